@@ -1,7 +1,5 @@
 """Baselines on texts with known results."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The benchmark of a real checkpoint: finished measurements are kept, and its page reports them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Each script of examples/ runs on small files, and is short."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Old names are rejected in one line that gives the new name; files that an earlier version wrote are read."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

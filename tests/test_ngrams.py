@@ -1,7 +1,5 @@
 """The n-gram model of the benchmark of bytes: its probabilities sum to one, and are those of the formula."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

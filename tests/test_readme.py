@@ -1,7 +1,5 @@
 """The README's commands and its Python are run, on a small world and with small budgets."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

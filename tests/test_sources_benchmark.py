@@ -1,7 +1,5 @@
 """The benchmark of the sources' experiments: what it hands on to `homespun compare`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

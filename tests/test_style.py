@@ -1,7 +1,5 @@
 """Names and docstrings follow docs/glossary.md; packages are added to CHECKED as they are converted."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

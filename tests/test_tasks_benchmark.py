@@ -1,7 +1,5 @@
 """The benchmark of tasks: its page and its files."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from pathlib import Path

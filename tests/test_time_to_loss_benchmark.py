@@ -1,7 +1,5 @@
 """The benchmark of time to a loss: ours and a peer on the same rows, resumed from finished trials."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The blocked path equals the dense reference, in values and gradients, under every pattern and every kind of mask."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Disentangled attention against its definition, one pair of tokens at a time."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The dense kernel against a softmax written out by hand, in float64, under every kind of mask."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

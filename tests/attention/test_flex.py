@@ -1,7 +1,5 @@
 """FlexAttention equals the dense reference under every pattern and every kind of mask; other devices do without it."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator

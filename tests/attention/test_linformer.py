@@ -1,7 +1,5 @@
 """Linformer against its peer, against exact attention, and against itself in the other order of products."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

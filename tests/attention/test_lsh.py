@@ -1,7 +1,5 @@
 """LSH and local attention against `transformers`' Reformer and tables by hand; their invariants."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

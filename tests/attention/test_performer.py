@@ -1,7 +1,5 @@
 """Performer against its peer, against exact attention, and against float64 on a long text."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Attention with T5's relative bias: its buckets, its two ways against plain autograd, its cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

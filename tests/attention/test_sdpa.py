@@ -1,7 +1,5 @@
 """Plain products of half precision on a CPU equal SDPA and are used where `sdpa` selects them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

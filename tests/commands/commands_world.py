@@ -1,7 +1,5 @@
 """A small world made by the commands themselves: files, tokenizer, corpus, a pretrained run, a fine-tuned one."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

@@ -1,7 +1,5 @@
 """Continued pretraining from a checkpoint: heads, generators, new tokens, length, attention, depth, resume."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

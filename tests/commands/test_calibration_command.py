@@ -1,7 +1,5 @@
 """Thresholds, temperature, leakage and worst errors, through the commands."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging

@@ -1,7 +1,5 @@
 """The contract of the command line: every command on a small world, and messages for user errors."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """`homespun convert`: round trips, checks, refusals; no half-written or overwritten folder."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`homespun convert` of released folders that have a vocabulary of SentencePiece and no tokenizer.json."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`homespun distill`: pretraining and fine-tuning with a teacher, from the command line to the report."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

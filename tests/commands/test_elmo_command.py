@@ -1,7 +1,5 @@
 """ELMo by the commands: pretraining, scalar mix, tagging, new words, plan, refusals."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 from pathlib import Path

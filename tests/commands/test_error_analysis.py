@@ -1,7 +1,5 @@
 """Leakage between training and test examples."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`homespun few-shot`: examples drawn from a file, accuracy against their number, and mistakes in one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

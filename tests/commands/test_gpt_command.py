@@ -1,7 +1,5 @@
 """A GPT from pretraining on: Adafactor with T5's schedule, fine-tuning with the language model's loss, a prompt."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

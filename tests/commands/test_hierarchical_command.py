@@ -1,7 +1,5 @@
 """Multi-document summarisation through the commands: only a hierarchical model reads all paragraphs."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Features of several layers, and the feature cache of a frozen encoder, through the commands."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

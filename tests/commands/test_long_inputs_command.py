@@ -1,7 +1,5 @@
 """Long inputs through the commands: set once in fine-tuning, used by every command."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging

@@ -1,7 +1,5 @@
 """A model with non-finite outputs ends in one line wherever metrics are computed."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

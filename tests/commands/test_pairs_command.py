@@ -1,7 +1,5 @@
 """Pairs, regression, ratings and sentence classification through the commands, with their errors."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

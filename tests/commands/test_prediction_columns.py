@@ -1,7 +1,5 @@
 """The columns of predictions: the same in every row."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Checks before a training starts."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

@@ -1,7 +1,5 @@
 """From raw files to a corpus, and resuming a stopped build."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

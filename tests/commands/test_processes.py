@@ -1,7 +1,5 @@
 """``train.processes``: commands in several processes."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Progress shown while a run trains."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from typing import cast

@@ -1,7 +1,5 @@
 """A resumed run needs the initial weights and settings of its start."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Extractive question answering through the commands: training, predictions, errors."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

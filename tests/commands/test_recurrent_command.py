@@ -1,7 +1,5 @@
 """Recurrent models by the same commands: pretrained, written with, fine-tuned, predicted with, aligned."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sequence-to-sequence pretraining by the commands: from a tokenizer to a folder that transformers writes with."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """First batch of a recipe, decoded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

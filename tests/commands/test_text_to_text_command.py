@@ -1,7 +1,5 @@
 """Fine-tuning models that write, through the commands: two stacks, one stack, several tasks, and what goes wrong."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import logging

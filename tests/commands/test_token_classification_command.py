@@ -1,7 +1,5 @@
 """Token classification through the commands: training, predictions, errors."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

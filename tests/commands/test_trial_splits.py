@@ -1,7 +1,5 @@
 """Splits depend on the split seed, not on the seed of the training."""
 
-from __future__ import annotations
-
 import json
 import typing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Word vectors through the commands: training, conversion, queries, maps, initial embeddings."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the tests of comparisons share: a recipe from a mapping, and a runner whose stages are not trainings."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The real runner in a process of its own, which is killed at a moment asked for."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A comparison by the commands: real trainings, killed and resumed."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

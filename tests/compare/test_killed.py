@@ -1,7 +1,5 @@
 """A comparison killed at any moment and resumed equals an uninterrupted one, except for times."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """The benchmark of what comparing costs: what it makes of the files, and that its comparison is one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every comparison that is shipped or measured: its stages are recipes; what they train from nothing can be built."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

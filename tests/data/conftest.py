@@ -1,7 +1,5 @@
 """A tokenizer of made-up texts, and corpora."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Documents of made-up English."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from homespun.text.sources import Document

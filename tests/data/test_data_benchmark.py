@@ -1,7 +1,5 @@
 """The benchmark of corpus building, run as its user does."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

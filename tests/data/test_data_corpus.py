@@ -1,7 +1,5 @@
 """The token store: what goes in comes out, however long it took and however often it was killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

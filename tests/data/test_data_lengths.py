@@ -1,7 +1,5 @@
 """Length statistics against what is counted by hand."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

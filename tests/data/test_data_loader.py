@@ -1,7 +1,5 @@
 """The loader: any step at any time, on any number of workers, processes and micro-batches, is the same step."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

@@ -1,7 +1,5 @@
 """Orders without a table."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Rows: no token lost, no documents joined, lengths known beforehand."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Labelled texts: reading, names, rows, and what users get wrong."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Texts longer than the model: pieces, rows, batches, refusals."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Near-duplicates of training texts in the test set."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

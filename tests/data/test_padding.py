@@ -1,7 +1,5 @@
 """Rows side by side: what each part of a batch holds, and which parts are left out."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

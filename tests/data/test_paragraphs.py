@@ -1,7 +1,5 @@
 """Paragraph selection from several documents: ranking, order, length limit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

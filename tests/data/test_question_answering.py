@@ -1,7 +1,5 @@
 """Questions and their windows: where answers are, which windows hold them, what is done about wrong offsets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows of one document each: nothing lost, whole sentences wherever they fit, their ends where they are."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Source-target pairs: records, rows, mixed data sets."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

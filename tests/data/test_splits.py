@@ -1,7 +1,5 @@
 """Splits and folds: every row once, the classes in proportion, and what cannot be split."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

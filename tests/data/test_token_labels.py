@@ -1,7 +1,5 @@
 """Words and their pieces: label alignment and windows of long sentences."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

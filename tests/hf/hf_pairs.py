@@ -1,7 +1,5 @@
 """One model on both sides, ours and that of transformers, and what must be the same of the two."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small random models of transformers, with sizes that differ from one another, and tokenizers made on the spot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Encoders that are causal: what of them is refused, written, and gone on with. Their parity is in test_hf_parity."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

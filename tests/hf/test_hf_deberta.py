@@ -1,7 +1,5 @@
 """DeBERTa's checkpoints as they were released, and what their configs may not say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The tables themselves: read in both directions, every rule is needed, none covers another's tensors."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

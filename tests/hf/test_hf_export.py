@@ -1,7 +1,5 @@
 """Exporting our own models: every head and shape that has a place, what has none, the tokenizer, the folder itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

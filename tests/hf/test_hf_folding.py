@@ -1,7 +1,5 @@
 """Folded embeddings: the same logits from one matrix in place of two, here and in transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Folders that may come from anyone: names that fall together, odd tensors, sizes without bounds; one line each."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

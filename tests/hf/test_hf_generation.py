@@ -6,8 +6,6 @@ follows the end of a text is not compared: it is padding here, and with beams th
 token is 0.
 """
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

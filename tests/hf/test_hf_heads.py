@@ -1,7 +1,5 @@
 """`dropped_head_warning` agrees with the exported class."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

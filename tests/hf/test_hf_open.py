@@ -1,7 +1,5 @@
 """Opening models: the places they lie in, the forms of their weights, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

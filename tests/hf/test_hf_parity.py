@@ -1,7 +1,5 @@
 """Parity with transformers: the same logits and gradients from their files here, and from our files there."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@
 does not depend on them is compared with transformers as it is: the main stream, and its token by token.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

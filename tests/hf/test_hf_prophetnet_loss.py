@@ -1,7 +1,5 @@
 """The loss of a decoder's streams is that of transformers, on the same batch, where its biases are put in order."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

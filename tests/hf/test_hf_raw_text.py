@@ -1,7 +1,5 @@
 """Raw text through transformers' own tokenizer gives what it gives here: the tokens around a text are the same."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reformers as transformers makes them by itself, and what is the same there only without rounding."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that tell a number, and those of cumulative logits, are the same in `transformers`; and the way back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Families with rotary positions: what is refused, noted and written. Their parity is in test_hf_parity."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

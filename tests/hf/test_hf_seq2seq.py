@@ -1,7 +1,5 @@
 """Parity with transformers of the families with a decoder: padding on both sides, short sources and long ones."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parity with transformers' T5: the bare model, both versions with their heads, the encoder alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers are scored by their likelihood after a prompt: as one full pass over each would, alone or in a batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ONNX files: run by onnxruntime at lengths that they were not made with, with padding; what cannot be written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

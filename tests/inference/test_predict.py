@@ -1,7 +1,5 @@
 """Prediction: in order, in bounded memory, independent of the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

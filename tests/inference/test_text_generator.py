@@ -1,7 +1,5 @@
 """Prompts in, plain text out: whole, streamed, in batches, up to a stop string; and the verbs around it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

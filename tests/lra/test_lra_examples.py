@@ -1,7 +1,5 @@
 """Parts of a folder by name, classes as folders, images as texts; errors of files in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

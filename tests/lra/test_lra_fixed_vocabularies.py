@@ -1,7 +1,5 @@
 """Tokenizers that are not learnt: every byte, character or word has its own token, and comes back from a folder."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """ListOps against an evaluator of its own, and against the rules of the Long Range Arena's generator."""
 
-from __future__ import annotations
-
 import gzip
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Two towers: documents do not see each other, padding does not leak, micro-batches add up."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Long Range Arena on tiny data: every task, resuming, errors."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

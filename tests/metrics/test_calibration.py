@@ -1,7 +1,5 @@
 """Temperature and expected calibration error."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

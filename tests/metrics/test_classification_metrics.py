@@ -1,7 +1,5 @@
 """Metrics against values worked out by hand and against scikit-learn's."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

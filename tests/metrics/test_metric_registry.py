@@ -1,7 +1,5 @@
 """Metrics that may choose a checkpoint, their direction, refusals before training."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, get_args
 

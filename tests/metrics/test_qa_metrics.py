@@ -1,7 +1,5 @@
 """Exact match and F1 of answers, by hand and as SQuAD's script has them."""
 
-from __future__ import annotations
-
 import pytest
 
 from homespun.metrics.qa import answer_scores, mean_answers, normalise_answer

@@ -1,7 +1,5 @@
 """Metrics of numbers and ratings against scipy's, scikit-learn's, and values worked out by hand."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

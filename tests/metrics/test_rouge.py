@@ -1,7 +1,5 @@
 """ROUGE by hand, several references, the message without the package."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

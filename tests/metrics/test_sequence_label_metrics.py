@@ -1,7 +1,5 @@
 """Entities and words, by hand."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Thresholds of labels, and their cross-validated score."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recurrent stacks in small: plain ones, and such as read in two directions that stay apart (ELMo's)."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

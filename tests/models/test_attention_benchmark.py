@@ -1,7 +1,5 @@
 """The benchmark of attentions, run as its user does, at tiny sizes."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Sizes of attentions against the longest input: clamped or refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Sizes of families, by name and as ``auto``."""
 
-from __future__ import annotations
-
 import pytest
 
 from homespun.commands.recipe import PretrainRecipe, as_recipe, load_recipe

@@ -1,7 +1,5 @@
 """The model folder: an exact round trip, and damaged folders are refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Heads over texts read in chunks: invariants, and a signal at the end of long texts."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """Invariants of independent directions, character embeddings and adaptive softmax."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Invariants of an encoder with a decoder, and of causal stacks with a cache."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Cached features of a frozen encoder equal computed ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

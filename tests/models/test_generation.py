@@ -1,7 +1,5 @@
 """Invariants of generation: cached = full, batch = single, one beam = greedy, best beam, no repeats."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """GPT-3's dense and locally banded layers in turn are what explicit tables of who sees whom make of them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """The hierarchical transformer: what paragraphs have to say to each other, and nothing else, passes between them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

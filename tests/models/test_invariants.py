@@ -4,8 +4,6 @@ The parts are crossed in pairs, not all with all: every attention with post-norm
 every kind where layers are computed again), every kind of positions and every setting with full attention.
 """
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """Heads on the vectors of the last layers: the same as `transformers` gives, trained, stored and loaded again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The enhanced mask decoder: absolute positions enter only where masked tokens are predicted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Configs of models: presets are the published sizes, mistakes are one clear line, building initialises as BERT."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The first layer's heads look at neighbouring tokens from the start."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

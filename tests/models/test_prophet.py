@@ -1,7 +1,5 @@
 """A decoder with n-gram streams: what each stream attends to, and the invariants of every model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Invariants of a backbone for recurrent stacks and recurrent decoders, with and without additive attention."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

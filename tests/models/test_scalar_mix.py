@@ -1,7 +1,5 @@
 """Heads on a scalar mix of all layers: the sum, gradients, saved files, summary."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

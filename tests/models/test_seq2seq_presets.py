@@ -1,7 +1,5 @@
 """Presets of encoders with a decoder are the released models: their numbers of parameters, their classes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

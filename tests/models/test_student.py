@@ -1,7 +1,5 @@
 """A student is its teacher's layers, to the bit, without segments."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

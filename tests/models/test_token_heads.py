@@ -1,7 +1,5 @@
 """Invariants of the token heads, for every member of the union."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """The Transformer of 2017 against `torch.nn.Transformer`, with the same weights: values and gradients, with padding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Weight transfer: equal bits where nothing changes, repeated positions, copied projections."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Dropout: the share, the scale, the gradient, and what is drawn."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

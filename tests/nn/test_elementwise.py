@@ -1,7 +1,5 @@
 """RMS norm and squared ReLU equal PyTorch's, with their gradients, in any layout."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

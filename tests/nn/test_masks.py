@@ -1,7 +1,5 @@
 """Masks: each part of a mask is what it says, parts are joined by *and*, and the table is built once."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

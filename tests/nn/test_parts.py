@@ -1,7 +1,5 @@
 """Attention, residual wiring and feed-forward against PyTorch's own and the formulas."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Positions against the formulas and the peer."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Reversible layers against plain autograd on the same layers: values, gradients, random state, memory."""
 
-from __future__ import annotations
-
 import multiprocessing
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Rotary positions, query-key norms and grouped heads against the formula and the peer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Soft targets: the released formula, its gradient, and no table of logits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

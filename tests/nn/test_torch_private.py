@@ -1,7 +1,5 @@
 """Each private name of PyTorch exists and does what its module says; no other module uses one."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The vocabulary projection in chunks: its loss, gradients and samples are those of the whole table of logits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

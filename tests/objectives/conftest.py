@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from tiny_language import tiny_tokenizer
 

@@ -1,7 +1,5 @@
 """SiFT: the perturbation, its term in the loss, and every kind of task."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

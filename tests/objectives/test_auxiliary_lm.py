@@ -1,7 +1,5 @@
 """GPT's fine-tuning: the loss of the task and a share of the language model's, of one pass (Radford et al. 2018)."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Causal language modelling: every label is the next token of the same document."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

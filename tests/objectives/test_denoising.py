@@ -1,7 +1,5 @@
 """BART's and T5's batches: what is read and written, by hand; what they refuse; which lengths they make."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A teacher: DistilBERT's loss as its script has it, logits kept on disk, and teachers that do not fit."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """ELECTRA: what is shared, what is sampled, who is taught by which loss."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Independent forward and backward language models: labels, leakage, refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

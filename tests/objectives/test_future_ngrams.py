@@ -1,7 +1,5 @@
 """Fragments are masked and generated; each stream attends to its own past; the loss is the paper's."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

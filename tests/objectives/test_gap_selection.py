@@ -1,7 +1,5 @@
 """Principal sentences against ROUGE as the rouge-score package counts it, and against choosing by counting anew."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

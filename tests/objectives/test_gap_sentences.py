@@ -1,7 +1,5 @@
 """Gap sentence generation: the target is the removed text, for every selection."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Corruption: how many, which, with what; and nothing but what the generator says."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Masked language modelling: what is masked with what, when it repeats, and the sparse head."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Invariants of a pretraining objective, for every member of the union."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import pickle

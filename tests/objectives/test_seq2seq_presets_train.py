@@ -1,7 +1,5 @@
 """Every family of encoders with a decoder learns the language's words under each objective that its recipes name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Truncated BPTT: rows that continue each other, and a language model that carries its state."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """BART's and T5's noises: cases by hand, texts restored from what is left of them, rates over many draws."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The unigram baseline is optimal for text of independent tokens."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A language of 24 words, each of which mostly says which comes next, and models small enough to learn it at once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial

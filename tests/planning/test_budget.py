@@ -1,7 +1,5 @@
 """How far a budget reaches, and the size that suits it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

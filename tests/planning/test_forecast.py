@@ -1,7 +1,5 @@
 """Forecasts from measured curves."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A synthetic folder of a comparison, with the files and fields of docs/design.md: no two numbers in it are alike."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

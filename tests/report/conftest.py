@@ -1,7 +1,5 @@
 """Synthetic run directories, with the files and fields of docs/design.md."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping

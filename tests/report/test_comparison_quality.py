@@ -1,7 +1,5 @@
 """Comparisons use the shown metric and name its test set."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

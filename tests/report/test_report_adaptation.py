@@ -1,7 +1,5 @@
 """What an adapted run began with, as tables: each number once, and written as what it is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

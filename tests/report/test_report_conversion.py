@@ -1,7 +1,5 @@
 """The tables of a conversion: many tensors in few rows, and none lost."""
 
-from __future__ import annotations
-
 from homespun.report.conversion import conversion_tables
 
 

@@ -1,7 +1,5 @@
 """Fine-tuning: the loss is PyTorch's, any split into micro-batches weighs the same, and a frozen encoder stays."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any, get_args
 

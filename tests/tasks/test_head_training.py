@@ -1,7 +1,5 @@
 """A head that would be given the same vector of every text is refused, and no other."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, get_args
 

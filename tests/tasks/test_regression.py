@@ -1,7 +1,5 @@
 """Numbers and ratings: the layers that learn them, by hand; and that the stored head says the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sentences in their documents: the rows, what stands for a sentence, and the loss."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Text to text: what is learned of a row, by two stacks and by one, against plain arithmetic."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tags and answers as objectives: their losses by hand, padding, frozen encoders, and the spans that are best."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

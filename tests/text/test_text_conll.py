@@ -1,7 +1,5 @@
 """CoNLL files: a sentence a record."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

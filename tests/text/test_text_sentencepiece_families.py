@@ -1,7 +1,5 @@
 """Released families number and frame the pieces as their own programs did."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

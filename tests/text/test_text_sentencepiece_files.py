@@ -1,7 +1,5 @@
 """Files of SentencePiece give the ids that SentencePiece itself gives, and damaged ones are one line."""
 
-from __future__ import annotations
-
 import io
 import math
 import random

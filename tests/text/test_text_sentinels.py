@@ -1,7 +1,5 @@
 """Sentinels: behind the ids that are there, counted down, never in a text, known to transformers as special."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """New words: old ids stay, other words are cut as before, texts come back, the most pieces are saved."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

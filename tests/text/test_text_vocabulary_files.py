@@ -1,7 +1,5 @@
 """Vocabularies of before tokenizer.json, read as transformers reads them, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Words from token ids against words from the text."""
 
-from __future__ import annotations
-
 import pickle
 import re
 

@@ -1,7 +1,5 @@
 """What the tests of `homespun.training.processes` run in other processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

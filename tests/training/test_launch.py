@@ -1,7 +1,5 @@
 """Several processes from one: what they are, how they fail, and that none is left over."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

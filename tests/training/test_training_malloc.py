@@ -1,7 +1,5 @@
 """Freed memory, measured in a new process."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

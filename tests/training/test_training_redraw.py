@@ -1,7 +1,5 @@
 """Random features that are drawn again in training: by the number of the step, so that resuming is exact."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

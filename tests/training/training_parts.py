@@ -1,7 +1,5 @@
 """Small stand-ins for the tests of training: an objective of two terms over a tiny encoder, and rows of any length."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run in a process of its own, to be killed, interrupted, or shared with another: FOLDER STEPS [DROPOUT]."""
 
-from __future__ import annotations
-
 import atexit
 import sys
 import time

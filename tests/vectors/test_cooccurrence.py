@@ -1,7 +1,5 @@
 """Counting pairs against counting them one by one, whatever memory there is."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """GloVe: its steps against the formula differentiated, its vectors against what is known of the text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Embeddings from co-occurrences: tokens of like contexts have like vectors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Files of word vectors: what was written is read, by gensim too, and what is damaged is one line."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Nearest neighbours, analogies and evaluation lists, by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Texts of which is known what is near what, and corpora of them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path
