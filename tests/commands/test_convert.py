@@ -24,7 +24,7 @@ from homespun.hf.export import export_huggingface, export_run
 from homespun.hf.open import open_any, open_model
 from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig
-from homespun.report.conversion import by_layers
+from homespun.report.transfer import by_layers
 
 TOKENIZER = bert_tokenizer()
 SEQ2SEQ = {

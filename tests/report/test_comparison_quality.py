@@ -17,10 +17,10 @@ from comparison_folder import BERT, SMALL, WIDE, make_comparison, write_trial
 
 from homespun.report import comparison_summary as summary
 from homespun.report import comparison_tables as tables
-from homespun.report.comparison_document import Report
+from homespun.report.comparison import Report
 from homespun.report.comparison_quality import evaluate
 from homespun.report.comparison_records import Comparison, comparable_variants, read_comparison
-from homespun.report.predictions import scores
+from homespun.report.records import scores
 
 Line = dict[str, Any]
 Training = tuple[float, Sequence[Line]]  # the measure of a training, and the lines of its predictions

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from homespun.report.adaptation import adaptation
 from homespun.report.records import read_run
+from homespun.report.transfer import adaptation
 from homespun.results import RunResult
 
 ONE = {"mlm": 6.5, "mlm_accuracy": 0.031}

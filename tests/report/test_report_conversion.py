@@ -1,6 +1,6 @@
 """The tables of a conversion: many tensors in few rows, and none lost."""
 
-from homespun.report.conversion import conversion_tables
+from homespun.report.transfer import conversion_tables
 
 
 def test_layers_weights_and_biases_share_a_row() -> None:

@@ -11,9 +11,18 @@ import numpy as np
 import pytest
 
 from homespun.errors import UserError
-from homespun.report.confusion import confusion, mistakes
-from homespun.report.document import Chapter, Details, Document, Gallery, TableBlock
-from homespun.report.markdown import csv_text, escape, markdown, markdown_table
+from homespun.report.document import (
+    Chapter,
+    Details,
+    Document,
+    Gallery,
+    TableBlock,
+    csv_text,
+    escape,
+    markdown,
+    markdown_table,
+)
+from homespun.report.error_analysis import confusion, mistakes
 from homespun.report.page import Section, write_report
 from homespun.report.plots import (
     BY_STEP,

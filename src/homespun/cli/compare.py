@@ -114,8 +114,8 @@ def baselines(
 def _baselines_table(result: Mapping[str, Any]) -> Table:
     """Metrics of each baseline; over folds means and deviations."""
     from homespun.report import formats
+    from homespun.report.formats import baseline_title, metric_title
     from homespun.report.table import Column, Table
-    from homespun.report.titles import baseline_title, metric_title
 
     lines: dict[str, dict[str, Any]] = result["baselines"]
     floats = (name for line in lines.values() for name, value in line.items() if isinstance(value, float))

@@ -36,7 +36,7 @@ def convert(
         print_result(result, as_json)
         return
     from homespun.report.console import print_tables
-    from homespun.report.conversion import conversion_tables
+    from homespun.report.transfer import conversion_tables
 
     print_tables(*conversion_tables(result))
     for note in result["notes"]:

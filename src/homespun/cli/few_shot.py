@@ -51,7 +51,7 @@ def few_shot(
     from homespun.commands.few_shot import few_shot as job
     from homespun.config import validate
     from homespun.report.console import Display, print_tables
-    from homespun.report.in_context import in_context_table
+    from homespun.report.learning_curve import in_context_table
 
     pairs = [given.partition("=") for given in answers or ()]
     if wrong := [given for given, (name, equals, _) in zip(answers or (), pairs, strict=True) if not (name and equals)]:

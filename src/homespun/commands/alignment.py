@@ -17,7 +17,7 @@ from homespun.io.atomic import write_bytes
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.bundle import ModelBundle
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.report.alignment import draw_alignment
+from homespun.report.attention import draw_alignment
 from homespun.text.tokenizer import Tokenizer
 
 _MOST = 64  # tokens that a model writes where no target is given

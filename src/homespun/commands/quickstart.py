@@ -21,8 +21,7 @@ from homespun.errors import UserError
 from homespun.io.atomic import write_text
 from homespun.report import formats
 from homespun.report.console import Display
-from homespun.report.document import Section
-from homespun.report.page import write_report
+from homespun.report.page import Section, write_report
 from homespun.text.clean import sentence_spans
 from homespun.text.pydocs import python_documentation
 from homespun.text.sources import Document

@@ -18,9 +18,8 @@ from homespun.comparison_results import SignificanceTest
 from homespun.errors import UserError
 from homespun.report import significance
 from homespun.report.comparison_records import Comparison, Variant
-from homespun.report.predictions import read_scores
-from homespun.report.records import RunRecord, constant_output
-from homespun.report.titles import FURTHER_METRICS, MAIN_METRICS, baseline_title, metric_title
+from homespun.report.formats import FURTHER_METRICS, MAIN_METRICS, baseline_title, metric_title
+from homespun.report.records import RunRecord, constant_output, read_scores
 from homespun.results import RunResult, mean_and_deviation
 
 

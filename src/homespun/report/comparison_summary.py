@@ -9,11 +9,9 @@ from homespun.comparison_results import SignificanceTest
 from homespun.report import formats, significance
 from homespun.report.comparison_quality import Candidate, TaskComparison
 from homespun.report.comparison_records import STATES, Comparison, Variant, comparable_variants
-from homespun.report.formats import number
+from homespun.report.formats import FURTHER_METRICS, metric_title, number
 from homespun.report.records import as_tree
-from homespun.report.sentences import paragraph
-from homespun.report.summary import compare_with_unigram_baseline
-from homespun.report.titles import FURTHER_METRICS, metric_title
+from homespun.report.summary import compare_with_unigram_baseline, paragraph
 from homespun.results import mean_and_deviation
 
 _FEW = 500  # test examples, below which only large differences are significant

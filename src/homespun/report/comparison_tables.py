@@ -8,15 +8,13 @@ from statistics import fmean
 
 from homespun.comparison_results import Crossover
 from homespun.report import formats
-from homespun.report.comparison_plots import Ablation
+from homespun.report.comparison_plots import Ablation, ByLength
 from homespun.report.comparison_quality import Candidate, TaskComparison
 from homespun.report.comparison_records import Comparison, TrialRecord, Variant
-from homespun.report.crossovers import ByLength
-from homespun.report.formats import number
+from homespun.report.formats import FURTHER_METRICS, metric_title, number
 from homespun.report.records import RunRecord, Tree, architecture, final_losses, flatten
 from homespun.report.table import Column, Row, Table, Writer, numbers, slug, spreads, texts
 from homespun.report.tables import difference_table, different_rows, resource_table
-from homespun.report.titles import FURTHER_METRICS, metric_title
 from homespun.results import mean_and_deviation
 
 _PATH_KEYS = {"out", "path", "start_from", "name"}  # where a trial is stored is no setting

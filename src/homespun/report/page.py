@@ -1,20 +1,43 @@
-"""Reports as files: one self-contained HTML page, tables, figures."""
+"""The report of one or several runs."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from homespun.errors import UserError
-from homespun.io.atomic import write_bytes, write_text
-from homespun.report.document import Document, Section, compose
-from homespun.report.markdown import csv_text, markdown
-from homespun.report.plots import Plot
-from homespun.report.records import read_runs
-from homespun.report.sentences import environment
+from pydantic import JsonValue
 
-__all__ = ["Section", "html", "write_report"]
+from homespun.report import error_analysis, plots, summary, tables
+from homespun.report.document import (
+    Chapter,
+    Code,
+    Content,
+    Details,
+    Document,
+    Gallery,
+    Heatmap,
+    Notice,
+    Paragraph,
+    TableBlock,
+    write_document,
+)
+from homespun.report.error_analysis import Confusion, confusion, mistakes
+from homespun.report.learning_curve import curve_plot, curve_table
+from homespun.report.plots import BY_STEP, BY_TIME, Line, Plot
+from homespun.report.records import RunRecord, comparable, config_text, read_runs
+from homespun.report.table import Table, slug
+from homespun.report.transfer import adaptation, distillation, layers_read
+
+
+@dataclass(frozen=True)
+class Section:
+    """Content from the caller: heading, text, tables, commands that were run."""
+
+    title: str
+    text: str = ""
+    commands: Sequence[str] = ()
+    tables: Sequence[Table] = ()
 
 
 def write_report(runs: Sequence[Path], out: Path, *, title: str, sections: Sequence[Section] = ()) -> Path:
@@ -35,33 +58,183 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str, sections: Seque
     return write_document(compose(read_runs(runs), title=title, sections=sections), Path(out))
 
 
-def write_document(document: Document, out: Path) -> Path:
-    """Write a report into the folder ``out``: tables and figures, ``report.md``, and last ``index.html``, which is
-    returned.
+def compose(records: Sequence[RunRecord], *, title: str, sections: Sequence[Section]) -> Document:
+    """The report of one or several runs; chapters without content are left out."""
+    lead: list[Content] = [*map(Paragraph, summary.summary(records)), *map(Notice, summary.warnings(records))]
+    lead += map(Notice, summary.leakage(records))
+    chapters = [
+        Chapter("Results", tabular(*tables.results(records))),
+        Chapter("Learning curve", _learning_curves(records)),
+        Chapter("Classes", _classes(records)),
+        Chapter("Top errors", _of_each(records, error_analysis.top_errors_table, "most-wrong")),
+        Chapter("Resources and losses", tabular(tables.resources(records), *tables.losses(records))),
+        Chapter("Teacher and student", _numbered(records, distillation)),
+        Chapter("Adaptation", _numbered(records, adaptation)),
+        Chapter("Layer weights", tabular(layers_read(records))),
+        Chapter("Curves", _curves(records)),
+        Chapter("Calibration", _calibration(records)),
+        Chapter("Overlap of test and training set", _of_each(records, error_analysis.overlap_table, "overlap")),
+        Chapter("Lengths", length_contents({record.name: record for record in records})),
+        Chapter("Exports", _exports(records)),
+        Chapter("Configuration", _configuration(records, sections)),
+    ]
+    return Document(title, lead, [chapter for chapter in chapters if chapter.contents])
 
-    Raises:
-        UserError: ``out`` is a file, or under one.
+
+def tabular(*found: Table | None) -> list[Content]:
+    """The tables that exist, as contents."""
+    return [TableBlock(table) for table in found if table is not None]
+
+
+def confusion_contents(found: Confusion, end: str, title: str, mistakes_title: str) -> list[Content]:
+    """Heatmap of a confusion matrix, or its counts folded if it has many classes; most frequent mistakes."""
+    counts = found.table(f"confusion{end}")
+    wrong = tabular(mistakes(found, f"mistakes{end}", mistakes_title))
+    if found.readable:
+        return [Heatmap(title, counts, found), *wrong]
+    return [*wrong, Details(title, [TableBlock(counts)])]
+
+
+def length_contents(records: Mapping[str, RunRecord], stage: str = "", end: str = "") -> list[Content]:
+    """Histograms and statistics of lengths; records with equal lengths share them.
+
+    Args:
+        records: by the name to show.
+        stage: title of a stage of a comparison.
+        end: of file names.
     """
-    try:
-        for folder in (out, out / "tables", out / "plots"):
-            folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(f"cannot write a report to {out}: a file is in the way; name a folder") from error
-    for table in document.tables():
-        write_text(out / "tables" / f"{table.name}.csv", csv_text(table))
-    for plot in document.plots():
-        write_bytes(out / "plots" / f"{plot.name}.svg", plot.svg)
-        write_bytes(out / "plots" / f"{plot.name}.png", plot.png)
-    write_text(out / "report.md", markdown(document))
-    page = out / "index.html"
-    write_text(page, html(document))
-    return page
+    given: list[tuple[RunRecord, list[str]]] = []
+    for name, record in records.items():
+        same = next((names for other, names in given if other.result.lengths == record.result.lengths), None)
+        if same is not None:
+            same.append(name)
+        elif record.result.lengths:
+            given.append((record, [name]))
+    contents: list[Content] = []
+    for i, (record, names) in enumerate(given, start=1):
+        file = f"lengths{end}" if len(given) == 1 else f"lengths{end}-{i}"
+        title = ": ".join(part for part in (stage, ", ".join(names) if len(given) > 1 else "") if part)
+        drawn = _histograms(record, file, title)
+        note = "Tokens a text, by class; the axis is in powers of two, each strip to its own height."
+        contents += [Gallery(title or "By class", drawn, note)] if drawn else []
+        contents += tabular(tables.lengths(record, file, f"Lengths in tokens{title and f', {title}'}"))
+    return contents
 
 
-def html(document: Document) -> str:
-    """The document as one HTML page without other files, network or scripts."""
-    return environment().get_template("report.html.j2").render(document=document, data_uri=_data_uri)
+def _histograms(record: RunRecord, file: str, title: str) -> list[Plot]:
+    splits: dict[str, list[dict[str, JsonValue]]] = {}
+    for row in record.result.lengths:
+        splits.setdefault(str(row.get("split")), []).append(row)
+    drawn = []
+    for split, rows in splits.items():
+        of_classes = [row for row in rows if row.get("class") is not None] or rows
+        caption = ", ".join(part for part in ("Lengths", title, split) if part)
+        drawn.append(plots.length_histogram(of_classes, f"{file}-{slug(split)}", caption))
+    return [plot for plot in drawn if plot is not None]
 
 
-def _data_uri(plot: Plot) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(plot.svg).decode()}"
+def _ends(records: Sequence[RunRecord]) -> list[tuple[RunRecord, str]]:
+    """Each run with the end of its file names: a number if there are several runs."""
+    return [(record, "" if len(records) == 1 else f"-{i}") for i, record in enumerate(records, start=1)]
+
+
+def _numbered(records: Sequence[RunRecord], make: Callable[[RunRecord, str], list[Table]]) -> list[Content]:
+    """Tables of all runs that have any; the file names are numbered if there are several such runs."""
+    present = [record for record in records if make(record, "")]
+    return tabular(*(table for record, end in _ends(present) for table in make(record, end)))
+
+
+def _folded(found: Sequence[tuple[RunRecord, list[Content]]]) -> list[Content]:
+    """The contents of the first run that has any; those of the others folded."""
+    present = [(record.name, contents) for record, contents in found if contents]
+    return [*(present[0][1] if present else []), *(Details(*folded) for folded in present[1:])]
+
+
+def _learning_curves(records: Sequence[RunRecord]) -> list[Content]:
+    contents: list[Content] = []
+    for record, end in _ends(records):
+        contents += tabular(curve_table(record, f"examples{end}"))
+        if (plot := curve_plot(record, f"examples{end}")) is not None:
+            note = "Bars: standard deviation over trainings. Dashed: baselines with as many examples."
+            contents.append(Gallery(record.name, [plot], note))
+    return contents
+
+
+def _curves(records: Sequence[RunRecord]) -> list[Content]:
+    """A gallery for each group of runs with the same terms of the loss."""
+    groups = comparable(records)
+    styles = plots.assign_styles([record.name for record in records])
+    contents: list[Content] = []
+    for number, group in enumerate(groups, start=1):
+        prefix = "" if len(groups) == 1 else f"{number}-"
+        title = ", ".join(f"{r.name} ({r.trial})" if r.trial else r.name for r in group)
+        note = "Thin line: training, mean over 4 % of the run. Line with dots: validation."
+        lines = [Line(record.name, styles[record.name], [record]) for record in group]
+        drawn = plots.loss_plots(lines, (BY_STEP, BY_TIME), prefix)
+        rate = plots.learning_rate_plot(lines, f"{prefix}learning-rate")
+        contents += [Gallery(title, [*drawn, *([rate] if rate else [])], note)] if drawn or rate else []
+    return contents
+
+
+def _classes(records: Sequence[RunRecord]) -> list[Content]:
+    """Confusion matrix, mistakes and metrics of each class, of the best run first."""
+    tested = [record for record in records if record.tests() and record.tests()[0].per_class]
+    found: list[tuple[RunRecord, list[Content]]] = []
+    for record, end in _ends(sorted(tested, key=lambda record: -(tables.accuracy(record) or 0.0))):
+        matrix = confusion(record.tests()[0])
+        own: list[Content] = []
+        if len(record.tests()) > 1:
+            own.append(Paragraph(f"First of {len(record.tests())} trainings of {record.name}."))
+        elif len(tested) > 1:
+            own.append(Paragraph(f"Of {record.name}."))
+        own += confusion_contents(matrix, end, "Confusion matrix", "Most frequent mistakes") if matrix else []
+        found.append((record, [*own, *tabular(tables.per_class(record, f"per-class{end}"))]))
+    return _folded(found)
+
+
+def _of_each(records: Sequence[RunRecord], make: Callable[[RunRecord, str], Table | None], name: str) -> list[Content]:
+    return _folded([(record, tabular(make(record, f"{name}{end}"))) for record, end in _ends(records)])
+
+
+def _calibration(records: Sequence[RunRecord]) -> list[Content]:
+    """Calibration and thresholds of each classifier."""
+    contents: list[tuple[RunRecord, list[Content]]] = []
+    for record, end in _ends(records):
+        found = tabular(
+            error_analysis.calibration_table(record, f"calibration{end}"),
+            error_analysis.thresholds_table(record, f"thresholds{end}"),
+        )
+        if (plot := error_analysis.reliability_plot(record, f"reliability{end}")) is not None:
+            found.append(Gallery(record.name, [plot], "Larger points: more answers. Both on the test examples."))
+        contents.append((record, found))
+    return _folded(contents)
+
+
+def _exports(records: Sequence[RunRecord]) -> list[Content]:
+    """Exports to transformers, or why there is none."""
+    contents: list[Content] = []
+    for record in records:
+        export = record.result.export
+        if export is None:
+            continue
+        if export.folder:
+            sentences = [f"hf/ of {record.name} is a {export.architecture} of transformers", *export.notes]
+        else:
+            sentences = [f"{record.name}: {export.notes[0]}", *export.notes[1:]]
+        contents.append(Paragraph(". ".join(sentences) + "."))
+    return contents
+
+
+def _configuration(records: Sequence[RunRecord], sections: Sequence[Section]) -> list[Content]:
+    contents: list[Content] = []
+    for section in sections:
+        contents += [Paragraph(section.text, section.title)]
+        contents += tabular(*section.tables)
+        contents += [Code("\n".join(section.commands))] if section.commands else []
+    contents += tabular(*tables.differences(records))
+    contents += [
+        Details(f"config.yaml of {record.name}", [Code(config_text(record))]) for record in records if record.config
+    ]
+    environment = tables.environments(records)
+    contents += [Details(environment.title, [TableBlock(environment)])] if environment else []
+    return contents

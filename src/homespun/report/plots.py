@@ -16,8 +16,8 @@ import numpy as np
 from pydantic import JsonValue
 
 from homespun.report import formats
+from homespun.report.formats import term_title
 from homespun.report.records import RunRecord, Series, average, loss_terms
-from homespun.report.titles import term_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,21 +1,68 @@
-"""Lead of a report: results, whether they beat the baselines, leakage, what was trained."""
+"""Lead of a report: results, whether they beat the baselines, leakage, what was trained. Sentences are in templates."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from homespun.report import formats
-from homespun.report.predictions import read_scores
-from homespun.report.records import RunRecord, Tree, as_tree, constant_output, final_losses, pretraining_quantity
-from homespun.report.sentences import paragraph
+from homespun.report.formats import baseline_title, metric_title
+from homespun.report.records import (
+    RunRecord,
+    Tree,
+    as_tree,
+    constant_output,
+    final_losses,
+    pretraining_quantity,
+    read_scores,
+)
 from homespun.report.significance import bootstrap_interval, difference_interval, wilson_interval
-from homespun.report.titles import baseline_title, metric_title
 from homespun.results import Metrics, mean_over_trainings
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+_FILTERS = (
+    *("count", "duration", "integer", "interval", "listed", "loss", "loss_spread", "percent", "points", "share"),
+    *("share_spread", "spread", "text"),
+)
+
+
+@cache
+def environment() -> Environment:
+    """Templates of this package, which escape HTML in ``.html.j2`` files."""
+    import jinja2
+
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("homespun.report"),
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {name: getattr(formats, name) for name in _FILTERS}
+    found.filters["named"] = named
+    return found
+
+
+def named(pairs: Iterable[tuple[str, object]], write: str) -> str:
+    """Names with values: ``a (1.200), b (1.300) and c (1.400)``; ``write`` is a function of `formats`."""
+    return formats.listed([f"{name} ({getattr(formats, write)(value)})" for name, value in pairs])
+
+
+def paragraph(template: str, macro: str, **values: object) -> str:
+    """The output of a macro of a template as one line."""
+    module = environment().get_template(f"{template}.j2").module
+    return re.sub(r"[ \n]+", " ", str(getattr(module, macro)(**values))).strip()
+
 
 _MAX_RATIO = 0.97  # of the unigram baseline: the topic of a text alone gives less
 _MIN_RECALL = 0.01  # of the replaced tokens

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from homespun.report import formats
+from homespun.report.formats import baseline_title, metric_title, term_title
 from homespun.report.records import (
     RunRecord,
     Tree,
@@ -18,7 +19,6 @@ from homespun.report.records import (
 )
 from homespun.report.significance import wilson_interval
 from homespun.report.table import Column, Row, Table, numbers, spreads, texts
-from homespun.report.titles import baseline_title, metric_title, term_title
 from homespun.results import Metrics, mean_over_trainings
 
 _RESOURCES = {

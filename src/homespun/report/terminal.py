@@ -58,8 +58,8 @@ def print_run(path: str | Path) -> None:
 
 def print_metrics(metrics: Mapping[str, Any]) -> None:
     """Print the metrics of one evaluation: overall, by class, confusion matrix."""
-    from homespun.report.confusion import confusion
-    from homespun.report.titles import metric_title
+    from homespun.report.error_analysis import confusion
+    from homespun.report.formats import metric_title
     from homespun.results import Metrics
 
     rows: list[Row] = [(metric_title(k), f"{v:.4f}") for k, v in metrics.items() if isinstance(v, float)]
