@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from benchmarks.measure import ContestantProcess, measure_interleaved, training_allocator
 from homespun.batch import Batch, RowSeed
 from homespun.data.rows import Row
-from homespun.models.config import CausalLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.heads import CausalLMHeadConfig
 from homespun.objectives.clm import CausalLMObjective, ClmCollator
 from homespun.training.malloc import disable_malloc_trim
 from homespun.training.optim import adamw, parameter_groups

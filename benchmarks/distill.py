@@ -119,7 +119,7 @@ def _save_start(teacher: Path, folder: Path) -> Path:
     """The teacher's layers, before the student learned anything."""
     from homespun.hf.open import open_model
     from homespun.models.bundle import save_model
-    from homespun.models.student import build_student
+    from homespun.models.weight_transfer import build_student
 
     if not folder.is_dir():
         made, _ = build_student(open_model(teacher), layers=LAYERS)

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from homespun.batch import Batch
-from homespun.models.config import CausalLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.heads import CausalLMHeadConfig
 from homespun.models.recurrent import RecurrentConfig
 from homespun.nn.masks import Mask
 from homespun.nn.recurrent import CELLS, RecurrentLayer

@@ -10,8 +10,8 @@ from homespun.attention import blocked
 from homespun.attention.block_plan import make_plan
 from homespun.attention.blocked import Blocked, find_global_tokens, see_all
 from homespun.attention.full import DotProduct
-from homespun.attention.global_attention import GlobalAttention
 from homespun.attention.multi_head import split_heads
+from homespun.attention.sparse import GlobalAttention
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import Band, Blocks, Global, PermutedBlocks, RandomBlocks, Sparse, Window
 

@@ -21,7 +21,8 @@ from homespun.commands.recipe import PretrainRecipe, load_recipe
 from homespun.commands.workload import made_up_corpus
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
-from homespun.models.config import CausalLMHeadConfig, MaskedLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.heads import CausalLMHeadConfig, MaskedLMHeadConfig
 from homespun.planning.rates import Rates
 from homespun.training.config import TrainConfig
 

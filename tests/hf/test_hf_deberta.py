@@ -10,8 +10,7 @@ from hf_peers import bert_tokenizer, inputs, their_model
 from safetensors.torch import load_file, save_file
 
 from homespun.errors import UserError
-from homespun.hf.families.deberta import DEBERTA
-from homespun.hf.families.deberta_v2 import DEBERTA_V2
+from homespun.hf.families.deberta import DEBERTA, DEBERTA_V2
 from homespun.hf.open import open_huggingface
 from homespun.models.config import ModelConfig
 from homespun.models.presets import PRESETS

@@ -11,7 +11,7 @@ from homespun.commands.convert import convert
 from homespun.commands.recipe import pretrain_recipe
 from homespun.hf.export import export_huggingface
 from homespun.hf.folding import fold_config, fold_weights
-from homespun.hf.heads import dropped_head_warning
+from homespun.hf.match import dropped_head_warning
 from homespun.hf.open import open_huggingface
 from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig

@@ -8,7 +8,7 @@ import pytest
 from hf_peers import SIZES, bert_tokenizer
 
 from homespun.hf.export import export_huggingface
-from homespun.hf.heads import dropped_head_warning, exportable_heads
+from homespun.hf.match import dropped_head_warning, exportable_heads
 from homespun.models.config import ModelConfig
 
 GPT2 = {"causal": True, "residual": {"kind": "pre"}, "embedding_norm": False, "type_vocab_size": 0}

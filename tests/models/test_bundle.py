@@ -10,8 +10,9 @@ from torch import nn
 
 from homespun.errors import UserError
 from homespun.models.bundle import assign_weights, fingerprint, load_model, load_weights, save_model, weights_of
-from homespun.models.config import MaskedLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.heads import MaskedLMHeadConfig
 from homespun.text.tokenizer import Tokenizer
 
 

@@ -12,15 +12,13 @@ from torch import Tensor, nn
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.models.bundle import load_model, save_model
-from homespun.models.characters import BEGIN, END, NOTHING, SPECIAL, CharacterEmbeddings, fill_character_table
+from homespun.models.characters import BEGIN, END, NOTHING, SPECIAL, CharacterEmbeddings, Highway, fill_character_table
 from homespun.models.config import ModelConfig
 from homespun.models.elmo import AdaptiveSoftmax, BiLMHead, BiLMHeadConfig, cutoffs_for
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.weight_transfer import transfer_weights
-from homespun.nn.highway import Highway
-from homespun.nn.independent_directions import IndependentDirections
-from homespun.nn.recurrent import RecurrentLayer
+from homespun.nn.recurrent import IndependentDirections, RecurrentLayer
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_extension import AddedTokens
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from homespun.errors import UserError
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.bundle import weights_of
-from homespun.models.config import CausalLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.heads import CausalLMHeadConfig
 from homespun.nn.cache import Cache
 from homespun.nn.residual import SequentialStack
 

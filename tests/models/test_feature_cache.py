@@ -13,7 +13,7 @@ from homespun.data.labels import Labels
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.feature_cache import CachedEncoder, FeatureCache
-from homespun.models.model import last_layer
+from homespun.models.heads import last_layer
 from homespun.models.sequence_heads import MeanHeadConfig
 from homespun.tasks.classification import Classification, ClassificationLoss
 

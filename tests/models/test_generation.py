@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from homespun.errors import UserError
-from homespun.models.config import CausalLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
 from homespun.models.generation.settings import GenerationArguments, GenerationConfig
 from homespun.models.generation.write import generate, stream
+from homespun.models.heads import CausalLMHeadConfig
 from homespun.models.model import Model
 
 VOCAB, EOS, START, PAD = 43, 5, 3, 0

@@ -21,9 +21,8 @@ from homespun.errors import UserError
 from homespun.models.backbone import Encoder
 from homespun.models.config import ModelConfig, TokenHeadConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.positions import PositionsConfig
+from homespun.models.layer_parts import PositionsConfig, ResidualConfig, output_weights
 from homespun.models.presets import PRESETS
-from homespun.models.residual import ResidualConfig, output_weights
 from homespun.nn.masks import Mask
 from homespun.nn.residual import SequentialStack
 

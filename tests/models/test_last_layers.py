@@ -15,7 +15,7 @@ from homespun.models.bundle import load_model, save_model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.models.last_layers import ConcatLastLayers, LastLayersHeadConfig
+from homespun.models.layer_heads import ConcatLastLayers, LastLayersHeadConfig
 from homespun.models.sequence_heads import BiLSTMHeadConfig
 from homespun.tasks.classification import Classification
 from homespun.text.tokenizer import Tokenizer

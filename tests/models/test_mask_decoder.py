@@ -77,7 +77,7 @@ def test_it_is_what_the_authors_run() -> None:
     theirs_module = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
     transformers = pytest.importorskip("transformers")
     from homespun.hf.engine import to_theirs
-    from homespun.hf.families.deberta_v2 import DEBERTA_V2
+    from homespun.hf.families.deberta import DEBERTA_V2
     from homespun.models.bundle import weights_of
 
     model = build("none")

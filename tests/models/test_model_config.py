@@ -12,8 +12,9 @@ from torch import nn
 from homespun.commands.recipe import pretrain_recipe
 from homespun.config import dump, json_schema, validate
 from homespun.errors import UserError
-from homespun.models.config import MaskedLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.heads import MaskedLMHeadConfig
 from homespun.models.presets import PRESETS, family_of
 from homespun.objectives.electra import Electra
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from homespun.attention.global_attention import GlobalAttention
 from homespun.attention.linformer import LinformerAttention
 from homespun.attention.multi_head import MultiHeadAttention, split_heads
+from homespun.attention.sparse import GlobalAttention
 from homespun.errors import UserError
 from homespun.models.bundle import SkipInit
 from homespun.models.encoder import EncoderConfig

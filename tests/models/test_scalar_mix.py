@@ -16,8 +16,8 @@ from homespun.models.bundle import load_model, save_model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.layer_heads import AllLayers, ScalarMix, ScalarMixHeadConfig, num_mixed_layers, summarize_mix
 from homespun.models.recurrent import RecurrentConfig
-from homespun.models.scalar_mix import AllLayers, ScalarMix, ScalarMixHeadConfig, num_mixed_layers, summarize_mix
 from homespun.models.sequence_heads import BiLSTMHeadConfig, MeanHeadConfig
 from homespun.tasks.classification import Classification
 from homespun.tasks.question_answering import QuestionAnswering

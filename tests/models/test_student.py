@@ -8,10 +8,11 @@ import torch
 from homespun.commands.workload import made_up_tokenizer
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
-from homespun.models.config import MaskedLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.heads import MaskedLMHeadConfig
 from homespun.models.sequence_heads import PooledHeadConfig
-from homespun.models.student import alternate_layers, build_student
+from homespun.models.weight_transfer import alternate_layers, build_student
 
 
 def teacher(head: Any = None, **fields: Any) -> ModelBundle:

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import load_file, save_file
 
 from homespun.models.config import ModelConfig
-from homespun.models.token_heads import (
+from homespun.models.heads import (
     FeedForwardAnsweringHeadConfig,
     PoolerHeadConfig,
     QuestionAnsweringHeadConfig,

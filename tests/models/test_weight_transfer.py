@@ -8,8 +8,9 @@ import torch
 
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
-from homespun.models.config import DiscriminatorHeadConfig, MaskedLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.heads import DiscriminatorHeadConfig, MaskedLMHeadConfig
 from homespun.models.weight_transfer import (
     CHANGEABLE,
     change_stacks,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from homespun.nn.dropout import Dropout
+from homespun.nn.elementwise import Dropout
 
 COUNT = 400_000
 LEVELS = 2**16

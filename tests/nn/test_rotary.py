@@ -8,9 +8,9 @@ from homespun.attention.full import DotProduct
 from homespun.attention.multi_head import MultiHeadAttention
 from homespun.errors import UserError
 from homespun.models.encoder import EncoderConfig
-from homespun.models.residual import output_weights
+from homespun.models.layer_parts import output_weights
 from homespun.nn.masks import Mask
-from homespun.nn.rotary import Rotary
+from homespun.nn.positions import Rotary
 
 SIZE, SEQ, THETA = 14, 11, 500.0
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from homespun.nn import soft_targets
-from homespun.nn.soft_targets import VocabLogits, binary_log_probs, soft_label_loss, soft_token_loss
+from homespun.nn import vocabulary_loss
+from homespun.nn.vocabulary_loss import VocabLogits, binary_log_probs, soft_label_loss, soft_token_loss
 
 
 def words(seed: int, targets: int = 13, vocab: int = 29, size: int = 7) -> VocabLogits:
@@ -30,7 +30,7 @@ def released(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 def test_loss_and_gradients_are_those_of_the_released_formula(
     temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(soft_targets, "_CHUNK", chunk)
+    monkeypatch.setattr(vocabulary_loss, "_SOFT_CHUNK", chunk)
     student, teacher = words(1), words(2, size=11)
     ours = soft_token_loss(student, teacher, temperature=temperature)
     theirs = released(logits(student), logits(teacher).detach(), temperature)

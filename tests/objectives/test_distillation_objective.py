@@ -17,7 +17,8 @@ from homespun.data.labels import Labels
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.bundle import load_model, save_model, weights_of
-from homespun.models.config import MaskedLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.heads import MaskedLMHeadConfig
 from homespun.models.sequence_heads import LinearHeadConfig
 from homespun.objectives.distillation import LabelTeacher, TokenTeacher
 from homespun.objectives.mlm import MaskedLM

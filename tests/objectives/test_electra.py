@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from homespun.batch import Batch
-from homespun.models.config import DiscriminatorHeadConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.heads import DiscriminatorHeadConfig
 from homespun.models.presets import PRESETS
 from homespun.objectives.electra import Electra, ElectraObjective
 from homespun.text.tokenizer import Tokenizer

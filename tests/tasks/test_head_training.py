@@ -12,7 +12,7 @@ from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
-from homespun.models.sequence_heads import MeanHeadConfig, PooledHeadConfig, SequenceHeadConfig, reads_first
+from homespun.models.sequence_heads import MeanHeadConfig, PooledHeadConfig, SequenceHeadConfig
 from homespun.tasks.classification import Classification
 from homespun.tasks.head_training import ClassLoss
 from homespun.tasks.regression import Regression
@@ -44,7 +44,7 @@ def test_heads_with_constant_output_are_refused(stack: str, head: Any) -> None:
     with torch.no_grad():
         told = Model(model.backbone, built, reader=config.reader).eval()(texts)
     says_nothing = torch.allclose(told, told[:1].expand_as(told), atol=1e-6)
-    assert says_nothing == (stack in ONE_WAY and reads_first(head))
+    assert says_nothing == (stack in ONE_WAY and head.reads_first_token)
     if says_nothing:
         with pytest.raises(UserError, match=re.escape(f"objective.head.kind={head.kind} goes by the vector of [CLS]")):
             Classification(head=head).build(model, config, LABELS)

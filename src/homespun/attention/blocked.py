@@ -21,8 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from homespun.attention import flex
 from homespun.attention.block_plan import Plan, make_plan
-from homespun.attention.full import DotProduct
-from homespun.attention.sdpa import attend
+from homespun.attention.full import DotProduct, attend
 from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import Sparse
 from homespun.nn.torch_private import flash_attention_cpu, flash_attention_cpu_backward

@@ -9,12 +9,12 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
+from homespun.attention.full import attend
 from homespun.attention.multi_head import inner_size, split_heads
-from homespun.attention.sdpa import attend
 from homespun.attention.spec import AttentionSpec
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.nn.dropout import Dropout
+from homespun.nn.elementwise import Dropout
 from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import FULL, Sparse
 

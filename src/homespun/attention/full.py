@@ -1,16 +1,70 @@
-"""Exact scaled dot-product attention under any pattern: the dense path, which is the reference for every other."""
+"""Softmax attention: PyTorch's fused path, or plain products where that is slow: in half precision on a CPU."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from homespun.attention.sdpa import attend
 from homespun.attention.spec import AttentionSpec
 from homespun.config import Config
+from homespun.nn.elementwise import drop
 from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import FULL, Sparse
+
+_HALF = (torch.bfloat16, torch.float16)
+_WIDTHS = 4  # of a head: keys up to which the probabilities are no more than float32 queries, keys and values would be
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    table: Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """``softmax(scale * query key^T + table) value``: (batch, heads, queries, head_dim).
+
+    In half precision on a CPU, PyTorch's fused backward pass over some hundred keys takes three to six times as long as
+    the products one after another, and with dropout it holds all probabilities in float32. There the products are
+    taken, wherever they need no more memory; `python -m benchmarks finetune --precision bf16` measures it.
+
+    Args:
+        query: (batch, heads, queries, head_dim).
+        key: (batch, heads, keys, head_dim), and so is ``value``.
+        table: of any shape that (batch, heads, queries, keys) can be made of: bool, True where a key is seen, or
+            numbers to add. What a query gets that sees nothing is not defined, and may be NaN if its numbers are -inf.
+        dropout: of the probabilities.
+        causal: no later keys are seen; there is no table then.
+        scale: of the products; None: ``1 / sqrt(head_dim)``.
+    """
+    if not _plain(query, key, dropout):
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=table, dropout_p=dropout, is_causal=causal, scale=scale
+        )
+    if causal:
+        table = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
+    dtype = scores.dtype
+    if table is not None:
+        if table.dtype == torch.bool:  # the least number and not -inf: a row of those would be NaN
+            table = torch.zeros((), dtype=dtype).where(table, torch.finfo(dtype).min)
+        scores = scores + table
+    return drop(scores.softmax(-1).to(dtype), dropout) @ value
+
+
+def _plain(query: Tensor, key: Tensor, dropout: float) -> bool:
+    # nothing that differs where a layer is computed a second time, for its gradients, may decide
+    if query.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    if (torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype) not in _HALF:
+        return False
+    return dropout > 0 or key.shape[-2] <= _WIDTHS * key.shape[-1]
 
 
 class DotProduct(nn.Module):

@@ -10,8 +10,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from homespun.attention.full import attend
 from homespun.attention.multi_head import MultiHeadAttention, split_heads
-from homespun.attention.sdpa import attend
 from homespun.attention.spec import AttentionSpec, of_layer
 from homespun.config import Config
 from homespun.errors import UserError

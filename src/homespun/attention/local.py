@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from homespun.attention.sdpa import attend
+from homespun.attention.full import attend
 from homespun.attention.spec import AttentionSpec
 from homespun.config import Config
 from homespun.errors import UserError

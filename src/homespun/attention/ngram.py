@@ -13,7 +13,7 @@ from homespun.attention.relative_bias import bucket_of
 from homespun.attention.spec import AttentionSpec
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.nn.dropout import Dropout
+from homespun.nn.elementwise import Dropout
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import FULL
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from homespun.attention.sdpa import attend
+from homespun.attention.full import attend
 from homespun.attention.spec import AttentionSpec
 from homespun.config import Config
 from homespun.errors import UserError

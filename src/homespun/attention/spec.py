@@ -9,7 +9,7 @@ from torch import nn
 
 from homespun.attention.multi_head import MultiHeadAttention, inner_size
 from homespun.errors import UserError
-from homespun.nn.rotary import Rotary
+from homespun.nn.positions import Rotary
 
 MAX_DRAWN = 2**24
 """Numbers that one attention may draw when it is built."""

@@ -23,7 +23,7 @@ from homespun.data.loader import Loader
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.bundle import ModelBundle, save_model
-from homespun.models.student import build_student
+from homespun.models.weight_transfer import build_student
 from homespun.objectives.distillation import LabelTeacher, TokenTeacher
 from homespun.objectives.mlm import MaskedLM, MaskedLMObjective
 from homespun.objectives.teacher import teacher_folder

@@ -26,7 +26,7 @@ from homespun.commands.trial_training import (
 from homespun.commands.trials import Trial, average_metrics, copy_model, plan_trials, write_run_predictions
 from homespun.config import Tree
 from homespun.data.near_duplicates import NearDuplicatePairs
-from homespun.hf.heads import dropped_head_warning
+from homespun.hf.match import dropped_head_warning
 from homespun.hf.open import open_for_training
 from homespun.metrics.classification import Metrics
 from homespun.report.console import Display

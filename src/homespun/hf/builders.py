@@ -19,7 +19,7 @@ from homespun.hf.engine import Change, Copy, DefaultTensor, Drop, Rule, Table, u
 from homespun.hf.family import Architecture, Defaults, Fixed, Notes, activation, no_notes
 from homespun.hf.labels import classification
 from homespun.models.encoder import EncoderConfig
-from homespun.models.positions import LearnedPositionsConfig
+from homespun.models.layer_parts import LearnedPositionsConfig
 
 LAYER = "backbone.layers.{i}"
 Head = Callable[[Tree], Tree]

@@ -17,9 +17,10 @@ from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.engine import AnyBackbone, Table
 from homespun.hf.labels import default_labels, write_labels
-from homespun.models.config import BackboneConfig, CausalLMHeadConfig, ModelConfig
+from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import NAMED_TOKENS
+from homespun.models.heads import CausalLMHeadConfig
 
 Defaults = dict[str, JsonValue]
 Fixed = dict[str, tuple[JsonValue, ...]]

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from homespun.attention.multi_head import inner_size
 from homespun.hf.engine import Weights
-from homespun.models.config import CausalLMHeadConfig, MaskedLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.heads import CausalLMHeadConfig, MaskedLMHeadConfig
 
 _PROJECTION, _TRANSFORM = "backbone.projection", "head.transform"
 _WORDS = "backbone.embeddings.words.weight"

@@ -18,10 +18,16 @@ from homespun.hf.family import STORED, Architecture, Family
 from homespun.hf.labels import read_labels
 from homespun.hf.weights import FILES, has_weights, modernize_name, read_weights
 from homespun.io.json import read_object
-from homespun.models.bundle import ModelBundle, assign_weights, build_uninitialized, load_model, weights_of
+from homespun.models.bundle import (
+    ModelBundle,
+    assign_weights,
+    build_on_meta,
+    build_uninitialized,
+    load_model,
+    weights_of,
+)
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.meta_device import build_on_meta
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_files import VOCABULARIES

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from homespun.batch import Batch
 from homespun.data.rows import Row, Rows
 from homespun.errors import NotFinite
-from homespun.models.eval_mode import eval_mode
-from homespun.models.model import Model
+from homespun.models.model import Model, eval_mode
 
 
 def forward_logits(

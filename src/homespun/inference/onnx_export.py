@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from homespun.attention.blocked import Blocked
 from homespun.attention.full import DotProduct
-from homespun.attention.global_attention import GlobalAttention
 from homespun.attention.local import LocalAttention
 from homespun.attention.lsh import LSH
 from homespun.attention.multi_head import split_heads
+from homespun.attention.sparse import GlobalAttention
 from homespun.errors import UserError, first_line
 from homespun.inference.checks import make_small_batch, select_real_tokens
 from homespun.io.atomic import atomic_path

@@ -1,22 +1,35 @@
-"""`Backbone`, the interface of models without their heads: `Encoder`, and `EncoderDecoder` with cross-attention."""
+"""Optional inputs of an encoder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from homespun.errors import UserError
 from homespun.models.characters import CharacterEmbeddings
-from homespun.models.context import Context
-from homespun.models.embeddings import Embeddings
-from homespun.models.prophet import NgramStreams
+from homespun.models.embeddings import Embeddings, NgramStreams
 from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask, Source
 from homespun.nn.residual import LayerStack
+
+
+class Context(TypedDict, total=False):
+    """Optional inputs of an encoder besides ``input_ids``."""
+
+    attention_mask: Tensor | None
+    """(batch, seq); nonzero takes part."""
+    token_type_ids: Tensor | None
+    """(batch, seq) int64 segments."""
+    position_ids: Tensor | None
+    """(batch, seq) int64; counted from 0 where not given."""
+    documents: Tensor | None
+    """(batch, seq) int64; tokens see those of the same number only."""
+    global_attention_mask: Tensor | None
+    """(batch, seq); nonzero sees all and is seen by all, where the attention has such tokens."""
 
 
 class Backbone(nn.Module):

@@ -1,13 +1,10 @@
-"""The ``model/`` folder: weights, config, tokenizer, labels. What a run leaves and what every later command opens.
-
-``homespun.json`` holds the size and digest of the weights, so that a folder cut short, altered or
-half-written is never taken for a whole one. Weights are safetensors; nothing is ever unpickled.
-"""
+"""Shapes of a described model, compared with the given weights before memory is allocated."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
@@ -25,10 +23,44 @@ from homespun.io.atomic import atomic_path
 from homespun.io.digests import file_digest
 from homespun.migration import TASK_PATH, migrate
 from homespun.models.config import ModelConfig
-from homespun.models.meta_device import build_on_meta
 from homespun.models.model import Model
 from homespun.models.neighbour_heads import fit_neighbour_heads
 from homespun.text.tokenizer import Tokenizer
+
+MOST_LAYERS = 4096
+_MOST_COMPUTED = 2**28  # numbers in tables of positions and the like: 262,144 places of width 1,024
+
+
+def build_on_meta(config: ModelConfig, weights: Mapping[str, Tensor], *, source: str) -> Model:
+    """The model of a config, on the device ``meta``.
+
+    Args:
+        config: as a file describes it.
+        weights: those that it is to be given; none of its layers is without.
+        source: what describes it, for errors.
+
+    Raises:
+        UserError: it has more layers than there are weights, or asks for endless memory.
+    """
+    backbone = config.backbone
+    if backbone.own_layers > len(weights):
+        raise UserError(f"{source} describes {backbone.own_layers} layers; there are weights of at most {len(weights)}")
+    if backbone.num_hidden_layers > MOST_LAYERS:
+        raise UserError(f"{source} describes {backbone.num_hidden_layers} layers; a model has at most {MOST_LAYERS}")
+    try:
+        with torch.device("meta"):
+            model = config.build()
+    except (RuntimeError, TypeError, OverflowError) as error:  # what torch says of a size that no tensor can have
+        raise UserError(f"{source} describes a tensor larger than any can be") from error
+    kept = model.state_dict().keys()
+    computed = sum(buffer.numel() for name, buffer in model.named_buffers() if name not in kept)
+    if computed > _MOST_COMPUTED:
+        raise UserError(
+            f"{source} describes tables of {computed:,} numbers beside the weights, to be computed for "
+            f"max_position_embeddings={backbone.max_position_embeddings}; there may be {_MOST_COMPUTED:,}"
+        )
+    return model
+
 
 FORMAT = 1
 # of homespun.json, and what each is

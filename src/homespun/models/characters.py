@@ -19,8 +19,7 @@ from torch.nn import functional as F
 
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.nn.dropout import Dropout
-from homespun.nn.highway import Highway
+from homespun.nn.elementwise import Dropout
 from homespun.nn.positions import NoPositions
 from homespun.text.tokenizer import Tokenizer
 
@@ -221,3 +220,21 @@ def _table(words: Sequence[Sequence[int]], longest: int) -> NDArray[np.int16]:
         kept = word if len(word) <= longest else [*word[: longest - 1], END]
         row[: len(kept)] = kept
     return table
+
+
+_CARRIED = -2.0  # of the gate's bias: at first most goes on as it came in (Srivastava et al. 2015, section 3.1)
+
+
+class Highway(nn.Module):
+    """``g relu(W x + b) + (1 - g) x`` with ``g = sigmoid(V x + c)`` (Srivastava et al. 2015)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.transform, self.gate = nn.Linear(size, size), nn.Linear(size, size)
+        for linear, bias in ((self.transform, 0.0), (self.gate, _CARRIED)):
+            nn.init.normal_(linear.weight, std=1 / math.sqrt(size))
+            nn.init.constant_(linear.bias, bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(..., size) -> (..., size)."""
+        return torch.lerp(features, self.transform(features).relu(), self.gate(features).sigmoid())

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from homespun.attention.full import DotProduct
 from homespun.attention.multi_head import MultiHeadAttention
-from homespun.config import Config
 from homespun.errors import UserError
+from homespun.models.heads import HeadSettings
 from homespun.models.sequence_heads import (
     FeedForwardHeadConfig,
     HasHiddenSize,
@@ -25,7 +25,7 @@ from homespun.models.sequence_heads import (
     SequenceHeadConfig,
     gather_chunks,
 )
-from homespun.nn.dropout import Dropout
+from homespun.nn.elementwise import Dropout
 from homespun.nn.feedforward import FeedForward
 from homespun.nn.masks import Mask
 from homespun.nn.residual import Layer, PreNorm
@@ -85,7 +85,7 @@ class ChunkPoolHead(nn.Module):
         return logits
 
 
-class ChunkPoolHeadConfig(Config):
+class ChunkPoolHeadConfig(HeadSettings):
     """`ChunkPoolHead`; fine-tuning makes it of `data.truncation.kind=chunk_pool` and the head that was asked for."""
 
     kind: Literal["chunk_pool"] = "chunk_pool"

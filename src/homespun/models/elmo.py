@@ -13,9 +13,9 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.backbone import Backbone
+from homespun.models.heads import HeadSettings
 from homespun.nn.vocabulary_loss import predict_tokens
 
 Softmax = Literal["full", "adaptive"]
@@ -108,7 +108,7 @@ class BiLMHead(nn.Module):
         return self.softmax.loss(features, labels)
 
 
-class BiLMHeadConfig(Config):
+class BiLMHeadConfig(HeadSettings):
     """`BiLMHead`."""
 
     kind: Literal["bilm"] = "bilm"

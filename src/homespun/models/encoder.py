@@ -10,25 +10,29 @@ from pydantic import ConfigDict, Field, model_validator
 from torch import nn
 
 from homespun.attention import AttentionConfig
-from homespun.attention.cross_attention import CrossAttention
 from homespun.attention.full import DotProduct, FullAttentionConfig
+from homespun.attention.multi_head import CrossAttention
 from homespun.attention.spec import AttentionSpec
 from homespun.config import Config, Tree
 from homespun.errors import UserError
-from homespun.models.activation import Activation
 from homespun.models.backbone import Encoder
 from homespun.models.characters import CharacterEmbeddings
 from homespun.models.embeddings import Embeddings
 from homespun.models.generation.settings import SpecialTokens
+from homespun.models.layer_parts import (
+    Activation,
+    LearnedPositionsConfig,
+    PositionsConfig,
+    PostResidualConfig,
+    ResidualConfig,
+    RotaryPositionsConfig,
+    output_weights,
+)
 from homespun.models.neighbour_heads import initialise_neighbour_heads
-from homespun.models.positions import LearnedPositionsConfig, PositionsConfig, RotaryPositionsConfig
 from homespun.models.presets import PRESETS, family_of, preset_name
-from homespun.models.residual import PostResidualConfig, ResidualConfig, output_weights
-from homespun.nn.dropout import Dropout
-from homespun.nn.elementwise import RMSNorm
+from homespun.nn.elementwise import Dropout, RMSNorm
 from homespun.nn.feedforward import ACTIVATIONS, FeedForward
-from homespun.nn.positions import LearnedPositions
-from homespun.nn.rotary import Rotary
+from homespun.nn.positions import LearnedPositions, Rotary
 
 
 def name_presets(schema: Tree) -> None:

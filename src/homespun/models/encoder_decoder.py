@@ -10,6 +10,7 @@ from homespun.attention import AttentionConfig
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.backbone import EncoderDecoder
+from homespun.models.embeddings import NgramStreams
 from homespun.models.encoder import (
     EncoderConfig,
     check_row_length,
@@ -19,8 +20,7 @@ from homespun.models.encoder import (
     with_preset,
 )
 from homespun.models.generation.settings import SpecialTokens
-from homespun.models.positions import PositionsConfig
-from homespun.models.prophet import NgramStreams
+from homespun.models.layer_parts import PositionsConfig
 from homespun.models.recurrent import AdditiveAttentionConfig, NoAttentionConfig, RecurrentConfig
 
 # what a decoder does not take over from its encoder, of what both have

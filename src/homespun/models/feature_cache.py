@@ -24,7 +24,7 @@ from torch import Tensor
 from homespun.models.backbone import Backbone
 from homespun.models.bundle import weights_of
 from homespun.models.config import BackboneConfig
-from homespun.models.model import Reader
+from homespun.models.heads import Reader
 
 _RECORD = np.dtype([("key", "u1", 16), ("start", "<i8"), ("tokens", "<i4"), ("checksum", "<u4")])
 

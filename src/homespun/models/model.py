@@ -1,37 +1,32 @@
-"""`Model`: a backbone and the head that stands on it, and how the one is read for the other."""
+"""Asking a model in the middle of its training, without a trace in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, Unpack
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Unpack
 
+import torch
 from torch import Tensor, nn
 
 from homespun.errors import UserError
-from homespun.models.backbone import Backbone
-from homespun.models.context import Context
+from homespun.models.backbone import Backbone, Context
 from homespun.models.generation.settings import GenerationArguments, SpecialTokens
-from homespun.models.heads import LanguageModelHead
+from homespun.models.heads import LanguageModelHead, Reader, last_layer
 
 
-class Reader(Protocol):
-    """Function from ids and their context to the hidden states that the head reads."""
-
-    def __call__(self, backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor: ...
-
-
-def last_layer(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
-    """(batch, seq) ids -> (batch, seq, hidden): what the backbone gives."""
-    hidden: Tensor = backbone(input_ids, **context)
-    return hidden
-
-
-def enhanced_mask_decoder(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
-    """(batch, seq) ids -> (batch, seq, hidden) from which masked tokens are predicted, see `Encoder.decode_masked`."""
-    stack = backbone.stacks[0]
-    if backbone.has_decoder or stack.embeddings.late is None:
-        return last_layer(backbone, input_ids, **context)
-    return stack.decode_masked(input_ids, **context)
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Without dropout or gradients; every part is afterwards in the mode that it was in before."""
+    modes = [(module, module.training) for module in model.modules() if module.training]
+    model.eval()
+    try:
+        # not inference_mode: a tensor that some part keeps for later could then never take part in training
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 class Model(nn.Module):

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from homespun.attention.global_attention import GlobalAttention
 from homespun.attention.linformer import LinearProjection, LinformerAttention
 from homespun.attention.multi_head import MultiHeadAttention
 from homespun.attention.performer import Performer
 from homespun.attention.relative_bias import RelativeBias
+from homespun.attention.sparse import GlobalAttention
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder
 from homespun.nn.positions import LearnedPositions, SinusoidalPositions

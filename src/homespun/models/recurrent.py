@@ -14,10 +14,9 @@ from homespun.models.characters import CharacterEmbeddings, CharactersConfig
 from homespun.models.embeddings import Embeddings
 from homespun.models.encoder import check_row_length, check_vocabulary, initialise, name_presets, with_preset
 from homespun.models.generation.settings import SpecialTokens
-from homespun.models.positions import NoPositionsConfig
-from homespun.nn.independent_directions import DirectionStack, IndependentDirections
+from homespun.models.layer_parts import NoPositionsConfig
 from homespun.nn.positions import NoPositions
-from homespun.nn.recurrent import STATES, Bridge, RecurrentLayer
+from homespun.nn.recurrent import STATES, Bridge, DirectionStack, IndependentDirections, RecurrentLayer
 from homespun.nn.residual import SequentialStack
 
 

@@ -18,12 +18,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from homespun.config import Config
-from homespun.models.activation import Activation
+from homespun.models.heads import HeadSettings, NumLabels, Probability
+from homespun.models.layer_parts import Activation
 from homespun.nn.feedforward import ACTIVATIONS
 
-Probability = Annotated[float, Field(ge=0, lt=1)]
-NumLabels = Annotated[int, Field(ge=1, description="classes; set from the labels in fine-tuning")]
 Width = Annotated[int, Field(ge=1)]
 
 
@@ -223,18 +221,22 @@ def _without_padding(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
     return hidden if attention_mask is None else hidden.masked_fill(~attention_mask[..., None], 0.0)
 
 
-class LinearHeadConfig(Config):
+class LinearHeadConfig(HeadSettings):
     """`LinearHead`."""
 
     kind: Literal["linear"] = "linear"
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
+    @property
+    def reads_first_token(self) -> bool:
+        return True
+
     def build(self, backbone: HasHiddenSize) -> LinearHead:
         return LinearHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
-class MeanHeadConfig(Config):
+class MeanHeadConfig(HeadSettings):
     """`LinearHead` on the mean of the real tokens."""
 
     kind: Literal["mean"] = "mean"
@@ -245,7 +247,7 @@ class MeanHeadConfig(Config):
         return LinearHead(backbone.hidden_size, self.num_labels, dropout=self.dropout, pick=mean_token)
 
 
-class LastTokenHeadConfig(Config):
+class LastTokenHeadConfig(HeadSettings):
     """`LinearHead` on the last real token, without a bias."""
 
     kind: Literal["last"] = "last"
@@ -256,13 +258,17 @@ class LastTokenHeadConfig(Config):
         return LinearHead(backbone.hidden_size, self.num_labels, dropout=self.dropout, pick=last_token, bias=False)
 
 
-class FeedForwardHeadConfig(Config):
+class FeedForwardHeadConfig(HeadSettings):
     """`PooledHead` of ELECTRA: the same dropout before and after a dense layer of the width of the vectors."""
 
     kind: Literal["ffn"] = "ffn"
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
     hidden_act: Activation = "gelu"
+
+    @property
+    def reads_first_token(self) -> bool:
+        return True
 
     def build(self, backbone: HasHiddenSize) -> PooledHead:
         size, activation = backbone.hidden_size, ACTIVATIONS[self.hidden_act]()
@@ -271,7 +277,7 @@ class FeedForwardHeadConfig(Config):
         )
 
 
-class PooledHeadConfig(Config):
+class PooledHeadConfig(HeadSettings):
     """`PooledHead`."""
 
     kind: Literal["pooled"] = "pooled"
@@ -286,6 +292,10 @@ class PooledHeadConfig(Config):
     bias: bool = Field(default=True, description="the dense layer has a bias (ModernBERT's has none)")
     norm: Literal["none", "layer_norm"] = Field(default="none", description="after the activation (ModernBERT)")
     norm_bias: bool = Field(default=True, description="that norm has a bias (ModernBERT's has none)")
+
+    @property
+    def reads_first_token(self) -> bool:
+        return self.token == "first"
 
     def build(self, backbone: HasHiddenSize) -> PooledHead:
         size = self.pooler_size or backbone.hidden_size
@@ -305,7 +315,7 @@ class PooledHeadConfig(Config):
         )
 
 
-class ConvolutionalHeadConfig(Config):
+class ConvolutionalHeadConfig(HeadSettings):
     """`ConvolutionalHead`: `filters` of each width in `filter_sizes` (tokens)."""
 
     kind: Literal["cnn"] = "cnn"
@@ -324,7 +334,7 @@ class ConvolutionalHeadConfig(Config):
         )
 
 
-class BiLSTMHeadConfig(Config):
+class BiLSTMHeadConfig(HeadSettings):
     """`BiLSTMHead`: `lstm_size` is the width of one direction."""
 
     kind: Literal["bilstm"] = "bilstm"
@@ -346,10 +356,3 @@ SequenceHeadConfig = Annotated[
     | BiLSTMHeadConfig,
     Field(discriminator="kind"),
 ]
-
-
-def reads_first(head: SequenceHeadConfig) -> bool:
-    """True if a head reads only the vector of the first token."""
-    if isinstance(head, PooledHeadConfig):
-        return head.token == "first"
-    return isinstance(head, LinearHeadConfig | FeedForwardHeadConfig)

@@ -1,9 +1,4 @@
-"""Patterns: what an architecture lets each token see. They compose by union; none builds an n x n table by itself.
-
-A pattern answers two questions: whether one position may see another (`mask_mod`, and `allowed` for all heads at once),
-which the dense reference asks of all pairs, and which blocks of keys a block of queries needs (`key_blocks`), which the
-blocked path gathers.
-"""
+"""Tables of blocks: (heads or 1, blocks, n) int64, the blocks of keys that each block of queries needs; -1 for none."""
 
 from __future__ import annotations
 
@@ -17,7 +12,48 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from homespun.nn.block_mask import drop_repeats, neighbour_blocks, rescale_blocks
+
+def neighbour_blocks(length: int, size: int, before: int, after: int) -> Tensor:
+    """(1, blocks, n) int64: each block of ``length`` tokens, those before and those after it; -1 beyond the ends."""
+    blocks = -(-length // size)
+    block = torch.arange(blocks)[:, None] + torch.arange(-min(before, blocks - 1), min(after, blocks - 1) + 1)
+    return torch.where((block >= 0) & (block < blocks), block, -1)[None]
+
+
+def rescale_blocks(table: Tensor, own: int, length: int, size: int) -> Tensor:
+    """A table of blocks of ``own`` tokens (heads, blocks, n) as one of blocks of ``size``."""
+    asking, named = _touched(length, size, own), _touched(length, own, size)
+    # one more row, for what is past the end of a table, and for -1: it names none
+    table, named = F.pad(table, (0, 0, 0, 1), value=-1), F.pad(named, (0, 0, 0, 1), value=-1)
+    columns = table[:, asking.clamp(max=table.shape[1] - 1)].flatten(2)
+    return named[columns.clamp(max=len(named) - 1)].flatten(2)
+
+
+def drop_repeats(table: Tensor) -> Tensor:
+    """(heads, blocks, n) -> (heads, blocks, 1 or more): what comes again in a row is left out.
+
+    Columns that are one shift of the own block stay what they are, and the others become as few as hold the rest.
+    """
+    value, order = table.sort(dim=-1, stable=True)
+    again = F.pad(value[..., 1:] == value[..., :-1], (1, 0))
+    table = table.masked_fill(again.gather(-1, order.argsort(-1)), -1)
+    blocks, none = table.shape[1], -table.shape[1]
+    own = torch.arange(blocks)[:, None]
+    shift = torch.where(table < 0, none, table - own).amax((0, 1))
+    shifted = own + shift
+    straight = (table == torch.where((shifted >= 0) & (shifted < blocks), shifted, -1)).all(1).all(0) & (shift > none)
+    others = table[..., ~straight].sort(dim=-1, descending=True).values
+    kept = torch.cat([table[..., straight], others[..., (others >= 0).any(1).any(0)]], dim=-1)
+    return kept if kept.shape[-1] else table[..., :1]
+
+
+def _touched(length: int, size: int, other: int) -> Tensor:
+    """(blocks, n) int64: the blocks of ``other`` tokens in which each block of ``size`` has some; -1 where fewer."""
+    start = torch.arange(0, length, size)[:, None]
+    first, last = start // other, ((start + size).clamp(max=length) - 1) // other
+    found = first + torch.arange(int((last - first).max()) + 1)
+    return torch.where(found <= last, found, -1)
+
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of indices of row, head, query and key, whether the query may see the key: the ``mask_mod`` of FlexAttention."""
@@ -29,6 +65,26 @@ class Pattern(Protocol):
     @property
     def heads(self) -> int:
         """1 when all heads are alike, else how many there are."""
+        return 1
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Of each head, or of all: above 1, tokens are to be cut into blocks in the order of their remainder by it."""
+        return (1,)
+
+    @property
+    def is_relative(self) -> bool:
+        """True if only the distance between query and key counts."""
+        return False
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no query sees a key."""
+        return False
+
+    @property
+    def block_size(self) -> int:
+        """The size of blocks in which it is cheapest."""
 
     def allowed(self, query: Tensor, key: Tensor) -> Tensor:
         """True where the query at one position may see the key at another.
@@ -39,6 +95,8 @@ class Pattern(Protocol):
         Returns:
             bool of the broadcast shape, heads first.
         """
+        head = torch.arange(self.heads, device=query.device).view(-1, *[1] * (query.dim() - 1))
+        return self.mask_mod(query.device)(torch.zeros_like(head), head, query, key)
 
     def mask_mod(self, device: torch.device) -> MaskMod:
         """The same of one head at a time, its tables on the device and nothing made in it, so that it can be compiled.
@@ -47,16 +105,9 @@ class Pattern(Protocol):
         `torch.compile` holds constant; those in a closure it makes arguments of the kernel.
         """
 
-    @property
-    def block_size(self) -> int:
-        """The size of blocks in which it is cheapest."""
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Of each head, or of all: above 1, tokens are to be cut into blocks in the order of their remainder by it."""
-
     def of_heads(self, heads: tuple[int, ...]) -> Pattern:
         """The same pattern for some of its heads."""
+        return self
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
         """(heads or 1, blocks, n) int64: the blocks of ``size`` keys that each block of ``size`` queries needs.
@@ -67,7 +118,7 @@ class Pattern(Protocol):
 
 
 @dataclass(frozen=True)
-class Window:
+class Window(Pattern):
     """Every token sees ``radius`` tokens on each side of it, ``dilation`` places apart, and itself.
 
     Longformer's window size is ``2 * radius`` (Beltagy et al. 2020, section 3.1). ``dilation`` holds one number for all
@@ -80,9 +131,6 @@ class Window:
     @property
     def heads(self) -> int:
         return len(self.dilation)
-
-    def allowed(self, query: Tensor, key: Tensor) -> Tensor:
-        return _of_all_heads(self, query, key)
 
     def mask_mod(self, device: torch.device) -> MaskMod:
         radius, step = self.radius, self.dilation[0]
@@ -104,6 +152,10 @@ class Window:
         return seen
 
     @property
+    def is_relative(self) -> bool:
+        return True
+
+    @property
     def block_size(self) -> int:
         return min(256, max(16, 1 << (self.radius - 1).bit_length()))
 
@@ -123,17 +175,10 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Band:
+class Band(Pattern):
     """Every token sees itself and the ``width - 1`` before it (GPT-3's locally banded layers, Child et al. 2019)."""
 
     width: int
-
-    @property
-    def heads(self) -> int:
-        return 1
-
-    def allowed(self, query: Tensor, key: Tensor) -> Tensor:
-        return _of_all_heads(self, query, key)
 
     def mask_mod(self, device: torch.device) -> MaskMod:
 
@@ -143,34 +188,24 @@ class Band:
         return seen
 
     @property
-    def block_size(self) -> int:
-        return min(256, max(16, 1 << (self.width // 2).bit_length()))
+    def is_relative(self) -> bool:
+        return True
 
     @property
-    def steps(self) -> tuple[int, ...]:
-        return (1,)
-
-    def of_heads(self, heads: tuple[int, ...]) -> Pattern:
-        return self
+    def block_size(self) -> int:
+        return min(256, max(16, 1 << (self.width // 2).bit_length()))
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
         return neighbour_blocks(length, size, -(-(self.width - 1) // size), 0)
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(Pattern):
     """Every token sees its block of ``size`` tokens, ``before`` blocks before it and ``after`` blocks after it."""
 
     size: int
     before: int = 1
     after: int = 1
-
-    @property
-    def heads(self) -> int:
-        return 1
-
-    def allowed(self, query: Tensor, key: Tensor) -> Tensor:
-        return _of_all_heads(self, query, key)
 
     def mask_mod(self, device: torch.device) -> MaskMod:
         def seen(
@@ -192,19 +227,12 @@ class Blocks:
     def block_size(self) -> int:
         return self.size
 
-    @property
-    def steps(self) -> tuple[int, ...]:
-        return (1,)
-
-    def of_heads(self, heads: tuple[int, ...]) -> Pattern:
-        return self
-
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
         return rescale_blocks(neighbour_blocks(length, self.size, self.before, self.after), self.size, length, size)
 
 
 @dataclass(frozen=True)
-class PermutedBlocks:
+class PermutedBlocks(Pattern):
     """From block ``i`` of ``size`` tokens head ``h`` sees block ``permutations[h][i]`` (BlockBERT, Qiu et al. 2020)."""
 
     size: int
@@ -214,19 +242,12 @@ class PermutedBlocks:
     def heads(self) -> int:
         return len(self.permutations)
 
-    def allowed(self, query: Tensor, key: Tensor) -> Tensor:
-        return _of_all_heads(self, query, key)
-
     def mask_mod(self, device: torch.device) -> MaskMod:
         return _blocks_of_table(self.size, torch.tensor(self.permutations)[..., None], device)
 
     @property
     def block_size(self) -> int:
         return self.size
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        return (1,)
 
     def of_heads(self, heads: tuple[int, ...]) -> Pattern:
         return PermutedBlocks(self.size, tuple(self.permutations[head] for head in heads))
@@ -236,7 +257,7 @@ class PermutedBlocks:
 
 
 @dataclass(frozen=True)
-class RandomBlocks:
+class RandomBlocks(Pattern):
     """From block ``i`` of ``size`` tokens head ``h`` sees the blocks ``table[h][i]`` (BigBird, Zaheer et al. 2020).
 
     The table is drawn once for the longest input and serves training and evaluation; a block beyond the end of a
@@ -266,19 +287,12 @@ class RandomBlocks:
         chosen = torch.where(value < 2.0, chosen, -1)[..., :count]
         return cls(size, tuple(tuple(tuple(row) for row in head) for head in chosen.tolist()))
 
-    def allowed(self, query: Tensor, key: Tensor) -> Tensor:
-        return _of_all_heads(self, query, key)
-
     def mask_mod(self, device: torch.device) -> MaskMod:
         return _blocks_of_table(self.size, torch.tensor(self.table), device)
 
     @property
     def block_size(self) -> int:
         return self.size
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        return (1,)
 
     def of_heads(self, heads: tuple[int, ...]) -> Pattern:
         return RandomBlocks(self.size, tuple(self.table[head] for head in heads))
@@ -369,12 +383,6 @@ class Sparse:
 
 FULL = Sparse()
 """Every token sees every token (Vaswani et al. 2017)."""
-
-
-def _of_all_heads(pattern: Pattern, query: Tensor, key: Tensor) -> Tensor:
-    """`Pattern.allowed` by the pattern's `mask_mod`."""
-    head = torch.arange(pattern.heads, device=query.device).view(-1, *[1] * (query.dim() - 1))
-    return pattern.mask_mod(query.device)(torch.zeros_like(head), head, query, key)
 
 
 def _blocks_of_table(size: int, table: Tensor, device: torch.device) -> MaskMod:

@@ -21,8 +21,8 @@ from homespun.models.characters import CharacterEmbeddings
 from homespun.models.config import ModelConfig
 from homespun.models.embeddings import Embeddings
 from homespun.models.model import Model
-from homespun.nn.soft_targets import binary_log_probs
 from homespun.nn.torch_private import disable_compile
+from homespun.nn.vocabulary_loss import binary_log_probs
 from homespun.objectives.protocol import ClassifierOutput, HasLogits
 
 TERM = "adversarial"

@@ -13,8 +13,8 @@ from homespun.batch import Batch, RowSeed, Term
 from homespun.data.loader import Collate
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.config import CausalLMHeadConfig, ModelConfig
-from homespun.models.heads import CausalLMHead
+from homespun.models.config import ModelConfig
+from homespun.models.heads import CausalLMHead, CausalLMHeadConfig
 from homespun.models.model import Model
 from homespun.objectives.clm import find_next_tokens
 from homespun.objectives.mlm import gather_positions

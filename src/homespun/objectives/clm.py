@@ -13,8 +13,9 @@ from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.config import CausalLMHeadConfig, MaskedLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import StackConfig
+from homespun.models.heads import CausalLMHeadConfig, MaskedLMHeadConfig
 from homespun.objectives.mlm import token_terms
 from homespun.objectives.protocol import Objective, PretrainingConfig
 from homespun.text.tokenizer import Tokenizer

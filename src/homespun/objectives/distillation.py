@@ -23,7 +23,7 @@ from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.heads import MaskedLMHead
 from homespun.models.model import Model
-from homespun.nn.soft_targets import VocabLogits, binary_log_probs, soft_label_loss, soft_token_loss
+from homespun.nn.vocabulary_loss import VocabLogits, binary_log_probs, soft_label_loss, soft_token_loss
 from homespun.objectives.protocol import ClassifierOutput, HasLogits
 from homespun.objectives.teacher import LogitCache, Teacher
 from homespun.text.tokenizer import Tokenizer

@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from homespun.batch import Batch, Loss, Term
-from homespun.models.config import DiscriminatorHeadConfig, MaskedLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig, initialise
-from homespun.models.model import Model, enhanced_mask_decoder
+from homespun.models.heads import DiscriminatorHeadConfig, MaskedLMHeadConfig, enhanced_mask_decoder
+from homespun.models.model import Model
 from homespun.objectives.masking import replacement
 from homespun.objectives.mlm import MlmCollator, gather_positions, require_bidirectional
 from homespun.objectives.protocol import PretrainingConfig

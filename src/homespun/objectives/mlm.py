@@ -17,10 +17,10 @@ from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
 from homespun.data.rows import NextSentenceRows, Row, Rows
 from homespun.errors import UserError
-from homespun.models.config import MaskedLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.encoder_decoder import StackConfig
-from homespun.models.heads import LanguageModelHead, NextSentenceHead
+from homespun.models.heads import LanguageModelHead, MaskedLMHeadConfig, NextSentenceHead
 from homespun.models.model import Model
 from homespun.objectives.distillation import MaskedLMDistillation, TokenTeacher
 from homespun.objectives.masking import Replace, check_shares, choose_positions, replacement

@@ -18,7 +18,8 @@ from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.data.sentence_rows import SentenceRows
 from homespun.errors import UserError
-from homespun.models.config import CausalLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.heads import CausalLMHeadConfig
 from homespun.models.model import Model
 from homespun.objectives.decoder_loss import EQUAL_WEIGHTS, StreamWeights, decoder_loss
 from homespun.objectives.protocol import Objective

@@ -14,7 +14,8 @@ from homespun.data.corpus import Corpus
 from homespun.data.loader import Order
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
-from homespun.models.config import CausalLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.heads import CausalLMHeadConfig
 from homespun.objectives.protocol import PretrainingConfig
 from homespun.objectives.seq2seq import CorruptionCollator, Seq2SeqObjective, build_seq2seq_config, sentence_rows
 from homespun.objectives.text_corruption import choose_spans, count_noise_and_spans, cut_out

@@ -18,7 +18,8 @@ from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.data.tbptt_rows import TbpttRows
 from homespun.errors import UserError
-from homespun.models.config import CausalLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.heads import CausalLMHeadConfig
 from homespun.models.model import Model
 from homespun.nn.cache import Cache
 from homespun.nn.recurrent import RecurrentLayer

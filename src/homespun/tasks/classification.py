@@ -29,9 +29,8 @@ from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.feature_cache import CachedEncoder
-from homespun.models.last_layers import LayerCount
+from homespun.models.layer_heads import LayerCount, Layers, num_mixed_layers
 from homespun.models.model import Model
-from homespun.models.scalar_mix import Layers, kind_of_head, num_mixed_layers
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives import adversarial
 from homespun.objectives.adversarial import Adversary, check_not_frozen
@@ -113,7 +112,7 @@ class Classification(ClassTraining):
             raise UserError(
                 f"{source} is not a classifier; fine-tune it first: homespun finetune classify ... --from {source}"
             )
-        if stored.config.head is not None and kind_of_head(stored.config.head) == "token_classification":
+        if stored.config.head is not None and stored.config.head.task_kind == "token_classification":
             raise UserError(
                 f"{source} labels tokens, and texts are labelled here; homespun.load gives the logits of its tokens"
             )

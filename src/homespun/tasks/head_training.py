@@ -21,10 +21,10 @@ from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.config import HeadConfig, ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.models.last_layers import LayerCount
+from homespun.models.heads import HeadSettings
+from homespun.models.layer_heads import LayerCount, Layers, on_layers
 from homespun.models.model import Model
-from homespun.models.scalar_mix import Layers, on_layers
-from homespun.models.sequence_heads import SequenceHeadConfig, reads_first
+from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.objectives.protocol import ClassifierOutput
 from homespun.tasks.protocol import TaskObjective
 
@@ -65,7 +65,7 @@ def build_token_head(
     return Model(model.backbone, built, reader=config.reader), config
 
 
-def _build(head_config: HeadConfig, model: Model, config: ModelConfig) -> tuple[nn.Module, ModelConfig]:
+def _build(head_config: HeadSettings, model: Model, config: ModelConfig) -> tuple[nn.Module, ModelConfig]:
     head = head_config.build(model.backbone)
     initialise(head.modules(), config.backbone.initializer_range)
     return head, config.model_copy(update={"head": head_config})
@@ -77,7 +77,7 @@ def check_head(head: SequenceHeadConfig, config: ModelConfig) -> None:
     Raises:
         UserError: see `check_first_token`.
     """
-    if reads_first(head):
+    if head.reads_first_token:
         way_out = "set objective.head.kind=last, mean, cnn or bilstm, or take the recipe classify-cnn"
         check_first_token(f"objective.head.kind={head.kind}", config, way_out=way_out)
 

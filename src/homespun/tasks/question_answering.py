@@ -27,9 +27,9 @@ from homespun.inference.question_answering import Answer, find_answers
 from homespun.metrics.qa import METRICS, answer_scores, mean_answers
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
+from homespun.models.heads import FeedForwardAnsweringHeadConfig, QuestionAnsweringHeadConfig
+from homespun.models.layer_heads import Layers, on_layers
 from homespun.models.model import Model
-from homespun.models.scalar_mix import Layers, kind_of_head, on_layers
-from homespun.models.token_heads import FeedForwardAnsweringHeadConfig, QuestionAnsweringHeadConfig
 from homespun.tasks.files import numbered_chunks
 from homespun.tasks.head_training import FineTuningLoss, build_token_head
 from homespun.tasks.protocol import Measured, TaskData, TaskObjective, TrainingSetup, check_length, task_metadata
@@ -116,7 +116,7 @@ class QuestionAnswering(TaskObjective):
     def task_from_metadata(cls, data: QuestionData, stored: ModelBundle, *, source: str) -> QuestionAnsweringTask:
         """Rebuild the task of a model that was fine-tuned here or with other software."""
         head = stored.config.head
-        if head is None or not kind_of_head(head).startswith("question_answering"):
+        if head is None or not head.task_kind.startswith("question_answering"):
             raise UserError(
                 f"{source} does not find answers; fine-tune it first: homespun finetune question-answering ... "
                 f"--from {source}"

@@ -17,9 +17,8 @@ from homespun.errors import UserError
 from homespun.metrics.regression import regression_metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
-from homespun.models.last_layers import LayerCount
+from homespun.models.layer_heads import LayerCount, Layers
 from homespun.models.model import Model
-from homespun.models.scalar_mix import Layers
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.tasks.head_training import build_text_head
 from homespun.tasks.number_training import (

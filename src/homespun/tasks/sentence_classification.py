@@ -33,9 +33,9 @@ from homespun.inference.predict import probabilities
 from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
+from homespun.models.heads import TokenClassificationHeadConfig
+from homespun.models.layer_heads import Layers
 from homespun.models.model import Model
-from homespun.models.scalar_mix import Layers
-from homespun.models.token_heads import TokenClassificationHeadConfig
 from homespun.tasks.files import numbered_chunks
 from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head
 from homespun.tasks.protocol import Measured, TaskData, TrainingSetup, check_length, task_metadata

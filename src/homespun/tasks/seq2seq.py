@@ -35,11 +35,11 @@ from homespun.inference.batch_generation import generate_batch
 from homespun.metrics.rouge import METRICS, Rouge, mean_scores
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.bundle import ModelBundle
-from homespun.models.config import CausalLMHeadConfig, ModelConfig
+from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.generation.settings import check_beams
-from homespun.models.heads import CausalLMHead
+from homespun.models.heads import CausalLMHead, CausalLMHeadConfig
 from homespun.models.model import Model
 from homespun.objectives.decoder_loss import EQUAL_WEIGHTS, StreamWeights, decoder_loss
 from homespun.objectives.mlm import gather_positions

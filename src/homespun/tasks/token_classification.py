@@ -34,9 +34,9 @@ from homespun.inference.token_classification import decode_tags, extract_entitie
 from homespun.metrics.sequence_labels import ENTITY_METRICS, WORD_METRICS, EntityMetrics, are_entities, word_metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
+from homespun.models.heads import TokenClassificationHeadConfig
+from homespun.models.layer_heads import Layers
 from homespun.models.model import Model
-from homespun.models.scalar_mix import Layers, kind_of_head
-from homespun.models.token_heads import TokenClassificationHeadConfig
 from homespun.objectives.mlm import gather_positions
 from homespun.tasks.files import numbered_chunks
 from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head
@@ -97,7 +97,7 @@ class TokenClassification(ClassTraining):
     def task_from_metadata(cls, data: TaggedData, stored: ModelBundle, *, source: str) -> TokenClassificationTask:
         """Rebuild the task of a model that was fine-tuned here or with other software."""
         head = stored.config.head
-        if stored.labels is None or head is None or kind_of_head(head) != "token_classification":
+        if stored.labels is None or head is None or head.task_kind != "token_classification":
             raise UserError(
                 f"{source} does not tag words; fine-tune it first: homespun finetune tag ... --from {source}"
             )

@@ -1,7 +1,12 @@
-"""BART (Lewis et al. 2020), and the parts of its relatives: an encoder-decoder over the same words, post-norm.
+"""BART (Lewis et al. 2020) and its relatives: an encoder-decoder over the same words, post-norm.
 
 Two unused rows stand before position 0. ``activation_dropout``, ``encoder_layerdrop`` and ``decoder_layerdrop`` matter
 in training alone: they are not supported, and written as 0. ``final_logits_bias``, a number a word, is not learned.
+
+PEGASUS (Zhang et al. 2020) is pre-norm, with sinusoidal positions, which are computed. LED (Beltagy et al. 2020) has
+Longformer's attention in the encoder, with position 0 in the first row; the caller chooses global tokens by
+``global_attention_mask``. BigBird-Pegasus (Zaheer et al. 2020, section 4) has learned positions and BigBird's encoder
+attention; `homespun.hf.families.big_bird` lists its differences in transformers.
 """
 
 from __future__ import annotations
@@ -14,10 +19,14 @@ from torch import Tensor
 
 from homespun.config import Tree
 from homespun.hf import builders
-from homespun.hf.builders import LAYER, attention_rules, feedforward_rules, module
-from homespun.hf.engine import AnyBackbone, Copy, DefaultTensor, Rule, Table, in_stack
+from homespun.hf.builders import LAYER, annotated, attention_rules, feedforward_rules, module
+from homespun.hf.engine import AnyBackbone, Copy, DefaultTensor, Drop, Rule, Table, in_stack
+from homespun.hf.families.big_bird import block_notes, read_blocks, write_blocks
+from homespun.hf.families.longformer import global_token_notes, read_windows, write_windows
 from homespun.hf.family import Architecture, Defaults, Family
+from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.nn.positions import SinusoidalPositions
 
 STACKS = ("encoder", "decoder")
 _ROWS_BEFORE = 2
@@ -206,4 +215,126 @@ BART = family(
     builders.question_answering("BartForQuestionAnswering"),
     defaults={"forced_eos_token_id": 2, "classifier_dropout": 0.0},
     stack={"positions": {"kind": "learned", "offset": _ROWS_BEFORE}},
+)
+
+
+_PEGASUS_STACK: Tree = {"embedding_norm": False, "residual": {"kind": "pre"}}
+
+
+def _sinusoids(stack: str) -> Callable[[EncoderDecoderConfig], Tensor]:
+    def make(backbone: EncoderDecoderConfig) -> Tensor:
+        config = getattr(backbone, stack)
+        return SinusoidalPositions(config.max_position_embeddings, config.hidden_size, halves=True).table.clone()
+
+    return make
+
+
+PEGASUS = family(
+    "pegasus",
+    "model",
+    (*encoder_rules("model"), *norm_rules("model", "layer_norm", "final_norm")),
+    builders.headless("PegasusModel", "model."),
+    conditional_lm("PegasusForConditionalGeneration", "model"),
+    table=Table(
+        drops=(Drop(r"model\.(en|de)coder\.embed_positions\.weight", "sines and cosines, which are computed"),),
+        default_tensors=tuple(
+            DefaultTensor(f"model.{stack}.embed_positions.weight", _sinusoids(stack)) for stack in STACKS
+        ),
+    ),
+    defaults={
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+        "forced_eos_token_id": 1,
+    },
+    stack=_PEGASUS_STACK | {"positions": {"kind": "sinusoidal", "halves": True}},
+)
+
+
+_THEIRS, _OURS = "led.encoder.layers.{i}.self_attn", f"{LAYER}.attention.sublayer"
+_PARTS = tuple(f"{part}{which}" for part in ("query", "key", "value") for which in ("", "_global"))
+
+
+def _led_notes(backbone: EncoderDecoderConfig) -> tuple[str, ...]:
+    return global_token_notes(backbone.encoder.attention, 0) if isinstance(backbone.encoder, EncoderConfig) else ()
+
+
+LED = family(
+    "led",
+    "led",
+    (
+        *position_rules("led"),
+        *norm_rules("led", "layernorm_embedding", "embeddings.norm"),
+        *encoder_rules(
+            "led",
+            *(module(f"{_THEIRS}.longformer_self_attn.{part}", f"{_OURS}.{part}") for part in _PARTS),
+            module(f"{_THEIRS}.output", f"{_OURS}.output"),
+        ),
+    ),
+    *annotated(
+        builders.headless("LEDModel", "led."),
+        conditional_lm("LEDForConditionalGeneration", "led"),
+        builders.question_answering("LEDForQuestionAnswering"),
+        notes=_led_notes,
+        unsupported_fields=frozenset({"backbone.encoder.attention.global_tokens.first"}),
+    ),
+    defaults={
+        "max_encoder_position_embeddings": 16384,
+        "max_decoder_position_embeddings": 1024,
+        "attention_window": 512,
+        "classifier_dropout": 0.0,
+    },
+    stack={"scale_embedding": False},
+    encoder=lambda settings: {"attention": read_windows(settings, first=0)},
+    write=lambda backbone: write_windows(backbone.encoder.attention),
+    names={"max_position_embeddings": "max_{stack}_position_embeddings"},
+    without=("max_position_embeddings", "scale_embedding"),
+)
+
+
+def _bigbird_notes(backbone: EncoderDecoderConfig) -> tuple[str, ...]:
+    stack = backbone.encoder
+    return block_notes(stack.attention) if isinstance(stack, EncoderConfig) else ()
+
+
+BIGBIRD_PEGASUS = family(
+    "bigbird_pegasus",
+    "model",
+    (
+        *position_rules("model"),
+        *norm_rules("model", "layernorm_embedding", "final_norm"),
+        *encoder_rules(
+            "model",
+            *attention_rules("model.encoder.layers.{i}.self_attn", "self.query", "self.key", "self.value", "output"),
+        ),
+    ),
+    *annotated(
+        builders.headless("BigBirdPegasusModel", "model."),
+        conditional_lm("BigBirdPegasusForConditionalGeneration", "model"),
+        classifier("BigBirdPegasusForSequenceClassification"),
+        builders.question_answering("BigBirdPegasusForQuestionAnswering"),
+        notes=_bigbird_notes,
+    ),
+    defaults={
+        "vocab_size": 96103,
+        "max_position_embeddings": 4096,
+        "encoder_layers": 16,
+        "decoder_layers": 16,
+        "activation_function": "gelu_new",
+        "scale_embedding": True,
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "classifier_dropout": 0.0,
+        "attention_type": "block_sparse",
+        "block_size": 64,
+        "num_random_blocks": 3,
+        "seed": 0,  # as in BigBird
+        "use_bias": False,
+    },
+    stack=_PEGASUS_STACK,
+    encoder=lambda settings: {"attention": read_blocks(settings)},
+    write=lambda backbone: write_blocks(backbone.encoder.attention),
+    names={"attention_bias": "use_bias"},
 )

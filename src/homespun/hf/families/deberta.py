@@ -1,7 +1,10 @@
-"""DeBERTa (He et al. 2021), and the parts that versions 2 and 3 share.
+"""DeBERTa (He et al. 2021), and its versions 2 and 3 (He et al. 2023).
 
 transformers has two heads for masked tokens, ``legacy`` and another, which differ in the names of tensors. Both are
 read, whichever config.json names. The legacy one is written: every version of transformers opens it.
+
+V2 has distances in buckets, with the projections of the content. V3 is V2 trained as ELECTRA; its
+``conv_kernel_size`` is 0, the only supported value.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from homespun.hf.families import bert
 from homespun.hf.family import Architecture, Family, activation
 from homespun.hf.labels import classification
 from homespun.models.encoder import EncoderConfig
-from homespun.models.positions import LearnedPositionsConfig
+from homespun.models.layer_parts import LearnedPositionsConfig
 
 _EMBEDDINGS, _LAYER = "deberta.embeddings", "deberta.encoder.layer.{i}"
 SELF, ATTENTION = f"{_LAYER}.attention.self", f"{LAYER}.attention.sublayer"
@@ -216,4 +219,55 @@ DEBERTA = Family(
     read=lambda settings, kind: read(settings, key_bias=False),
     write=write,
     fixed={"talking_head": (None, False)},
+)
+
+
+def _read_v2(settings: Tree, kind: str | None) -> Tree:
+    return read(
+        settings,
+        position_buckets=count(settings["position_buckets"]),
+        share_att_key=settings["share_att_key"],
+        norm_rel_ebd="layer_norm" if "layer_norm" in str(settings["norm_rel_ebd"]).lower().split("|") else "none",
+    )
+
+
+def _write_v2(backbone: EncoderConfig) -> Tree:
+    attention = backbone.attention
+    own = write(backbone)
+    if not isinstance(attention, DisentangledAttentionConfig):
+        return own
+    return own | {
+        "position_buckets": attention.position_buckets or -1,
+        "share_att_key": attention.share_att_key,
+        "norm_rel_ebd": attention.norm_rel_ebd,
+    }
+
+
+DEBERTA_V2 = Family(
+    model_type="deberta-v2",
+    prefix="deberta.",
+    table=TABLE
+    + Table(
+        rules=(
+            *(module(f"{SELF}.{part}_proj", f"{ATTENTION}.{part}") for part in ("query", "key", "value")),
+            *(module(f"{SELF}.pos_{part}_proj", f"{ATTENTION}.position_{part}") for part in ("query", "key")),
+            module("deberta.encoder.LayerNorm", f"{RELATIVE}.norm"),
+        )
+    ),
+    architectures=architectures("DebertaV2"),
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 128100,
+        "hidden_size": 1536,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 24,
+        "intermediate_size": 6144,
+        "position_buckets": -1,
+        "share_att_key": False,
+        "norm_rel_ebd": "none",
+    },
+    names=NAMES,
+    read=_read_v2,
+    write=_write_v2,
+    fixed={"conv_kernel_size": (None, 0)},
 )

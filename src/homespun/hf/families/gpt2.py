@@ -1,8 +1,8 @@
-"""GPT-2 (Radford et al. 2019): causal, pre-norm, without a norm of the embeddings.
+"""GPT-2 (Radford et al. 2019): causal, pre-norm, without a norm of the embeddings; GPT (2018): the same, post-norm.
 
-Without a padding token in config.json, texts are padded with the end of text, which is learned as an input too.
-``embd_pdrop`` is here ``resid_pdrop``. Texts are classified by the last real token, there by the last one that is not
-the padding token.
+Without a padding token in config.json, texts are padded with the end of text, which is learned as an input too; GPT's
+tokenizer has none, and the unknown token pads. ``embd_pdrop`` is here ``resid_pdrop``. Texts are classified by the last
+real token, there by the last one that is not the padding token.
 """
 
 from __future__ import annotations
@@ -106,5 +106,32 @@ GPT2 = Family(
     read=_read,
     write=lambda backbone: {"embd_pdrop": backbone.hidden_dropout_prob},
     fixed={"scale_attn_weights": (None, True), "scale_attn_by_inverse_layer_idx": (None, False)},
+    dropouts=lambda settings: ("embd_pdrop",),
+)
+
+
+def _read_gpt(settings: Tree, kind: str | None) -> Tree:
+    # here alone, "gelu" is the tanh formula
+    return read(settings) | {"hidden_act": "gelu_new" if settings["afn"] == "gelu" else settings["afn"]}
+
+
+def _write_gpt(backbone: EncoderConfig) -> Tree:
+    afn = "gelu" if backbone.hidden_act == "gelu_new" else backbone.hidden_act
+    return {"embd_pdrop": backbone.hidden_dropout_prob, "afn": afn}
+
+
+OPENAI_GPT = Family(
+    model_type="openai-gpt",
+    prefix="transformer.",
+    table=table("tokens_embed", "positions_embed"),
+    architectures=(
+        builders.headless("OpenAIGPTModel", "transformer."),
+        *builders.causal_lm("OpenAIGPTLMHeadModel", "transformer.tokens_embed", tied_by_default=True),
+        builders.last_token_classification("OpenAIGPTForSequenceClassification"),
+    ),
+    defaults=DEFAULTS | {"vocab_size": 40478, "n_positions": 512, "afn": "gelu"},
+    names=NAMES | {"hidden_act": "afn"},
+    read=_read_gpt,
+    write=_write_gpt,
     dropouts=lambda settings: ("embd_pdrop",),
 )

@@ -1,4 +1,9 @@
-"""Llama (Touvron et al. 2023), and the parts that nanochat, Qwen3 and EuroBERT share.
+"""Llama (Touvron et al. 2023) and its relatives.
+
+EuroBERT (Boizard et al. 2025) is bidirectional; its masked tokens are predicted by our head ``causal_lm``. nanochat
+(Karpathy 2025) has norms without weights, also of queries and keys, and squared ReLU; it rotates in the opposite
+direction, which is ours with the halves of each head exchanged, and normalises afterwards, which is the same for norms
+without weights. Qwen3 (Yang et al. 2025) has norms of queries and keys.
 
 transformers has no dropout of hidden states here: ``hidden_dropout_prob`` is written to config.json, and ignored there.
 """
@@ -8,14 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from torch import Tensor
+
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf import builders
-from homespun.hf.builders import annotated, module
+from homespun.hf.builders import LAYER, annotated, module
 from homespun.hf.engine import Change, Drop, Rule, Table, unchanged
 from homespun.hf.family import Architecture, Defaults, Family, Fixed
 from homespun.models.encoder import EncoderConfig
-from homespun.models.positions import RotaryPositionsConfig
+from homespun.models.layer_parts import RotaryPositionsConfig
 
 LAYERS = "model.layers.{i}"
 WORDS = "model.embed_tokens"
@@ -183,4 +190,125 @@ LLAMA = family(
     defaults={"mlp_bias": False},
     fields={"gated_feed_forward": True, "causal": True},
     check=check_heads,
+)
+
+
+_POOLING = builders.Pooling({"bos": "first", "mean": "mean"})
+
+
+def _check_bias(settings: Tree) -> None:
+    if settings["mlp_bias"] is not False:
+        raise UserError(
+            "mlp_bias=True is not supported by the head for masked tokens, which then has a bias; only False"
+        )
+
+
+EUROBERT = family(
+    "eurobert",
+    GATED,
+    builders.headless("EuroBertModel", "model."),
+    *builders.causal_lm("EuroBertForMaskedLM", WORDS, tied_by_default=False, check=_check_bias, pipeline="fill-mask"),
+    builders.text_classification(
+        "EuroBertForSequenceClassification",
+        dense="dense",
+        classifier="classifier",
+        head=lambda settings: _POOLING.read(settings) | {"hidden_act": "gelu"},
+        write=_POOLING.write,
+    ),
+    builders.token_classification("EuroBertForTokenClassification"),
+    defaults={
+        "vocab_size": 128256,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 128001,
+        "mlp_bias": False,
+        "classifier_pooling": "late",
+    },
+    fields={"gated_feed_forward": True},
+    check=check_heads,
+)
+
+
+def exchange_halves(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
+    """Exchange the halves of each head in the rows of a projection."""
+    size = backbone.head_size or backbone.hidden_size // backbone.num_attention_heads
+    if not tensor.dim() or tensor.shape[0] % size or size % 2:
+        return tensor  # a wrong shape is reported with those of all tensors
+    return tensor.reshape(-1, 2, size // 2, *tensor.shape[1:]).flip(1).reshape(tensor.shape)
+
+
+def _check_cap(settings: Tree) -> None:
+    cap = settings.get("final_logit_softcapping", 15.0)  # null is no cap, a missing value the default
+    if cap is not None:
+        raise UserError(
+            f"final_logit_softcapping={cap} is not supported by the head, only null; "
+            f"open the model without its head by `homespun convert --head none`"
+        )
+
+
+NANOCHAT = family(
+    "nanochat",
+    Table(
+        rules=(
+            *backbone_rules(exchange_halves),
+            *builders.feedforward_rules(f"{LAYERS}.mlp", "fc1", "fc2"),
+        )
+    ),
+    builders.headless("NanoChatModel", "model."),
+    *builders.causal_lm(
+        "NanoChatForCausalLM",
+        WORDS,
+        tied_by_default=False,
+        check=_check_cap,
+        settings={"final_logit_softcapping": None},
+    ),
+    defaults={
+        "vocab_size": 50304,
+        "hidden_size": 768,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 6,
+        "hidden_act": "relu2",
+        "pad_token_id": 1,
+    },
+    fields={
+        "mlp_bias": False,
+        "embedding_norm": True,
+        "norm_weight": False,
+        "qk_norm": True,
+        "causal": True,
+    },
+    check=lambda settings: None,
+)
+
+
+_THEIRS, _OURS = f"{LAYERS}.self_attn", f"{LAYER}.attention.sublayer"
+_QK_NORMS = Table(
+    rules=(module(f"{_THEIRS}.q_norm", f"{_OURS}.query_norm"), module(f"{_THEIRS}.k_norm", f"{_OURS}.key_norm"))
+)
+
+
+def _check_layer_types(settings: Tree) -> None:
+    types = settings.get("layer_types")
+    if types is not None and (not isinstance(types, list) or {*map(str, types)} - {"full_attention"}):
+        raise UserError(f"layer_types={types!r} is not supported, only 'full_attention' for each layer")
+
+
+QWEN3 = family(
+    "qwen3",
+    GATED + _QK_NORMS,
+    *decoder_classes("Qwen3"),
+    defaults={
+        "vocab_size": 151936,
+        "intermediate_size": 22016,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+    },
+    fields={"gated_feed_forward": True, "mlp_bias": False, "qk_norm": True, "causal": True},
+    check=_check_layer_types,
+    fixed={"use_sliding_window": (None, False)},
 )

@@ -13,7 +13,7 @@ from homespun.errors import UserError
 from homespun.hf import builders
 from homespun.hf.builders import BERT_DEFAULTS, LAYER, annotated, gelu_masked_lm, module
 from homespun.hf.engine import Table
-from homespun.hf.families import roberta
+from homespun.hf.families.bert import roberta_masked_lm_table, roberta_table
 from homespun.hf.family import Family, Notes
 from homespun.models.encoder import EncoderConfig
 
@@ -83,14 +83,14 @@ def _question_notes(backbone: EncoderConfig) -> tuple[str, ...]:
 LONGFORMER = Family(
     model_type="longformer",
     prefix="longformer.",
-    table=roberta.table("longformer")
+    table=roberta_table("longformer")
     + Table(
         rules=tuple(module(f"{_LAYER}.{part}_global", f"{_OWN}.{part}_global") for part in ("query", "key", "value"))
     ),
     architectures=annotated(
         *annotated(
             *builders.models_with_pooler("LongformerModel", "longformer.pooler.dense"),
-            builders.language_model("LongformerForMaskedLM", roberta.masked_lm_table("longformer"), gelu_masked_lm),
+            builders.language_model("LongformerForMaskedLM", roberta_masked_lm_table("longformer"), gelu_masked_lm),
             builders.token_classification("LongformerForTokenClassification"),
             notes=_notes(0),
         ),

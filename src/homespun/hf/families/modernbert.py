@@ -18,7 +18,7 @@ from homespun.hf.engine import Rule, Table
 from homespun.hf.families.llama import rope_theta
 from homespun.hf.family import Family, activation
 from homespun.models.encoder import EncoderConfig
-from homespun.models.positions import RotaryPositionsConfig
+from homespun.models.layer_parts import RotaryPositionsConfig
 
 _LAYER, _WORDS = "model.layers.{i}", "model.embeddings.tok_embeddings"
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"

@@ -22,9 +22,9 @@ from homespun.hf import builders
 from homespun.hf.builders import CAUSAL_FIXED, LAYER, annotated, module
 from homespun.hf.engine import DefaultTensor, Drop, Rule, Table
 from homespun.hf.family import Architecture, Family
+from homespun.models.bundle import MOST_LAYERS
 from homespun.models.encoder import EncoderConfig
-from homespun.models.meta_device import MOST_LAYERS
-from homespun.models.positions import AxialPositionsConfig
+from homespun.models.layer_parts import AxialPositionsConfig
 
 _LAYER = "reformer.encoder.layers.{i}"
 _AXES = "reformer.embeddings.position_embeddings.weights"

@@ -10,16 +10,12 @@ from torch import Tensor
 
 from homespun.attention.full import DotProduct
 from homespun.errors import UserError
-from homespun.models.backbone import Backbone
-from homespun.models.context import Context
-from homespun.models.eval_mode import eval_mode
-from homespun.models.generation.scores import uniforms
-from homespun.models.generation.search import Beams, Ends, GenerationTask, one_by_one
+from homespun.models.backbone import Backbone, Context
+from homespun.models.generation.search import Beams, Ends, GenerationTask, one_by_one, uniforms
 from homespun.models.generation.settings import GENERATION_TOKENS, GenerationConfig, check_beams
 from homespun.models.generation.steps import Prompt, Writer, start
 from homespun.models.heads import LanguageModelHead
-from homespun.models.model import Model
-from homespun.nn.patterns import Band, Window
+from homespun.models.model import Model, eval_mode
 
 
 def generate(
@@ -177,10 +173,7 @@ def _kind(model: Model) -> str:
 def _only_distances(stack: Backbone) -> bool:
     """True if attention uses relative positions only, so that prompts may be padded on the left."""
     sparse = [part.sparse for part in stack.modules() if isinstance(part, DotProduct)]
-    return all(
-        each.global_tokens is None and all(isinstance(pattern, (Window, Band)) for pattern in each.patterns)
-        for each in sparse
-    )
+    return all(each.global_tokens is None and all(pattern.is_relative for pattern in each.patterns) for each in sparse)
 
 
 def _prepare(job: _Job, rows: Tensor) -> tuple[GenerationTask, Writer, Prompt]:

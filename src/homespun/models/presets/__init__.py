@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from homespun.config import Tree
 from homespun.errors import UserError, nearest
-from homespun.models.presets.decoders import DECODERS
-from homespun.models.presets.elmo import ELMO
 from homespun.models.presets.encoder_decoders import ENCODER_DECODERS
-from homespun.models.presets.encoders import ENCODERS
-from homespun.models.presets.recurrent import RECURRENT
+from homespun.models.presets.encoders import DECODERS, ENCODERS
+from homespun.models.presets.recurrent import ELMO, RECURRENT
 from homespun.models.presets.spun import SPUN
 
 PRESETS: dict[str, Tree] = {**ENCODERS, **DECODERS, **ENCODER_DECODERS, **RECURRENT, **ELMO, **SPUN}

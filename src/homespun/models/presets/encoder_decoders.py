@@ -9,7 +9,7 @@ base, is ours.
 from __future__ import annotations
 
 from homespun.config import Tree
-from homespun.models.presets.sizes import SIZES
+from homespun.models.presets.encoders import SIZES
 
 
 def _size(layers: int, width: int, heads: int, inner: int, head_size: int = 0) -> Tree:

@@ -1,14 +1,17 @@
-"""Encoders, by size.
-
-BERT's smaller sizes are those of Turc et al. 2019; base and large of Devlin et al. 2019, Liu et al. 2019 and
-Clark et al. 2020; ALBERT's base of Lan et al. 2020. The sizes of ELECTRA below small and of ALBERT below base are ours,
-and so are the sizes of the long-input models but for base.
-"""
+"""The sizes that families share: BERT's (Turc et al. 2019; base and large of Devlin et al. 2019)."""
 
 from __future__ import annotations
 
 from homespun.config import Tree
-from homespun.models.presets.sizes import SIZES
+
+SIZES: dict[str, Tree] = {
+    "tiny": {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512},
+    "mini": {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
+    "small": {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048},
+    "base": {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+    "large": {"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096},
+}
+
 
 _ROBERTA: Tree = {
     "positions": {"kind": "learned", "offset": 2},
@@ -100,4 +103,61 @@ ENCODERS: dict[str, Tree] = {
     "deberta-v3-base": SIZES["base"] | _DEBERTA_V3,
     "dilated-bert-small": _DILATED,
     "reversible-dilated-bert-small": _DILATED | {"residual": {"kind": "reversible", "streams": "split"}},
+}
+
+
+_GPT: Tree = {
+    "causal": True,
+    "type_vocab_size": 0,
+    "embedding_norm": False,
+    "layer_norm_eps": 1e-5,
+    "hidden_act": "gelu_new",
+    "max_position_embeddings": 512,
+}
+_GPT2: Tree = _GPT | {
+    "max_position_embeddings": 1024,
+    "residual": {"kind": "pre", "scaled_initialisation": True},
+}
+# The paper has its bands "as in the Sparse Transformer" and does not say how wide; 256 is ours.
+_GPT3: Tree = _GPT2 | {
+    "max_position_embeddings": 2048,
+    "attention": {
+        "kind": "alternating",
+        "cycle": [{"kind": "full"}, {"kind": "sparse", "patterns": [{"kind": "band", "width": 256}]}],
+    },
+}
+
+
+def _size(layers: int, width: int, heads: int) -> Tree:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * width,
+    }
+
+
+_SMALL: dict[str, Tree] = {"tiny": SIZES["tiny"], "mini": SIZES["mini"]}
+_GPT2_SIZES = _SMALL | {
+    "small": SIZES["base"],
+    "medium": SIZES["large"],
+    "large": _size(36, 1280, 20),
+    "xl": _size(48, 1600, 25),
+}
+_GPT3_SIZES = _SMALL | {
+    "small": SIZES["base"],
+    "medium": SIZES["large"],
+    "large": _size(24, 1536, 16),
+    "xl": _size(24, 2048, 16),
+    "2.7b": _size(32, 2560, 32),
+    "6.7b": _size(32, 4096, 32),
+    "13b": _size(40, 5120, 40),
+    "175b": _size(96, 12288, 96),
+}
+
+DECODERS: dict[str, Tree] = {
+    **{f"gpt-{size}": _SMALL[size] | _GPT for size in _SMALL},
+    "gpt-base": SIZES["base"] | _GPT,
+    **{f"gpt2-{size}": values | _GPT2 for size, values in _GPT2_SIZES.items()},
+    **{f"gpt3-{size}": values | _GPT3 for size, values in _GPT3_SIZES.items()},
 }

@@ -39,3 +39,24 @@ RECURRENT: dict[str, Tree] = {
     "rnn-seq2seq-base": _two(1000, 620),
     "rnn-seq2seq-plain-mini": _two(256, 256, attention="none"),
 }
+
+
+def _elmo(width: int, cell: int, characters: Tree) -> Tree:
+    """``width``: of a direction, and of the words."""
+    return {
+        "kind": "recurrent",
+        "cell": "lstm",
+        "hidden_size": 2 * width,
+        "cell_size": cell,
+        "num_hidden_layers": 2,
+        "bidirectional": True,
+        "independent_directions": True,
+        "characters": characters,
+    }
+
+
+ELMO: dict[str, Tree] = {
+    "elmo-tiny": _elmo(32, 64, {"max_word_length": 20, "filters": ((1, 8), (2, 16), (3, 24), (4, 16))}),
+    "elmo-mini": _elmo(128, 512, {"max_word_length": 30, "filters": ((1, 16), (2, 32), (3, 64), (4, 64), (5, 80))}),
+    "elmo-original": _elmo(512, 4096, {}),
+}

@@ -10,7 +10,7 @@ embeddings, which `homespun.hf.folding` makes T5's on export, and one table of e
 from __future__ import annotations
 
 from homespun.config import Tree
-from homespun.models.presets.sizes import SIZES
+from homespun.models.presets.encoders import SIZES
 
 _BLOCK: Tree = {
     "max_position_embeddings": 2048,
