@@ -11,7 +11,6 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from homespun.attention.block_plan import Plan, make_plan
 from homespun.attention.full import DotProduct, attend
 from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import Sparse
-from homespun.nn.torch_private import flash_attention_cpu, flash_attention_cpu_backward
+from homespun.nn.torch_private import FunctionContext, flash_attention_cpu, flash_attention_cpu_backward
 
 # bytes of gathered keys that are attended to at once, on a CPU. At 4,096 tokens, forward and backward of the attention
 # alone, the peak falls from 1.28 to 0.95 GB against all heads at once, for 3 % of time; half as many save little more
@@ -176,7 +175,7 @@ class _InBlocks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionContext,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -197,7 +196,7 @@ class _InBlocks(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, values, *sums = ctx.saved_tensors
         totals = [torch.empty_like(tensor) for tensor in (query, key, value)]
         places = zip(_by_heads(query, ctx.plan, ctx.global_tokens, ctx.bias), sums, strict=True)
@@ -309,7 +308,12 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, blocks: Tensor, seen: Tensor | None, columns: tuple[int | Tensor, ...], before: int, count: int
+        ctx: FunctionContext,
+        blocks: Tensor,
+        seen: Tensor | None,
+        columns: tuple[int | Tensor, ...],
+        before: int,
+        count: int,
     ) -> Tensor:
         """(batch, groups, count, columns * size + n, width) of blocks (batch, groups, all, size, width)."""
         batch, groups, _, size, width = blocks.shape
@@ -328,7 +332,7 @@ class _Gather(torch.autograd.Function):
         return gathered
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         blocks = gradient.new_zeros(ctx.shape)
         size = ctx.shape[3]
         for place, column in enumerate(ctx.columns):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
 from pydantic import AfterValidator, Field
@@ -17,6 +17,7 @@ from homespun.errors import UserError
 from homespun.nn.elementwise import Dropout
 from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import FULL, Sparse
+from homespun.nn.torch_private import FunctionContext
 
 
 def log_buckets(distance: Tensor, *, buckets: int, maximum: int) -> Tensor:
@@ -221,12 +222,12 @@ class _Skew(torch.autograd.Function):
     """`_view`, whose gradient is written once; autograd's own would fill and copy it for each of the two slices."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, first: int, length: int) -> Tensor:
+    def forward(ctx: FunctionContext, scores: Tensor, first: int, length: int) -> Tensor:
         ctx.shape, ctx.first, ctx.length = scores.shape, first, length
         return _view(scores, first, length)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         found = gradient.new_zeros(ctx.shape)
         _view(found, ctx.first, ctx.length).copy_(gradient)
         return found, None, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -19,6 +19,7 @@ from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.masks import Mask
 from homespun.nn.reversible import record_choice
+from homespun.nn.torch_private import FunctionContext
 
 # added to a token's score with itself: far below any other score (at most the length of a query), so that it counts
 # only where there is no other, and within the range of every float type
@@ -68,7 +69,13 @@ class HashedAttention(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query_key: Tensor, value: Tensor, own: Tensor, window: Tensor, scores: Tensor, dropout: float
+        ctx: FunctionContext,
+        query_key: Tensor,
+        value: Tensor,
+        own: Tensor,
+        window: Tensor,
+        scores: Tensor,
+        dropout: float,
     ) -> tuple[Tensor, Tensor]:
         """Values, and the logarithm of the sum that the weights were divided by.
 
@@ -99,7 +106,7 @@ class HashedAttention(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_values: Tensor, d_total: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionContext, d_values: Tensor, d_total: Tensor) -> tuple[Tensor | None, ...]:
         query_key, value, own, window, scores = ctx.saved_tensors
         keys, inverse = _unit(query_key)
         d_query, d_keys, d_value = (torch.zeros_like(rows) for rows in (query_key, keys, value))
@@ -130,7 +137,7 @@ def _scores(query: Tensor, key: Tensor, added: Tensor) -> Tensor:
     return products.to(torch.promote_types(products.dtype, torch.float32)).add_(added)
 
 
-def _parts(ctx: Any, own: Tensor, width: int) -> Iterator[tuple[slice, Tensor | None]]:
+def _parts(ctx: FunctionContext, own: Tensor, width: int) -> Iterator[tuple[slice, Tensor | None]]:
     """Some chunks at a time, and by what dropout multiplies their weights: both times the same."""
     generator = torch.Generator(own.device).manual_seed(ctx.seed) if ctx.dropout else None
     step = max(_AT_ONCE // (own[0].numel() * width), 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -18,6 +18,7 @@ from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import FULL
+from homespun.nn.torch_private import FunctionContext
 
 _SCORES = 2**19  # that the backward pass holds at once
 
@@ -144,13 +145,13 @@ class _Learned(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, table: Tensor, buckets: Tensor) -> Tensor:
+    def forward(ctx: FunctionContext, weight: Tensor, table: Tensor, buckets: Tensor) -> Tensor:
         ctx.shape, ctx.dtype, ctx.buckets = weight.shape, weight.dtype, buckets
         return table.view_as(table)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         found = _by_distance(gradient.sum(0, dtype=ctx.dtype))
         return found.new_zeros(ctx.shape).index_add_(0, ctx.buckets, found.T), None, None
 
@@ -164,7 +165,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionContext,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -180,7 +181,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, values, table = ctx.saved_tensors
         found_query = torch.empty_like(query)
         found_key, found_value = torch.zeros_like(key), torch.zeros_like(value)

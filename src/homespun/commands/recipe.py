@@ -13,9 +13,9 @@ from homespun.config import Config, Tree, json_schema, override, read_yaml, vali
 from homespun.errors import UserError, nearest
 from homespun.migration import RENAMED_RECIPES
 from homespun.models.auto_size import FAMILIES, AutoSizeConfig
-from homespun.models.config import BackboneConfig, default_kind
+from homespun.models.config import BackboneConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig, default_kind
 from homespun.models.presets import PRESETS, family_of
 from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.config import PretrainingObjective

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, model_validator
 
@@ -81,7 +81,7 @@ def same_model(left: BackboneConfig, right: BackboneConfig, ignored: frozenset[s
     return dict(_settings(left.model_dump(), ignored)) == dict(_settings(right.model_dump(), ignored))
 
 
-def _settings(tree: Mapping[str, Any], ignored: frozenset[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _settings(tree: Mapping[str, object], ignored: frozenset[str], prefix: str = "") -> Iterator[tuple[str, object]]:
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _settings(value, ignored, f"{prefix}{key}.")

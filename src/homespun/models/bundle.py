@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -115,7 +114,9 @@ def fingerprint(model: torch.nn.Module, *, extra: bytes = b"") -> str:
 class SkipInit(TorchFunctionMode):
     """Parameters keep what the memory held instead of random numbers; buffers are drawn as always."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: Tree | None = None
+    ) -> object:
         kwargs = kwargs or {}
         tensor = kwargs["tensor"] if "tensor" in kwargs else args[0] if args else None
         if function in _DRAWS and isinstance(tensor, torch.nn.Parameter):

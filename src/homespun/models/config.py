@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -10,8 +10,8 @@ from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.elmo import BiLMHeadConfig
-from homespun.models.encoder import EncoderConfig, initialise, with_preset
-from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.encoder import EncoderConfig, initialise
+from homespun.models.encoder_decoder import EncoderDecoderConfig, default_kind
 from homespun.models.heads import (
     CausalLMHeadConfig,
     DiscriminatorHeadConfig,
@@ -24,13 +24,6 @@ from homespun.models.layer_heads import LastLayersHeadConfig, ScalarMixHeadConfi
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
-
-
-def default_kind(tree: Any) -> Any:
-    """One stack, where neither ``kind`` nor the preset says more."""
-    tree = with_preset(tree)
-    return {"kind": "encoder"} | tree if isinstance(tree, dict) else tree
-
 
 BackboneConfig = Annotated[
     EncoderConfig | EncoderDecoderConfig | RecurrentConfig,

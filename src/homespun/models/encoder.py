@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 from torch import nn
@@ -47,15 +47,20 @@ def name_presets(schema: Tree) -> None:
     schema["properties"] = {"preset": preset, "size": size, **schema["properties"]}
 
 
-def with_preset(tree: Any) -> Any:
-    """A mapping with its ``preset``, where it has one, written out; other fields win over it, as in `completed`.
+def with_preset(tree: object) -> object:
+    """`expand_preset` of a mapping; other values as they are."""
+    return expand_preset(tree) if isinstance(tree, dict) else tree
+
+
+def expand_preset(tree: Tree) -> Tree:
+    """A mapping with its ``preset`` written out, if it has one; other fields win over it, as in `completed`.
 
     A ``size`` chooses among the presets of that family, see `homespun.models.presets.preset_name`.
 
     Raises:
         UserError: there is no such preset or size.
     """
-    if not isinstance(tree, dict) or "preset" not in tree:
+    if "preset" not in tree:
         return tree
     fields = {key: value for key, value in tree.items() if key not in ("preset", "size")}
     return completed(fields, PRESETS[preset_name(tree["preset"], tree.get("size"))])
@@ -72,7 +77,7 @@ def completed(given: Tree, base: Tree) -> Tree:
     }
 
 
-def _belong_together(given: Any, base: Any) -> bool:
+def _belong_together(given: object, base: object) -> bool:
     if not isinstance(given, dict) or not isinstance(base, dict) or "preset" in given:
         return False
     return "kind" not in given or "kind" not in base or given["kind"] == base["kind"]
@@ -163,7 +168,7 @@ class EncoderConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _preset(cls, tree: Any) -> Any:
+    def _preset(cls, tree: object) -> object:
         return with_preset(tree)
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -15,9 +15,9 @@ from homespun.models.encoder import (
     EncoderConfig,
     check_row_length,
     check_vocabulary,
+    expand_preset,
     initialise,
     name_presets,
-    with_preset,
 )
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.layer_parts import PositionsConfig
@@ -29,12 +29,12 @@ _STACKS: dict[str, type[EncoderConfig | RecurrentConfig]] = {"encoder": EncoderC
 TokenId = Annotated[int, Field(ge=0)]
 
 
-def _kind_of_stack(tree: Any) -> Any:
-    tree = with_preset(tree)
-    return {"kind": "encoder"} | tree if isinstance(tree, dict) else tree
+def default_kind(tree: object) -> object:
+    """One stack of attention, if neither ``kind`` nor the preset says more."""
+    return {"kind": "encoder"} | expand_preset(tree) if isinstance(tree, dict) else tree
 
 
-StackConfig = Annotated[EncoderConfig | RecurrentConfig, Field(discriminator="kind"), BeforeValidator(_kind_of_stack)]
+StackConfig = Annotated[EncoderConfig | RecurrentConfig, Field(discriminator="kind"), BeforeValidator(default_kind)]
 
 
 class EncoderDecoderConfig(Config):
@@ -66,15 +66,15 @@ class EncoderDecoderConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _complete(cls, tree: Any) -> Any:
-        tree = with_preset(tree)
+    def _complete(cls, tree: object) -> object:
         if not isinstance(tree, dict):
             return tree
+        tree = expand_preset(tree)
         encoder, decoder = (tree.get(name, {}) for name in ("encoder", "decoder"))
         if not isinstance(encoder, (dict, EncoderConfig, RecurrentConfig)) or not isinstance(decoder, dict):
             return tree
         if isinstance(encoder, dict):
-            encoder = _kind_of_stack(encoder)
+            encoder = {"kind": "encoder"} | expand_preset(encoder)
             if encoder["kind"] not in _STACKS:
                 return tree  # which says what there is
             try:
@@ -83,7 +83,7 @@ class EncoderDecoderConfig(Config):
                 return tree | {"decoder": EncoderConfig(causal=True)}
         if encoder.of_one_stack:
             raise ValueError(f"{encoder.of_one_stack} is of a stack that stands alone; leave it out of both")
-        decoder = {"kind": encoder.kind} | with_preset(decoder)
+        decoder = {"kind": encoder.kind} | expand_preset(decoder)
         its = _STACKS[decoder["kind"]].model_fields if decoder["kind"] in _STACKS else {}
         taken = {name: value for name, value in encoder.model_dump().items() if name in its and name not in _OWN}
         own = {"causal": True} | ({"attention": {"kind": "ngram"}} if tree.get("ngram") else {})

@@ -14,7 +14,6 @@ import os
 import weakref
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -144,7 +143,7 @@ class CachedEncoder:
         keys = []
         for row, real in enumerate(keep):
             digest = hashlib.blake2b(start, digest_size=16)
-            parts: list[Any] = [ids[row, real], np.flatnonzero(real)]
+            parts: list[NDArray[np.int64]] = [ids[row, real], np.flatnonzero(real)]
             if types is not None and types[row, real].any():
                 parts.append(types[row, real])
             for part in parts:

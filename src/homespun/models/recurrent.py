@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 from torch import nn
@@ -91,7 +91,7 @@ class RecurrentConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _preset(cls, tree: Any) -> Any:
+    def _preset(cls, tree: object) -> object:
         return with_preset(tree)
 
     @model_validator(mode="after")

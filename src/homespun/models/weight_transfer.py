@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,7 +98,7 @@ def extend_context(
     return transfer(stored, {name: value for name, value in given.items() if value is not None})[0]
 
 
-def transfer(stored: ModelBundle, changes: Mapping[str, Any]) -> tuple[ModelBundle, TransferReport]:
+def transfer(stored: ModelBundle, changes: Mapping[str, object]) -> tuple[ModelBundle, TransferReport]:
     """The model with ``changes`` to its backbone's config, and where its tensors came from.
 
     Raises:
@@ -117,7 +116,7 @@ def transfer(stored: ModelBundle, changes: Mapping[str, Any]) -> tuple[ModelBund
     return replace(stored, model=model, config=config, task=task), origins
 
 
-def change_stacks(backbone: BackboneConfig, changes: Mapping[str, Any]) -> BackboneConfig:
+def change_stacks(backbone: BackboneConfig, changes: Mapping[str, object]) -> BackboneConfig:
     """`change_backbone` of one stack, or of each: ``{"encoder": {...}, "decoder": {...}}``.
 
     Raises:
@@ -136,7 +135,7 @@ def change_stacks(backbone: BackboneConfig, changes: Mapping[str, Any]) -> Backb
     return backbone.model_copy(update=stacks)
 
 
-def change_backbone(backbone: StackConfig, changes: Mapping[str, Any]) -> StackConfig:
+def change_backbone(backbone: StackConfig, changes: Mapping[str, object]) -> StackConfig:
     """The config with ``changes``. Settings of an attention of the same kind are changed singly.
 
     Raises:
@@ -345,7 +344,7 @@ def _describe_new_rows(words: AddedTokens) -> str:
 
 
 def build_student(
-    teacher: ModelBundle, *, layers: Sequence[int] | None = None, changes: Mapping[str, Any] | None = None
+    teacher: ModelBundle, *, layers: Sequence[int] | None = None, changes: Mapping[str, object] | None = None
 ) -> tuple[ModelBundle, TransferReport]:
     """The student, and where its tensors came from. It fills places where its teacher does, and has no head else.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from homespun.nn.torch_private import FunctionContext
 
 _LEVELS = 2**16
 
@@ -78,7 +78,7 @@ def _is_faster_by_hand(values: Tensor) -> bool:
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, eps: float | None) -> Tensor:
+    def forward(ctx: FunctionContext, hidden: Tensor, eps: float | None) -> Tensor:
         eps = torch.finfo(hidden.dtype).eps if eps is None else eps
         # a norm, squared again, would be faster, and moved the logits of a T5 by 2e-5
         scale = hidden.square().mean(-1, keepdim=True).add_(eps).rsqrt_()  # (..., 1)
@@ -87,7 +87,7 @@ class _RMSNorm(torch.autograd.Function):
         return normalised
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionContext, *gradients: Tensor) -> tuple[Tensor, None]:
         normalised, scale = ctx.saved_tensors
         product = gradients[0] * normalised
         mean = product.mean(-1, keepdim=True)
@@ -97,13 +97,13 @@ class _RMSNorm(torch.autograd.Function):
 
 class _ReLUSquared(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor) -> Tensor:
+    def forward(ctx: FunctionContext, hidden: Tensor) -> Tensor:
         positive: Tensor = F.relu(hidden)
         ctx.save_for_backward(positive)
         return positive * positive
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: FunctionContext, *gradients: Tensor) -> Tensor:
         (positive,) = ctx.saved_tensors
         doubled: Tensor = gradients[0] * positive
         return doubled.mul_(2)

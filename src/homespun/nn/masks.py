@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -46,14 +46,13 @@ class Mask:
     cache: Cache | None = None
     position_ids: Tensor | None = None
     context: Tensor | None = None
-    _built: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    _built: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     def once(self, name: Hashable, build: Callable[[], T]) -> T:
         """``build()``, made once for all layers under this name."""
         if name not in self._built:
             self._built[name] = build()
-        result: T = self._built[name]
-        return result
+        return cast(T, self._built[name])
 
     def refuse_cache(self, attention: str) -> None:
         """For an attention that cannot go on from the keys of earlier tokens alone.

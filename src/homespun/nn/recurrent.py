@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "
 STATES = {"rnn": 1, "lstm": 2, "gru": 1}
 """Vectors that a cell hands on: of an LSTM its output and its memory."""
 
-_READ: dict[str, Callable[..., Any]] = {"RNN_TANH": torch.rnn_tanh, "LSTM": torch.lstm, "GRU": torch.gru}
+_READ: dict[str, Callable[..., tuple[Tensor, ...]]] = {"RNN_TANH": torch.rnn_tanh, "LSTM": torch.lstm, "GRU": torch.gru}
 _LENGTH_RATIO = 2.0  # oneDNN's LSTM reads those texts together whose lengths differ by no more than this factor
 _EMPTY = 1.5  # times as many places as tokens, up to which other networks read all texts together
 

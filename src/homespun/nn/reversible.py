@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from homespun.nn.masks import Mask
-from homespun.nn.torch_private import disable_compile
+from homespun.nn.torch_private import FunctionContext, disable_compile
 
 Choose = Callable[[], Tensor]
 
@@ -142,12 +143,12 @@ class _Streams:
 
 
 @disable_compile
-def _recomputed(layers: Iterable[Any], hidden: Tensor, mask: Mask) -> Tensor:
+def _recomputed(layers: Iterable[nn.Module], hidden: Tensor, mask: Mask) -> Tensor:
     first, second = hidden.chunk(2, -1)
     back = _Streams()
-    for layer in layers:
+    for layer in cast(Iterable[ReversibleLayer], layers):
         for module, arguments in layer.steps(mask):
-            learns = [parameter for parameter in module.parameters() if parameter.requires_grad]
+            learns: list[Tensor] = [parameter for parameter in module.parameters() if parameter.requires_grad]
             if arguments and mask.source is not None and mask.source.hidden.requires_grad:
                 learns.append(mask.source.hidden)  # the encoder learns through it
             first, second = second, _Step.apply(module, arguments, back, first, second, *learns)  # type: ignore[no-untyped-call]
@@ -163,9 +164,9 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionContext,
         module: nn.Module,
-        arguments: tuple[Any, ...],
+        arguments: tuple[Mask, ...],
         back: _Streams,
         first: Tensor,
         second: Tensor,
@@ -174,13 +175,9 @@ class _Step(torch.autograd.Function):
         kind = first.device.type
         ctx.module, ctx.arguments, ctx.back = module, arguments, back
         ctx.state, ctx.choices = _RandomState(second), []
-        ctx.autocast = {
-            "device_type": kind,
-            "dtype": torch.get_autocast_dtype(kind),
-            "enabled": torch.is_autocast_enabled(kind),
-            # what is cast here has no graph: taken from the cache, as not every PyTorch avoids, it would not learn
-            "cache_enabled": False,
-        }
+        # what is cast here has no graph: taken from the cache, as not every PyTorch avoids, it would not learn
+        dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        ctx.autocast = autocast = partial(torch.autocast, kind, dtype=dtype, enabled=enabled, cache_enabled=False)
         # so that changing them before the backward pass is the error that it always is
         ctx.save_for_backward(*parameters)
 
@@ -189,19 +186,19 @@ class _Step(torch.autograd.Function):
             choice: Tensor = ctx.choices[-1]
             return choice
 
-        with torch.autocast(**ctx.autocast), _choosing(record):
+        with autocast(), _choosing(record):
             result: Tensor = first + module(second, *arguments)
         return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         back, parameters, choices = ctx.back, ctx.saved_tensors, iter(ctx.choices)
         stream = back.first.detach().requires_grad_()
         outside = _RandomState(stream)
         ctx.state.restore()
         try:
-            with torch.enable_grad(), torch.autocast(**ctx.autocast), _choosing(lambda _: next(choices)):
+            with torch.enable_grad(), ctx.autocast(), _choosing(lambda _: next(choices)):
                 added = ctx.module(stream, *ctx.arguments)
         finally:
             outside.restore()
@@ -214,13 +211,13 @@ class _End(torch.autograd.Function):
     """The last streams, as they are: all that is kept, and where the way back begins."""
 
     @staticmethod
-    def forward(ctx: Any, back: _Streams, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: FunctionContext, back: _Streams, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         ctx.back = back
         ctx.save_for_backward(first, second)
         return first.view_as(first), second.view_as(second)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, first: Tensor, second: Tensor) -> tuple[None, Tensor, Tensor]:
+    def backward(ctx: FunctionContext, first: Tensor, second: Tensor) -> tuple[None, Tensor, Tensor]:
         ctx.back.first, ctx.back.second = ctx.saved_tensors
         return None, first, second

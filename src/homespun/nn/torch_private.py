@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
+    "FunctionContext",
     "OpOverload",
     "TorchDispatchMode",
     "disable_compile",
@@ -46,6 +47,21 @@ flash_attention_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 flash_attention_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 """Gradients of `flash_attention_cpu` for queries, keys and values."""
+
+
+class FunctionContext(Protocol):
+    """``ctx`` of a `torch.autograd.Function`, which takes attributes of any name."""
+
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+
+    def __getattr__(self, name: str) -> Any: ...
+
+    def __setattr__(self, name: str, value: object) -> None: ...
 
 
 def disable_compile(function: Callable[P, T]) -> Callable[P, T]:

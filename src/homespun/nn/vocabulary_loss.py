@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from homespun.nn.torch_private import FunctionContext
 
 _CHUNK = 12 * 2**20  # logits held at once: 48 MB in float32
 _ROWS = 256  # of targets, at once on a CPU: more leave its cache between two passes, fewer make the products slower
@@ -68,7 +69,7 @@ def predict_tokens(
 class _PredictTokens(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionContext,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor,
@@ -120,7 +121,7 @@ class _PredictTokens(torch.autograd.Function):
         return loss, correct, samples
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale = gradients[0]
         hidden, weight, bias = ctx.saved_tensors
         return (
@@ -257,7 +258,7 @@ def binary_log_probs(logits: Tensor) -> Tensor:
 class _SoftTokens(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionContext,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor,
@@ -295,7 +296,7 @@ class _SoftTokens(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale = gradients[0]
         made = [
             gradient * scale.to(gradient.dtype) if needed else None
