@@ -1,4 +1,4 @@
-"""Additive attention, and the recurrent decoder layer that looks through it at its source (Bahdanau et al. 2015)."""
+"""Additive attention, and the recurrent decoder layer that uses it (Bahdanau et al. 2015)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ _STEPS = {"rnn": nn.RNNCell, "lstm": nn.LSTMCell, "gru": nn.GRUCell}
 
 
 class AdditiveAttention(nn.Module):
-    """The alignment model: ``softmax(v tanh(W s + U h))`` over the vectors ``h`` of a source, for a state ``s``.
-
-    Args:
-        state_size: width of the state that asks.
-        source_size: width of the vectors that it is compared with.
-    """
+    """The alignment model: ``softmax(v tanh(W s + U h))`` over the vectors ``h`` of a source, for a state ``s``."""
 
     def __init__(self, state_size: int, source_size: int) -> None:
         super().__init__()
@@ -33,10 +28,10 @@ class AdditiveAttention(nn.Module):
             state: (batch, state).
             keys: (batch, source, state): ``key`` of the vectors, made once a text.
             values: (batch, source, size): the vectors.
-            keep: (batch, source) bool, False at padding; a text that is all padding is looked at evenly.
+            keep: (batch, source) bool, False at padding; a text that is all padding has even weights.
 
         Returns:
-            (batch, size) the mean by weight, and (batch, source) the weights, which sum to 1.
+            (batch, size) and (batch, source), which sums to 1.
         """
         scores: Tensor = self.score(torch.tanh(self.query(state)[:, None] + keys)).squeeze(-1)
         if keep is not None:
@@ -46,15 +41,14 @@ class AdditiveAttention(nn.Module):
 
 
 class AlignedLayer(nn.Module):
-    """A recurrent layer that asks its source before each token: ``s_i = f(s_{i-1}, [y_i; c_i])``.
+    """A recurrent layer that attends to its source before each token: ``s_i = f(s_{i-1}, [y_i; c_i])``.
 
-    The context ``c_i`` is what the state before sees; what the layer gives is ``tanh(W [s_i; c_i; y_i])``, the deep
-    output of the paper without its maxout. A text is written token by token here in training too, for the state must be
-    known before it can ask.
+    The context ``c_i`` is that of the previous state; the output is ``tanh(W [s_i; c_i; y_i])``, the deep output of the
+    paper without its maxout. Training runs token by token too.
 
     Args:
-        input_size: width of what enters.
-        size: width of the state, and of what comes out.
+        input_size: width of the input.
+        size: width of the state and the output.
         source_size: width of the source's vectors.
         cell: see `homespun.nn.recurrent.CELLS`.
         dropout: after the layer.
@@ -70,7 +64,7 @@ class AlignedLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, input) -> (batch, seq, size); ``mask.source`` is what is read."""
+        """(batch, seq, input) -> (batch, seq, size), with the source of ``mask``."""
         source = mask.source
         assert source is not None
         values, keep, seq = source.hidden, source.mask.keep, hidden.shape[1]

@@ -1,8 +1,8 @@
 """Exact attention under a union of patterns, a block of queries at a time: memory and work grow with the length.
 
-Each block of queries is given the blocks of keys that its patterns name and the tokens that everybody sees, with a mask
-inside the blocks, in one batched call of SDPA. Tokens that see everything are computed apart. A dilated window is a
-plain one once the tokens stand in order of their remainder. Equal to `DotProduct` to rounding.
+Each block of queries gets the blocks of keys of its patterns and the global tokens, with a mask inside the blocks, in
+one batched call of SDPA. Queries of global tokens are computed separately. A dilated window is a plain one once tokens
+are ordered by their remainder. Equal to `DotProduct` up to rounding.
 """
 
 from __future__ import annotations
@@ -34,12 +34,8 @@ _FEW = 12288  # numbers of a block's keys of one head, up to which half precisio
 class Blocked(nn.Module):
     """``softmax(query key^T / sqrt(head_dim)) value`` over the keys that a union of patterns allows.
 
-    A cache of earlier keys, and texts so short that blocks save nothing, go the dense way. Where a GPU can, it
-    goes the way of FlexAttention (`homespun.attention.flex`).
-
-    Args:
-        sparse: which places see each other.
-        dropout: of the attention probabilities, in training.
+    With a cache, and for texts so short that blocks save nothing, `DotProduct` computes it; on a GPU, if possible,
+    `homespun.attention.flex`. ``dropout`` is of the attention probabilities, in training.
     """
 
     def __init__(self, sparse: Sparse, *, dropout: float = 0.0) -> None:
@@ -167,10 +163,9 @@ def _blocks(
 
 
 class _InBlocks(torch.autograd.Function):
-    """`_in_blocks` on a CPU: keys and values are gathered again in the backward pass, attention is not made again.
+    """`_in_blocks` on a CPU: the backward pass gathers keys and values again, and does not compute attention again.
 
-    The two halves of SDPA's fused path on a CPU, of which the first is what SDPA calls for such inputs. Some heads at a
-    time: the gathered keys are several times the keys, and so stay near the processor and out of the peak.
+    The two halves of SDPA's fused path on a CPU. Some heads at a time: gathered keys are several times the keys.
     """
 
     @staticmethod
@@ -216,7 +211,7 @@ class _InBlocks(torch.autograd.Function):
 
 
 def _widened(given: tuple[Tensor, ...], bias: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """Float32 in place of half precision, where a block's backward pass takes half as long so: where keys are few."""
+    """Float32 in place of half precision where it halves the time of a block's backward pass: with few keys."""
     _, _, key, _, _ = given
     if key.element_size() > 2 or key.shape[-2] * key.shape[-1] > _FEW:
         return given, bias
@@ -226,7 +221,7 @@ def _widened(given: tuple[Tensor, ...], bias: Tensor | None) -> tuple[tuple[Tens
 def _by_heads(
     query: Tensor, plan: Plan, global_tokens: GlobalTokens | None, bias: Tensor | None
 ) -> Iterator[tuple[slice, Plan, Tensor | None]]:
-    """Heads to do at once, with their part of the plan and of the bias."""
+    """Heads to compute at once, with their part of the plan and of the bias."""
     batch, heads, _, head_dim = query.shape
     shared = 0 if global_tokens is None else global_tokens.index.shape[1]
     gathered = batch * plan.blocks * (len(plan.columns) * plan.size + shared) * head_dim * query.element_size()
@@ -244,14 +239,14 @@ def _by_heads(
 def see_all(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask, global_tokens: GlobalTokens, dropout: float
 ) -> Tensor:
-    """(batch, heads, n, head_dim): what the tokens everywhere see, of all keys that the data allows."""
+    """(batch, heads, n, head_dim): values of the global tokens' queries, over all keys that the batch allows."""
     table = global_token_table(mask, global_tokens, key.shape[2])
     values = attend(query, key, value, table=table, dropout=dropout)
     return zero_fully_masked(values, table)
 
 
 def global_token_table(mask: Mask, global_tokens: GlobalTokens, keys: int) -> Tensor | None:
-    """(batch or 1, 1, n or 1, keys) bool: what the data lets the tokens everywhere see; None: everything."""
+    """(batch or 1, 1, n or 1, keys) bool: what the batch lets global tokens see; None: everything."""
 
     def build() -> Tensor | None:
         index, tables = global_tokens.index, []
@@ -300,10 +295,9 @@ def _key_blocks(key: Tensor, plan: Plan, global_tokens: GlobalTokens | None) -> 
 
 
 class _Gather(torch.autograd.Function):
-    """Blocks of keys beside each other, and after them the keys that every block needs.
+    """Blocks of keys next to each other, then the keys that every block needs.
 
-    Autograd of slices and their concatenation would give every column a gradient as large as all the keys, filled
-    with zeros, and add them up; here each is added where it belongs.
+    Autograd of slices and their concatenation would fill a gradient as large as all the keys for every column.
     """
 
     @staticmethod
@@ -351,13 +345,13 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def index(column: Tensor, blocks: Tensor, before: int) -> Tensor:
-        """(groups * count,) int64 into the flat blocks; those that are none read some block, and are masked."""
+        """(groups * count,) int64 into the flat blocks; missing ones read any block, and are masked."""
         first = torch.arange(blocks.shape[1], device=column.device)[:, None] * blocks.shape[2] + before
         return (first + column.clamp(min=0)).flatten()
 
 
 def _in_slots(tokens: Tensor, plan: Plan, before: int = 0, after: int = 0) -> Tensor:
-    """(batch, before + slots + after, heads, head_dim): the tokens in their slots, zeros where there is none."""
+    """(batch, before + slots + after, heads, head_dim): the tokens in their slots, zeros in empty ones."""
     if plan.place is not None:
         tokens = tokens.index_select(1, plan.place)
     missing = plan.blocks * plan.size - tokens.shape[1] + after
@@ -367,10 +361,10 @@ def _in_slots(tokens: Tensor, plan: Plan, before: int = 0, after: int = 0) -> Te
 def _bias(
     plan: Plan, mask: Mask, global_tokens: GlobalTokens | None, batch: int, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Bias of the scores and mask of the queries that see a key, in block layout.
+    """Bias of the scores and mask of the queries that see a key, in block layout; None: no effect.
 
-    Either is None where it changes nothing. Scores of what is not allowed get the least number, not minus infinity:
-    a query that sees nothing then has finite gradients, which are multiplied by zero.
+    Masked scores get the least number, not minus infinity: queries without a key then have finite gradients, times
+    zero.
     """
     ok = plan.inside[None]  # (batch or 1, heads, blocks, size or 1, keys)
     rows = plan.queries.squeeze(-1)  # (1, blocks, size)

@@ -1,4 +1,4 @@
-"""Disentangled attention: content and place have scores of their own (He et al. 2021, DeBERTa, section 3.1)."""
+"""Disentangled attention: separate scores for content and position (He et al. 2021, DeBERTa, section 3.1)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from homespun.nn.torch_private import FunctionContext
 
 
 def log_buckets(distance: Tensor, *, buckets: int, maximum: int) -> Tensor:
-    """Int64 distances -> int64 buckets of the same sign: each its own up to ``buckets / 2``, then ever wider ones.
+    """Int64 distances -> int64 buckets of the same sign: one distance each up to ``buckets / 2``, then ever wider ones.
 
     Args:
-        distance: query's place less key's, any shape.
-        buckets: as many as there are on either side (DeBERTa V2: 256).
-        maximum: the distance that the last bucket is reached at.
+        distance: query's position minus key's, any shape.
+        buckets: number on either side (DeBERTa V2: 256).
+        maximum: distance at which the last bucket is reached.
     """
     near = buckets // 2
     size = distance.abs().clamp(min=near)  # the near ones keep their distance below
@@ -37,15 +37,13 @@ def log_buckets(distance: Tensor, *, buckets: int, maximum: int) -> Tensor:
 
 
 class RelativeEmbeddings(nn.Module):
-    """A learned vector for each distance between two tokens, the same ones in all layers.
-
-    Distances beyond ``span`` have the vector of the last one.
+    """A learned vector for each distance between two tokens, shared by all layers.
 
     Args:
         hidden_size: width of a vector.
-        max_position_embeddings: the longest input.
-        span: distances on either side that have vectors of their own, or buckets of distances.
-        maximum: where distances share buckets, the one at which the last is reached; 0: every distance is its own.
+        max_position_embeddings: longest input.
+        span: distances, or buckets, on either side that have vectors; greater ones share the last.
+        maximum: distance at which the last bucket is reached; 0: no buckets.
         norm: of the vectors.
     """
 
@@ -68,8 +66,8 @@ class RelativeEmbeddings(nn.Module):
         """Embeddings and indices for queries at ``start, start + 1, ...`` and keys from 0.
 
         Returns:
-            (distinct, hidden) vectors, and which of them is that of each distance from ``start - keys`` up to
-            ``start + queries - 1``, (queries + keys,) int64.
+            (distinct, hidden) vectors, and (queries + keys,) int64: the vector of each distance from ``start - keys``
+                up.
         """
         first = self.longest + start - keys
         last = first + queries + keys
@@ -82,9 +80,7 @@ class RelativeEmbeddings(nn.Module):
 
 
 class AddedScores(nn.Module):
-    """``softmax(scale * query key^T + added) value``: a kernel that is given a part of the scores.
-
-    A query that may see nothing gives zeros, not NaN.
+    """``softmax(scale * query key^T + added) value``; zeros for a query that sees no key.
 
     Args:
         scale: of the products.
@@ -112,27 +108,19 @@ class AddedScores(nn.Module):
 
 
 class DisentangledAttention(nn.Module):
-    """``softmax((content to content + content to place + place to content) / sqrt(terms * head_size)) value``.
+    """``softmax((content to content + content to position + position to content) / sqrt(terms * head_size)) value``.
 
-    A query scores each key by what stands there, by how far away it stands (``c2p``: the query against a key made of
-    the distance), and the key scores the query's distance in turn (``p2c``: the key against a query made of it). A
-    token that may see nothing gets zeros before the last projection.
+    A query scores each key by its content and by its distance (``c2p``: the query against a projected distance), and
+    the key scores the query's distance (``p2c``). A token that sees none gets zeros before the last projection.
 
     Args:
-        hidden_size: width of the stream that it reads and writes.
-        num_attention_heads: heads.
         relative: `RelativeEmbeddings`, which layers share.
         pos_att_type: ``c2p``, ``p2c`` or both.
-        share_att_key: distances go through the projections of the content (V2); else through their own.
-        head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
-        bias: whether projections have biases.
-        key_bias: whether those to keys have, where there are any; V1 has none there.
-        scaled: divide the scores.
-        dropout: of the attention probabilities, in training.
+        share_att_key: distances go through the projections of the content (V2); else through separate ones.
+        key_bias: projections to keys have biases, if ``bias``; those of V1 have none.
         relative_dropout: of the vectors of distances, in training.
 
-    Raises:
-        UserError: ``hidden_size`` is not a multiple of ``num_attention_heads``, and no ``head_size`` is given.
+    Others are those of `MultiHeadAttention`.
     """
 
     def __init__(
@@ -183,7 +171,7 @@ class DisentangledAttention(nn.Module):
         return mixed
 
     def _position_scores(self, query: Tensor, key: Tensor, start: int) -> Tensor:
-        """(batch, heads, queries, keys), divided as the others are: what is added to the scores of the content."""
+        """(batch, heads, queries, keys), scaled: added to the scores of the content."""
         queries, keys = query.shape[-2], key.shape[-2]
         vectors, index = self.relative(queries, keys, start)
         vectors = self.relative_dropout(vectors)
@@ -197,7 +185,7 @@ class DisentangledAttention(nn.Module):
         return terms[0] + terms[1] if len(terms) == 2 else terms[0]
 
     def _at(self, projected: Tensor, index: Tensor) -> Tensor:
-        """(distinct, width) -> (heads, head_size, distances), divided already."""
+        """(distinct, width) -> (heads, head_size, distances), scaled."""
         of_heads = (projected * self.scale).view(projected.shape[0], self.num_attention_heads, -1)
         return of_heads.index_select(0, index).permute(1, 2, 0)
 
@@ -205,7 +193,7 @@ class DisentangledAttention(nn.Module):
 def skewed(scores: Tensor, *, first: int, length: int) -> Tensor:
     """Row i of contiguous (..., rows, width) from column ``first - i`` on: (..., rows, length), without copying.
 
-    Scores of distances become scores of tokens, one place further with every row. ``length + rows`` is the width.
+    Turns scores of distances into scores of tokens, shifted by one with every row; ``width`` is ``length + rows``.
     """
     result: Tensor = _Skew.apply(scores, first, length)  # type: ignore[no-untyped-call]
     return result
@@ -219,7 +207,7 @@ def _view(scores: Tensor, first: int, length: int) -> Tensor:
 
 
 class _Skew(torch.autograd.Function):
-    """`_view`, whose gradient is written once; autograd's own would fill and copy it for each of the two slices."""
+    """`_view`, whose gradient is written once; autograd's own fills and copies it for each of the two slices."""
 
     @staticmethod
     def forward(ctx: FunctionContext, scores: Tensor, first: int, length: int) -> Tensor:
@@ -234,10 +222,10 @@ class _Skew(torch.autograd.Function):
 
 
 def check_buckets(buckets: int, maximum: int, longest: int) -> None:
-    """Check that every distance of a text of ``longest`` tokens has a bucket.
+    """Refuse buckets in which a distance of a text of ``longest`` tokens has none.
 
     Raises:
-        UserError: the last of the near ones lies beyond ``maximum``.
+        UserError: the last single distance lies beyond ``maximum``.
     """
     near = buckets // 2
     if longest - 1 > near and maximum - 1 <= near:
@@ -257,11 +245,10 @@ def _in_order(terms: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class DisentangledAttentionConfig(Config):
-    """Every token sees every token, by content and by distance (He et al. 2021). Causal too; keeps documents apart.
+    """Every token sees every token, by content and by distance (He et al. 2021).
 
     V1 is ``key_bias: false`` and nothing else. V2 and V3 have ``position_buckets: 256``, ``share_att_key: true``,
-    ``norm_rel_ebd: layer_norm``. The vectors of distances are the same in all layers. Time and memory grow with the
-    square of the length, as the scores of distances have no fast path.
+    ``norm_rel_ebd: layer_norm``. Distances have no fused kernel: time and memory grow with the square of the length.
     """
 
     kind: Literal["disentangled"] = "disentangled"

@@ -1,7 +1,7 @@
 """Exact attention under a union of patterns on a GPU: one fused kernel of FlexAttention (Dong et al. 2024).
 
-The kernel visits the blocks of keys that a block of queries needs and asks the rule inside each. Memory grows with the
-length, and nothing is gathered. It is used where a trial on the machine itself equals the dense reference.
+The kernel visits the blocks of keys that a block of queries needs and evaluates the mask inside each; nothing is
+gathered. It is used if a trial on the device equals the dense reference.
 """
 
 from __future__ import annotations
@@ -110,9 +110,8 @@ def _call(attention: Attention, block_mask: BlockMask, query: Tensor, key: Tenso
 
 @functools.cache
 def compiled(attention: Attention) -> Attention:
-    """Compiled at the first call, and never at import.
-
-    The whole of it or not at all: what is not compiled makes the table of all scores.
+    """Compiled at the first call, never at import, and as one graph: a part that is not compiled makes the table of
+    scores.
     """
     return torch.compile(attention, fullgraph=True)
 
@@ -169,7 +168,7 @@ def pattern_blocks(sparse: Sparse, length: int, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def pattern_rules(sparse: Sparse, device: torch.device) -> tuple[MaskMod, ...]:
-    """The rule of each pattern; what they look up is copied to the device once."""
+    """The mask function of each pattern; their tables are copied to the device once."""
     with torch.inference_mode(False):  # it is to serve training too
         return tuple(pattern.mask_mod(device) for pattern in sparse.patterns)
 

@@ -1,4 +1,4 @@
-"""Softmax attention: PyTorch's fused path, or plain products where that is slow: in half precision on a CPU."""
+"""Softmax attention: the fused path of PyTorch, or plain products where that is slow, and the dense reference."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ def attend(
     """``softmax(scale * query key^T + table) value``: (batch, heads, queries, head_dim).
 
     In half precision on a CPU, PyTorch's fused backward pass over some hundred keys takes three to six times as long as
-    the products one after another, and with dropout it holds all probabilities in float32. There the products are
-    taken, wherever they need no more memory; `python -m benchmarks finetune --precision bf16` measures it.
+    plain products, and with dropout it holds all probabilities in float32. Plain products are used there if they need
+    no more memory; `python -m benchmarks finetune --precision bf16` measures it.
 
     Args:
         query: (batch, heads, queries, head_dim).
-        key: (batch, heads, keys, head_dim), and so is ``value``.
-        table: of any shape that (batch, heads, queries, keys) can be made of: bool, True where a key is seen, or
-            numbers to add. What a query gets that sees nothing is not defined, and may be NaN if its numbers are -inf.
+        key, value: (batch, heads, keys, head_dim).
+        table: broadcast to (batch, heads, queries, keys): bool, True where a key is seen, or numbers to add. Queries
+            that
+            see no key have undefined results, NaN for -inf.
         dropout: of the probabilities.
-        causal: no later keys are seen; there is no table then.
+        causal: no later keys are seen; without a table.
         scale: of the products; None: ``1 / sqrt(head_dim)``.
     """
     if not _plain(query, key, dropout):
@@ -70,12 +71,11 @@ def _plain(query: Tensor, key: Tensor, dropout: float) -> bool:
 class DotProduct(nn.Module):
     """``softmax(query key^T / sqrt(head_dim)) value`` over the allowed keys (Vaswani et al. 2017, equation 1).
 
-    A query that may see nothing gives zeros, not NaN.
+    A query that sees no key gives zeros.
 
     Args:
-        sparse: which places see each other; all of them by default.
-        dropout: of the attention probabilities, in training. Above zero, SDPA on a CPU falls back to a path that
-            holds the whole table of probabilities.
+        sparse: which positions see each other; by default all.
+        dropout: of the attention probabilities, in training; SDPA on a CPU then holds the table of probabilities.
         scaled: divide by ``sqrt(head_dim)``; T5 does not.
     """
 

@@ -1,4 +1,4 @@
-"""Linformer: exact attention over keys and values that were first made few (Wang et al. 2020, section 4)."""
+"""Linformer: attention over keys and values projected to fewer (Wang et al. 2020, section 4)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,10 @@ from homespun.nn.masks import Mask
 
 
 class LinearProjection(nn.Module):
-    """``k`` learned sums over the places of a text: the paper's E or F. A shorter text uses the first columns.
+    """``k`` learned sums over the positions of a text: E or F. A shorter text uses the first columns.
 
-    The weights begin as in the authors' code: uniform, with Glorot's bound under a gain of 1 / sqrt(2).
-
-    Args:
-        max_position_embeddings: the longest text.
-        k: how many tokens are left.
-        heads: matrices; 1 where all heads share one.
+    Initialised as in the authors' code: uniform, Glorot's bound under a gain of 1 / sqrt(2). ``heads``: matrices; 1:
+    shared.
 
     Raises:
         UserError: on a text longer than ``max_position_embeddings``.
@@ -52,12 +48,12 @@ class LinearProjection(nn.Module):
         return split.transpose(1, 2)  # (batch, heads, k, head_dim)
 
     def seen(self, keep: Tensor | None) -> Tensor | None:
-        """No mask: each of the ``k`` is a sum over the whole text, so no projected key is masked."""
+        """No mask: each of the ``k`` is a sum over the full text."""
         return None
 
 
 class PooledProjection(nn.Module):
-    """The mean of every ``window`` tokens in a row; padding is not counted. Nothing to learn."""
+    """The mean of every ``window`` tokens in a row, without padding."""
 
     def __init__(self, window: int) -> None:
         super().__init__()
@@ -80,10 +76,7 @@ class PooledProjection(nn.Module):
 class ConvolvedProjection(nn.Module):
     """A convolution over ``window`` tokens in steps of ``window``, without bias, so that padding is as zeros.
 
-    Args:
-        window: tokens in each.
-        head_dim: channels in and out.
-        heads: sets of weights; 1 where all heads share one.
+    ``head_dim``: channels in and out; ``heads``: sets of weights, 1 if all heads share one.
     """
 
     def __init__(self, window: int, head_dim: int, *, heads: int = 1) -> None:
@@ -111,12 +104,11 @@ Projection = LinearProjection | PooledProjection | ConvolvedProjection
 class Linformer(nn.Module):
     """Attention over projected keys and values: linear in the length (Wang et al. 2020, equation 7).
 
-    Padded keys and values are zeros before they are projected, and a projected token that holds no real one is
-    masked out, so what a row gives does not depend on how far its batch is padded. A row of padding alone gives zeros.
+    Padded keys and values are zeros before they are projected, and a projected token without a real one is masked:
+    results do not depend on padding. A row of padding alone gives zeros.
 
     Args:
-        key_projection: makes the keys few: the paper's E.
-        value_projection: makes the values few: the paper's F; the same module where E and F are one.
+        key_projection, value_projection: E and F of the paper, or one module for both.
         dropout: of the attention probabilities, in training.
 
     Raises:
@@ -149,13 +141,11 @@ class Linformer(nn.Module):
 
 
 class LinformerAttention(nn.Module):
-    """The same as the `MultiHeadAttention` that it is given, whose parts it takes over, with less work.
+    """`MultiHeadAttention` around a `Linformer`, whose parts it takes over, with less work.
 
-    Where all heads share a projection E over places, E (x W) = (E x) W: the text is projected first, and only ``k``
-    tokens are multiplied by the weights of keys and of values. A quarter of a layer's attention at 4,096 tokens.
-
-    Args:
-        attention: around a `Linformer` whose projections are linear, or means, and shared by all heads.
+    Where all heads share a projection E over positions, E (x W) = (E x) W: the text is projected first, and only ``k``
+    tokens are multiplied by the weights of keys and values, a quarter of a layer's attention at 4,096 tokens. For
+    linear or pooled projections that heads share.
     """
 
     def __init__(self, attention: MultiHeadAttention) -> None:
@@ -186,7 +176,7 @@ class LinformerAttention(nn.Module):
 
 
 def _linear(layer: nn.Linear, tokens: Tensor, ones: Tensor) -> Tensor:
-    """``layer`` of sums of tokens: its bias counts as often as the sum has tokens."""
+    """``layer`` of sums of tokens: its bias counts once for each token of the sum."""
     products = F.linear(tokens, layer.weight)
     return products if layer.bias is None else products + (ones * layer.bias).to(products.dtype)
 
@@ -199,7 +189,7 @@ def _kept(mask: Mask) -> Tensor | None:
 
 
 def _zeroed(tokens: Tensor, keep: Tensor | None) -> Tensor:
-    """(batch, heads, seq, width) with zeros at padding. Not a product: what stands there may be anything."""
+    """(batch, heads, seq, width) with zeros at padding, whose values may be anything."""
     return tokens if keep is None else torch.where(keep[:, None, :, None], tokens, 0.0)
 
 
@@ -218,12 +208,11 @@ def _windows_with_tokens(keep: Tensor, window: int) -> Tensor:
 
 
 class LinformerAttentionConfig(Config):
-    """Every token sees ``k`` projections of all tokens (Wang et al. 2020). Not causal; keeps no documents apart.
+    """Every token sees ``k`` projections of all tokens (Wang et al. 2020). Neither causal nor for packed documents.
 
-    ``sharing`` is the paper's, section 4: ``none`` has matrices of each head for keys and for values, ``headwise`` one
-    for keys and one for values, ``key_value`` one for both, ``layerwise`` the same one in all layers. ``pooled`` has
-    nothing to share. Windows (pooled, convolved) are of ``max_position_embeddings / k`` tokens, rounded up: where k
-    does not divide it, a few less than k are needed.
+    ``sharing`` (section 4): ``none`` has matrices of each head for keys and for values, ``headwise`` one for keys and
+    one for values, ``key_value`` one for both, ``layerwise`` the same one in all layers. ``pooled`` has nothing to
+    share. Windows (pooled, convolved) are of ``max_position_embeddings / k`` tokens, rounded up.
     """
 
     kind: Literal["linformer"] = "linformer"

@@ -1,7 +1,7 @@
-"""Attention in chunks: a chunk of queries sees its own chunk of keys and some of those around it.
+"""Attention in chunks: a chunk of queries sees its own chunk of keys and neighbouring ones.
 
-Reformer's local attention chunks a row as it stands; its LSH attention (`homespun.attention.lsh`) chunks it sorted by
-bucket, once a round of hashing. `Chunks` is what the two share.
+Reformer's local attention cuts a row into chunks as it is, its LSH attention (`homespun.attention.lsh`) sorted by
+bucket, once for each round of hashing. `Chunks` is shared by both.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ChunkWindow:
 
     Args:
         source: (batch or 1, rounds * chunks, slots) int64: the chunk.
-        wrapped: the same shape, bool: it was come to past an end of the row.
-        chunks: what they are.
+        wrapped: the same shape, bool: reached past an end of the row.
+        chunks: lengths and neighbours.
     """
 
     source: Tensor
@@ -48,9 +48,9 @@ class ChunkWindow:
 class Chunks:
     """Chunks of ``length`` tokens that see ``before`` chunks on their left and ``after`` on their right.
 
-    The chunks of a row close to a ring, as in `transformers`: the first looks back to the last one, and in several
-    rounds to the last one of the round before. The ring is made of the chunks that hold real tokens of the row, so that
-    what a token sees does not depend on how far its batch is padded.
+    As in `transformers` the chunks of a row form a ring: the first looks back to the last one, in several rounds to the
+    last one of the round before. Only chunks with real tokens are in the ring, so that results do not depend on
+    padding.
 
     Raises:
         UserError: a length below 1, or a negative number of neighbours.
@@ -68,14 +68,14 @@ class Chunks:
             )
 
     def within(self, tokens: int) -> Chunks:
-        """The same for rows of ``tokens`` places: one chunk of a longer length is no longer than they are."""
+        """The same for rows of ``tokens`` positions: a chunk is at most as long as a row."""
         return dataclasses.replace(self, length=max(1, min(self.length, tokens)))
 
     def check(self, longest: int) -> None:
-        """For rows of at most ``longest`` tokens.
+        """Refuse more neighbours than rows of at most ``longest`` tokens have chunks.
 
         Raises:
-            UserError: more neighbours than they have chunks.
+            UserError: there are more.
         """
         count = -(-longest // self.length)
         if max(self.before, self.after) > count:
@@ -90,7 +90,7 @@ class Chunks:
         return self.before + 1 + self.after
 
     def neighbours(self, real: Tensor, tokens: int, rounds: int = 1) -> ChunkWindow:
-        """The windows of rows of ``tokens`` places, of which the first ``real`` (batch or 1,) hold what takes part."""
+        """Windows of rows of ``tokens`` positions, of which the first ``real`` (batch or 1,) are real."""
         count = -(-tokens // self.length)
         device = real.device
         own = (-(-real // self.length)).clamp(min=1)[:, None, None, None]  # chunks in the row's ring
@@ -116,7 +116,7 @@ class Chunks:
         """Index of each token's result among those of all chunks.
 
         Args:
-            inverse: (batch or 1, rounds, heads or 1, tokens) int64: its place in the round.
+            inverse: (batch or 1, rounds, heads or 1, tokens) int64: its position in the round.
 
         Returns:
             (batch, tokens, heads, rounds) int64 into ``batch * rounds * chunks * heads * length``.
@@ -131,20 +131,16 @@ class Chunks:
 
 
 def as_rows(vectors: Tensor) -> Tensor:
-    """(batch, heads, tokens, head_dim) -> (batch * tokens * heads, head_dim): no copy of what a projection gives."""
+    """(batch, heads, tokens, head_dim) -> (batch * tokens * heads, head_dim), without a copy of a projection."""
     return vectors.transpose(1, 2).reshape(-1, vectors.shape[-1])
 
 
 def row_index(places: Tensor, vectors: Tensor) -> Tensor:
-    """Indices of the vectors at these positions in ``as_rows(vectors)``.
+    """Indices in ``as_rows(vectors)`` of the vectors at these positions, (batch * n, heads, m) int64.
 
     Args:
-        places: (batch or 1, n, heads or 1, m) int64. Of a place past the last token, where there is none, the row of
-            the last token is given: what comes of it must be masked, or not be read.
+        places: (batch or 1, n, heads or 1, m) int64. Positions past the last token get its index: mask their results.
         vectors: (batch, heads, tokens, head_dim).
-
-    Returns:
-        (batch * n, heads, m) int64.
     """
     batch, heads, tokens, _ = vectors.shape
     row = torch.arange(batch, device=places.device)[:, None, None, None]
@@ -165,10 +161,10 @@ def lookup(table: Tensor, tokens: Tensor, beyond: int) -> Tensor:
 
 
 def allowed(query: Tensor, key: Tensor, mask: Mask, *, tokens: int) -> Tensor:
-    """Mask of the keys in its window that each token of a chunk may see, by padding and documents.
+    """Mask of the keys in its window that each token of a chunk may see, by padding, causality and documents.
 
     Args:
-        query: (batch or 1, n, heads or 1, length) int64; ``tokens`` itself stands for a place with no token.
+        query: (batch or 1, n, heads or 1, length) int64; ``tokens`` itself stands for no token.
         key: (batch or 1, n, heads or 1, slots * length), likewise.
 
     Returns:
@@ -185,12 +181,8 @@ def allowed(query: Tensor, key: Tensor, mask: Mask, *, tokens: int) -> Tensor:
 
 
 def bias(table: Tensor, itself: Tensor, own: float, *, batch: int, dtype: torch.dtype) -> Tensor:
-    """Bias of the scores: 0 where ``table`` is true, ``own`` at the token itself, else minus infinity.
-
-    No row is without a finite place, so that none gives NaN.
-
-    Returns:
-        (batch * n, heads or 1, length, slots * length).
+    """(batch * n, heads or 1, length, slots * length) added to scores: 0 where ``table`` is true, ``own`` at the token
+    itself, else minus infinity. Every row has a finite value, so that none gives NaN.
     """
     scores = torch.zeros(table.shape, dtype=dtype, device=table.device).masked_fill_(~table, -torch.inf)
     scores.masked_fill_(itself, own)
@@ -200,11 +192,7 @@ def bias(table: Tensor, itself: Tensor, own: float, *, batch: int, dtype: torch.
 class LocalAttention(nn.Module):
     """Exact attention inside chunks and their neighbours (Reformer's local layers; Kitaev et al. 2020).
 
-    Causal attention does not close the ring: no chunk sees past the start of its row.
-
-    Args:
-        chunks: their length, and the neighbours that they see.
-        dropout: of the attention probabilities, in training.
+    Causal attention does not close the ring. ``dropout`` is of the attention probabilities, in training.
     """
 
     def __init__(self, chunks: Chunks, *, dropout: float = 0.0) -> None:
@@ -216,7 +204,7 @@ class LocalAttention(nn.Module):
         """(batch, heads, seq, head_dim) each, of one sequence -> the same shape.
 
         Raises:
-            UserError: queries and keys are not as many, or there is a cache.
+            UserError: the numbers of queries and keys differ, or there is a cache.
         """
         mask.refuse_cache("local attention")
         if query.shape != key.shape:
@@ -259,11 +247,7 @@ class LocalAttention(nn.Module):
 
 
 class LocalAttentionConfig(Config):
-    """A token sees its own chunk and the chunks around it; any length is filled up to whole chunks inside.
-
-    As in `transformers`, the chunks of a row close to a ring where attention is not causal: the first looks back to the
-    last (Kitaev et al. 2020).
-    """
+    """A token sees its own chunk and neighbouring ones; without causality they form a ring, see `Chunks`."""
 
     kind: Literal["local"] = "local"
     chunk_length: int = Field(default=64, ge=1, description="tokens in a chunk")

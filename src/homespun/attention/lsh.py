@@ -28,9 +28,8 @@ _AT_ONCE = 2**20  # scores that are made at once, so that they stay in the cache
 
 
 def default_num_buckets(max_position_embeddings: int, chunk_length: int) -> tuple[int, ...]:
-    """About two buckets a chunk of the longest input, as a power of two, in two factors where that is many.
-
-    The rule of `transformers`, which however takes the length of the first batch that it meets for the longest one.
+    """About two buckets a chunk of the longest input, as a power of two, in two factors if many: the rule of
+    `transformers`.
     """
     chunks = max_position_embeddings // chunk_length
     power = max((2 * chunks).bit_length() - 1, 1)
@@ -40,11 +39,7 @@ def default_num_buckets(max_position_embeddings: int, chunk_length: int) -> tupl
 
 
 def draw_rotations(heads: int, head_dim: int, num_hashes: int, num_buckets: Sequence[int], *, seed: int) -> Tensor:
-    """(heads, head_dim, num_hashes, sum(num_buckets) / 2) normal numbers: the same as `transformers` from this seed.
-
-    Raises:
-        UserError: a factor of the number of buckets that is not even.
-    """
+    """(heads, head_dim, num_hashes, sum(num_buckets) / 2) normal numbers, those of `transformers` for this seed."""
     factors = _even(num_buckets)
     generator = torch.Generator().manual_seed(seed)
     # on the CPU also where the model is built on another device, or on none
@@ -61,10 +56,10 @@ def _even(num_buckets: Sequence[int]) -> tuple[int, ...]:
 
 
 class HashedAttention(Function):
-    """Attention inside chunks of rows that are gathered for it, some chunks at a time.
+    """Attention inside chunks of gathered rows, some chunks at a time.
 
-    Neither what is gathered nor the scores are kept for the backward pass, which makes them again. SDPA keeps them:
-    with it, an attention layer of 12 heads and 2,048 tokens held 2.6 times as much, and took 5 % less time.
+    Gathered rows and scores are computed again in the backward pass. SDPA keeps them: with it, a layer of 12 heads and
+    2,048 tokens held 2.6 times as much, and took 5 % less time.
     """
 
     @staticmethod
@@ -81,8 +76,8 @@ class HashedAttention(Function):
 
         Args:
             query_key, value: (rows, head_dim).
-            own: (chunks, heads, length) int64: the rows that ask.
-            window: (chunks, heads, slots * length) int64: the rows that they may see.
+            own: (chunks, heads, length) int64: rows of the queries.
+            window: (chunks, heads, slots * length) int64: rows that they may see.
             scores: (chunks, heads or 1, length, slots * length): added to the scores.
             dropout: of the weights.
 
@@ -138,7 +133,7 @@ def _scores(query: Tensor, key: Tensor, added: Tensor) -> Tensor:
 
 
 def _parts(ctx: FunctionContext, own: Tensor, width: int) -> Iterator[tuple[slice, Tensor | None]]:
-    """Some chunks at a time, and by what dropout multiplies their weights: both times the same."""
+    """Some chunks at a time, with the dropout factors of their weights, the same in both passes."""
     generator = torch.Generator(own.device).manual_seed(ctx.seed) if ctx.dropout else None
     step = max(_AT_ONCE // (own[0].numel() * width), 1)
     for first in range(0, len(own), step):
@@ -157,23 +152,24 @@ class LSH(nn.Module):
     """Attention among the tokens of a bucket, over shared queries and keys.
 
     Every round hashes the tokens to buckets, sorts them by bucket, and cuts the sorted row into chunks; a chunk sees
-    itself and its neighbours. Keys are queries of unit length. A token sees itself only where it sees nothing else. The
-    rounds are joined as one softmax over the keys of all of them. Self-attention only: queries and keys are one.
+    itself and its neighbours. Keys are queries of unit length. A token sees itself only if it sees nothing else. The
+    rounds are joined as one softmax over the keys of all of them.
 
     Args:
         rotations: (heads, head_dim, rounds, sum(num_buckets) / 2): the bucket of a vector is the nearest of the rotated
-            axes and their opposites (Andoni et al. 2015).
+            axes
+            and their opposites (Andoni et al. 2015).
         num_buckets: even factors of the number of buckets; each has its own axes.
         chunks: of the sorted row.
-        attend_across_buckets: a token sees all of its window, as in `transformers`. How the sorted row is cut, and so
-            what is in a window, depends on all tokens, also on later ones. Without it, a token sees the
-            ``chunks.before * chunks.length`` places before it, or as many of them as are in its bucket: under a causal
-            mask later tokens then change nothing. Not for other masks.
+        attend_across_buckets: a token sees all of its window, as in `transformers`; the window depends on all tokens,
+            later
+        ones too. Without it, a token sees those of the ``chunks.before * chunks.length`` positions before it that are
+            in
+            its bucket, and under a causal mask later tokens change nothing.
         dropout: of the attention probabilities, in training.
 
     Raises:
-        UserError: a number of buckets that is not even, rotations of another shape, or no neighbours before where only
-            those are seen.
+        UserError: an odd number of buckets, rotations of another shape, or no neighbours before if only those are seen.
     """
 
     rotations: Tensor
@@ -231,7 +227,7 @@ class LSH(nn.Module):
 
     @torch.no_grad()
     def buckets(self, vectors: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, seq, head_dim) -> (batch, rounds, heads, seq) int64; padding is in a bucket behind all."""
+        """(batch, heads, seq, head_dim) -> (batch, rounds, heads, seq) int64; padding is in the last bucket."""
         turned = vectors @ self.rotations.flatten(2).to(vectors.dtype)
         turned = turned.reshape(*vectors.shape[:-1], *self.rotations.shape[2:])  # (batch, heads, seq, rounds, axes)
         found, product = torch.zeros_like(turned[..., 0], dtype=torch.int64), 1
@@ -266,7 +262,7 @@ class LSH(nn.Module):
     def _within_buckets(
         self, vectors: Tensor, buckets: Tensor, places: Tensor, windows: Tensor, neighbours: ChunkWindow, mask: Mask
     ) -> Tensor:
-        """A token sees those of its bucket that stand at most ``before * length`` places before it."""
+        """Bias for tokens that see those of their bucket at most ``before * length`` positions before them."""
         chunks = neighbours.chunks
         length, before = chunks.length, chunks.before
         step = torch.arange(length, device=places.device)
@@ -290,7 +286,7 @@ class LSH(nn.Module):
 
 
 def _real(vectors: Tensor, mask: Mask) -> Tensor:
-    """(batch or 1,) int64: tokens of each row that take part."""
+    """(batch or 1,) int64: real tokens of each row."""
     if mask.keep is None:
         return torch.full((1,), vectors.shape[-2], device=vectors.device)
     return mask.keep.sum(-1)
@@ -304,14 +300,12 @@ def _table(places: Tensor, windows: Tensor, mask: Mask, tokens: int, vectors: Te
 
 
 class SharedQueryKeyAttention(nn.Module):
-    """Project to shared queries and keys and to values, let the kernel mix, project back; Reformer has no biases.
+    """Project to shared queries and keys and to values, let the kernel mix, project back, without biases (Reformer).
 
     Args:
         kernel: ``(query_key, value, mask) -> values``, each (batch, heads, seq, head_dim).
-        head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
 
-    Raises:
-        UserError: ``hidden_size`` is not a multiple of ``num_attention_heads``, and no ``head_size`` is given.
+    Others and errors are those of `homespun.attention.multi_head.MultiHeadAttention`; a cache is refused.
     """
 
     def __init__(self, hidden_size: int, num_attention_heads: int, kernel: nn.Module, *, head_size: int = 0) -> None:
@@ -324,11 +318,7 @@ class SharedQueryKeyAttention(nn.Module):
         self.kernel = kernel
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden).
-
-        Raises:
-            UserError: there is a cache.
-        """
+        """(batch, seq, hidden) -> (batch, seq, hidden)."""
         mask.refuse_cache("LSH attention")
         query_key, value = (
             split_heads(part(hidden), self.num_attention_heads) for part in (self.query_key, self.value)
@@ -341,10 +331,8 @@ class SharedQueryKeyAttention(nn.Module):
 class LSHAttentionConfig(Config):
     """Queries and keys are one, and a token sees those whose hash is near its own (Kitaev et al. 2020).
 
-    The hash of each layer is drawn once from the model's seed. Self-attention only: shared queries and keys have no
-    meaning across two sequences. Where attention is causal, a token sees earlier ones of its own bucket only: across
-    buckets, as `transformers` has it, later tokens decide which earlier ones it sees, which only a model that was
-    trained so should have.
+    The hash of each layer is drawn once from the model's seed. Causal attention sees earlier tokens of the same bucket
+    only: across buckets, as in `transformers`, later tokens decide which earlier ones are seen.
     """
 
     kind: Literal["lsh"] = "lsh"

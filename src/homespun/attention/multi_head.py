@@ -1,4 +1,4 @@
-"""Multi-head attention around any kernel, and the two seams: `Kernel` inside it, `Attention` around it."""
+"""Multi-head attention and cross-attention around any kernel, and the protocols `Kernel` and `Attention`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Kernel(Protocol):
 
 
 class Attention(Protocol):
-    """``(batch, seq, hidden) -> (batch, seq, hidden)``: the outer seam, for what needs its own projections."""
+    """``(batch, seq, hidden) -> (batch, seq, hidden)``: interface of attentions with their own projections."""
 
     def __call__(self, hidden: Tensor, mask: Mask) -> Tensor: ...
 
@@ -27,17 +27,14 @@ class Attention(Protocol):
 class MultiHeadAttention(nn.Module):
     """Project to heads, let the kernel mix, project back (Vaswani et al. 2017, section 3.2.2).
 
-    The host never asks a kernel its name.
-
     Args:
         hidden_size: width of the stream that it reads and writes.
         num_attention_heads: heads.
         kernel: `Kernel`.
         head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
-        bias: whether the projections have biases.
-        num_key_value_heads: heads of keys and values, each shared by as many query heads (Ainslie et al. 2023, grouped
-            queries); 0: ``num_attention_heads``.
-        rotary: rotates queries and keys by their positions; None: they are not rotated.
+        bias: the projections have biases.
+        num_key_value_heads: heads of keys and values, each shared by several query heads (Ainslie et al. 2023); 0: all.
+        rotary: rotates queries and keys by their positions, if given.
         query_norm, key_norm: normalise each head's queries and keys before they are rotated (Henry et al. 2020).
 
     Raises:
@@ -94,7 +91,7 @@ def inner_size(hidden_size: int, num_attention_heads: int, head_size: int) -> in
     """Width of all heads together; ``head_size`` 0 means ``hidden_size / num_attention_heads``.
 
     Raises:
-        UserError: there is no such whole number.
+        UserError: that is not a whole number.
     """
     if head_size:
         return head_size * num_attention_heads
@@ -112,19 +109,9 @@ def split_heads(hidden: Tensor, heads: int) -> Tensor:
 
 
 class CrossAttention(nn.Module):
-    """Queries from the stream, keys and values from `Mask.source`; with a cache those are projected once.
+    """Queries from the stream, keys and values from ``source``; with a cache those are projected once.
 
-    Args:
-        hidden_size: width of the stream.
-        source_size: width of the encoder's vectors.
-        num_attention_heads: heads.
-        kernel: `homespun.nn.attention.Kernel`.
-        head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
-        bias: whether the projections have biases.
-
-    Raises:
-        UserError: ``hidden_size`` is not a multiple of ``num_attention_heads``, and no ``head_size`` is given.
-        ValueError: in `forward`, there is no source.
+    Arguments and errors are those of `MultiHeadAttention`; ``source_size`` is the width of the encoder's hidden states.
     """
 
     def __init__(
@@ -147,10 +134,13 @@ class CrossAttention(nn.Module):
         self.kernel = kernel
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden); of streams, (batch, streams, seq, hidden), each looks.
+        """(batch, seq, hidden) -> the same; also for prediction streams, (batch, streams, seq, hidden).
 
-        There may be several rows to a row of the source, beside each other: the beams of a text. The keys are then not
-        copied, the rows ask together.
+        Several rows may share a row of the source (beams, next to each other): their queries go together, keys are not
+        copied.
+
+        Raises:
+            ValueError: there is no source.
         """
         source = mask.source
         if source is None:

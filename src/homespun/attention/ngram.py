@@ -1,4 +1,4 @@
-"""ProphetNet's self-attention: a main stream, and streams beside it that predict and are not seen (Qi et al. 2020)."""
+"""ProphetNet's self-attention: a main stream, and prediction streams that no other stream sees (Qi et al. 2020)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,20 @@ from homespun.nn.patterns import FULL
 
 
 class NgramAttention(nn.Module):
-    """A causal main stream with biases of distance, and any number of predicting streams (Qi et al. 2020, section 3.2).
+    """A causal main stream with biases of distance, and any number of prediction streams (Qi et al. 2020, section 3.2).
 
-    Predicting stream ``s`` sees, at place ``t``, the main stream up to ``t - s`` (and always its first token), and
-    itself at ``t``; nothing sees it. With the keys and values of the main stream shared, its scores are (batch, heads,
-    streams, seq, seq + 1). The bias of a distance is a linear function of the vector that asks, one for each bucket
-    and head. Alone, the main stream is that of an ordinary decoder.
+    Prediction stream ``s`` sees, at position ``t``, the main stream up to ``t - s`` (and its first token), and itself
+    at ``t``. The bias of a distance is a linear function of the query's vector, one for each bucket and head. The main
+    stream alone is an ordinary decoder.
 
     Args:
-        hidden_size: width of every stream.
-        num_attention_heads: heads.
         num_buckets: of distances, half of which are exact and half grow with the logarithm.
-        relative_max_distance: from here on all distances are in the last bucket.
-        dropout: of the attention probabilities, in training.
-        head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
-        bias: whether the projections have biases.
-        scaled: whether scores are divided by ``sqrt(head_size)``; the biases of distance are not.
+        relative_max_distance: distances from here on share the last bucket.
+        scaled: scores are divided by ``sqrt(head_size)``; the biases of distance are not.
+
+    Others are those of `MultiHeadAttention`.
 
     Raises:
-        UserError: ``hidden_size`` is not a multiple of ``num_attention_heads``, and no ``head_size`` is given.
         ValueError: in `forward`, for a mask that is not causal.
     """
 
@@ -100,9 +95,9 @@ class NgramAttention(nn.Module):
     def _predict(
         self, query: Tensor, key: Tensor, value: Tensor, biases: Tensor, keys: Tensor, values: Tensor, mask: Mask
     ) -> Tensor:
-        """(batch, heads, streams, seq, head_dim) of the predicting streams: what each takes of the main one and itself.
+        """(batch, heads, streams, seq, head_dim) of the prediction streams.
 
-        It is asked by ``query``; ``key`` and ``value`` are their own, ``keys`` and ``values`` those of the main one.
+        ``query``, ``key`` and ``value`` are their own, ``keys`` and ``values`` those of the main stream.
         """
         streams, queries, main = query.shape[2], query.shape[3], keys.shape[2]
 
@@ -159,9 +154,9 @@ def _masked(scores: Tensor, seen: Tensor) -> Tensor:
 
 
 class NgramAttentionConfig(Config):
-    """Every token sees the earlier ones, with a bias of their distance that its own vector decides (Qi et al. 2020).
+    """Every token sees the earlier ones, with a bias of distance made from its vector (Qi et al. 2020). Causal only.
 
-    Streams that predict may stand beside the main one: `EncoderDecoderConfig.ngram`. Causal only.
+    `EncoderDecoderConfig.ngram` adds prediction streams.
     """
 
     kind: Literal["ngram"] = "ngram"

@@ -1,4 +1,4 @@
-"""Attention between the paragraphs of a text, each of which its tokens are pooled to (Liu and Lapata 2019)."""
+"""Attention between paragraphs, each pooled from its tokens (Liu and Lapata 2019)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,8 @@ _SLOWEST = 10_000.0
 
 @dataclass(frozen=True, eq=False)
 class Membership:
-    """Membership of tokens in paragraphs.
-
-    Args:
-        tokens: (batch, paragraphs, seq) bool.
-        present: (batch, paragraphs) bool: paragraphs that have a token.
+    """Membership of tokens in paragraphs: (batch, paragraphs, seq) bool, and (batch, paragraphs) bool of those that
+    have a token.
     """
 
     tokens: Tensor
@@ -33,7 +30,7 @@ class Membership:
 
     @classmethod
     def of(cls, mask: Mask, hidden: Tensor) -> Membership:
-        """By `Mask.documents`; all is one paragraph where there are none. Padding is of no paragraph."""
+        """By the documents of the mask; without them all is one paragraph. Padding is in none."""
         shape = hidden.shape[:2]
         numbers = hidden.new_zeros(shape, dtype=torch.long) if mask.documents is None else mask.documents
         keep = numbers >= 0 if mask.keep is None else (numbers >= 0) & mask.keep
@@ -45,19 +42,17 @@ class Membership:
 
 
 class ParagraphAttention(nn.Module):
-    """Each head pools the tokens of a paragraph by weights of its own; paragraphs attend to each other; what a
-    paragraph has come to is added to each of its tokens (Liu and Lapata 2019, section 3.2).
+    """Pool each paragraph by head-wise weights, attend between paragraphs, add the result to each of its tokens.
 
-    Where a paragraph stands is told by sines and cosines of its number, added to what it is pooled to: in that order
-    of the numbers, whatever the order of the tokens. Queries, keys and values are made of all the heads' vectors, of
-    which those of the paper are made of one each.
+    Liu and Lapata 2019, section 3.2. Sines and cosines of a paragraph's number are added to its pooled vector. Queries,
+    keys and values are made of all heads' vectors, in the paper of one head's each.
 
     Args:
         hidden_size: width of the stream.
-        num_attention_heads: heads, of the pooling and between paragraphs.
-        kernel: `homespun.nn.attention.Kernel`, between paragraphs.
+        num_attention_heads: of the pooling and between paragraphs.
+        kernel: `homespun.attention.multi_head.Kernel`, between paragraphs.
         layer_norm_eps: of the norm after the pooling.
-        bias: whether the projections have biases.
+        bias: the projections have biases.
     """
 
     def __init__(
@@ -115,9 +110,9 @@ def _places(paragraphs: Tensor) -> Tensor:
 
 
 class ParagraphsAttentionConfig(Config):
-    """Paragraphs, each pooled from its tokens, attend to each other (Liu and Lapata 2019); `Mask.documents` has them.
+    """Paragraphs, each pooled from its tokens, attend to each other (Liu and Lapata 2019).
 
-    For the layers above others that see their own paragraph only: in ``alternating``, whose cycle is then all layers.
+    For layers above others that see their own paragraph only: in ``alternating``, whose cycle is then all layers.
     """
 
     kind: Literal["paragraphs"] = "paragraphs"

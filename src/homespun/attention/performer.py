@@ -27,7 +27,7 @@ _CAUSAL_CHUNK = 128
 
 @dataclass(frozen=True)
 class _State:
-    """Sums over the keys so far. Values carry a column of ones, whose sums are the normalisers.
+    """Sums over the keys so far; a column of ones in the values sums to the normalisers.
 
     Features are ``e + epsilon``; the part of epsilon is a product with ``values``, so it is never added to each.
     """
@@ -40,18 +40,16 @@ class _State:
 class Performer(nn.Module):
     """FAVOR+: ``softmax(query key^T)`` estimated by positive orthogonal random features (sections 2.2 to 2.4).
 
-    Queries and keys become ``exp(w x - |x|^2 / 2 - largest) + epsilon`` over random directions ``w``, or
-    ``relu(w x) + epsilon`` (generalised attention). ``largest`` keeps the exponentials from overflowing: for a query
-    that of its own ``w x``, for keys that of all keys which the query may see. So padding does not count, and where
-    the mask is causal a query gets what it would get if the text ended with it: the future is in no part of it. Works
-    in float32 at least, whatever the precision around it. A query that may see nothing gives zeros.
+    Queries and keys become ``exp(w x - |x|^2 / 2 - largest) + epsilon`` over random directions ``w``, or ``relu(w x) +
+    epsilon`` (generalised attention). ``largest`` keeps the exponentials from overflowing: for a query its own ``w x``,
+    for keys that of all keys which the query may see, so that neither padding nor, under a causal mask, later tokens
+    count. Computes in float32 at least. A query that sees no key gives zeros.
 
     Args:
         head_dim: width of a head.
-        num_features: random directions, the same ones for all heads.
+        num_features: random directions, the same for all heads.
         feature_map: ``softmax`` or ``relu``.
-        redraw_interval: steps of training after which `redraw` draws new directions; 0 for never. Where it is not 0
-            they are part of the saved model, else a function of (seed, layer).
+        redraw_interval: training steps between new directions; 0: never. If not 0 they are saved with the model.
         seed, layer: what the directions are drawn from.
 
     Raises:
@@ -78,9 +76,9 @@ class Performer(nn.Module):
         self.register_buffer("projection", directions, persistent=redraw_interval > 0)  # (features, head_dim)
 
     def redraw(self, step: int) -> None:
-        """New directions where ``step`` of training is past the next multiple of ``redraw_interval``.
+        """New directions if ``step`` of training has passed the next multiple of ``redraw_interval``.
 
-        Draw ``n`` is a function of (seed, layer, n): a resumed run goes on with the same ones.
+        Draw ``n`` is a function of (seed, layer, n), so that a resumed run has the same ones.
         """
         number = step // self.redraw_interval if self.redraw_interval else 0
         if number != self._drawn:
@@ -169,9 +167,8 @@ class Performer(nn.Module):
         return scores.sub_(norm + scores.detach().amax(-1, keepdim=True)).exp_()
 
     def _key_scores(self, key: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The scores of keys, (batch, heads, seq, features), their norms and their stabilisers, (batch, heads, seq, 1).
-
-        Zeros stand in for the stabilisers of relu.
+        """Scores of keys (batch, heads, seq, features), norms and stabilisers (batch, heads, seq, 1), zeros for
+        relu.
         """
         scores, norm = self._scores(key)
         if self.feature_map == "relu":
@@ -199,7 +196,7 @@ class Performer(nn.Module):
 
 
 def redraw(model: nn.Module, step: int) -> None:
-    """Tell every `Performer` in ``model`` that is trained that ``step`` (from 0) of training begins."""
+    """Call `Performer.redraw` of every module in training mode at the start of ``step`` (from 0)."""
     for module in model.modules():
         if isinstance(module, Performer) and module.training:
             module.redraw(step)
@@ -230,7 +227,7 @@ def _with_ones(value: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def _normalised(values: Tensor) -> Tensor:
-    """Divide by the last column; zeros where it is zero, for there nothing was seen."""
+    """Divide by the last column; zeros where it is zero."""
     total = values[..., -1:]
     return values[..., :-1] / torch.where(total > 0, total, 1.0)
 

@@ -1,4 +1,4 @@
-"""Full attention that knows of places by a learned number for each bucket of relative position: T5's."""
+"""Full attention with a learned bias for each bucket of relative position (T5)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _SCORES = 2**19  # that the backward pass holds at once
 def bucket_of(distance: Tensor, *, num_buckets: int, max_distance: int, causal: bool) -> Tensor:
     """The bucket of each relative position, key minus query (Raffel et al. 2020, section 2.1).
 
-    The nearer half of the buckets are of one position each, the others grow with the logarithm up to ``max_distance``,
-    and what is further is in the last. In an encoder half of all are for later keys; a causal stack has none for them.
+    The nearer half of the buckets has one position each, the others grow with the logarithm up to ``max_distance``, and
+    the last has all beyond. Without causality half of all buckets are for later keys.
     """
     later = torch.zeros_like(distance)
     if not causal:
@@ -43,16 +43,14 @@ def bucket_of(distance: Tensor, *, num_buckets: int, max_distance: int, causal: 
 
 
 class RelativeBias(nn.Module):
-    """Bias of the scores of each head: (1, heads, queries, keys), constant along every diagonal.
-
-    One of these is in all layers of a stack.
+    """Bias of the scores of each head: (1, heads, queries, keys), constant along every diagonal, shared by all layers.
 
     Args:
         num_attention_heads: heads.
-        num_buckets: how many numbers each has.
-        max_distance: beyond it positions are all alike.
-        max_position_embeddings: the longest input.
-        causal: whether buckets for later keys are left out.
+        num_buckets: numbers of each head.
+        max_distance: positions beyond share the last bucket.
+        max_position_embeddings: longest input.
+        causal: no buckets for later keys.
     """
 
     buckets: Tensor
@@ -74,13 +72,13 @@ class RelativeBias(nn.Module):
         self.register_buffer("buckets", buckets, persistent=False)
 
     def between(self, mask: Mask, queries: int, keys: int) -> Tensor:
-        """(queries + keys - 1,) int64: the buckets of all distances there are, from the smallest."""
+        """(queries + keys - 1,) int64: the buckets of all distances, from the smallest."""
         return self.buckets[self.longest - mask.start - queries : self.longest - 1 - mask.start + keys]
 
     def table(self, mask: Mask, query: Tensor, keys: int) -> Tensor:
-        """(batch or 1, heads, queries, keys) in the type of ``query``: the numbers, and -inf where the mask is.
+        """(batch or 1, heads, queries, keys) in the type of ``query``: the biases, -inf where masked.
 
-        It has no graph, and is made once for all layers. A query that sees nothing has zeros.
+        It has no graph, and is made once for all layers. A query that sees no key has zeros.
         """
         queries = query.shape[-2]
         name = ("relative_bias", self, str(queries), str(keys), query.dtype)  # sizes may be symbols, without a hash
@@ -101,12 +99,10 @@ class RelativeBias(nn.Module):
 
 
 class BiasedDotProduct(nn.Module):
-    """``softmax(query key^T + bias) value`` over the allowed keys: a `homespun.nn.attention.Kernel`.
-
-    A query that may see nothing gives zeros, not NaN.
+    """``softmax(query key^T + bias) value`` over the allowed keys; zeros for a query that sees none.
 
     Args:
-        bias: the numbers to add, shared by the layers of a stack.
+        bias: shared by the layers of a stack.
         dropout: of the attention probabilities, in training; with it the table of probabilities is held.
         scaled: divide the products by ``sqrt(head_dim)``; T5 does not.
     """
@@ -139,9 +135,9 @@ class BiasedDotProduct(nn.Module):
 
 
 class _Learned(torch.autograd.Function):
-    """A table as it is, whose gradient is that of the numbers it was made of.
+    """The table, with a gradient for the biases.
 
-    Nothing is saved that a backward pass would free, so that layers that are computed again find it as it was.
+    Nothing is saved that a backward pass would free, so that layers can be computed again.
     """
 
     @staticmethod
@@ -157,10 +153,10 @@ class _Learned(torch.autograd.Function):
 
 
 class _Attend(torch.autograd.Function):
-    """Attention under a table that learns, without ever holding the probabilities of all queries.
+    """Attention under a learned table, without holding the probabilities of all queries.
 
-    Where the table wants a gradient, PyTorch's own on a CPU keeps the scores and the probabilities of every layer. Here
-    both passes make them anew, as flash attention does (Dao et al. 2022), some queries at a time.
+    PyTorch on a CPU keeps scores and probabilities of every layer if the table needs a gradient. Here both passes
+    compute them, as flash attention does (Dao et al. 2022), some queries at a time.
     """
 
     @staticmethod
@@ -208,7 +204,7 @@ class _Attend(torch.autograd.Function):
 
 
 def _parts(shape: torch.Size, keys: int) -> Iterator[tuple[slice, slice]]:
-    """Rows of the batch, and queries of them, that have about as many scores as are held at once."""
+    """Rows of the batch, and queries of them, with about `_SCORES` scores."""
     batch, heads, queries, _ = shape
     rows = max(1, _SCORES // (heads * queries * keys))
     count = queries if rows > 1 else max(1, min(queries, _SCORES // (heads * keys)))
@@ -226,9 +222,9 @@ def _by_distance(table: Tensor) -> Tensor:
 
 
 class RelativeBiasAttentionConfig(Config):
-    """Every token sees every token, and how far it is is told by numbers added to the scores (Raffel et al. 2020).
+    """Every token sees every token, with learned biases of distance added to the scores (Raffel et al. 2020).
 
-    Each head learns one number a bucket, the same in all layers; positions of the embeddings are best ``none`` then.
+    Each head learns one number a bucket, the same in all layers; set positions to ``none``.
     """
 
     kind: Literal["relative_bias"] = "relative_bias"

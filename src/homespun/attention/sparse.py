@@ -19,11 +19,10 @@ from homespun.nn.patterns import Band, Blocks, Global, Pattern, PermutedBlocks, 
 
 
 class GlobalAttention(nn.Module):
-    """Multi-head attention under a union of patterns; what global tokens see is projected apart (Beltagy et al. 2020,
-    section 3.1: "linear projections for global attention").
+    """Sparse multi-head attention whose global tokens have their own projections (Beltagy et al. 2020, section 3.1).
 
-    All tokens see their patterns and the global tokens through ``query``, ``key`` and ``value``; the global tokens see
-    every token through ``query_global``, ``key_global`` and ``value_global``.
+    All tokens see their patterns and the global tokens through ``query``, ``key`` and ``value``; global tokens see
+    every token through ``query_global``, ``key_global`` and ``value_global``. A cache is refused.
 
     Args:
         sparse: the patterns, with global tokens.
@@ -47,11 +46,7 @@ class GlobalAttention(nn.Module):
         self.kernel = Blocked(local, dropout=dropout)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden).
-
-        Raises:
-            UserError: there is a cache.
-        """
+        """(batch, seq, hidden) -> (batch, seq, hidden)."""
         mask.refuse_cache("attention with global projections")
         query, key, value = (self._heads(part(hidden)) for part in (self.query, self.key, self.value))
         values: Tensor = self.kernel(query, key, value, mask).transpose(1, 2).flatten(2)  # (batch, seq, hidden)
@@ -68,7 +63,7 @@ class GlobalAttention(nn.Module):
         return mixed
 
     def _see_all(self, query: Tensor, hidden: Tensor, mask: Mask, global_tokens: GlobalTokens) -> Tensor:
-        """(batch, heads, n, head_dim): what global tokens see of all of them."""
+        """(batch, heads, n, head_dim): values of the global tokens' queries."""
         dropout = self.kernel.dropout if self.training else 0.0
         batch, heads, count, head_dim = query.shape
         if dropout or count >= head_dim:
@@ -98,7 +93,7 @@ PerLayer = int | list[int]
 
 
 class WindowConfig(Config):
-    """``radius`` tokens on each side (Longformer's window is twice that), ``dilation`` places apart."""
+    """``radius`` tokens on each side (Longformer's window is twice that), ``dilation`` positions apart."""
 
     kind: Literal["window"] = "window"
     radius: PerLayer = Field(default=64, description="tokens seen on each side; one number, or one a layer")
@@ -165,8 +160,7 @@ class BlocksConfig(Config):
 class RandomBlocksConfig(Config):
     """``count`` random blocks of ``size`` tokens for each block in each head: BigBird's random part.
 
-    Drawn once from the model's seed, beyond the neighbouring blocks, for training and evaluation alike. Where the
-    longest input has fewer, all of them are drawn.
+    Drawn once from the model's seed, beyond the neighbouring blocks; all of them if there are no more than ``count``.
     """
 
     kind: Literal["random_blocks"] = "random_blocks"
@@ -193,10 +187,11 @@ class RandomBlocksConfig(Config):
 
 
 class PermutedBlocksConfig(Config):
-    """The longest input in ``blocks`` equal parts; a head sees from each part one other, by its permutation.
+    """The longest input in ``blocks`` equal parts; a head sees from each part one other (BlockBERT; Qiu et al. 2020,
+    3).
 
-    ``shifts`` says how many parts on, a number a group of heads: [0, 1] gives the first half of the heads their own
-    part and the second half the next one (BlockBERT; Qiu et al. 2020, section 3).
+    ``shifts``, one a group of heads, counts the parts between: [0, 1] gives half of the heads their own part and the
+    others the next one.
     """
 
     kind: Literal["permuted_blocks"] = "permuted_blocks"
@@ -246,9 +241,9 @@ class GlobalConfig(Config):
 
 
 class SparseAttentionConfig(Config):
-    """Exact attention under the union of ``patterns``, and global tokens where ``global_tokens`` is given.
+    """Exact attention under the union of ``patterns``, with ``global_tokens`` if given.
 
-    A window, a band or a block that is longer than the longest input is one of all of it.
+    Windows, bands and blocks longer than the longest input are cut to it.
     """
 
     kind: Literal["sparse"] = "sparse"

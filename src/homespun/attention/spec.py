@@ -22,21 +22,19 @@ class AttentionSpec:
     Args:
         hidden_size: width of the stream that it reads and writes.
         num_attention_heads: heads.
-        max_position_embeddings: the longest input.
-        layer: its layer, from 0.
-        causal: whether no token may see a later one. An attention that cannot do that raises `UserError` when built.
+        max_position_embeddings: longest input.
+        layer: number of its layer, from 0.
+        causal: no token sees a later one. An attention that cannot do that raises `UserError` when built.
         dropout: of the attention probabilities, in training.
-        seed: of what is drawn once for the model's life (random blocks, hash rotations, random features); mix in
-            ``layer`` where layers should differ.
+        seed: of random blocks, hash rotations and random features; mix in ``layer`` where layers should differ.
         head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
-        bias: whether projections have biases, where the attention's paper leaves that open.
-        scaled: whether scores are divided by ``sqrt(head_size)``.
-        hidden_dropout: of vectors, in training, where the attention has some of its own.
-        layer_norm_eps: the epsilon of its norms, where it has any.
+        bias: projections have biases, where the attention's paper leaves that open.
+        scaled: scores are divided by ``sqrt(head_size)``.
+        hidden_dropout, layer_norm_eps: of the attention's own vectors and norms, if it has any.
         num_key_value_heads: heads of keys and values; 0: ``num_attention_heads``.
-        rotary: width of a head -> what rotates queries and keys; None: positions are not rotary.
-        qk_norm: width of a head -> a norm of queries or keys; None: they are not normalised.
-        shared_with: module that the same config built for the layer before, to share parts with; None in the first.
+        rotary: width of a head -> rotation of queries and keys; None: positions are not rotary.
+        qk_norm: width of a head -> norm of queries or keys; None: they are not normalised.
+        shared_with: module that the same config built for the layer before; None in the first.
     """
 
     hidden_size: int
@@ -57,7 +55,7 @@ class AttentionSpec:
     shared_with: nn.Module | None = None
 
     def multi_head(self, kernel: nn.Module, *, bias: bool | None = None) -> MultiHeadAttention:
-        """Multi-head attention of this shape around ``kernel``; ``bias`` where the attention decides it.
+        """Multi-head attention around ``kernel``; ``bias`` where the attention decides it.
 
         Raises:
             UserError: heads that the width or the rotation does not allow.
@@ -76,11 +74,7 @@ class AttentionSpec:
         )
 
     def check_own_projections(self, kind: str) -> None:
-        """For an attention with projections of its own, which are neither rotated, normalised nor grouped.
-
-        Raises:
-            UserError: one of these is asked for.
-        """
+        """Raise `UserError` for projections that are rotated, normalised or grouped, which ``kind`` cannot have."""
         if self.rotary is not None:
             raise UserError(f"{kind} attention does not rotate queries and keys; set model.positions.kind=learned")
         if self.qk_norm is not None:
@@ -90,24 +84,16 @@ class AttentionSpec:
 
     @property
     def draw(self) -> int:
-        """The seed of what this layer draws, which no generator refuses."""
+        """Seed of this layer's random numbers."""
         return (self.seed * 1009 + self.layer) % 2**63
 
     def check_scaled(self, kind: str) -> None:
-        """For an attention with scaled scores.
-
-        Raises:
-            UserError: others are asked for.
-        """
+        """Raise `UserError` for scores that are not scaled, which ``kind`` cannot have."""
         if not self.scaled:
             raise UserError(f"{kind} attention scales its scores; leave scale_attn_weights out")
 
     def check_plain(self, kind: str) -> None:
-        """For an attention whose heads are equal parts of the stream, with scaled scores.
-
-        Raises:
-            UserError: something else is asked for.
-        """
+        """Raise `UserError` for scores that are not scaled, or heads that are not equal parts of the stream."""
         if self.head_size and self.head_size * self.num_attention_heads != self.hidden_size:
             raise UserError(
                 f"{kind} attention has heads of hidden_size / num_attention_heads, not of head_size={self.head_size}; "
@@ -120,7 +106,7 @@ def of_layer(value: int | list[int], layer: int, name: str) -> int:
     """Value in this layer of a setting that is one number, or one a layer.
 
     Raises:
-        UserError: a list that ends before it.
+        UserError: the list is too short.
     """
     if isinstance(value, int):
         return value

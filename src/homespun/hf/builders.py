@@ -19,7 +19,6 @@ from homespun.hf.engine import Change, Copy, DefaultTensor, Drop, Rule, Table, u
 from homespun.hf.family import Architecture, Defaults, Fixed, Notes, activation, no_notes
 from homespun.hf.labels import classification
 from homespun.models.encoder import EncoderConfig
-from homespun.models.layer_parts import LearnedPositionsConfig
 
 LAYER = "backbone.layers.{i}"
 Head = Callable[[Tree], Tree]
@@ -108,8 +107,7 @@ def learned_positions(theirs: str, *, offset: Callable[[int], int] = no_offset) 
     """Position table; ``offset`` rows stand before position 0 in their files, and any number in ours."""
 
     def shift(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
-        assert isinstance(backbone.positions, LearnedPositionsConfig)
-        ours, theirs = backbone.positions.offset, offset(backbone.pad_token_id)
+        ours, theirs = backbone.positions.rows_before, offset(backbone.pad_token_id)
         if ours == theirs:
             return tensor
         unused = tensor.new_zeros(theirs, tensor.shape[1])  # never read

@@ -12,7 +12,6 @@ from homespun.hf.families import FAMILIES
 from homespun.hf.family import Architecture, Family
 from homespun.hf.folding import fold_config, fold_notes
 from homespun.models.config import HeadConfig, ModelConfig
-from homespun.models.layer_parts import LearnedPositionsConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
 
 
@@ -71,7 +70,7 @@ def _match_architecture(config: ModelConfig) -> tuple[ArchitectureMatch | None, 
 def _rank_matches(config: ModelConfig, families: Sequence[Family]) -> list[ArchitectureMatch]:
     """Classes with a head of this kind, the nearest first."""
     kind, backbone = None if config.head is None else config.head.kind, config.backbone
-    shifted = isinstance(backbone.positions, LearnedPositionsConfig) and backbone.positions.offset > 0
+    shifted = backbone.positions.rows_before > 0
 
     def distance(match: ArchitectureMatch) -> tuple[int, int, bool, bool]:
         return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -25,14 +25,13 @@ from homespun.models.layer_parts import (
     PositionsConfig,
     PostResidualConfig,
     ResidualConfig,
-    RotaryPositionsConfig,
     output_weights,
 )
 from homespun.models.neighbour_heads import initialise_neighbour_heads
 from homespun.models.presets import PRESETS, family_of, preset_name
 from homespun.nn.elementwise import Dropout, RMSNorm
 from homespun.nn.feedforward import ACTIVATIONS, FeedForward
-from homespun.nn.positions import LearnedPositions, Rotary
+from homespun.nn.positions import LearnedPositions
 
 
 def name_presets(schema: Tree) -> None:
@@ -319,9 +318,7 @@ class EncoderConfig(Config):
         layers: list[nn.Module] = []
         attention = None
         own = self.own_layers
-        rotations: Sequence[Callable[[int], Rotary] | None] = [None] * own
-        if isinstance(self.positions, RotaryPositionsConfig):
-            rotations = self.positions.rotations(own, self.max_position_embeddings)
+        rotations = self.positions.rotations(own, self.max_position_embeddings)
         for number in range(own):
             shape = AttentionSpec(
                 hidden_size=size,

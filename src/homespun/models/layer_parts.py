@@ -27,41 +27,64 @@ def _known(name: str) -> str:
 
 
 Activation = Annotated[str, AfterValidator(_known)]
-
-
 Theta = Annotated[float, Field(gt=1)]
+Rotation = Callable[[int], Rotary]
+"""Width of a head -> the module that rotates its queries and keys."""
 
 
-class LearnedPositionsConfig(Config):
+class PositionSettings(Config):
+    """Base of the configs of positions.
+
+    Attributes:
+        projectable: a projection of the embeddings can be applied in advance to what is added to them.
+        is_positional: positions are told from each other.
+    """
+
+    projectable: ClassVar[bool] = False
+    is_positional: ClassVar[bool] = True
+
+    @property
+    def rows_before(self) -> int:
+        """Unused rows of the table before position 0."""
+        return 0
+
+    def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
+        return NoPositions(max_position_embeddings)
+
+    def rotations(self, layers: int, max_position_embeddings: int) -> Sequence[Rotation | None]:
+        """Rotation of each layer; None: its queries and keys are not rotated."""
+        return [None] * layers
+
+
+class LearnedPositionsConfig(PositionSettings):
     """One learned vector a position; ``offset`` unused rows come first (RoBERTa: padding id + 1)."""
 
     kind: Literal["learned"] = "learned"
     projectable: ClassVar[bool] = True
-    is_positional: ClassVar[bool] = True
     offset: int = Field(default=0, ge=0)
+
+    @property
+    def rows_before(self) -> int:
+        return self.offset
 
     def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
         return LearnedPositions(max_position_embeddings, embedding_size, offset=self.offset)
 
 
-class SinusoidalPositionsConfig(Config):
+class SinusoidalPositionsConfig(PositionSettings):
     """Fixed sines and cosines (Vaswani et al. 2017)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
-    projectable: ClassVar[bool] = False
-    is_positional: ClassVar[bool] = True
     halves: bool = Field(default=False, description="all sines before all cosines (PEGASUS), not by turns")
 
     def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
         return SinusoidalPositions(max_position_embeddings, embedding_size, halves=self.halves)
 
 
-class AxialPositionsConfig(Config):
+class AxialPositionsConfig(PositionSettings):
     """Learned vectors of the rows and columns of a grid, for long inputs (Reformer)."""
 
     kind: Literal["axial"] = "axial"
-    projectable: ClassVar[bool] = False
-    is_positional: ClassVar[bool] = True
     shape: tuple[PositiveInt, PositiveInt] = Field(
         description="rows and columns; their product is at least max_position_embeddings"
     )
@@ -73,32 +96,25 @@ class AxialPositionsConfig(Config):
         return AxialPositions(max_position_embeddings, embedding_size, shape=self.shape, sizes=self.sizes)
 
 
-class NoPositionsConfig(Config):
+class NoPositionsConfig(PositionSettings):
     """No position embeddings, for attention with relative positions (T5, DeBERTa)."""
 
     kind: Literal["none"] = "none"
     projectable: ClassVar[bool] = True
     is_positional: ClassVar[bool] = False
 
-    def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
-        return NoPositions(max_position_embeddings)
 
-
-class RotaryPositionsConfig(Config):
+class RotaryPositionsConfig(PositionSettings):
     """Rotary positions: queries and keys are rotated, nothing is added to embeddings (Su et al. 2021)."""
 
     kind: Literal["rotary"] = "rotary"
     projectable: ClassVar[bool] = True
-    is_positional: ClassVar[bool] = True
     theta: Theta | list[Theta] = Field(
         default=10_000.0, description="base of the wavelengths; one number, or one a layer (ModernBERT)"
     )
 
-    def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
-        return NoPositions(max_position_embeddings)
-
-    def rotations(self, layers: int, max_position_embeddings: int) -> list[Callable[[int], Rotary]]:
-        """For each layer, width of a head -> what rotates its queries and keys; layers of one base share a table.
+    def rotations(self, layers: int, max_position_embeddings: int) -> Sequence[Rotation]:
+        """Rotation of each layer; layers of one base share a table.
 
         Raises:
             UserError: fewer bases than layers; when called, heads of an odd size.
@@ -125,7 +141,6 @@ PositionsConfig = Annotated[
     Field(discriminator="kind"),
 ]
 
-
 _WRITING = ("sublayer.output.weight", "sublayer.outer.weight")  # what writes to the stream: attention, feed-forward
 
 
@@ -134,10 +149,16 @@ def output_weights(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
     return [weight for layer in layers for name, weight in layer.named_parameters() if name.endswith(_WRITING)]
 
 
-class PostResidualConfig(Config):
-    """Normalise after the sum (BERT)."""
+class ResidualSettings(Config):
+    """Base of the configs of residual connections; defaults of layers that run one after the other.
 
-    kind: Literal["post"] = "post"
+    Attributes:
+        wire: ``(sublayer, norm, dropout)`` -> the sublayer with its residual connection.
+        layer: ``(attention, feedforward, cross_attention)`` -> a layer.
+    """
+
+    wire: ClassVar[type[nn.Module]]
+    layer: ClassVar[type[nn.Module]] = Layer
 
     def layer_size(self, hidden_size: int) -> int:
         """The width that layers work at."""
@@ -147,26 +168,29 @@ class PostResidualConfig(Config):
         """True if the attention of a layer, counted from 0, reads the stream without a norm."""
         return False
 
-    def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
-        return PostNorm(sublayer, norm, dropout)
-
-    def layer(self, attention: nn.Module, feedforward: nn.Module, cross_attention: nn.Module | None) -> nn.Module:
-        return Layer(attention, feedforward, cross_attention)
-
     def initialise(self, layers: Sequence[nn.Module]) -> None:
-        """Change what the layers of a new stack begin as: nothing."""
+        """Change the initial weights of the layers of a new stack; by default nothing."""
 
     def build_layer_stack(self) -> LayerStack:
         return SequentialStack()
 
     def final_norm(self, norm: nn.Module, dropout: float) -> nn.Module:
+        """Module after the last layer."""
         return nn.Identity()
 
 
-class PreResidualConfig(Config):
+class PostResidualConfig(ResidualSettings):
+    """Normalise after the sum (BERT)."""
+
+    kind: Literal["post"] = "post"
+    wire: ClassVar[type[nn.Module]] = PostNorm
+
+
+class PreResidualConfig(ResidualSettings):
     """Normalise before the sublayer, and once more at the end of the stack (GPT-2)."""
 
     kind: Literal["pre"] = "pre"
+    wire: ClassVar[type[nn.Module]] = PreNorm
     first_norm: bool = Field(default=True, description="normalise before the first attention too; ModernBERT does not")
     final_dropout: bool = Field(default=False, description="drop out after the last norm too (T5)")
     scaled_initialisation: bool = Field(
@@ -174,22 +198,11 @@ class PreResidualConfig(Config):
         description="what the sublayers add begins smaller, by the root of how many they are (GPT-2)",
     )
 
-    def layer_size(self, hidden_size: int) -> int:
-        """The width that layers work at."""
-        return hidden_size
-
     def enters_unnormed(self, layer: int) -> bool:
-        """True if the attention of a layer, counted from 0, reads the stream without a norm."""
         return not (layer or self.first_norm)
 
-    def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
-        return PreNorm(sublayer, norm, dropout)
-
-    def layer(self, attention: nn.Module, feedforward: nn.Module, cross_attention: nn.Module | None) -> nn.Module:
-        return Layer(attention, feedforward, cross_attention)
-
     def initialise(self, layers: Sequence[nn.Module]) -> None:
-        """Change what the layers of a new stack begin as (Radford et al. 2019, section 2.3)."""
+        """Scale what the sublayers add (Radford et al. 2019, section 2.3)."""
         if not self.scaled_initialisation:
             return
         writing = output_weights(layers)
@@ -197,14 +210,11 @@ class PreResidualConfig(Config):
             for weight in set(writing):  # layers that share their weights are there several times
                 weight.div_(math.sqrt(len(writing)))
 
-    def build_layer_stack(self) -> LayerStack:
-        return SequentialStack()
-
     def final_norm(self, norm: nn.Module, dropout: float) -> nn.Module:
         return nn.Sequential(norm, Dropout(dropout)) if self.final_dropout else norm
 
 
-class ReversibleResidualConfig(Config):
+class ReversibleResidualConfig(ResidualSettings):
     """Two streams whose activations the backward pass recomputes: memory does not grow with depth, a third more time.
 
     ``streams: split`` gives each stream half of ``hidden_size`` (Bierling 2024, section 4.3.3); ``copy`` gives each all
@@ -212,28 +222,16 @@ class ReversibleResidualConfig(Config):
     """
 
     kind: Literal["reversible"] = "reversible"
+    wire: ClassVar[type[nn.Module]] = ReversibleSublayer
+    layer: ClassVar[type[nn.Module]] = ReversibleLayer
     streams: Literal["split", "copy"] = "split"
 
     def layer_size(self, hidden_size: int) -> int:
-        """The width that layers work at."""
         if self.streams == "copy":
             return hidden_size
         if hidden_size % 2:
             raise UserError(f"hidden_size={hidden_size} has no half for reversible streams; choose an even number")
         return hidden_size // 2
-
-    def enters_unnormed(self, layer: int) -> bool:
-        """True if the attention of a layer, counted from 0, reads the stream without a norm."""
-        return False
-
-    def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
-        return ReversibleSublayer(sublayer, norm, dropout)
-
-    def layer(self, attention: nn.Module, feedforward: nn.Module, cross_attention: nn.Module | None) -> nn.Module:
-        return ReversibleLayer(attention, feedforward, cross_attention)
-
-    def initialise(self, layers: Sequence[nn.Module]) -> None:
-        """Change what the layers of a new stack begin as: nothing."""
 
     def build_layer_stack(self) -> LayerStack:
         return ReversibleStack(copies=2 if self.streams == "copy" else 1)

@@ -300,7 +300,7 @@ def _fitted(
         rows = tensor.double().mean(0).to(tensor.dtype).expand(shape[0] - len(tensor), -1)
         return torch.cat([tensor, rows]), f"{len(rows)} new rows, each the mean of the rarest words"
     if name.endswith(_LEARNED):
-        offset = before.positions.offset if before.positions.kind == "learned" else 0
+        offset = before.positions.rows_before
         made = torch.cat([tensor[:offset], _repeated(tensor[offset:], shape[0] - offset)])
         return made, _describe_resize(len(tensor) - offset, shape[0] - offset, "positions")
     if name.endswith("embeddings.positions.row.weight"):

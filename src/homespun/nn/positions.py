@@ -1,4 +1,4 @@
-"""Position embeddings, added to token embeddings, and rotary positions of queries and keys."""
+"""Position embeddings, added to token embeddings, and rotary positions. All refuse longer sequences than the model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ def _check(length: int, maximum: int) -> None:
 
 
 class LearnedPositions(nn.Module):
-    """One learned vector a position (BERT); ``offset`` rows come before the first (RoBERTa: padding id + 1).
-
-    Raises:
-        UserError: in `forward`, for a sequence longer than ``max_position_embeddings``.
-    """
+    """One learned vector a position (BERT); ``offset`` rows come before the first (RoBERTa: padding id + 1)."""
 
     def __init__(self, max_position_embeddings: int, embedding_size: int, *, offset: int = 0) -> None:
         super().__init__()
@@ -32,7 +28,7 @@ class LearnedPositions(nn.Module):
         self.embedding = nn.Embedding(max_position_embeddings + offset, embedding_size)
 
     def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
-        """(batch, seq, embedding), or (1, seq, embedding) when ``position_ids`` is None and positions count from 0."""
+        """(batch, seq, embedding), or (1, seq, embedding) if ``position_ids`` is None: positions from 0."""
         _check(length, self.max_position_embeddings)
         if position_ids is None:
             return self.embedding.weight[None, self.offset : self.offset + length]
@@ -41,11 +37,7 @@ class LearnedPositions(nn.Module):
 
 
 class NoPositions(nn.Module):
-    """No position embedding, for attention with relative positions (T5, DeBERTa).
-
-    Raises:
-        UserError: in `forward`, for a sequence longer than ``max_position_embeddings``.
-    """
+    """No position embedding, for attention with relative positions (T5, DeBERTa)."""
 
     nothing: Tensor
 
@@ -63,13 +55,7 @@ class NoPositions(nn.Module):
 class SinusoidalPositions(nn.Module):
     """Sines and cosines of falling frequency, not learned (Vaswani et al. 2017, section 3.5).
 
-    Args:
-        max_position_embeddings: the longest sequence.
-        embedding_size: width of a position's vector.
-        halves: all sines come before all cosines (PEGASUS); else they take turns.
-
-    Raises:
-        UserError: in `forward`, for a sequence longer than ``max_position_embeddings``; at building, for an odd size.
+    ``halves``: all sines come before all cosines (PEGASUS); else they take turns. An odd size is a `UserError`.
     """
 
     table: Tensor
@@ -88,15 +74,15 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("table", table.float(), persistent=False)
 
     def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
-        """(batch, seq, embedding), or (1, seq, embedding) when ``position_ids`` is None and positions count from 0."""
+        """(batch, seq, embedding), or (1, seq, embedding) if ``position_ids`` is None: positions from 0."""
         _check(length, self.max_position_embeddings)
         return self.table[None, :length] if position_ids is None else self.table[position_ids]
 
 
 class AxialPositions(nn.Module):
-    """Learned vectors of a grid: a position's is that of its row beside that of its column (Kitaev et al. 2020).
+    """Learned vectors of a grid: a position's is that of its row and that of its column (Kitaev et al. 2020).
 
-    ``rows * columns`` positions for ``rows + columns`` vectors; positions run along the rows.
+    ``rows * columns`` positions need ``rows + columns`` vectors; positions run along the rows.
 
     Args:
         max_position_embeddings: the longest sequence, at most the cells of the grid.
@@ -105,8 +91,7 @@ class AxialPositions(nn.Module):
         sizes: widths of a row's vector and of a column's.
 
     Raises:
-        UserError: at building, a grid too small, or sizes that do not add up; in `forward`, for a sequence longer than
-            ``max_position_embeddings``.
+        UserError: a grid too small, or sizes that do not sum to ``embedding_size``.
     """
 
     def __init__(
@@ -131,7 +116,7 @@ class AxialPositions(nn.Module):
         self.column = nn.Embedding(self.columns, sizes[1])
 
     def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
-        """(batch, seq, embedding), or (1, seq, embedding) when ``position_ids`` is None and positions count from 0."""
+        """(batch, seq, embedding), or (1, seq, embedding) if ``position_ids`` is None: positions from 0."""
         _check(length, self.max_position_embeddings)
         if position_ids is None:
             position_ids = torch.arange(length, device=self.row.weight.device)[None]
@@ -139,10 +124,10 @@ class AxialPositions(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Turns pairs of components by ``position * theta^(-2i / size)`` (Su et al. 2021, equation 34).
+    """Rotate pairs of components by ``position * theta^(-2i / size)`` (Su et al. 2021, equation 34).
 
-    Component ``i`` is paired with ``i + size / 2``, as in GPT-NeoX and Llama. The product of a rotated query and a
-    rotated key depends on their distance alone.
+    Component ``i`` is paired with ``i + size / 2``, as in GPT-NeoX and Llama. Products of rotated queries and keys
+    depend on their distance alone.
 
     Args:
         head_size: components of a query or key; even.
@@ -164,10 +149,7 @@ class Rotary(nn.Module):
     def forward(self, heads: Tensor, *, start: int = 0, position_ids: Tensor | None = None) -> Tensor:
         """(batch, heads, seq, head_size) -> the same, rotated in float32 and returned in the type of ``heads``.
 
-        Args:
-            heads: queries or keys.
-            start: position of the first of them, where no ``position_ids`` are given.
-            position_ids: (batch, seq) or (1, seq).
+        Positions count from ``start``, or are ``position_ids``, (batch, seq) or (1, seq).
         """
         if position_ids is None:
             here = slice(start, start + heads.shape[2])

@@ -1,9 +1,7 @@
 """Recurrent layers: a state that goes from token to token, under the same mask as attention.
 
-A layer is given ``(hidden, mask)`` and gives ``hidden``, as every layer of a stack. What it knows of earlier tokens is
-not a table of keys but its state: with a `Cache` it begins from the state there, and leaves the one after its last
-token, through which no gradient goes back. That is how a text is written token by token, and how a language model is
-taught over a long stream by pieces (truncated back-propagation through time, Williams and Peng 1990).
+With a `Cache` a layer starts from the state in it and leaves the one after its last token, through which no gradient
+flows: for generation and truncated back-propagation through time (Williams and Peng 1990).
 """
 
 from __future__ import annotations
@@ -37,10 +35,10 @@ Groups = tuple[tuple[int, int], ...]
 
 
 class Bridge(nn.Module):
-    """The first state of a decoder, from what it reads: ``tanh(W [first; last])`` of the source's real vectors.
+    """The first state of a decoder: ``tanh(W [first; last])`` of the source's real vectors.
 
-    Of a network in both directions these hold all that each has read (Sutskever et al. 2014; Bahdanau et al. 2015,
-    appendix A.2.2, take the first alone).
+    These hold all that each direction has read (Sutskever et al. 2014; Bahdanau et al. 2015, A.2.2, use the first
+    alone).
     """
 
     def __init__(self, source_size: int, size: int, *, states: int) -> None:
@@ -49,7 +47,7 @@ class Bridge(nn.Module):
         self.linear = nn.Linear(2 * source_size, states * size)
 
     def forward(self, source: Source, rows: int) -> State:
-        """-> ``states`` tensors (rows, size). Of more rows than texts, those of a text stand beside each other."""
+        """-> ``states`` tensors (rows, size); the rows of one text, such as beams, are adjacent."""
         hidden, keep = source.hidden, source.mask.keep
         texts = torch.arange(len(hidden), device=hidden.device)
         if keep is None:
@@ -67,21 +65,21 @@ class Bridge(nn.Module):
 class RecurrentLayer(nn.Module):
     """One layer of an RNN, an LSTM or a GRU, in one direction or in both, and dropout.
 
-    Padding is never read: where a row has some before or between its tokens, where documents are packed into it, or
-    where it is read from its end, each text gets a row of its own (`PaddedBatches`), or its tokens are packed
-    (`torch.nn.utils.rnn.PackedSequence`). What stands at the places of padding is zero.
+    Padding is never read: rows with padding before or between tokens, with packed documents, or read from the end,
+    become one row a text (`PaddedBatches`) or packed tokens (`torch.nn.utils.rnn.PackedSequence`). Outputs at padding
+    are zero.
 
     Args:
-        input_size: width of what enters.
-        size: width of what comes out; each of two directions has half of it.
+        input_size: width of the input.
+        size: width of the output; each of two directions has half of it.
         cell: see `CELLS`.
         bidirectional: the text is read from its end too.
         dropout: after the layer (Zaremba et al. 2014: never from one token to the next).
         bridge: makes the first state of a decoder from its source.
-        cell_size: of an LSTM, the width of its memory, from which ``size`` is projected (Sak et al. 2014); 0: as wide.
+        cell_size: width of an LSTM's memory, projected to ``size`` (Sak et al. 2014); 0: no projection.
 
     Attributes:
-        state_sizes: widths of what a direction hands on, an LSTM's memory last.
+        state_sizes: widths of a direction's state, an LSTM's memory last.
     """
 
     def __init__(
@@ -145,7 +143,7 @@ class RecurrentLayer(nn.Module):
         return known
 
     def _run(self, inputs: Tensor | PackedSequence, state: State | None) -> tuple[Tensor, State]:
-        """The network as it is; the parts of a state are (rows, width), and two directions never go on from one."""
+        """The network itself; the parts of a state are (rows, width), and two directions have no state."""
         given = None
         if state is not None:
             parts = tuple(part.unsqueeze(0).contiguous() for part in state)
@@ -156,7 +154,7 @@ class RecurrentLayer(nn.Module):
         return vectors, tuple(end[-1] for end in ends)
 
     def _read(self, inputs: Tensor, direction: int) -> Tensor:
-        """(texts, seq, input) -> (texts, seq, width): what one direction alone makes of rows, from their beginnings."""
+        """(texts, seq, input) -> (texts, seq, width): one direction alone, from zero states."""
         states = tuple(inputs.new_zeros(1, len(inputs), width) for width in self.state_sizes)
         given = states if self.states == 2 else states[0]
         weights = self.network.all_weights[direction]
@@ -166,16 +164,15 @@ class RecurrentLayer(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class PaddedBatches:
-    """Each text in a row of its own, from its first token on; what the row has behind it is read last, and not kept.
+    """Each text in its own row, from its first token on; outputs behind its end are dropped.
 
-    Texts of about one length are read together. On a CPU far faster than packed texts: the gradient of every step of
-    those is as large as all of them together, so that going backward takes the square of the length, and oneDNN's LSTM
-    does not read them.
+    Texts of similar length are read together. On a CPU far faster than packed texts, whose backward pass takes the
+    square of the length, and which oneDNN's LSTM does not read.
 
     Args:
         groups: which texts are read together.
-        places: (rows,) int64 into batch * seq, of all groups; as many rows as all their texts have places.
-        turned: (rows,) int64 into the same rows: whose vector comes here when each text is turned round.
+        places: (rows,) int64 into batch * seq, of all groups.
+        turned: (rows,) int64 into the same rows: source of each row when texts are reversed.
         cells: (tokens,) int64 into the rows.
         tokens: (tokens,) int64 into batch * seq.
     """
@@ -187,7 +184,7 @@ class PaddedBatches:
     tokens: Tensor
 
     def run(self, read: Callable[[Tensor, int], Tensor], hidden: Tensor, *, both: bool) -> Tensor:
-        """(batch, seq, input) -> (batch, seq, size), zero where no text stands."""
+        """(batch, seq, input) -> (batch, seq, size), zero at padding."""
         batch, seq = hidden.shape[:2]
         texts = hidden.flatten(0, 1).index_select(0, self.places)
         vectors = self._read(read, texts, 0)
@@ -226,7 +223,7 @@ class Packing:
         hidden: Tensor,
         before: State | None,
     ) -> tuple[Tensor, State]:
-        """(batch, seq, input) -> (batch, seq, size), zero where no text stands, and the state after each row.
+        """(batch, seq, input) -> (batch, seq, size), zero at padding, and the state after each row.
 
         ``before`` is of rows, each of which is one text; a row without tokens keeps its state.
         """
@@ -248,10 +245,9 @@ class Packing:
 def _plan(
     keep: Tensor | None, mask: Mask, *, read_back: bool, together: Callable[[list[int]], Groups]
 ) -> PaddedBatches | Packing | None:
-    """Packing of the texts, or ``None`` where reading the rows as they are gives the same.
+    """Packing of the texts, or None if reading the rows as they are gives the same.
 
-    ``together`` tells of their lengths, the longest first, which are read together in rows of their own; none: they are
-    packed.
+    ``together`` groups their lengths, the longest first, for `PaddedBatches`; no groups: they are packed.
     """
     documents = mask.documents
     if documents is None and (keep is None or bool(keep.all())):
@@ -306,7 +302,7 @@ def _similar_lengths(lengths: list[int]) -> Groups:
 
 
 class DirectionStack:
-    """`homespun.nn.residual.LayerStack` of two halves that begin alike."""
+    """`LayerStack` of two halves with the same input."""
 
     copies = 2
 
@@ -320,14 +316,14 @@ class DirectionStack:
 
 
 class IndependentDirections(nn.Module):
-    """A layer for each half: ``forwards`` reads the left one as it stands, ``backwards`` the right one turned round.
+    """A layer for each half of the stream: ``forwards`` reads the left one, ``backwards`` the right one reversed.
 
-    A text is turned round among its own places: padding stays where it is, and documents that are packed into a row
-    stay apart, so that one mask is right for both directions.
+    Neither half depends on the other, so that each can predict the next token of its direction (Peters et al. 2018).
+    Texts are reversed in place: padding and packed documents stay where they are, and one mask serves both directions.
 
     Args:
-        forwards, backwards: ``(hidden, mask) -> hidden``, in which no token knows of a later one.
-        residual: what enters is added to what comes out; both must be as wide.
+        forwards, backwards: causal ``(hidden, mask) -> hidden``.
+        residual: add the input, which must be as wide, to the output.
         dropout: after that.
     """
 
@@ -355,9 +351,9 @@ def _take(hidden: Tensor, positions: Tensor | None) -> Tensor:
 
 
 def _turned(seq: int, mask: Mask, device: torch.device) -> Tensor | None:
-    """(batch * seq,) int64: whose vector comes to each place when every text is turned round within itself.
+    """(batch * seq,) int64: source of each position when every text is reversed in place; its own inverse.
 
-    ``None`` where each row is one text without padding. Turning twice changes nothing.
+    None if each row is one text without padding.
     """
     keep, documents = mask.keep, mask.documents
     known = keep if keep is not None else documents
