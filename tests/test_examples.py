@@ -61,7 +61,7 @@ def test_classify_then_open_in_transformers(world: Path) -> None:
     )
     assert re.search(r"classifier: \d+\.\d% on 30 test examples\nmajority: ", printed)
     printed = output(world, "to_transformers.py", "classify/pretrained", "--text", "The team won the league.")
-    assert float(re.search(r"largest difference (\S+) over", printed)[1]) < 1e-4  # type: ignore[index]
+    assert float(re.search(r"largest difference (\S+) over", printed)[1]) < 1e-4
 
 
 def test_attentions(world: Path) -> None:

@@ -10,7 +10,6 @@ from benchmarks import time_to_loss
 
 from homespun.commands.recipe import pretrain_recipe
 from homespun.data.corpus import build_corpus
-from homespun.objectives.mlm import MaskedLM
 from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
@@ -55,7 +54,6 @@ def test_ours_and_a_peer_are_trained_on_the_same_tokens(data: Path, monkeypatch:
 def test_peers_mask_as_their_papers_did(peer: str, probability: float) -> None:
     name, *settings = time_to_loss.PEER_RECIPES[peer]
     objective = pretrain_recipe(name, settings).objective
-    assert isinstance(objective, MaskedLM)
     assert objective.probability == probability
 
 

@@ -109,7 +109,6 @@ UNEVEN = {
 def test_blocks_of_one_size_serve_patterns_of_several(sparse: Sparse, length: int) -> None:
     torch.manual_seed(1)
     plan = make_plan(sparse, length, False, torch.device("cpu"))
-    assert plan is not None
     assert plan.size >= 32
     parts = [random_tensor(BATCH, HEADS, length, HEAD_DIM) for _ in range(3)]
     upstream = torch.randn(BATCH, HEADS, length, HEAD_DIM, dtype=torch.float64)
@@ -135,7 +134,6 @@ def test_blocks_of_one_size_serve_patterns_of_several(sparse: Sparse, length: in
 def test_keys_that_a_block_is_given(sparse: Sparse, size: int, keys: int) -> None:
     """As many as the wider pattern needs, whatever the other's size is."""
     plan = make_plan(sparse, 2048, False, torch.device("cpu"))
-    assert plan is not None
     assert (plan.size, len(plan.columns) * plan.size) == (size, keys)
 
 
@@ -181,8 +179,6 @@ def test_some_heads_at_a_time_are_all_heads_at_once(sparse: Sparse, most: int, m
 
 def _bytes_of_a_head(sparse: Sparse) -> int:
     plan = make_plan(sparse, LENGTH, False, torch.device("cpu"))
-    assert plan is not None
-    assert sparse.global_tokens is not None
     shared = sparse.global_tokens.first + 2 * sparse.global_tokens.block
     return BATCH * plan.blocks * (len(plan.columns) * plan.size + shared) * HEAD_DIM * 8
 
@@ -199,7 +195,6 @@ def test_few_global_tokens_are_projected_in_place_of_the_text(count: int, docume
     hidden = torch.randn(BATCH, LENGTH, width, dtype=torch.float64, requires_grad=True)
     mask = Mask(KEEP, documents=documents)
     global_tokens = find_global_tokens(attention.sparse, mask, BATCH, LENGTH, hidden.device)
-    assert global_tokens is not None
     parts = (attention.query_global, attention.key_global, attention.value_global)
     query, key, value = (split_heads(part(hidden), HEADS) for part in parts)
     index = global_tokens.index[:, None, :, None].expand(-1, HEADS, -1, HEAD_DIM)

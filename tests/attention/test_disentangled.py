@@ -23,7 +23,7 @@ HIDDEN, HEADS, LONGEST = 15, 5, 31
 def build(*, span: int = LONGEST, maximum: int = 0, **settings: object) -> DisentangledAttention:
     torch.manual_seed(1)
     relative = RelativeEmbeddings(HIDDEN, LONGEST, span=span, maximum=maximum, norm=nn.LayerNorm(HIDDEN))
-    attention = DisentangledAttention(HIDDEN, HEADS, relative, relative_dropout=nn.Identity(), **settings)  # type: ignore[arg-type]
+    attention = DisentangledAttention(HIDDEN, HEADS, relative, relative_dropout=nn.Identity(), **settings)
     for parameter in attention.parameters():
         nn.init.normal_(parameter, std=0.4)
     return attention.double().eval()
@@ -61,8 +61,7 @@ def by_definition(attention: DisentangledAttention, hidden: Tensor, span: int, m
                 scores[j] += (of["key"][j] * place["position_query"][row]).sum(-1)
         weights = (scores / math.sqrt(size * (1 + len(place)))).softmax(0)
         values[i] = (weights[..., None] * of["value"]).sum(0)
-    result: Tensor = attention.output(values.flatten(1))
-    return result
+    return attention.output(values.flatten(1))
 
 
 @pytest.mark.parametrize("share", [False, True], ids=["own", "shared"])
@@ -140,8 +139,7 @@ def test_a_graph_of_one_length_serves_others(span: int, maximum: int) -> None:
             self.attention = build(span=span, maximum=maximum)
 
         def forward(self, hidden: Tensor) -> Tensor:
-            result: Tensor = self.attention(hidden, Mask())
-            return result
+            return self.attention(hidden, Mask())
 
     length = torch.export.Dim("length", min=2, max=LONGEST - 1)
     with torch.no_grad():

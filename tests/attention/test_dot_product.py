@@ -67,7 +67,6 @@ def test_a_row_that_sees_nothing_gives_zeros(dtype: torch.dtype) -> None:
     assert torch.equal(values[1], torch.zeros_like(values[1]))
     values.sum().backward()
     for tensor in (query, key, value):
-        assert tensor.grad is not None
         assert tensor.grad.isfinite().all()
         assert not tensor.grad[1].any()
 

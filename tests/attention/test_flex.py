@@ -56,7 +56,6 @@ def test_the_rule_is_the_dense_table_and_no_block_is_missing(sparse: Sparse) -> 
     indices = [torch.arange(n).view(*[1] * axis, -1, *[1] * (3 - axis)) for axis, n in enumerate(shape)]
     for mask in masks(sparse):
         table = mask.dense(sparse, LENGTH, LENGTH, CPU)
-        assert table is not None
         blocks = flex.make_block_mask(sparse, mask, BATCH, LENGTH, CPU)
         assert torch.equal(blocks.mask_mod(*indices).expand(shape), table.expand(shape))
         assert not (in_blocks(table) & ~blocks.to_dense().bool()).any()
@@ -148,7 +147,7 @@ def test_what_is_computed_by_it(given: dict[str, Any], usable: bool, monkeypatch
     monkeypatch.setattr(flex, "works", lambda *call: case["works"])
     query = OnGpu(2, 3, case["length"], case["head_dim"], dtype=case["dtype"])
     key = OnGpu(2, 3, case.get("keys", case["length"]), case["head_dim"], dtype=case["dtype"])
-    assert flex.is_usable(case["sparse"], query, key, case["mask"], case["dropout"]) == usable  # type: ignore[arg-type]
+    assert flex.is_usable(case["sparse"], query, key, case["mask"], case["dropout"]) == usable
 
 
 @pytest.fixture

@@ -128,7 +128,6 @@ def test_a_window_is_the_mean_of_its_real_tokens_and_an_empty_one_is_not_seen() 
     keep = torch.arange(10)[None] < 5
     torch.testing.assert_close(pooled(tokens * keep[..., None], keep).flatten(), torch.tensor([2.5, 5.0, 0.0]))
     seen = pooled.seen(keep)
-    assert seen is not None
     assert seen.tolist() == [[True, True, False]]
 
 

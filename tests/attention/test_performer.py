@@ -214,7 +214,7 @@ def test_what_is_kept_for_the_gradients_grows_as_the_length(feature_map: Feature
 
 def test_redrawing_is_a_function_of_seed_layer_and_step() -> None:
     def kernel(**fields: int) -> Performer:
-        return Performer(HEAD_DIM, FEATURES, **{"redraw_interval": 10} | fields)  # type: ignore[arg-type]
+        return Performer(HEAD_DIM, FEATURES, **{"redraw_interval": 10} | fields)
 
     through, resumed = kernel(), kernel()
     draws = []

@@ -152,7 +152,7 @@ def test_nothing_else_is_overwritten(tmp_path: Path) -> None:
     before = (source / "model.safetensors").read_bytes()
     for out, to in ((source, "hf"), (tmp_path, "homespun"), (source.parent / "." / "hf", "homespun")):
         with pytest.raises(UserError, match="model itself"):
-            convert(source, out, to=to)  # type: ignore[arg-type]
+            convert(source, out, to=to)
     other = bert(tmp_path / "other")
     with pytest.raises(UserError, match="holds other things"):
         convert(source, other)
@@ -258,7 +258,7 @@ def test_half_precision_is_noted_in_the_report(tmp_path: Path) -> None:
     half = {name: tensor.half() for name, tensor in load_file(source / "model.safetensors").items()}
     save_file(half, source / "model.safetensors")
     for out, to in (("ours", "homespun"), ("theirs", "hf")):
-        output = convert(source, tmp_path / out, to=to)  # type: ignore[arg-type]
+        output = convert(source, tmp_path / out, to=to)
         assert any("float16" in note and "float32" in note for note in output["notes"])
 
 

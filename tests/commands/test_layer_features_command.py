@@ -37,7 +37,7 @@ def test_a_head_on_the_last_layers_is_used_as_any_other(world: World, base: Path
     result = world.run(*words(world, base, "objective.last_layers=3", "objective.head.kind=bilstm"), "--out", run)
     stored = open_model(run)
     assert stored.model.reader == ConcatLastLayers(3)
-    assert stored.model.head.lstm.input_size == 3 * 32  # type: ignore[union-attr]
+    assert stored.model.head.lstm.input_size == 3 * 32
     metrics = world.run("evaluate", run, "--data", world.test)
     assert metrics["confusion"] == result["test"]["confusion"]
     assert metrics["log_loss"] == pytest.approx(result["test"]["log_loss"], abs=1e-6)

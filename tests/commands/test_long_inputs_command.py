@@ -65,7 +65,6 @@ def test_one_setting_everywhere(world: World, tmp_path: Path, kind: str) -> None
     long_inputs = saved_long_inputs(stored.task, source="run")
     assert (long_inputs.kind, stored.task["max_length"]) == (kind, 16)
     rows = LabelledRows(given, None, stored.tokenizer, length=16, long_inputs=long_inputs)
-    assert stored.labels is not None
     with torch.no_grad():
         for index in range(0, 61, 7):  # what is written is what the loaded model says of the text alone
             batch = pad_chunks([rows[index]], stored.tokenizer.pad_id)

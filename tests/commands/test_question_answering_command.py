@@ -135,8 +135,8 @@ def test_the_ways_of_classification(how: str, world: World, tmp_path: Path) -> N
 
 def test_wrong_answers_are_counted(world: World, tmp_path: Path) -> None:
     rows = [{"question": "q", "context": f"the old soup {n} of today", "answers": "soup"} for n in range(23)]
-    rows[3]["answers"] = [{"text": "soup", "answer_start": 1}]  # type: ignore[assignment]
-    rows[5]["answers"] = [{"text": "salt", "answer_start": 8}]  # type: ignore[assignment]
+    rows[3]["answers"] = [{"text": "soup", "answer_start": 1}]
+    rows[5]["answers"] = [{"text": "salt", "answer_start": 8}]
     rows[7]["context"] = ""
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = given(tmp_path / "rows.jsonl", None, world, "train.budget.steps=2", "data.no_answer=false")

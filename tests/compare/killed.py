@@ -28,7 +28,7 @@ def run_comparison(out: Path) -> dict[str, Any]:
         seeds=2,
         benchmark={"lengths": [17, 19]},
     )
-    runner.LocalExecutor = partial(LocalExecutor, start=START)  # type: ignore[misc,assignment]
+    runner.LocalExecutor = partial(LocalExecutor, start=START)
     runner.check = lambda *_: []  # of data that there is not
     return runner.run_comparison(recipe, out)
 
@@ -42,7 +42,7 @@ def until_done(out: Path, subfolder: str) -> None:
         if record.trial.subfolder == subfolder and values.get("status") == "done":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Record.update = last  # type: ignore[method-assign]
+    Record.update = last
     run_comparison(out)
 
 

@@ -80,7 +80,7 @@ def test_killed_search_resumes_started_trials(tmp_path: Path) -> None:
             raise MemoryError
         return step(idle=idle)
 
-    runner.step = killed  # type: ignore[method-assign]
+    runner.step = killed
     with pytest.raises(MemoryError):
         search_settings(cut, runner)
     assert 0 < len(rates(tmp_path / "cut", "one")) < 3
@@ -96,7 +96,6 @@ def test_folders_that_share_a_storage_share_the_trials(tmp_path: Path) -> None:
 
 
 def studies(recipe: CompareRecipe) -> list[Any]:
-    assert recipe.search is not None
     storage = recipe.search.storage
     return [optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)]
 
@@ -134,7 +133,6 @@ def test_the_trials_of_others_are_waited_for(
     found = search_settings(recipe, runner_of(tmp_path / "here", recipe))
     assert re.search(r"waiting .*\(2\).* 1", caplog.text)
     for record, name in zip(started, found, strict=True):
-        assert record is not None
         assert f"train.optimizer.learning_rate={to_yaml(found[name][RATE])}" in record.trial.settings["pretrain"]
 
 
@@ -218,7 +216,6 @@ def test_the_better_way_of_a_measure_and_what_has_none(tmp_path: Path, measure: 
     searching = SettingsSearch(searched(metric=measure, trials=3), tmp_path)
     for value in (0.125, 0.125, None, None, 0.75, 0.75):  # of one and two by turns
         record = searching.ask()
-        assert record is not None
         run = record.path_of("pretrain")
         run.mkdir(parents=True)
         metrics = {"validation": {"loss": 0.5}, "validation_metrics": {measure: value}}

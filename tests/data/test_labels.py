@@ -103,7 +103,6 @@ class TestRows:
         row = rows(["a " * first], pairs=["bb " * second])[0]
         expected = [2, *[6] * kept[0], 3, *[7] * kept[1], 3]
         assert row.input_ids.tolist() == expected
-        assert row.token_type_ids is not None
         assert row.token_type_ids.tolist() == [0] * (kept[0] + 2) + [1] * (kept[1] + 1)
 
     @pytest.mark.parametrize("length", [9, 10])  # with a token left over, and without

@@ -80,7 +80,6 @@ class TestRows:
         assert made.lengths.tolist() == [16, 5, 18]
         row = made[0]
         assert row.input_ids.tolist() == [2, 7, 8, 9, 10, 3, 2, 11, 12, 13, 14, 3, 2, 15, 16, 3]
-        assert row.documents is not None
         assert row.documents.tolist() == [0] * 6 + [1] * 6 + [2] * 4
         assert made[1].documents is None
         assert made.cut.tolist() == [False, False, True]
@@ -117,11 +116,9 @@ class TestBatches:
     def test_a_sequence_a_chunk(self) -> None:
         made = rows(["abcdefghij", "klm", "nopqrstu"], ChunkPool(), length=6)
         batch = pad_chunks([made[0], made[1], made[2]], 0)
-        assert batch.chunks is not None
         assert batch.chunks.tolist() == [[0, 1, 2], [3, -1, -1], [4, 5, -1]]
         assert batch.input_ids.shape == (6, 6)
         assert batch.input_ids[2].tolist() == [2, 15, 16, 3, 0, 0]
-        assert batch.attention_mask is not None
         assert int(batch.attention_mask.sum()) == int(made.lengths.sum())
         assert (batch.documents, batch.position_ids) == (None, None)
         assert batch.num_rows == 3

@@ -20,7 +20,6 @@ def test_one_length_needs_no_mask() -> None:
 def test_padding_is_on_the_right() -> None:
     batch = pad([Row(np.array([7, 8, 9, 10, 11])), Row(np.array([5])), Row(np.array([], dtype=np.int64))], PAD)
     assert batch.input_ids.tolist() == [[7, 8, 9, 10, 11], [5] + 4 * [PAD], 5 * [PAD]]
-    assert batch.attention_mask is not None
     assert batch.attention_mask.dtype == torch.bool
     assert batch.attention_mask.sum(1).tolist() == [5, 1, 0]
     assert bool(batch.attention_mask[1, 0])
@@ -35,8 +34,6 @@ def test_positions_restart_at_every_packed_document() -> None:
         Row(np.arange(30, 33), documents=np.array([0, 1, 1])),
     ]
     batch = pad(rows, PAD)
-    assert batch.documents is not None
-    assert batch.position_ids is not None
     assert batch.documents.tolist() == [[0, 0, 0, 1, 2, 2, 2], [0] * 5 + [-1] * 2, [0, 1, 1] + [-1] * 4]
     assert batch.position_ids.tolist()[0] == [0, 1, 2, 0, 0, 1, 2]
     assert batch.position_ids.tolist()[1][:5] == [0, 1, 2, 3, 4]
@@ -52,7 +49,6 @@ def test_a_single_document_needs_no_numbers() -> None:
 
 def test_segments_are_zero_where_a_row_has_none() -> None:
     batch = pad([Row(np.arange(5), token_type_ids=np.array([0, 0, 1, 1, 1])), Row(np.arange(7))], PAD)
-    assert batch.token_type_ids is not None
     assert batch.token_type_ids.tolist() == [[0, 0, 1, 1, 1, 0, 0], [0] * 7]
 
 

@@ -67,12 +67,10 @@ def test_rows_have_the_numbers_of_their_paragraphs_and_the_frame_is_of_the_outer
     assert rows.counts["paragraphs_left_out"] == 1
     assert rows.counts["empty"] == 1
     first = rows[0]
-    assert first.documents is not None
     assert first.target_ids is not None
     assert len(first.documents) == len(first.input_ids) == rows.lengths[0] - len(first.target_ids)
     assert (first.documents[0], first.documents[1], first.documents[-2], first.documents[-1]) == (0, 0, 2, 2)
     assert (np.diff(first.documents) >= 0).all()
-    assert rows[1].documents is not None
     assert set(rows[1].documents.tolist()) == {0}
 
 

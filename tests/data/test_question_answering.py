@@ -121,8 +121,6 @@ def test_the_answer_span_matches_its_label(tokenizer: Tokenizer) -> None:
     for index, window in enumerate(rows.windows):
         row = rows[index]
         assert len(row.input_ids) == rows.lengths[index]
-        assert row.token_type_ids is not None
-        assert row.sentence_ends is not None
         assert row.input_ids[row.sentence_ends[0] - 1] == tokenizer.sep_id == row.input_ids[-1]
         assert row.token_type_ids.tolist() == [0] * window.place + [1] * (window.tokens + 1)
         first, last = np.asarray(row.label).tolist()

@@ -46,9 +46,9 @@ def test_a_row_is_a_source_and_one_of_its_targets_in_their_frames(tokenizer: Tok
             assert (ids[0], ids[-1]) == (cls, sep)
             assert sep not in ids[1:-1]
     assert tokenizer.decode(found[0].input_ids) == tokenizer.decode(found[1].input_ids) == PAIRS[0].source
-    assert [tokenizer.decode(found[i].target_ids) for i in range(3)] == ["a cat slept", "sleeping cat", "dog"]  # type: ignore[arg-type]
+    assert [tokenizer.decode(found[i].target_ids) for i in range(3)] == ["a cat slept", "sleeping cat", "dog"]
     assert tokenizer.decode(found[2].input_ids) == "name it: the dog"
-    assert found.lengths.tolist() == [len(found[i].input_ids) + len(found[i].target_ids) for i in range(3)]  # type: ignore[arg-type]
+    assert found.lengths.tolist() == [len(found[i].input_ids) + len(found[i].target_ids) for i in range(3)]
     assert found.counts == {"empty": 2, "longer": 0, "truncated": 0, "targets_truncated": 0}
     assert found.usable.tolist() == [0, 2]
 
@@ -62,7 +62,6 @@ def test_a_model_without_a_first_token_has_none(tokenizer: Tokenizer) -> None:
 
 def test_one_stack_reads_a_text_that_goes_on(tokenizer: Tokenizer) -> None:
     found = rows(tokenizer, SourceTargetTemplate.for_decoder(tokenizer, " TL;DR: "))[0]
-    assert found.target_ids is not None
     joined = np.concatenate([found.input_ids, found.target_ids])
     assert tokenizer.decode(joined) == f"{PAIRS[0].source} TL;DR: a cat slept"
     assert joined[0] == tokenizer.cls_id
@@ -107,7 +106,7 @@ def test_data_sets_are_mixed_by_size_up_to_a_limit(
     weights: tuple[float, ...], limit: int | None, expected: tuple[int, ...]
 ) -> None:
     data_sets = np.repeat([0, 1, 2], [103, 31, 7])
-    mixture = mix_rows(Numbered(141), data_sets, weights=weights, limit=limit)  # type: ignore[arg-type]
+    mixture = mix_rows(Numbered(141), data_sets, weights=weights, limit=limit)
     seen = [mixture[i] for i in range(len(mixture))]
     assert tuple(Counter(data_sets[seen].tolist())[k] for k in range(3)) == expected
     assert set(seen) == set(range(141))  # nothing is left out

@@ -111,13 +111,11 @@ class Pair:
         pooled = ["pooler_output"] if self.head == "pooler" else []
         for name in (*pooled, "logits", "prediction_logits", "last_hidden_state"):
             if name in result:
-                output: torch.Tensor = result[name]
-                return output
+                return result[name]
         raise AssertionError(list(result))
 
     def our_output(self) -> torch.Tensor:
-        output: torch.Tensor = self.ours.stored.model(**self.inputs)
-        return output
+        return self.ours.stored.model(**self.inputs)
 
     def real(self, output: torch.Tensor) -> torch.Tensor:
         """Of one vector or number a token, those of real tokens; what is one row a text as it is."""
@@ -201,7 +199,6 @@ def check_left_out(pair: Pair) -> None:
 def check_cache(pair: Pair) -> None:
     """Decode token by token from a cache and compare with their outputs of the full target."""
     model, given = pair.ours.stored.model.eval(), pair.inputs
-    assert isinstance(model.backbone, EncoderDecoder)
     with torch.no_grad():
         expected = pair.their_output(pair.theirs.eval())
         context = {name: given[name] for name in ("attention_mask", "global_attention_mask") if name in given}

@@ -102,7 +102,6 @@ def test_what_cannot_be_folded(changes: dict[str, Any]) -> None:
 def test_segments_are_folded() -> None:
     model, config = build(NARROW | {"type_vocab_size": 3, "causal": False, "positions": {"kind": "none"}}, None)
     folded = fold_config(config)
-    assert folded is not None
     wide = folded.build().eval()
     wide.load_state_dict(fold_weights(weights_of(model), config))
     given = inputs(pad_id=0, segments=3)

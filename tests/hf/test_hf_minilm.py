@@ -68,7 +68,7 @@ def test_hidden_states_are_those_of_transformers(
     with torch.no_grad():
         expected = peer(**batch, output_hidden_states=True)
         found = opened.stored.model(**batch)
-        states = list(opened.stored.model.backbone.hidden_states(**batch))  # type: ignore[operator]
+        states = list(opened.stored.model.backbone.hidden_states(**batch))
     torch.testing.assert_close(found[keep], expected.last_hidden_state[keep], atol=1e-5, rtol=0)
     assert len(states) == 7
     for ours, theirs in zip(states, expected.hidden_states, strict=True):

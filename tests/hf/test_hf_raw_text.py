@@ -146,8 +146,7 @@ def their_logits(pair: Both, *texts: list[str], one_by_one: bool = False) -> tor
     if one_by_one:
         return torch.cat([their_logits(pair, *([text] for text in single)) for single in zip(*texts, strict=True)])
     batch = pair.their_tokenizer()(*texts, padding=True, return_tensors="pt")
-    given: torch.Tensor = pair.their_model()(**batch).logits
-    return given
+    return pair.their_model()(**batch).logits
 
 
 @pytest.mark.parametrize("pairs", [False, True], ids=["texts", "pairs"])

@@ -158,7 +158,6 @@ def test_our_presets_are_written_with_their_heads(preset: str) -> None:
     head = build_clm_head_config(stack) if stack.causal else build_mlm_head_config(stack)
     match, notes = match_architecture(config.model_copy(update={"head": head}))
     assert not notes
-    assert match is not None
     assert match.architecture.name == ("NanoChatForCausalLM" if stack.causal else "ModernBertForMaskedLM")
 
 

@@ -36,7 +36,7 @@ SIZES: dict[str, Any] = {
 
 
 def tokenizer(kind: str) -> Tokenizer:
-    return Tokenizer.train(TEXTS, kind=kind, vocab_size=270 if kind == "bpe" else 79)  # type: ignore[arg-type]
+    return Tokenizer.train(TEXTS, kind=kind, vocab_size=270 if kind == "bpe" else 79)
 
 
 def written_model(folder: Path, *, kind: str = "bpe", two: bool = False, head: str = "causal_lm") -> Path:

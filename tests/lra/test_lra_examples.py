@@ -95,7 +95,6 @@ def test_pairs_are_rows_of_two_documents_each_cut_alone() -> None:
     assert rows.lengths.tolist() == [3 + 2 + 11, 11 + 2]
     assert rows.truncated == 2
     row = rows[0]
-    assert row.documents is not None
     assert row.documents.tolist() == [0] * 5 + [1] * 11
     for document, text in ((0, "abc"), (1, "d" * 9)):
         ids = row.input_ids[row.documents == document]

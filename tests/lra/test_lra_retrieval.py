@@ -41,7 +41,6 @@ ROWS = [pair(5, 11, 0, 1), pair(13, 3, 2, 2), pair(7, 7, 1, 3)]
 def test_first_documents_then_second_ones() -> None:
     batch = collated(ROWS)
     assert batch.input_ids.shape == (6, 13)
-    assert batch.attention_mask is not None
     assert batch.attention_mask.sum(dim=1).tolist() == [5, 13, 7, 11, 3, 7]
     assert batch.documents is None
     assert batch.targets == {"loss": 3.0, "accuracy": 3.0}

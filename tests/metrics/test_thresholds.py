@@ -43,9 +43,9 @@ def test_equal_probabilities_share_a_threshold() -> None:
 @pytest.mark.parametrize(("scope", "average"), product(("global", "per_label"), ("micro_f1", "macro_f1")))
 def test_thresholds_do_better_than_one_half(scope: str, average: str) -> None:
     probabilities, truth = _made_up(211, 5, 3)
-    found = find_thresholds(probabilities, truth, scope=scope, average=average)  # type: ignore[arg-type]
+    found = find_thresholds(probabilities, truth, scope=scope, average=average)
     assert len(found) == 5
-    assert f1(probabilities, truth, found, average) > f1(probabilities, truth, (0.5,) * 5, average) + 0.05  # type: ignore[arg-type]
+    assert f1(probabilities, truth, found, average) > f1(probabilities, truth, (0.5,) * 5, average) + 0.05
 
 
 def test_micro_f1_by_label_is_no_worse_than_the_best_of_a_grid() -> None:
@@ -63,7 +63,7 @@ def test_what_is_held_up_was_found_on_other_rows() -> None:
         asked.append(tuple(rows))
         return lambda others: np.array([float(other in rows) for other in others])
 
-    assert cross_val_predict(23, find).sum() == 0.0  # type: ignore[arg-type]
+    assert cross_val_predict(23, find).sum() == 0.0
     assert len(asked) == 5
     assert all(len(rows) in (18, 19) for rows in asked)
 

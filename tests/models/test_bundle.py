@@ -63,7 +63,7 @@ def test_a_fingerprint_is_of_the_weights_wherever_they_lie(folder: Path) -> None
 def test_tied_weights_are_kept_once_and_come_back_tied(folder: Path) -> None:
     model = load_model(folder).model
     assert "head.weight" not in weights_of(model)
-    assert model.head.weight is model.backbone.embeddings.words.weight  # type: ignore[union-attr]
+    assert model.head.weight is model.backbone.embeddings.words.weight
 
 
 def test_buffers_are_kept_as_a_state_dict_keeps_them() -> None:
@@ -110,7 +110,7 @@ def test_weights_of_another_model_are_refused_before_anything_is_changed() -> No
         ),
     ],
 )
-def test_a_damaged_folder_is_refused_in_one_line(folder: Path, damage, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_folder_is_refused_in_one_line(folder: Path, damage, message: str) -> None:
     damage(folder)
     with pytest.raises(UserError, match=message) as raised:
         load_model(folder)

@@ -50,8 +50,7 @@ def texts(*counts: int) -> list[Row]:
 
 
 def logits_of(model: Any, batch: Batch) -> torch.Tensor:
-    logits: torch.Tensor = model(batch.input_ids, **batch.context, chunks=batch.chunks)
-    return logits
+    return model(batch.input_ids, **batch.context, chunks=batch.chunks)
 
 
 @every_head
@@ -105,7 +104,6 @@ def test_the_logits_of_a_text_are_the_mean_of_its_chunks(head: Any) -> None:
     each = logits_of(model, dataclasses.replace(batch, chunks=None))
     expected = torch.stack([each[:3].mean(0), each[3], each[4:].mean(0)])
     torch.testing.assert_close(logits_of(model, batch), expected)
-    assert batch.chunks is not None
     turned = dataclasses.replace(batch, chunks=batch.chunks.flip(1))
     torch.testing.assert_close(logits_of(model, turned), logits_of(model, batch))
 
@@ -120,7 +118,6 @@ def test_one_chunk_a_text_is_no_chunks(head: Any) -> None:
 @pytest.mark.parametrize("head", POOLS, ids=lambda h: h.head.kind)
 def test_layers_above_see_the_order_of_the_chunks(head: Any) -> None:
     model, batch = model_with(head), pad_chunks(texts(3, 3), 0)
-    assert batch.chunks is not None
     turned = dataclasses.replace(batch, chunks=batch.chunks.flip(1))
     assert not torch.allclose(logits_of(model, turned), logits_of(model, batch), atol=1e-5)
 
@@ -175,7 +172,6 @@ def test_a_frozen_encoder_stays(long_inputs: Any) -> None:
     module = objective(long_inputs, frozen=True).train()
     module(Classification().collate(0, LABELS)(texts(3, 1), [])).total().backward()
     learned = {id(parameter) for parameter in module.parameters() if parameter.grad is not None}
-    assert module.model.head is not None
     assert learned == {id(parameter) for parameter in module.model.head.parameters()}
     assert not module.model.backbone.training
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.models.bundle import load_model, save_model
-from homespun.models.characters import BEGIN, END, NOTHING, SPECIAL, CharacterEmbeddings, Highway, fill_character_table
+from homespun.models.characters import BEGIN, END, NOTHING, SPECIAL, fill_character_table
 from homespun.models.config import ModelConfig
 from homespun.models.elmo import AdaptiveSoftmax, BiLMHead, BiLMHeadConfig, cutoffs_for
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.weight_transfer import transfer_weights
-from homespun.nn.recurrent import IndependentDirections, RecurrentLayer
+from homespun.nn.recurrent import IndependentDirections
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_extension import AddedTokens
 
@@ -105,14 +105,12 @@ def test_it_is_two_networks_of_pytorch() -> None:
 def test_words_are_spelled_between_marks() -> None:
     tokenizer = tokenizer_of("bank", "bark", "Ébène", "extraordinary")
     words = build(APART["elmo"], vocab_size=tokenizer.vocab_size + 2).embeddings
-    assert isinstance(words, CharacterEmbeddings)
     unspelled = words.characters[-2:].clone()
     words.fill_character_table(tokenizer)
     names = tokenizer.tokens
 
     def read(word: str) -> list[int]:
-        row: list[int] = words.characters[names.index(word)].tolist()
-        return row
+        return words.characters[names.index(word)].tolist()
 
     assert read("bank") == [BEGIN, *(letter + 1 for letter in b"bank"), END, NOTHING]
     assert read("Ébène") == [BEGIN, *(byte + 1 for byte in "Ébène".encode()[:5]), END]  # two bytes each, and cut
@@ -125,7 +123,7 @@ def test_words_are_spelled_between_marks() -> None:
 def test_a_words_vector_is_of_its_letters_alone() -> None:
     tokenizer = tokenizer_of("bank", "bark", "bans", "a", "banking")
     words = build(APART["elmo"], vocab_size=tokenizer.vocab_size).embeddings
-    words.fill_character_table(tokenizer)  # type: ignore[union-attr, operator]
+    words.fill_character_table(tokenizer)
     ids = torch.tensor([[tokenizer.tokens.index(name) for name in ("bank", "bans", "bark", "a", "bank")]])
     vectors = words(ids)[0]
     assert torch.equal(vectors[0], vectors[4])
@@ -134,32 +132,29 @@ def test_a_words_vector_is_of_its_letters_alone() -> None:
     # in any company, with longer words or without, and not computed apart
     torch.testing.assert_close(words(ids[:, 3:4])[0, 0], vectors[3], rtol=1e-6, atol=1e-6)
     swapped = build(APART["elmo"], vocab_size=tokenizer.vocab_size).embeddings
-    swapped.fill_character_table(tokenizer)  # type: ignore[union-attr, operator]
+    swapped.fill_character_table(tokenizer)
     with torch.no_grad():
-        swapped.characters[ids[0, 0]] = swapped.characters[ids[0, 1]]  # type: ignore[union-attr, index]
+        swapped.characters[ids[0, 0]] = swapped.characters[ids[0, 1]]
     torch.testing.assert_close(swapped(ids)[0, 0], vectors[1], rtol=1e-6, atol=1e-6)
 
 
 def test_filters_see_the_word_and_no_padding() -> None:
     """By hand, a word at a time, without padding."""
     words = build(APART["elmo"]).embeddings
-    assert isinstance(words, CharacterEmbeddings)
     for word in ([BEGIN, END], [BEGIN, 66, END], [BEGIN, 66, 67, 68, 69, 70, END]):
         table = torch.tensor([word + [NOTHING] * (7 - len(word))])
         letters = words.table(torch.tensor([word]))[0]
         found = []
         for conv in words.filters:
-            assert isinstance(conv, nn.Conv1d)
             width = conv.kernel_size[0]
             padded = torch.cat([letters, torch.zeros(max(0, width - len(word)), 5)])
             values = [
-                (conv.weight * padded[begin : begin + width].T).sum((1, 2)) + conv.bias  # type: ignore[operator]
+                (conv.weight * padded[begin : begin + width].T).sum((1, 2)) + conv.bias
                 for begin in range(len(padded) - width + 1)
             ]
             found.append(torch.stack(values).amax(0))
         features = torch.cat(found).relu()
         for highway in words.highways:
-            assert isinstance(highway, Highway)
             gate = torch.sigmoid(highway.gate(features))
             features = gate * torch.relu(highway.transform(features)) + (1 - gate) * features
         torch.testing.assert_close(words.of_words(table)[0], words.projection(features), rtol=1e-5, atol=1e-5)
@@ -170,8 +165,7 @@ def test_cells_may_be_wider_than_what_they_give_in_one_direction_too() -> None:
         {"vocab_size": VOCAB, "hidden_size": 11, "cell_size": 19, "max_position_embeddings": MAXIMUM}
     )
     model = ModelConfig.model_validate({"backbone": config, "head": {"kind": "causal_lm"}}).build().eval()
-    layer = model.backbone.layers[0]  # type: ignore[union-attr, index]
-    assert isinstance(layer, RecurrentLayer)
+    layer = model.backbone.layers[0]
     assert layer.state_sizes == (11, 19)
     ids, keep = some_ids(3, SEQ), torch.arange(SEQ) < torch.tensor([SEQ, 7, 1])[:, None]
     written = model.generate(ids, keep, max_new_tokens=5)
@@ -208,7 +202,7 @@ def test_an_adaptive_softmax_is_a_distribution_and_its_loss_the_labels_share() -
             expected = expected - first[label]
             continue
         group = int(label >= 23)
-        narrow, wide = network.tail[group]  # type: ignore[misc]
+        narrow, wide = network.tail[group]
         inside = torch.log_softmax(wide.weight @ (narrow.weight @ vector), 0)
         expected = expected - first[7 + group] - inside[label - (7, 23)[group]]
     loss, correct = softmax.loss(features, labels)
@@ -236,7 +230,7 @@ def test_a_full_softmax_is_cross_entropy() -> None:
     torch.manual_seed(1)
     head = BiLMHeadConfig().build(build(APART["elmo"]))
     with torch.no_grad():
-        head.softmax.bias.normal_()  # type: ignore[union-attr]
+        head.softmax.bias.normal_()
     hidden, labels = torch.randn(17, 2 * WIDTH), torch.arange(17) * 3
     logits = head(hidden)
     for number, half in enumerate(hidden.chunk(2, -1)):
@@ -267,7 +261,6 @@ def test_new_words_need_no_training(head: dict[str, Any]) -> None:
     torch.manual_seed(2)
     grown = larger.build().eval()
     words = grown.backbone.embeddings
-    assert isinstance(words, CharacterEmbeddings)
     table = words.characters.clone()
     for number, name in enumerate(after[-2:], start=VOCAB):
         row = [BEGIN, *(letter + 1 for letter in name.encode()[:5]), END]
@@ -329,12 +322,9 @@ def test_bad_configs_are_refused_in_a_line() -> None:
 def test_presets_are_what_they_say() -> None:
     with torch.device("meta"):
         original = validate(ModelConfig, {"backbone": {"preset": "elmo-original"}}, source="t").backbone
-    assert isinstance(original, RecurrentConfig)
-    assert original.characters is not None
     assert sum(count for _, count in original.characters.filters) == 2048
     tree = {"preset": "elmo-mini", "characters": {"max_word_length": 17}}
     mini = validate(RecurrentConfig, tree, source="t")
-    assert mini.characters is not None
     assert mini.characters.max_word_length == 17
     assert sum(count for _, count in mini.characters.filters) == 256
     encoder = mini.with_tokens(101, 0).build()
@@ -345,7 +335,7 @@ def test_presets_are_what_they_say() -> None:
 
 def test_the_table_is_no_parameter_and_of_small_numbers() -> None:
     words = build(APART["elmo"]).embeddings
-    assert words.characters.dtype == torch.int16  # type: ignore[union-attr]
+    assert words.characters.dtype == torch.int16
     assert "characters" not in dict(words.named_parameters())
     assert isinstance(BiLMHeadConfig().build(build(APART["elmo"])), BiLMHead)
-    assert np.array_equal(words.characters[7].numpy()[:3], [BEGIN, ord("7") + 1, END])  # type: ignore[union-attr]
+    assert np.array_equal(words.characters[7].numpy()[:3], [BEGIN, ord("7") + 1, END])

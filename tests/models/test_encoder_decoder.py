@@ -228,7 +228,6 @@ def test_a_fully_masked_row_gives_no_nan(config: EncoderDecoderConfig) -> None:
     assert hidden.isfinite().all()
     hidden.square().sum().backward()
     for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
         assert parameter.grad.isfinite().all(), name
 
 

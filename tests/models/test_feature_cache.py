@@ -111,7 +111,6 @@ def test_two_stores_may_write_into_one_folder_at_a_time(tmp_path: Path) -> None:
     assert len(found) == 10
     for number in range(10):
         vectors = found.read(bytes([number] * 16))
-        assert vectors is not None
         assert vectors.shape == (number, 3)
         assert (vectors == number).all()
 
@@ -182,8 +181,7 @@ def test_a_head_learns_the_same_from_it(tmp_path: Path, last_layers: int) -> Non
         objective.eval()
         objective.zero_grad()
         objective.model(ids, keep).square().sum().backward()
-        assert objective.model.head is not None
-        gradients.append([parameter.grad.clone() for parameter in objective.model.head.parameters()])  # type: ignore
+        gradients.append([parameter.grad.clone() for parameter in objective.model.head.parameters()])
     torch.testing.assert_close(gradients[1], gradients[0], atol=3e-3, rtol=3e-3)
     for first, second in zip(gradients[1], gradients[2], strict=True):
         assert (first == second).all()

@@ -50,7 +50,7 @@ def test_banded_and_dense_layers_are_tables(mode: str) -> None:
     dense = key <= query
     for number, layer in enumerate(model.layers):
         near = query - key < WIDTH  # itself and the four before
-        layer.attention.sublayer.kernel = Table(dense & near if number % 2 else dense)  # type: ignore[union-attr]
+        layer.attention.sublayer.kernel = Table(dense & near if number % 2 else dense)
     expected = model(ids)
     assert torch.allclose(hidden, expected, atol=1e-10)
     assert torch.allclose(torch.cat(parts, 1), expected, atol=1e-10)

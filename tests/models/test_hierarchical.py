@@ -46,8 +46,7 @@ def row(lengths: tuple[int, ...] = LENGTHS, *, seed: int = 1) -> Row:
 
 def read(model: Encoder, *rows: Row) -> Tensor:
     batch = pad(rows, 0)
-    hidden: Tensor = model(batch.input_ids, **{name: t for name, t in batch.context.items() if t is not None})
-    return hidden
+    return model(batch.input_ids, **{name: t for name, t in batch.context.items() if t is not None})
 
 
 def test_below_the_last_layer_a_paragraph_is_read_as_if_alone() -> None:
@@ -74,8 +73,6 @@ def test_the_order_of_paragraphs_matters_through_their_numbers_alone() -> None:
     batch = pad([plain], 0)
     before = model(batch.input_ids, documents=batch.documents, position_ids=batch.position_ids)
     order = torch.tensor([10, 11, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9])  # the last paragraph stands first
-    assert batch.documents is not None
-    assert batch.position_ids is not None
     context = {"documents": batch.documents[:, order], "position_ids": batch.position_ids[:, order]}
     torch.testing.assert_close(model(batch.input_ids[:, order], **context), before[:, order])
     numbers = torch.tensor([1, 2, 0])[context["documents"]]  # now it is the first

@@ -451,7 +451,6 @@ def test_token_heads(head: Any, narrow: dict[str, int]) -> None:
     """All logits at once, single tokens and `predict` agree."""
     torch.manual_seed(1)
     model = ModelConfig(backbone=EncoderConfig.model_validate(SIZES | narrow), head=head()).build().eval()
-    assert model.head is not None
     hidden = model.backbone(some_ids(2, SEQ))
     logits = model(some_ids(2, SEQ))
     torch.testing.assert_close(model.head(hidden.flatten(0, 1)[[3, 19]]), logits.flatten(0, 1)[[3, 19]])

@@ -40,9 +40,9 @@ def test_they_are_the_last_of_the_hidden_states(residual: str) -> None:
     torch.manual_seed(1)
     backbone = config(residual={"kind": residual}).build().backbone.eval()
     ids, keep = batch()
-    states = list(backbone.hidden_states(ids, attention_mask=keep))  # type: ignore[operator]
+    states = list(backbone.hidden_states(ids, attention_mask=keep))
     for layers in range(1, LAYERS + 1):
-        found = ConcatLastLayers(layers)(backbone, ids, attention_mask=keep)  # type: ignore[arg-type]
+        found = ConcatLastLayers(layers)(backbone, ids, attention_mask=keep)
         expected = [*states[LAYERS - layers + 1 : -1], backbone(ids, attention_mask=keep)]
         torch.testing.assert_close(found, torch.cat(expected, dim=-1), atol=1e-6, rtol=1e-6)
 
@@ -120,7 +120,6 @@ def test_stored_loaded_and_predicting_the_same(tmp_path: Path) -> None:
 def test_a_new_task_on_such_a_model_reads_what_it_asks_for() -> None:
     model, made = trained(4).export_model()
     again, config_again = Classification().build(model, made, LABELS).export_model()
-    assert config_again.head is not None
     assert config_again.head.kind == "ffn"
     assert again(*batch()).shape == (3, 3)
 

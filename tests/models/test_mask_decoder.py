@@ -52,7 +52,6 @@ def test_position_enters_through_its_vector_only(embedding_size: int) -> None:
     later = torch.arange(7, 20).expand(2, -1)
     assert not torch.allclose(model(ids), model(ids, position_ids=later))
     late = encoder_of(model).embeddings.late
-    assert late is not None
     with torch.no_grad():
         late.embedding.weight.copy_(late.embedding.weight[:1].clone())  # every place is the same
     torch.testing.assert_close(model(ids), model(ids, position_ids=later))
@@ -63,7 +62,6 @@ def test_it_is_not_used_in_fine_tuning(head: str) -> None:
     model, ids = build(head), some_ids(2, 13)
     before = model(ids)
     late = encoder_of(model).embeddings.late
-    assert late is not None
     with torch.no_grad():
         late.embedding.weight.normal_()
     assert torch.equal(model(ids), before)
@@ -136,7 +134,6 @@ def test_it_is_written_for_transformers_but_for_the_head_of_masked_words(tmp_pat
     for head, written in (("pooled", "DebertaV2ForSequenceClassification"), ("masked_lm", "DebertaV2Model")):
         config = ModelConfig.model_validate({"backbone": SIZES, "head": HEADS[head]})
         match, notes = match_architecture(config)
-        assert match is not None
         assert match.architecture.name == written
         assert any("position_embeddings" in note for note in notes)
         report = export_huggingface(tmp_path / head, config.build(), config, tokenizer)

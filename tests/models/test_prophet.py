@@ -249,7 +249,6 @@ def test_a_config_written_out_is_the_same_config() -> None:
 def test_presets_have_streams(preset: str) -> None:
     tree = {"backbone": {"preset": preset}, "head": {"kind": "causal_lm"}}
     backbone = validate(ModelConfig, tree, source="model").backbone.with_tokens(VOCAB, 0)
-    assert isinstance(backbone, EncoderDecoderConfig)
     model = backbone.build()
     streams = model.ngram_streams(some_ids(2, SEQ), model.encode(some_ids(2, SOURCE)))
     assert streams.shape == (2, 2, SEQ, backbone.hidden_size)

@@ -15,7 +15,6 @@ from homespun.attention.additive import AdditiveAttention, AlignedLayer
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.hf.match import match_architecture
-from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import ModelConfig, TokenHeadConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
@@ -23,7 +22,6 @@ from homespun.models.recurrent import RecurrentConfig
 from homespun.nn import recurrent
 from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask, Source
-from homespun.nn.recurrent import RecurrentLayer
 
 every_stack = pytest.mark.parametrize("config", STACKS.values(), ids=STACKS)
 those_apart_too = pytest.mark.parametrize("config", [*STACKS.values(), *APART.values()], ids=[*STACKS, *APART])
@@ -172,7 +170,6 @@ def test_a_stack_is_what_pytorch_calls_one(cell: str, both: bool) -> None:
     kinds: dict[str, Any] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
     theirs = kinds[cell](17, 22 // (1 + both), 2, batch_first=True, bidirectional=both)
     for number, layer in enumerate(encoder.layers):
-        assert isinstance(layer, RecurrentLayer)
         for name, parameter in layer.network.named_parameters():
             theirs.get_parameter(name.replace("_l0", f"_l{number}")).data = parameter.data
     ids = some_ids(3, SEQ)
@@ -216,19 +213,19 @@ def test_it_writes_from_its_state_as_by_reading_all_again(cell: str) -> None:
     ids, lengths = some_ids(3, SEQ), (SEQ, 7, 1)
     keep = torch.arange(SEQ) < torch.tensor(lengths)[:, None]
     for how in ({}, {"num_beams": 3}, {"do_sample": True, "seed": 3}):
-        written = model.generate(ids, keep, max_new_tokens=9, **how)  # type: ignore[arg-type]
-        again = model.generate(ids, keep, max_new_tokens=9, use_cache=False, **how)  # type: ignore[arg-type]
+        written = model.generate(ids, keep, max_new_tokens=9, **how)
+        again = model.generate(ids, keep, max_new_tokens=9, use_cache=False, **how)
         assert torch.equal(written, again)
         for row, length in enumerate(lengths):
-            alone = model.generate(ids[row : row + 1, :length], max_new_tokens=9, **how)  # type: ignore[arg-type]
+            alone = model.generate(ids[row : row + 1, :length], max_new_tokens=9, **how)
             assert torch.equal(alone[0, length:], written[row, SEQ:])
 
 
 def test_a_step_of_writing_reads_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ModelConfig.model_validate({"backbone": STACKS["lstm-2"], "head": {"kind": "causal_lm"}}).build().eval()
     read: list[int] = []
-    layer = model.backbone.layers[0]  # type: ignore[union-attr]
-    layer.register_forward_hook(lambda module, given, result: read.append(given[0].shape[1]))  # type: ignore[operator]
+    layer = model.backbone.layers[0]
+    layer.register_forward_hook(lambda module, given, result: read.append(given[0].shape[1]))
     model.generate(some_ids(2, SEQ), max_new_tokens=5)
     assert read == [SEQ, 1, 1, 1, 1]
 
@@ -272,15 +269,14 @@ def test_padding_of_either_side_does_not_leak(cell: str, attention: str) -> None
 def test_cached_decoding_is_full_decoding(cell: str, attention: str) -> None:
     _, model = two_stacks(cell, attention, num_hidden_layers=2)
     backbone = model.backbone
-    assert isinstance(backbone, EncoderDecoder)
     ids, given = some_ids(3, SEQ), some_ids(3, 7, seed=3)
     keep = torch.arange(SEQ) < torch.tensor([SEQ, 7, 1])[:, None]
     source, cache = backbone.encode(ids, attention_mask=keep), Cache()
     pieces = [backbone.decode(given[:, start:end], source, cache=cache) for start, end in ((0, 1), (1, 2), (2, 7))]
     torch.testing.assert_close(torch.cat(pieces, 1), backbone.decode(given, source), rtol=1e-5, atol=1e-5)
     for how in ({}, {"num_beams": 3}, {"do_sample": True, "seed": 3}):
-        written = model.generate(ids, keep, max_new_tokens=9, **how)  # type: ignore[arg-type]
-        assert torch.equal(written, model.generate(ids, keep, max_new_tokens=9, use_cache=False, **how))  # type: ignore[arg-type]
+        written = model.generate(ids, keep, max_new_tokens=9, **how)
+        assert torch.equal(written, model.generate(ids, keep, max_new_tokens=9, use_cache=False, **how))
 
 
 def test_attention_is_the_alignment_model_of_the_paper() -> None:
@@ -335,7 +331,7 @@ def test_words_are_tied_through_a_projection_where_the_widths_differ() -> None:
     assert head.weight is model.backbone.embeddings.words.weight
     assert (head.transform.in_features, head.transform.out_features) == (22, 17)
     narrow = config.model_copy(update={"backbone": STACKS["lstm-2"].model_copy(update={"embedding_size": 0})}).build()
-    assert isinstance(narrow.head.transform, nn.Identity)  # type: ignore[union-attr]
+    assert isinstance(narrow.head.transform, nn.Identity)
     match, notes = match_architecture(config)
     assert match is None
     assert "recurrent" in notes[0]

@@ -38,8 +38,8 @@ def test_layers_are_the_teachers(layers: tuple[int, ...] | None) -> None:
     assert origins.layers == chosen
     assert not origins.initialized
     for number, origin in enumerate(chosen):
-        theirs = given.model.backbone.layers[origin].state_dict()  # type: ignore[union-attr]
-        for name, tensor in student.model.backbone.layers[number].state_dict().items():  # type: ignore[union-attr]
+        theirs = given.model.backbone.layers[origin].state_dict()
+        for name, tensor in student.model.backbone.layers[number].state_dict().items():
             assert torch.equal(tensor, theirs[name]), name
     assert student.model.head is not None
     assert set(origins.unused) >= {"backbone.embeddings.segments.weight"}

@@ -38,8 +38,7 @@ def config(kind: type[Any], **fields: Any) -> Any:
 
 def head(kind: type[Any], **fields: Any) -> torch.nn.Module:
     torch.manual_seed(2)
-    module: torch.nn.Module = config(kind, **fields).build(BACKBONE)
-    return module
+    return config(kind, **fields).build(BACKBONE)
 
 
 def hidden() -> torch.Tensor:

@@ -60,7 +60,6 @@ def _ours() -> EncoderDecoder:
     encoder = {**sizes, "vocab_size": WORDS, "intermediate_size": INNER, "hidden_dropout_prob": 0.0}
     tree: dict[str, Any] = {"preset": "transformer-base", "encoder": encoder}
     backbone = ModelConfig.model_validate({"backbone": tree}).backbone.build()
-    assert isinstance(backbone, EncoderDecoder)
     with torch.no_grad():
         for parameter in backbone.parameters():  # norms and biases other than they begin
             parameter.add_(torch.randn_like(parameter), alpha=0.2)

@@ -57,7 +57,6 @@ def test_precision_stays(dtype: torch.dtype) -> None:
     assert dropped.dtype == dtype
     assert set(dropped.unique().tolist()) == {0.0, 2.0}
     dropped.sum().backward()
-    assert values.grad is not None
     assert values.grad.dtype == dtype
 
 

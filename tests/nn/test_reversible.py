@@ -97,9 +97,9 @@ def test_values_gradients_and_random_state_are_those_of_plain_autograd(mask: Mas
     expected = outcome(model.plain, model, hidden, mask=mask)
     found = outcome(model, model, hidden, mask=mask)
     assert_same(found, expected)
-    assert torch.equal(found[0], expected[0])  # type: ignore[arg-type]
+    assert torch.equal(found[0], expected[0])
     if dropout:
-        assert not torch.equal(model(hidden, mask), found[0])  # type: ignore[arg-type]
+        assert not torch.equal(model(hidden, mask), found[0])
 
 
 def test_gradients_add_up_over_micro_batches() -> None:
@@ -177,8 +177,7 @@ class Buckets(nn.Module):
             return torch.arange(SEQ) % (2 + self.times)
 
         bucket = record_choice(choose)
-        result: Tensor = self.inner(hidden) * (1 + bucket)[:, None] + record_choice(choose)[:, None]
-        return result
+        return self.inner(hidden) * (1 + bucket)[:, None] + record_choice(choose)[:, None]
 
 
 def test_choices_are_made_once() -> None:

@@ -106,7 +106,6 @@ def test_samples_do_not_change_loss_or_gradients() -> None:
         strict=True,
     ):
         assert torch.equal(one, other)
-    assert sampling.samples is not None
     assert not sampling.samples.requires_grad
 
 
@@ -123,9 +122,7 @@ def test_no_targets() -> None:
     prediction = predict_tokens(hidden, weight, bias, labels, uniforms=torch.rand(0))
     assert float(prediction.loss.detach()) == 0
     prediction.loss.backward()
-    assert weight.grad is not None
     assert not weight.grad.any()
-    assert prediction.samples is not None
     assert prediction.samples.shape == (0,)
 
 
@@ -245,5 +242,4 @@ def test_what_many_chunks_give_in_bfloat16_is_summed_in_float32() -> None:
     hidden, labels = torch.ones(targets, 4, dtype=torch.bfloat16), torch.zeros(targets, dtype=torch.int64)
     weight, bias = torch.zeros(64, 4, requires_grad=True), torch.zeros(64, requires_grad=True)
     predict_tokens(hidden, weight, bias, labels).loss.backward()
-    assert weight.grad is not None
     torch.testing.assert_close(weight.grad[0], torch.full((4,), -targets * 63 / 64), rtol=1e-3, atol=0)

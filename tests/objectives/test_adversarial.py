@@ -47,7 +47,7 @@ def made(kind: Any, labels: Labels = LABELS, *, dropout: float = 0.1, **fields: 
     model = ModelConfig(backbone=EncoderConfig(**(sizes | fields)))
     config = Classification(head=LinearHeadConfig(dropout=dropout), adversarial=kind)
     torch.manual_seed(1)
-    objective = config.wrap(config.build(model.build(), model, labels), None, labels)  # type: ignore[arg-type]
+    objective = config.wrap(config.build(model.build(), model, labels), None, labels)
     random = np.random.default_rng(3)
     rows = []
     for number in range(7):
@@ -120,7 +120,6 @@ def perturbation(kind: Any, scale: float, monkeypatch: pytest.MonkeyPatch) -> Te
     torch.manual_seed(4)
     objective(batch)
     monkeypatch.undo()
-    assert batch.attention_mask is not None
     return seen[-1][batch.attention_mask.bool()]
 
 
@@ -225,7 +224,6 @@ def test_an_infinite_gradient_takes_no_step() -> None:
     perturbation = adversarial._EmbeddingPerturbation(SiftConfig(), torch.Generator().manual_seed(1))
     vectors = torch.ones(2, 3, 5)
     perturbation(torch.nn.Identity(), (vectors,))
-    assert perturbation.delta is not None
     before = perturbation.delta.detach().clone()
     perturbation.ascend((perturbation.delta * torch.inf).sum())
     assert torch.equal(perturbation.delta, before)

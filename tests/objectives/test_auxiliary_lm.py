@@ -66,7 +66,6 @@ def test_micro_batches_sum_to_the_batch() -> None:
 def test_what_is_kept_is_the_classifier() -> None:
     module = objective()
     model, config = module.export_model()
-    assert config.head is not None
     assert config.head.kind == "last"
     plain = objective(Classification(head=LastTokenHeadConfig()))
     assert {name for name, _ in model.named_parameters()} == {

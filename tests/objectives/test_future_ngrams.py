@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from homespun.batch import Batch
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.backbone import EncoderDecoder
 from homespun.objectives.decoder_loss import StreamWeights
 from homespun.objectives.future_ngrams import FutureNgrams, choose_fragments
 from homespun.objectives.seq2seq import Seq2SeqObjective
@@ -38,13 +37,10 @@ def batch_of(tokenizer: Tokenizer, *lengths: int, probability: float = 0.4) -> B
 def stream_logits(objective: Seq2SeqObjective, batch: Batch) -> torch.Tensor:
     """(batch, ngram, seq, vocab)."""
     backbone, head = objective.model.backbone, objective.model.head
-    assert isinstance(backbone, EncoderDecoder)
-    assert head is not None
     assert batch.decoder_input_ids is not None
     source = backbone.encode(batch.input_ids, **batch.context)
     keep = batch.decoder_attention_mask
-    logits: torch.Tensor = head(backbone.ngram_streams(batch.decoder_input_ids, source, attention_mask=keep))
-    return logits
+    return head(backbone.ngram_streams(batch.decoder_input_ids, source, attention_mask=keep))
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 63, 64, 65, 127, 511])
@@ -79,8 +75,6 @@ def test_the_target_is_what_was_masked(tokenizer: Tokenizer) -> None:
     row = rows(150)[0]
     collate = FutureNgrams(mask_share=1, random_share=0).collate(tokenizer)
     batch = collate([row], row_seeds(1))
-    assert batch.labels is not None
-    assert batch.decoder_input_ids is not None
     source = batch.input_ids[0]
     hidden = source == tokenizer.mask_id
     assert int(hidden.sum()) == round(0.15 * 150)
@@ -110,9 +104,6 @@ def test_a_stream_does_not_see_what_it_foresees(stream: int, tokenizer: Tokenize
     """At place t stream s has read the decoder's tokens up to t - s, the first always, and no later one."""
     objective = built(tokenizer)
     batch = batch_of(tokenizer, 29)
-    assert batch.decoder_input_ids is not None
-    assert batch.positions is not None
-    assert batch.labels is not None
     place = 7
     name = f"ngram_{stream + 1}" if stream else "next_token"
     batch = dataclasses.replace(
@@ -174,10 +165,7 @@ def test_the_next_token_alone(tokenizer: Tokenizer) -> None:
     torch.testing.assert_close(loss.total(), F.cross_entropy(logits, batch.labels))
     loss.total().backward()
     backbone = objective.model.backbone
-    assert isinstance(backbone, EncoderDecoder)
-    assert backbone.predicting is not None
     gradient = backbone.predicting.embedding.weight.grad
-    assert gradient is not None
     assert gradient[0].any()
     assert not gradient[1:].any()
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from homespun.batch import Batch
 from homespun.data.corpus import build_corpus
-from homespun.data.rows import NextSentenceRows, PackedRows
+from homespun.data.rows import PackedRows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -39,7 +39,6 @@ def original(tokenizer: Tokenizer, batch: Batch) -> torch.Tensor:
 
 def test_labels_are_the_originals_and_nothing_else_changes(tokenizer: Tokenizer) -> None:
     batch = masked(MaskedLM(), tokenizer)
-    assert batch.positions is not None
     assert batch.labels is not None
     before = original(tokenizer, batch).flatten()
     assert torch.equal(batch.labels, before[batch.positions])
@@ -102,7 +101,6 @@ def test_whole_words_come_from_the_tokenizer() -> None:
     tokenizer = Tokenizer.train(texts, kind="wordpiece", vocab_size=45)
     assert MaskedLM().collate(tokenizer).word_starts is None
     starts = MaskedLM(whole_words=True).collate(tokenizer).word_starts
-    assert starts is not None
     assert np.array_equal(starts, tokenizer.word_starts)
     assert not starts.all()
 
@@ -142,11 +140,9 @@ def test_next_sentence_prediction(tokenizer: Tokenizer) -> None:
     config = MaskedLM(next_sentence=True)
     objective = build(config, tokenizer)
     batch = config.collate(tokenizer)(some_pairs(tokenizer, 7), row_seeds(7))
-    assert batch.pair_labels is not None
     assert batch.pair_labels.tolist() == [0, 1, 0, 1, 0, 1, 0]
     assert batch.targets["next_sentence"] == batch.targets["next_sentence_accuracy"] == 7
     assert batch.targets["mlm"] == 7 * round(0.15 * 11)
-    assert objective.next_sentence is not None
     hidden = objective.model.backbone(batch.input_ids, token_type_ids=batch.token_type_ids)
     logits = objective.next_sentence(hidden)
     assert logits.shape == (7, 2)
@@ -171,7 +167,6 @@ def test_rows_of_a_corpus(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPat
     assert isinstance(MaskedLM().rows(corpus, documents, length=16, seed=1), PackedRows)
     config = MaskedLM(next_sentence=True)
     rows = config.rows(corpus, documents, length=16, seed=1)
-    assert isinstance(rows, NextSentenceRows)
     batch = config.collate(tokenizer)([rows[0], rows[1]], row_seeds(2))
     assert build(config, tokenizer)(batch).total(batch.targets).isfinite()
 

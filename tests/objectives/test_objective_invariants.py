@@ -84,8 +84,7 @@ def rows_with(config: Any, tokenizer: Tokenizer, lengths: list[int]) -> list[Row
 
 def build(config: Any, tokenizer: Tokenizer, **fields: Any) -> nn.Module:
     torch.manual_seed(1)
-    objective: nn.Module = config.build(model_for(config, tokenizer, **fields), tokenizer)
-    return objective
+    return config.build(model_for(config, tokenizer, **fields), tokenizer)
 
 
 def rows_for(config: Any, tokenizer: Tokenizer) -> list[Row]:
@@ -104,8 +103,7 @@ def rows_for(config: Any, tokenizer: Tokenizer) -> list[Row]:
 
 def batch_for(config: Any, tokenizer: Tokenizer, rows: list[Row] | None = None, first: int = 0) -> Batch:
     rows = rows_for(config, tokenizer) if rows is None else rows
-    batch: Batch = config.collate(tokenizer)(rows, row_seeds(len(rows), first=first))
-    return batch
+    return config.collate(tokenizer)(rows, row_seeds(len(rows), first=first))
 
 
 def tensors(batch: Batch) -> dict[str, Tensor]:
@@ -243,7 +241,6 @@ def test_half_precision(config: Any, tokenizer: Tokenizer) -> None:
     loss.backward()
     assert loss.dtype == torch.float32
     for parameter in objective.parameters():
-        assert parameter.grad is not None
         assert parameter.grad.dtype == torch.float32
         assert parameter.grad.isfinite().all()
 

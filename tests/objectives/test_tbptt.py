@@ -27,7 +27,7 @@ LENGTHS = [7, 31, 2, 19, 3, 41, 13, 23, 5, 17, 29, 37]
 
 def rows_of(tokenizer: Tokenizer, *, streams: int = STREAMS, documents: slice = slice(None)) -> TbpttRows:
     corpus = TinyCorpus(tokenizer, LENGTHS)
-    return TbpttRows(corpus, np.arange(len(LENGTHS))[documents], length=LENGTH, streams=streams)  # type: ignore[arg-type]
+    return TbpttRows(corpus, np.arange(len(LENGTHS))[documents], length=LENGTH, streams=streams)
 
 
 def whole_text(tokenizer: Tokenizer) -> np.ndarray:
@@ -37,7 +37,7 @@ def whole_text(tokenizer: Tokenizer) -> np.ndarray:
 
 def loader_of(tokenizer: Tokenizer, **settings: int) -> Loader:
     collate = StatefulCausalLM(streams=STREAMS).collate(tokenizer)
-    return Loader(rows_of(tokenizer), collate, **({"batch_size": STREAMS, "seed": 1} | settings), order="in_order")  # type: ignore[arg-type]
+    return Loader(rows_of(tokenizer), collate, **({"batch_size": STREAMS, "seed": 1} | settings), order="in_order")
 
 
 def build(tokenizer: Tokenizer, *, dropout: float = 0.0, cell: str = "lstm") -> StatefulCausalLMObjective:
@@ -77,7 +77,6 @@ def test_an_epoch_is_the_same_text_again_and_a_step_is_a_piece_of_each_stream(to
     for number in range(loader.steps_per_epoch):
         (batch,), (again,) = loader.step(number), loader.step(number + loader.steps_per_epoch)
         assert torch.equal(batch.input_ids, again.input_ids)
-        assert batch.stream_positions is not None
         assert batch.stream_positions.tolist() == [[stream, number] for stream in range(STREAMS)]
 
 
@@ -90,7 +89,7 @@ def test_the_state_goes_on_and_an_epoch_begins_anew(cell: str, tokenizer: Tokeni
     hidden = objective.model.backbone(complete)
     loader = loader_of(tokenizer)
     seen: list[torch.Tensor] = []
-    objective.model.backbone.layers[-1].register_forward_hook(lambda *call: seen.append(call[2].detach()))  # type: ignore[union-attr, operator]
+    objective.model.backbone.layers[-1].register_forward_hook(lambda *call: seen.append(call[2].detach()))
     for _ in range(2):
         seen.clear()
         for number in range(loader.steps_per_epoch):
@@ -198,9 +197,8 @@ def test_what_cannot_be_is_refused_in_a_line(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match=r"500 streams.*train\.batch_size"):
         rows_of(tokenizer, streams=500)
     with pytest.raises(UserError, match=" 3 tokens"):
-        TbpttRows(TinyCorpus(tokenizer, [9]), np.arange(1), length=3, streams=1)  # type: ignore[arg-type]
+        TbpttRows(TinyCorpus(tokenizer, [9]), np.arange(1), length=3, streams=1)
     with pytest.raises(UserError, match="how many streams"):
         StatefulCausalLM().build(tiny_recurrent(tokenizer), tokenizer)
     kept: ModelConfig = build(tokenizer).export_model()[1]
-    assert kept.head is not None
     assert kept.head.kind == "causal_lm"

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from homespun.commands.recipe import PretrainRecipe, load_recipe
+from homespun.commands.recipe import load_recipe
 from homespun.models.config import BackboneConfig
 from homespun.planning.forecast import CLASSIFIERS, CURVES, LearningCurve, LossForecast, forecast_loss
 
@@ -14,13 +14,12 @@ CURVE = CURVES[0]
 def backbone(name: str = "spun-decoder", *changes: str) -> BackboneConfig:
     size = ["model.size=mini", "model.vocab_size=8000"] if name.startswith("spun-") else []
     recipe = load_recipe(name, [*size, *changes])
-    assert isinstance(recipe, PretrainRecipe)
     return recipe.backbone
 
 
 def predicted(tokens: int, *, model: BackboneConfig | None = None, **changes: object) -> LossForecast:
     given = {"objective": "clm", "optimizer": "soap", "parameters": 5_193_728, "tokens_per_second": 1000.0} | changes
-    return forecast_loss(model or backbone(), tokens=tokens, **given)  # type: ignore[arg-type]
+    return forecast_loss(model or backbone(), tokens=tokens, **given)
 
 
 @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.family)
@@ -61,7 +60,7 @@ def test_a_forecast_is_of_the_curve_of_its_model() -> None:
     ],
 )
 def test_what_was_not_measured_has_no_loss(changes: dict[str, object]) -> None:
-    found = predicted(**{"tokens": 1_200_000} | changes)  # type: ignore[arg-type]
+    found = predicted(**{"tokens": 1_200_000} | changes)
     assert found.loss is None
     assert found.summary() is None
 

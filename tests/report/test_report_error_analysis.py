@@ -46,7 +46,6 @@ def test_temperature_is_shown_with_its_effect(tmp_path: Path, finetuning: Make, 
     """Of several trainings beside that of the one it was found for, which need not be the first."""
     kept = off(0.2, 0.1)
     table = calibration_table(run_with(tmp_path / "a", finetuning, [*others, kept], **kept), "calibration")
-    assert table is not None
     assert table.rows == (("as trained", 1.0, 0.2, 0.4), ("with temperature", 1.7, 0.1, 0.2))
 
 

@@ -106,7 +106,7 @@ def test_the_page_asks_for_nothing_and_runs_nothing(tmp_path: Path, pretraining:
     parsed = Parsed(text)
     names = [tag for tag, _ in parsed.tags]
     assert not {"script", "link", "iframe", "object", "form"} & set(names)
-    assert all(attrs["src"].startswith("data:image/svg+xml;base64,") for tag, attrs in parsed.tags if tag == "img")  # type: ignore[union-attr]
+    assert all(attrs["src"].startswith("data:image/svg+xml;base64,") for tag, attrs in parsed.tags if tag == "img")
     assert all(attrs.get("alt") for tag, attrs in parsed.tags if tag == "img")
     assert "http://" not in text.replace("http-equiv", "")
     assert "https://" not in text
@@ -284,15 +284,12 @@ def test_smoothing_keeps_length_level_and_straight_lines() -> None:
 
 def test_confusion_in_percent_of_the_truth_and_its_mistakes(metrics: Make) -> None:
     found = confusion(Metrics(confusion={"labels": ["a", "b"], "counts": [[3, 1], [0, 0]]}))
-    assert found is not None
     assert found.percent() == [[75.0, 25.0], [0.0, 0.0]]
     table = mistakes(found, "mistakes")
-    assert table is not None
     assert table.rows == (("a", "b", 1, 0.25),)
     assert confusion(Metrics(confusion={"labels": ["a", "b"], "counts": [[1, 2]]})) is None
     assert confusion(Metrics()) is None
     many = confusion(Metrics(**metrics([f"c{i}" for i in range(41)], 0.8, rows=410)))
-    assert many is not None
     assert not many.readable
 
 

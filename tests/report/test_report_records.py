@@ -169,7 +169,6 @@ def test_lengths_by_split(tmp_path: Path, finetuning: Make) -> None:
     numbers = {"mean": 83.25, "median": 71.0, "minimum": 9, "maximum": 512}
     rows = read_run(finetuning(tmp_path / "a", lengths=[{"split": "train", **numbers, "histogram": [1, 2]}]))
     table = tables.lengths(rows, "lengths")
-    assert table is not None
     assert table.cells() == [["train", "83.2", "71.0", "9", "512"]]
 
 
@@ -191,7 +190,6 @@ def test_recurrent_architecture_names_its_cell(
     backbone = {"kind": "recurrent", "cell": "lstm", "num_hidden_layers": 2, "hidden_size": 256}
     backbone |= {"attention": {"kind": "additive"}} | changes
     text = architecture(dataclasses.replace(record, config={"model": backbone}, result=RunResult()))
-    assert text is not None
     assert text.endswith(description)
     assert "additive" not in text
 

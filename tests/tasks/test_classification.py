@@ -49,16 +49,13 @@ def collated(labels: Labels, rows: list[Row] | None = None, **arguments: Any) ->
 
 
 def logits_of(module: ClassificationLoss, batch: Batch) -> torch.Tensor:
-    logits: torch.Tensor = module.model(batch.input_ids, batch.attention_mask)
-    return logits
+    return module.model(batch.input_ids, batch.attention_mask)
 
 
 def test_collate_pads_to_the_longest() -> None:
     batch = collated(SINGLE)
     assert batch.input_ids.shape == (7, 15)
-    assert batch.attention_mask is not None
     assert batch.attention_mask.sum(dim=1).tolist() == [3, 5, 7, 9, 11, 13, 15]
-    assert batch.labels is not None
     assert batch.labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert batch.targets == {"loss": 7, "accuracy": 7}
     assert collated(SINGLE, some_rows(SINGLE, 1)).attention_mask is None
@@ -86,7 +83,6 @@ def test_the_loss_is_cross_entropy(weights: Any, smoothing: float) -> None:
 def test_the_loss_of_several_labels_is_binary_cross_entropy(weights: Any) -> None:
     module = objective(Classification(), SEVERAL, weights=weights).eval()
     batch = collated(SEVERAL, weights=weights)
-    assert batch.labels is not None
     logits = logits_of(module, batch)
     weight = None if weights is None else torch.tensor(weights)
     expected = F.binary_cross_entropy_with_logits(logits, batch.labels.float(), pos_weight=weight)
@@ -138,7 +134,6 @@ def test_every_head_overfits_one_batch(head: Any, labels: Labels) -> None:
 
 def test_a_frozen_encoder_stays() -> None:
     module = objective(Classification(frozen=True)).train()
-    assert module.model.head is not None
     assert module.model.head.training
     assert not module.model.backbone.training
     before = {name: value.clone() for name, value in module.model.backbone.state_dict().items()}

@@ -36,7 +36,7 @@ def test_the_loss_is_that_of_the_target_alone(backbone: dict[str, Any], smoothin
     loss = module(batch)
     sums, count = torch.zeros((), dtype=torch.float64), 0
     for row in ROWS:
-        source, target = (torch.from_numpy(ids)[None] for ids in (row.input_ids, row.target_ids))  # type: ignore[arg-type]
+        source, target = (torch.from_numpy(ids)[None] for ids in (row.input_ids, row.target_ids))
         if backbone is TWO:
             read = torch.cat([torch.tensor([[3]]), target[:, :-1]], 1)
             logits = module.model(source, decoder_input_ids=read)[0]
@@ -57,8 +57,8 @@ def test_the_loss_of_a_validation_is_not_smoothed() -> None:
 
 def test_a_frozen_encoder_learns_nothing_and_has_no_dropout() -> None:
     module = objective(TWO | {"encoder": SIZES | {"hidden_dropout_prob": 0.5}}, frozen_encoder=True).train()
-    assert not module.model.backbone.encoder.training  # type: ignore[union-attr]
-    assert module.model.backbone.decoder.training  # type: ignore[union-attr]
+    assert not module.model.backbone.encoder.training
+    assert module.model.backbone.decoder.training
     module(TextToText().collate(module.config)(ROWS, [])).total().backward()
     moved = {name for name, tensor in module.model.named_parameters() if tensor.grad is not None}
     assert moved

@@ -80,7 +80,7 @@ class TestTagging:
         objective(TokenClassification().collate(0)(self.rows, row_seeds(self.rows))).total().backward()
         assert all(p.grad is None for p in objective.model.backbone.parameters())
         assert not objective.model.backbone.training
-        assert all(p.grad is not None for p in objective.model.head.parameters())  # type: ignore[union-attr]
+        assert all(p.grad is not None for p in objective.model.head.parameters())
 
     def test_balanced_weights(self) -> None:
         targets = np.array([0, 0, 1, 2, 2, 2])
@@ -122,7 +122,6 @@ class TestAnswers:
     def test_the_question_sees_all(self, tokenizer: Tokenizer) -> None:
         rows = questions(tokenizer)
         batch = question_batch([rows[0], rows[len(rows) - 1]], tokenizer.pad_id)
-        assert batch.global_attention_mask is not None
         counts = batch.global_attention_mask.sum(dim=1).tolist()
         assert counts == [rows.windows[0].place, rows.windows[-1].place]
         assert batch.global_attention_mask[:, : min(counts)].all()

@@ -60,7 +60,7 @@ def test_lines_of_another_width(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["bpe", "bpe-characters", "wordpiece", "unigram", "words"])
 def test_offsets_are_of_the_text(kind: str) -> None:
     texts = ["the old harbour, é\u00f1 and the new one"] * 7 + ["a quay; the harbour"]
-    tokenizer = Tokenizer.train(texts, kind=kind, vocab_size={"bpe": 280, "words": 15, "unigram": 26}.get(kind, 40))  # type: ignore[arg-type]
+    tokenizer = Tokenizer.train(texts, kind=kind, vocab_size={"bpe": 280, "words": 15, "unigram": 26}.get(kind, 40))
     text = "  the harbour\tand  the quay"
     (ids, offsets), (none, nowhere) = tokenizer.encode_with_offsets([text, ""])
     assert ids.tolist() == tokenizer.encode_batch([text])[0].tolist()

@@ -44,7 +44,6 @@ def test_they_come_behind_and_change_nothing_else(kind: Kind, tmp_path: Path) ->
 def test_a_model_can_go_on_with_them(kind: Kind) -> None:
     before = trained(kind)
     words = find_added_tokens(before, with_sentinels(before, 5))
-    assert words is not None
     assert words.first == before.vocab_size
     assert len(words.pieces) == 5
     assert all(words.pieces)

@@ -555,8 +555,8 @@ def test_read_progress_is_monotonic_and_ends_at_one(tmp_path: Path, suffix: str)
     shares = [read_progress.share for _ in read_records(inputs, read_progress=read_progress)]
     assert len(shares) == 2 * 5003
     assert all(share is not None for share in shares)
-    assert shares == sorted(shares)  # type: ignore[type-var]
-    assert 0 < shares[0] < 0.5 < shares[-1] <= 1 == read_progress.share  # type: ignore[operator]
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < 0.5 < shares[-1] <= 1 == read_progress.share
 
 
 def test_the_meter_does_not_know_what_is_not_on_the_disk(tmp_path: Path) -> None:

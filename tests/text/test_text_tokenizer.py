@@ -214,7 +214,7 @@ def test_the_allowed_size_is_allowed() -> None:
 
 def test_an_unknown_kind() -> None:
     with pytest.raises(UserError, match="did you mean 'wordpiece'"):
-        Tokenizer.train(TEXTS, kind="word-piece", vocab_size=300)  # type: ignore[arg-type]
+        Tokenizer.train(TEXTS, kind="word-piece", vocab_size=300)
 
 
 def test_errors_of_the_stream_pass_and_reading_stops_at_the_limit() -> None:

@@ -98,13 +98,11 @@ def test_memory_is_bounded_and_no_frequent_word_is_missed() -> None:
 def test_what_is_new_is_known_by_its_pieces(tokenizer: Tokenizer) -> None:
     extended, _ = extend(tokenizer, NEW, 2)
     found = find_added_tokens(tokenizer, extended)
-    assert found is not None
     assert found.first == tokenizer.vocab_size
     assert len(found.pieces) == 2
     mark = " " if tokenizer.kind == "bpe" else ""
     assert list(found.pieces[0]) == ids(tokenizer, f"{mark}stenosis")
     same = find_added_tokens(tokenizer, tokenizer)
-    assert same is not None
     assert same.pieces == ()
     assert find_added_tokens(extended, tokenizer) is None
     again, _ = extend(extended, ["aorta valve valve aorta"], 1)

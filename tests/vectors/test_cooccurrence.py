@@ -90,7 +90,7 @@ def test_words_are_sorted_by_frequency_and_rare_ones_dropped(tmp_path: Path) -> 
 def test_words_of_pieces_are_those_of_the_text(tmp_path: Path, kind: str) -> None:
     texts = two_topics(41)
     full = write_words(corpus_of(texts, tmp_path / "whole"), tmp_path / "one", min_count=1)
-    cut = corpus_of(texts, tmp_path / "cut", kind=kind, vocab_size={"bpe": 290, "wordpiece": 80, "unigram": 39}[kind])  # type: ignore[arg-type]
+    cut = corpus_of(texts, tmp_path / "cut", kind=kind, vocab_size={"bpe": 290, "wordpiece": 80, "unigram": 39}[kind])
     pieces = write_words(cut, tmp_path / "two", min_count=1, lowercase=False)
     assert sorted(pieces.words) == sorted(full.words)
     assert pieces.counts.tolist() == full.counts.tolist()

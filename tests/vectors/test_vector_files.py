@@ -31,7 +31,6 @@ def test_what_was_written_is_read_to_the_bit(tmp_path: Path, name: str) -> None:
     assert np.array_equal(read.vectors, given.vectors)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     if name == "folder":
-        assert read.counts is not None
         assert read.counts.tolist() == [7, 6, 5, 4, 3, 2, 1]
         assert read.about == {"seed": 3}
 

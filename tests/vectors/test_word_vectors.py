@@ -140,9 +140,9 @@ def test_folders_without_lists_are_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["pca", "tsne"])
 def test_a_plane_is_the_same_for_a_seed(how: str) -> None:
     words = ["man", "woman", "king", "queen"]
-    first, again = (project_2d(VECTORS, words, method=how, seed=2) for _ in range(2))  # type: ignore[arg-type]
+    first, again = (project_2d(VECTORS, words, method=how, seed=2) for _ in range(2))
     assert first.shape == (4, 2)
     assert np.array_equal(first, again)
     with pytest.raises(UserError, match=r"three words.* 2: man, king"):
-        project_2d(VECTORS, ["man", "king", "man"], method=how, seed=0)  # type: ignore[arg-type]
+        project_2d(VECTORS, ["man", "king", "man"], method=how, seed=0)
     assert frequent_words(VECTORS, 100) == [word for word in TABLE if word != ","]
