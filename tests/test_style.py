@@ -12,6 +12,7 @@ CHECKED = (
     "attention",
     "cli",
     "commands",
+    "compare",
     "data",
     "hf",
     "inference",
@@ -60,12 +61,10 @@ def findings(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("package", CHECKED)
-def test_names_and_docstrings(package: str) -> None:
-    folder = ROOT / "src" / "homespun" / package
-    wrong = [
-        f"{path.name}:{text}" for path in sorted(folder.rglob("*.py")) for text in findings(path.read_text("utf-8"))
-    ]
+@pytest.mark.parametrize("files", [*(f"{package}/**/*.py" for package in CHECKED), "*.py"])
+def test_names_and_docstrings(files: str) -> None:
+    folder = ROOT / "src" / "homespun"
+    wrong = [f"{path.name}:{text}" for path in sorted(folder.glob(files)) for text in findings(path.read_text("utf-8"))]
     assert not wrong, "\n".join(wrong)
 
 

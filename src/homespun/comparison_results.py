@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
 from homespun.results import Number, Part, ResultFile
 
@@ -14,11 +14,16 @@ from homespun.results import Number, Part, ResultFile
 class TrialStage(Part):
     """One stage of a trial: pretraining, or fine-tuning for one task."""
 
+    model_config = ConfigDict(frozen=False)
+
     kind: Literal["pretrain", "finetune"] | None = None
     path: str | None = None  # from the folder of the trial
     recipe: str | None = None
+    recipe_digest: str | None = None  # of a recipe file; None: a shipped recipe
     start_from: str | None = None
     vectors: str | None = None
+    finished: bool = False
+    shared_with: str | None = None  # ``NAME/seed-K``: the trial that runs this pretraining
     seconds: Number | None = None
     processor_seconds: Number = 0.0
     baselines: str | None = None  # folder below ``baselines/``; None: the name of the task
@@ -36,6 +41,8 @@ class InferenceCost(Part):
 class Overhead(Part):
     """Processor time of scheduling and measuring; of a comparison also that of the stages and the ratio of both."""
 
+    model_config = ConfigDict(frozen=False)
+
     processor_seconds: Number = 0.0
     stages_processor_seconds: Number | None = None
     share: Number | None = None
@@ -44,8 +51,13 @@ class Overhead(Part):
 class TrialResult(ResultFile):
     """``trial.json`` of one variant with one seed."""
 
+    model_config = ConfigDict(frozen=False)
+
     name: str | None = None
     seed: int | None = None
+    about: str = ""
+    varied: dict[str, JsonValue] = {}  # values of the grid
+    plan: dict[str, JsonValue] | None = None
     status: Literal["waiting", "running", "done", "failed"] = "waiting"
     why: str | None = None  # of a failed trial
     stage: str | None = None  # in which it failed

@@ -11,7 +11,7 @@ import random
 import sys
 import time
 
-from homespun.compare.worker import follow_starter
+from homespun.compare.worker import exit_with_parent
 
 STEPS, EVERY, ROWS, LABELS = 30, 6, 311, ("down", "same", "up")
 RIGHT = {"good": 0.93, "poor": 0.55, "majority": 0.34}
@@ -93,5 +93,5 @@ def main() -> None:
         train(verb, out, settings, RIGHT["poor" if "train.batch_size=5" in settings else "good"], started)
 
 
-follow_starter()
+exit_with_parent()
 main()

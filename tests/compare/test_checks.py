@@ -121,7 +121,7 @@ def test_word_vectors_that_do_not_fit_are_refused(made: Path) -> None:
     for words_ in (
         "wide: the vectors of",
         "give model.embedding_size=11",
-        "which: which word vectors?",
+        "which: pretrain.vectors is empty",
         "no/such/vectors",
     ):
         assert words_ in str(caught.value)

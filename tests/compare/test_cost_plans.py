@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from comparing import comparison
 
-from homespun.compare.cost_plans import plan_variants
+from homespun.compare.checks import plan_variants
 from homespun.compare.trials import trials
 from homespun.errors import UserError
 from homespun.planning.predict import Memory, NothingFits, Prediction, Workload, choose

@@ -215,7 +215,7 @@ def test_baselines_stay_those_of_what_they_were_measured_of(tmp_path: Path) -> N
 
     def names() -> list[str]:
         Baselines(tmp_path).add(found)
-        return [record.stage("topics")["baselines"] for record in found]
+        return [record.stage("topics").baselines for record in found]
 
     assert names() == ["topics", "topics@2"]
     (tmp_path / "topics").mkdir()
@@ -241,7 +241,7 @@ def test_baseline_failure_is_written_for_the_report(tmp_path: Path, monkeypatch:
 
 
 def test_the_time_of_a_process_is_kept_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "_LOOK", 0.0)
+    monkeypatch.setattr(runner_module, "_SHOW", 0.0)
     kept: list[dict[str, Any]] = []
 
     def killed() -> bool:
@@ -257,15 +257,15 @@ def test_the_time_of_a_process_is_kept_while_it_runs(tmp_path: Path, monkeypatch
     assert kept[0]["stages"]["pretrain"]["seconds"] == pytest.approx(before)
     runner = runner_of(of("slow"), tmp_path)
     (record,) = runner._records
-    seconds = record.values["seconds"]
+    seconds = record.result.seconds
     assert seconds >= before
     runner._executor = LocalExecutor(1, start=(sys.executable, "-c", "import time; time.sleep(0.3)"))
     runner.step()
     runner._write_time()
-    while len(runner._jobs) == 1 and record.values["stages"]["pretrain"]["finished"] is False:
+    while len(runner._jobs) == 1 and not record.stage("pretrain").finished:
         runner.step(idle=True)
         time.sleep(0.02)
-    assert record.values["seconds"] == pytest.approx(seconds + 0.35, abs=0.1)  # no part of it is counted twice
+    assert record.result.seconds == pytest.approx(seconds + 0.35, abs=0.1)  # no part of it is counted twice
 
 
 def test_slots_run_side_by_side_and_share_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,14 +319,14 @@ def test_a_measurement_that_fails_costs_nobody_the_trial(tmp_path: Path) -> None
     runner._executor = LocalExecutor(1, start=(sys.executable, "-c", "raise SystemExit('no such length')"))
     record = runner._records[0]
     for stage in record.trial.stages:
-        record.stage(stage.name)["finished"] = True
+        record.stage(stage.name).finished = True
         record.path_of(stage.name).mkdir()
         (record.path_of(stage.name) / "result.json").write_text("{}")
     runner.run()
-    assert (record.status, record.values["inference"]) == ("done", [])
-    (note,) = record.values["notes"]
-    assert re.search("in use: .* 1: no such length$", note)
-    assert runner_of(of("good", benchmark={"lengths": [17]}), tmp_path)._records[0].values == record.values
+    assert (record.status, record.result.inference) == ("done", [])
+    (note,) = record.result.notes
+    assert re.search("benchmark failed: .* 1: no such length$", note)
+    assert runner_of(of("good", benchmark={"lengths": [17]}), tmp_path)._records[0].result == record.result
 
 
 def test_overhead_is_what_measuring_and_running_took(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_a_recipe_of_ones_own_that_was_edited_is_refused(tmp_path: Path) -> None
         record.write()
     recipe.write_text("# the same in other words\nkind: pretrain\ntrain:\n  batch_size: 7\n")
     (record,) = open_records(out, comparison, trials(comparison))
-    del record.values["stages"]["pretrain"]["recipe_digest"]  # as it was written before there were any
+    record.stage("pretrain").model_fields_set.remove("recipe_digest")  # as it was written before there were any
     recipe.write_text("kind: pretrain\ntrain: {batch_size: 13}\n")
     with pytest.raises(UserError, match=r"mine\.yaml.*edited.*--out"):
         open_records(out, comparison, trials(comparison))
@@ -439,7 +439,7 @@ def test_the_lock_is_held_by_what_a_killed_runner_left(tmp_path: Path, monkeypat
 
 def test_a_stage_ends_with_what_started_it(tmp_path: Path) -> None:
     code = (
-        "import time; from homespun.compare.worker import follow_starter; follow_starter(); "
+        "import time; from homespun.compare.worker import exit_with_parent; exit_with_parent(); "
         "print('up', flush=True); time.sleep(600)"
     )
     process = Process(Command((), tmp_path / "log"), (sys.executable, "-c", code), {})
@@ -542,26 +542,27 @@ def test_how_long_a_comparison_has_still_to_go(tmp_path: Path) -> None:
     recipe = of("first", "second", "third")
     first, second, third = found = open_records(tmp_path, recipe, trials(recipe))
     assert seconds_left(found, slots=1) == (None, ["pretrain", "topics"])
-    first.stage("pretrain")["seconds"] = 10.0
+    first.stage("pretrain").seconds = 10.0
     write_step(first.path_of("pretrain"), 0.01)  # too early to tell
     assert seconds_left(found, slots=1) == (None, ["pretrain", "topics"])
     write_step(first.path_of("pretrain"), 0.1)
     assert share_of_trial(first) == pytest.approx(0.05)
     left, without = seconds_left(found, slots=1)
     assert (left, without) == (pytest.approx(90 + 100 + 100), ["topics"])
-    first.stage("pretrain").update(finished=True, seconds=100.0)
-    second.stage("pretrain")["seconds"] = 30.0  # and was stopped before it told how far it was
+    first.stage("pretrain").finished, first.stage("pretrain").seconds = True, 100.0
+    second.stage("pretrain").seconds = 30.0  # and was stopped before it told how far it was
     assert share_of_trial(first) == 0.5  # while the baselines of topics are measured, too
-    first.stage("topics")["seconds"] = 20.0
+    first.stage("topics").seconds = 20.0
     write_step(first.path_of("topics"), 0.5)
     assert seconds_left(found, slots=1) == (pytest.approx(20 + (70 + 40) + (100 + 40)), [])
     assert seconds_left(found, slots=2) == (pytest.approx(140), [])  # one trial after the other is no shorter
     assert seconds_left(found, slots=1, to_come=2) == (pytest.approx(270 + 2 * 140), [])
-    second.values["status"] = "failed"
-    third.stage("pretrain").update(shared_with="first/seed-0", path="../../first/seed-0/pretrain")
+    second.result.status = "failed"
+    third.stage("pretrain").shared_with = "first/seed-0"
+    third.stage("pretrain").path = "../../first/seed-0/pretrain"
     assert seconds_left(found, slots=1) == (pytest.approx(20 + 40), [])
     for record in found:
-        record.values["status"] = "done"
+        record.result.status = "done"
     assert seconds_left(found, slots=1) == (0.0, [])
 
 

@@ -128,7 +128,7 @@ def test_the_trials_of_others_are_waited_for(
         other._open.clear()
         return waits
 
-    monkeypatch.setattr(search, "_LOOK", 0.0)
+    monkeypatch.setattr(search, "_POLL", 0.0)
     monkeypatch.setattr(SettingsSearch, "wait", meanwhile)
     found = search_settings(recipe, runner_of(tmp_path / "here", recipe))
     assert re.search(r"waiting .*\(2\).* 1", caplog.text)
@@ -139,7 +139,7 @@ def test_the_trials_of_others_are_waited_for(
 def test_a_machine_that_died_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(search, "_LOOK", 0.0)
+    monkeypatch.setattr(search, "_POLL", 0.0)
     monkeypatch.setattr(search, "_PATIENCE", 0.0)
     recipe = searched(storage=f"sqlite:///{tmp_path}/shared.db", trials=2)
     died = SettingsSearch(recipe, tmp_path / "there")
@@ -245,7 +245,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'test_accuracy'"):
         search_settings(unknown, runner_of(tmp_path / "d", unknown))
     bad = comparison(pretrain={"recipe": "bad"}, search={"space": SPACE, "trials": 2}, benchmark=None)
-    with pytest.raises(UserError, match="base: all 2 trials failed"):
+    with pytest.raises(UserError, match="all 2 trials failed"):
         search_settings(bad, runner_of(tmp_path / "b", bad))
     nowhere = searched(storage="nonsense://x")
     with pytest.raises(UserError, match=r"search\.storage=nonsense://x"):

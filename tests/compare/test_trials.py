@@ -51,7 +51,7 @@ def test_every_variation_meets_every_point_of_the_grid_and_every_seed() -> None:
     assert len(made) == 2 * 2 * 3 * 2
     assert [trial.seed for trial in made] == [17] * 12 + [18] * 12  # a comparison cut short has something of everything
     assert made[5].subfolder == "bert-num_hidden_layers=3-batch_size=13/seed-17"
-    assert made[5].varied == {"pretrain.model.num_hidden_layers": 3, "pretrain.train.batch_size": 13}
+    assert made[5].variant.varied == {"pretrain.model.num_hidden_layers": 3, "pretrain.train.batch_size": 13}
     assert made[5].settings == {
         "pretrain": [
             "data.corpus=here",
@@ -192,7 +192,7 @@ def test_names_may_be_as_long_as_those_of_folders() -> None:
     ("tree", "words"),
     [
         ({}, "nothing to compare"),
-        ({"pretrain": {"recipe": "bert-mini"}, "start_from": "x"}, "leave pretrain"),
+        ({"pretrain": {"recipe": "bert-mini"}, "start_from": "x"}, "leave out pretrain or start_from"),
         ({"finetune": TASK}, "start_from"),
         ({"pretrain": PRETRAIN, "variations": {"a/b": {}}}, "'a/b' "),
         ({"pretrain": PRETRAIN, "variations": {"..": {}}}, "not a name"),
@@ -212,26 +212,26 @@ def test_names_may_be_as_long_as_those_of_folders() -> None:
         ),
         (
             {"pretrain": PRETRAIN, "finetune": TASK, "variations": {"a": {"start_from": "x", "pretrain": {"y": 1}}}},
-            "pretrains nothing, .*y ",
+            "without pretraining, .*y ",
         ),
         ({"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": {"low": 3, "high": 2}}}}, "below high"),
         ({"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": {"choices": [2]}}}}, "choices"),
         (
             searching(low=0.5, high=8, integer=True, log=True),
-            "^test: search.space.pretrain.x: low=0.5 .*whole",
+            "^test: search.space.pretrain.x: low=0.5 .*integer",
         ),
         (searching(low=3, hihg=5), "'search.space.pretrain.x.hihg'.*'high'"),
         (searching(choices=3), r"^test: search.space.pretrain.x.choices: [^;]*valid list[^;]*$"),
         ({"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": 5}}}, "pretrain.x: .*low .*high, .*choices"),
-        (searching(low=1, high=7.5, integer=True), "high=7.5 .*whole"),
+        (searching(low=1, high=7.5, integer=True), "high=7.5 .*integer"),
         (searching(low=0, high=3, log=True), "low=0 .*log"),
         (searching(low=3, high=3), "low=3 .*high=3"),
         (searching(low=3, high=float("inf")), "high"),
         (
             {"finetune": TASK, "search": {"space": {"pretrain.x": {"low": 3, "high": 5}}}},
-            "of pretrain",
+            "pretrain.x.* needs pretrain",
         ),
-        ({"pretrain": PRETRAIN, "grid": {"finetune.data.max_length": [3]}}, "of finetune"),
+        ({"pretrain": PRETRAIN, "grid": {"finetune.data.max_length": [3]}}, "finetune.data.* needs finetune"),
         ({"pretrain": PRETRAIN, "grid": {"pretrain.recipe": [7]}}, "recipe=7 "),
         ({"pretrain": PRETRAIN, "variations": {"a": {"pretrain": {"vectors": 7}}}}, "vectors=7 "),
         ({"pretrain": PRETRAIN, "variations": {"a" * 256: {}}}, "256 characters.* 255"),

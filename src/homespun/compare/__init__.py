@@ -1,1 +1,1 @@
-"""Comparisons: variations of recipes over several seeds under one budget, each stage a process of its own."""
+"""Comparisons: variants of recipes over several seeds under one budget; each stage is a process."""

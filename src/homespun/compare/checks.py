@@ -1,20 +1,19 @@
-"""What can be known of all trials before one of them runs: whether each can be built, and what the budget means."""
+"""Checks of all trials before the first one runs: each can be built, the budget fits the corpus and the memory."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from homespun.commands.adaptation import open_start, split_overrides
 from homespun.commands.fitting import with_vocabulary
-from homespun.commands.recipe import CorpusData, FinetuneRecipe, PretrainRecipe, finetune_recipe, pretrain_recipe
+from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, finetune_recipe, load_recipe, pretrain_recipe
 from homespun.commands.trials import plan_trials
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.trials import Stage, Trial, first_trials, to_yaml
@@ -26,63 +25,87 @@ from homespun.metrics.registry import check_best_metric
 from homespun.models.bundle import ModelBundle, SkipInit
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
+from homespun.planning.predict import NothingFits
+from homespun.tasks.protocol import TaskData
 from homespun.text.tokenizer import Tokenizer
 from homespun.vectors.embedding_init import init_embeddings
 from homespun.vectors.store import open_vectors
-from homespun.vectors.word_vectors import WordVectors
 
-_EXAMPLES = 64  # that a head is built for
-
-
-@dataclass
-class Checked:
-    """What the trials have in common, found on the way."""
-
-    notes: list[str] = field(default_factory=list)
-    tokenizers: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # corpora by fingerprint
+_MAX_EXAMPLES = 64  # that a head is built for
+Examples = list[object] | None
 
 
 def check(recipe: CompareRecipe, trials: Sequence[Trial]) -> list[str]:
-    """Build every trial without its weights, read its data, and say what is to be known of the budget.
+    """Build every trial without its weights, read its data, and describe the budget.
 
-    Where there is a search, what is built has values of its space: every one of its choices, and numbers at its ends
-    and between them.
+    With a search, trials are built with values of its space: every choice, and numbers at the ends and between them.
 
     Returns:
-        Notes, a sentence each: how many passes over a corpus the budget means, where it is more than one.
+        A sentence for each corpus that the budget passes over more than once.
 
     Raises:
-        UserError: all variations that cannot be built, each with its reason; or corpora with different tokenizers.
+        UserError: all variants that cannot be built, each with its reason; or corpora with different tokenizers.
     """
     reader = _Reader()
     problems: dict[str, list[str]] = defaultdict(list)
     bad: set[str] = set()
     every = first_trials(trials)
-    for trial, called in _with_values(every):
+    for trial, title in _with_values(every):
         if trial.name in bad:
             continue
         try:
             _build(trial, reader)
-        # what a part of the model refuses is a ValueError; anything else is a bug, and keeps its traceback
+        # parts of a model refuse settings by a ValueError; any other exception is a bug and keeps its traceback
         except ValueError as error:
-            problems[" ".join(str(error).split())].append(called)
+            problems[" ".join(str(error).split())].append(title)
             bad.add(trial.name)
     if problems:
-        listed = [f"({n}) {', '.join(names)}: {why}" for n, (why, names) in enumerate(problems.items(), start=1)]
+        reasons = _numbered({", ".join(names): why for why, names in problems.items()})
+        raise UserError(f"{len(bad)} of {len(every)} variations cannot be built; no trial was started: {reasons}")
+    if len(reader.tokenizers) > 1 and not recipe.different_tokenizers:
+        groups = " against ".join(", ".join(sorted(set(corpora))) for corpora in reader.tokenizers.values())
         raise UserError(
-            f"{len(bad)} of {len(every)} variations cannot be built, so nothing was begun: {' '.join(listed)}"
+            f"corpora with different tokenizers, whose losses and token counts cannot be compared: {groups}; build "
+            f"them with one tokenizer, or set different_tokenizers=true"
         )
-    if len(reader.checked.tokenizers) > 1 and not recipe.different_tokenizers:
-        groups = " against ".join(", ".join(sorted(set(corpora))) for corpora in reader.checked.tokenizers.values())
-        raise UserError(
-            f"the trials' corpora have different tokenizers, so that their losses and token counts do not compare: "
-            f"{groups}; build them with one tokenizer, or set different_tokenizers=true"
-        )
-    return list(dict.fromkeys(reader.checked.notes))
+    return list(dict.fromkeys(reader.notes))
+
+
+def plan_variants(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[str, dict[str, JsonValue]], list[str]]:
+    """Plan the first stage of each variant, if the budget limits memory: how large micro-batches may be.
+
+    Returns:
+        Plans by variant; a note for each variant that does not fit, whose trials fail with that reason.
+
+    Raises:
+        UserError: no variant fits, each with the least memory that it needs; or one cannot be planned.
+    """
+    if recipe.budget is None or recipe.budget.memory is None:
+        return {}, []
+    from homespun.commands.plan import plan
+
+    plans: dict[str, dict[str, JsonValue]] = {}
+    refused: dict[str, str] = {}
+    for trial in first_trials(trials):
+        stage = trial.stages[0]
+        try:
+            settings, changes = (stage.settings, None) if stage.start_from is None else split_overrides(stage.settings)
+            plans[trial.name] = plan(load_recipe(stage.recipe, settings), start_from=stage.start_from, changes=changes)
+        except NothingFits as error:
+            refused[trial.name] = str(error)
+        except UserError as error:
+            raise UserError(f"variation {trial.name}: {error}") from error
+    if refused and not plans:
+        raise UserError(f"no variation fits into the memory of the budget; no trial was started: {_numbered(refused)}")
+    return plans, [f"{name} does not fit into the budget: {why}" for name, why in refused.items()]
+
+
+def _numbered(reasons: dict[str, str]) -> str:
+    return " ".join(f"({n}) {names}: {why}" for n, (names, why) in enumerate(reasons.items(), start=1))
 
 
 def _with_values(trials: Sequence[Trial]) -> Iterator[tuple[Trial, str]]:
-    """Each trial, with other values of a search too, and what it is called."""
+    """Each trial, and copies with other values of a search, with their titles."""
     for trial in trials:
         yield trial, trial.name
     for trial in trials:
@@ -93,100 +116,61 @@ def _with_values(trials: Sequence[Trial]) -> Iterator[tuple[Trial, str]]:
 
 
 class _Reader:
-    """Opens each corpus, model and labelled file once."""
+    """Opens each corpus, model and labelled file once, and collects notes and tokenizers."""
 
     def __init__(self) -> None:
-        self.checked = Checked()
-        self._corpora: dict[str, Corpus] = {}
-        self._splits: dict[tuple[str, float, int], tuple[NDArray[Any], NDArray[Any]]] = {}
-        self._models: dict[str, ModelBundle] = {}
-        self._vectors: dict[str, WordVectors] = {}
-        self._examples: dict[str, _Examples] = {}
+        self.notes: list[str] = []
+        self.tokenizers: dict[str, list[str]] = defaultdict(list)  # corpora by fingerprint
+        self.corpus = cache(Corpus.open)
+        self.split = cache(lambda corpus, share, seed: self.corpus(corpus).split(share, seed))
+        self.model = cache(open_model)
+        self.vectors = cache(open_vectors)
+        self._examples: dict[str, tuple[list[object], Examples, Examples]] = {}
 
-    def corpus(self, path: str) -> Corpus:
-        if path not in self._corpora:
-            self._corpora[path] = Corpus.open(path)
-        return self._corpora[path]
-
-    def model(self, source: str) -> ModelBundle:
-        if source not in self._models:
-            self._models[source] = open_model(source)
-        return self._models[source]
-
-    def split(self, data: CorpusData) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Documents of the corpus to train on, and to validate on."""
-        corpus = self.corpus(data.corpus)
-        key = (data.corpus, data.validation, data.split_seed)
-        if key not in self._splits:
-            self._splits[key] = corpus.split(data.validation, data.split_seed)
-        return self._splits[key]
-
-    def vectors(self, path: str) -> WordVectors:
-        if path not in self._vectors:
-            self._vectors[path] = open_vectors(path)
-        return self._vectors[path]
-
-    def examples(self, recipe: FinetuneRecipe) -> _Examples:
-        name = recipe.data.model_dump_json()
-        return self._examples.setdefault(name, _Examples(recipe.data))
-
-
-@dataclass
-class _Examples:
-    data: Any
-
-    @cached_property
-    def training(self) -> list[Any]:
-        found: list[Any] = self.data.read("train")
-        return found
-
-    @cached_property
-    def validation(self) -> list[Any] | None:
-        found: list[Any] | None = self.data.read("validation")
-        return found
-
-    @cached_property
-    def test(self) -> list[Any] | None:
-        found: list[Any] | None = self.data.read("test")
-        return found
+    def examples(self, data: TaskData) -> tuple[list[object], Examples, Examples]:
+        """Training, validation and test examples."""
+        name = data.model_dump_json()
+        if name not in self._examples:
+            self._examples[name] = data.read("train") or [], data.read("validation"), data.read("test")
+        return self._examples[name]
 
 
 def _build(trial: Trial, reader: _Reader) -> None:
     model: ModelBundle | None = None
     search = trial.recipe.search
     for stage in trial.stages:
-        measure = search.metric if search is not None and stage.name == trial.recipe.searched else ""
+        metric = search.metric if search is not None and stage.name == trial.recipe.searched else ""
         if stage.kind == "pretrain":
-            model = _pretrained(stage, reader, measure)
+            model = _build_pretrained(stage, reader, metric)
         else:
-            begin = model if stage.start_from is None else reader.model(stage.start_from)
-            assert begin is not None
-            _finetuned(stage, begin, reader, measure)
+            start = model if stage.start_from is None else reader.model(stage.start_from)
+            assert start is not None
+            _check_finetuning(stage, start, reader, metric)
 
 
-def _pretrained(stage: Stage, reader: _Reader, measure: str) -> ModelBundle:
-    """The model that pretraining will leave, without its weights; ``measure`` is that of a search."""
+def _build_pretrained(stage: Stage, reader: _Reader, search_metric: str) -> ModelBundle:
+    """Build the pretrained model without its weights."""
     settings, changes = (stage.settings, None) if stage.start_from is None else split_overrides(list(stage.settings))
     recipe = pretrain_recipe(stage.recipe, settings)
     if not recipe.data.corpus:
-        raise UserError("which corpus? set data.corpus, made by `homespun corpus build`, in pretrain.settings")
+        raise UserError("data.corpus is empty; set it in pretrain.settings to a folder of `homespun corpus build`")
     corpus = reader.corpus(recipe.data.corpus)
-    reader.checked.tokenizers[corpus.tokenizer.fingerprint].append(recipe.data.corpus)
-    reader.checked.notes += _passes(recipe, reader)
-    _check_measures(recipe, measure)
-    begin = None
+    reader.tokenizers[corpus.tokenizer.fingerprint].append(recipe.data.corpus)
+    reader.notes += _passes(recipe, reader)
+    _check_metrics(recipe, search_metric)
+    start = None
     if stage.start_from is not None:
-        begin = open_start(
+        start = open_start(
             stage.start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes, generator=None
         )
     length = recipe.data.max_length
     backbone = with_vocabulary(
-        recipe.backbone if begin is None else begin.backbone,
+        recipe.backbone if start is None else start.backbone,
         corpus.tokenizer,
         length=length,
         target_length=recipe.objective.target_length(length),
     )
-    config = ModelConfig(backbone=backbone) if begin is None else begin.config
+    config = ModelConfig(backbone=backbone) if start is None else start.config
     with torch.device("meta"), SkipInit():
         model, made = recipe.objective.build(config, corpus.tokenizer).export_model()
     if stage.vectors is not None:
@@ -195,56 +179,58 @@ def _pretrained(stage: Stage, reader: _Reader, measure: str) -> ModelBundle:
 
 
 def _check_vectors(stage: Stage, model: Model, tokenizer: Tokenizer, reader: _Reader) -> None:
-    """Refuse vectors that do not fit."""
     if not stage.vectors:
-        raise UserError("which word vectors? set pretrain.vectors, made by `homespun vectors train`, or leave it out")
+        raise UserError("pretrain.vectors is empty; set it to vectors of `homespun vectors train`, or leave it out")
     if stage.start_from is not None:
-        raise UserError("start_from brings embeddings of its own; give it or vectors, not both")
+        raise UserError("start_from already has embeddings; give start_from or vectors, not both")
     init_embeddings(model, tokenizer, reader.vectors(stage.vectors), source=stage.vectors)
 
 
 def _passes(recipe: PretrainRecipe, reader: _Reader) -> list[str]:
-    """What the tokens asked for are in passes over the corpus, where there is more than one.
+    """Describe the budget as passes over the corpus, if there is more than one.
 
     Raises:
-        UserError: the corpus cannot be divided, does not fill one row, or is not of the objective's kind.
+        UserError: the corpus cannot be split, does not fill one row, or does not suit the objective.
     """
     data, corpus = recipe.data, reader.corpus(recipe.data.corpus)
-    training, held_out = reader.split(data)
+    training, held_out = reader.split(data.corpus, data.validation, data.split_seed)
     total = int(corpus.lengths[training].sum())
     if total < data.max_length:
         raise UserError(f"{data.corpus} has {total:,} tokens to train on, less than one row of {data.max_length}")
-    # the rows of training are many, and are made alike
+    # held-out rows suffice: training rows are made in the same way, but are many
     recipe.objective.rows(corpus, held_out, length=data.max_length, seed=data.split_seed)
     budget = recipe.train.budget
     rows = recipe.train.batch_size * recipe.data.max_length
     requested = [("tokens", budget.tokens), ("steps", None if budget.steps is None else budget.steps * rows)]
     return [
-        f"{given} of the budget come to {tokens / total:,.1f} passes over {recipe.data.corpus}, which has {total:,} "
+        f"{given} of the budget are {tokens / total:,.1f} passes over {recipe.data.corpus}, which has {total:,} "
         f"tokens to train on; more text would be better than more passes"
         for given, tokens in requested
         if tokens is not None and tokens > total
     ]
 
 
-def _check_measures(
-    recipe: PretrainRecipe | FinetuneRecipe, measure: str, metrics: Sequence[str] = (), labels: Labels | None = None
+def _check_metrics(
+    recipe: PretrainRecipe | FinetuneRecipe,
+    search_metric: str,
+    metrics: Sequence[str] = (),
+    labels: Labels | None = None,
 ) -> None:
-    """Refuse what the validation does not measure, to choose a checkpoint by, or settings."""
+    """Refuse a metric that the validation does not have."""
     check_best_metric(recipe.train.best_metric, recipe.objective.kind, metrics, labels)
-    check_best_metric(measure or "loss", recipe.objective.kind, metrics, labels, key="search.metric")
+    check_best_metric(search_metric or "loss", recipe.objective.kind, metrics, labels, key="search.metric")
 
 
-def _finetuned(stage: Stage, begin: ModelBundle, reader: _Reader, measure: str) -> None:
-    """Read the examples, divide them, and put the head on a model without weights; ``measure`` is that of a search."""
+def _check_finetuning(stage: Stage, start: ModelBundle, reader: _Reader, search_metric: str) -> None:
+    """Read and split the examples, and build the head on a model without weights."""
     recipe = finetune_recipe(stage.recipe, stage.settings)
-    examples = reader.examples(recipe)
-    task = recipe.data.task(recipe.objective, begin, examples.training)
-    _check_measures(recipe, measure, recipe.objective.metrics, task.labels)
-    plan_trials(recipe, task, examples.training, examples.validation, examples.test)
-    _, kinds = np.unique(task.stratify_by(examples.training), axis=0, return_index=True)
-    sample = [examples.training[index] for index in np.sort(kinds)[:_EXAMPLES].tolist()]
+    training, validation, test = reader.examples(recipe.data)
+    task = recipe.data.task(recipe.objective, start, training)
+    _check_metrics(recipe, search_metric, recipe.objective.metrics, task.labels)
+    plan_trials(recipe, task, training, validation, test)
+    _, kinds = np.unique(task.stratify_by(training), axis=0, return_index=True)
+    sample = [training[index] for index in np.sort(kinds)[:_MAX_EXAMPLES].tolist()]
     with torch.device("meta"), SkipInit():
-        bare = ModelBundle(begin.config.build(), begin.config, begin.tokenizer, begin.labels, begin.task)
-        if len(kinds) <= _EXAMPLES:
+        bare = ModelBundle(start.config.build(), start.config, start.tokenizer, start.labels, start.task)
+        if len(kinds) <= _MAX_EXAMPLES:
             task.training_setup(recipe.objective, bare, task.rows(sample))

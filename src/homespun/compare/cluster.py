@@ -1,4 +1,4 @@
-"""The stages of a comparison as tasks of Ray: on several machines, which share the folder, or on this one."""
+"""Stages of a comparison as tasks of Ray, on this machine or on several that share the folder."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from homespun.compare.executor import START, Command, Outcome, Process, Running
 from homespun.errors import UserError
 
-_LOOK = 0.2  # seconds between asking whether a process has ended
+_POLL = 0.2  # seconds between polls of a process
 
 
 class Cluster:
-    """A Ray cluster: that of ``RAY_ADDRESS``, one that this process has already joined, or a local one begun here.
+    """A Ray cluster: that of ``RAY_ADDRESS``, one that this process has joined, or a new local one.
 
     Args:
-        slots: tasks at a time; by default one a node. Each is given its part of the processors, and a GPU where there
-            are as many.
+        slots: tasks at a time, by default one for each node. Each gets an equal share of the processors, and a GPU if
+            there are enough.
 
     Raises:
         UserError: Ray is not installed.
@@ -41,10 +41,10 @@ class Cluster:
         resources = ray.cluster_resources()
         self._slots = slots or max(1, len(nodes))
         most = min(node["Resources"].get("CPU", 1.0) for node in nodes)
-        options: dict[str, Any] = {
+        options = {
             "num_cpus": max(1, min(int(most), int(resources.get("CPU", 1.0) // self._slots))),
             "num_gpus": 1 if resources.get("GPU", 0) >= self._slots else 0,
-            "max_retries": 0,  # a failure is a row; the checkpoint makes the next attempt cheap
+            "max_retries": 0,  # a failed trial is reported; the next attempt resumes from its checkpoint
         }
         self._task = ray.remote(**options)(run_command)
 
@@ -54,14 +54,14 @@ class Cluster:
         return self._slots
 
     def start(self, command: Command) -> Running:
-        """A task; what it runs dies with it."""
+        """Start a task; its process ends with it."""
         arguments, log = list(command.arguments), str(command.log.absolute())
         reference = self._task.remote(arguments, log, dict(command.environment), str(command.folder))
         return _Remote(self._ray, reference)
 
 
-def run_command(arguments: list[str], log: str, environment: Mapping[str, str], folder: str) -> dict[str, Any]:
-    """Run one command to its end, in a worker of the cluster; the `Outcome`, as plain values.
+def run_command(arguments: list[str], log: str, environment: Mapping[str, str], folder: str) -> dict[str, object]:
+    """Run one command in a worker of the cluster; returns the `Outcome` as a dict.
 
     A cancelled task lets its command write a checkpoint.
     """
@@ -71,7 +71,7 @@ def run_command(arguments: list[str], log: str, environment: Mapping[str, str], 
     process = Process(command, START, environment)
     while (outcome := process.poll()) is None:
         try:
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
         except KeyboardInterrupt:
             process.stop()
     return asdict(outcome)
@@ -85,22 +85,22 @@ class _Remote:
         self._reference = reference
 
     def poll(self) -> Outcome | None:
-        """How it ended; None while it runs, or waits for a worker."""
+        """Outcome, or None while the task runs or waits for a worker."""
         done, _ = self._ray.wait([self._reference], timeout=0)
         if not done:
             return None
         try:
             return Outcome(**self._ray.get(self._reference))
-        # of the task, its worker or its machine: whatever it was, the trial is what failed
+        # of the task, its worker or its machine
         except (self._ray.exceptions.RayError, OSError) as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return Outcome(why=f"{type(error).__name__} of Ray: {lines[-1] if lines else 'no more is known'}")
+            return Outcome(why=f"{type(error).__name__} of Ray: {lines[-1] if lines else 'without a message'}")
 
     def stop(self) -> None:
-        """Ask it to end soon, with a checkpoint."""
+        """Cancel the task; its command writes a checkpoint."""
         self._ray.cancel(self._reference, force=False)
 
     def kill(self) -> None:
-        """End it now."""
+        """Cancel the task by force."""
         if self.poll() is None:
             self._ray.cancel(self._reference, force=True)

@@ -1,4 +1,4 @@
-"""One stage as a process of its own: start it, ask whether it has ended, and say in one line why it failed."""
+"""Processes of a comparison: start a command, poll it, and find the reason of a failure in its log."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from homespun.errors import UserError
 
 START = (sys.executable, "-m", "homespun.compare.worker")
-_TAIL = 1 << 16  # bytes of a log in which the reason is looked for
+_TAIL = 1 << 16  # bytes at the end of a log that are searched for the reason
 _BUG_NOTICE = "this is a bug in homespun"
 
 
 @dataclass(frozen=True)
 class Command:
-    """What to run, and where.
+    """A homespun command.
 
     Args:
         arguments: after ``homespun``.
-        log: the file to which what it says is added.
-        environment: variables that it has besides those of this process.
-        folder: where relative paths begin.
+        log: file to which its output is appended.
+        environment: variables in addition to those of this process.
+        folder: working directory.
     """
 
     arguments: tuple[str, ...]
@@ -39,7 +40,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended: ``why`` it failed, in one line, or None; what it took."""
+    """End of a command: ``why`` it failed in one line, or None; its wall-clock and processor time."""
 
     why: str | None
     seconds: float = 0.0
@@ -47,36 +48,36 @@ class Outcome:
 
 
 class Running(Protocol):
-    """A command that was started."""
+    """A started command."""
 
     def poll(self) -> Outcome | None:
-        """How it ended; None while it runs."""
+        """Outcome, or None while it runs."""
 
     def stop(self) -> None:
-        """Ask it to end soon, with a checkpoint."""
+        """Ask it to write a checkpoint and end."""
 
     def kill(self) -> None:
         """End it now."""
 
 
 class Executor(Protocol):
-    """Where commands run: `LocalExecutor`, or a cluster."""
+    """Runs commands: `LocalExecutor`, or a cluster."""
 
     @property
     def slots(self) -> int:
-        """How many at a time."""
+        """Commands at a time."""
 
     def start(self, command: Command) -> Running:
-        """Start one; the caller sees to it that no more than ``slots`` run."""
+        """Start a command; the caller starts no more than ``slots``."""
 
 
 class LocalExecutor:
-    """Processes of this machine.
+    """Processes on this machine.
 
     Args:
-        slots: how many run at a time; they share its threads, and its GPUs where there are several.
-        inherit: file descriptors that they hold open.
-        start: the words before a command's; a test has others.
+        slots: processes at a time, which share the threads and the GPUs.
+        inherit: file descriptors that they inherit.
+        start: command line before the arguments.
     """
 
     def __init__(self, slots: int, *, inherit: Sequence[int] = (), start: Sequence[str] = START) -> None:
@@ -91,18 +92,13 @@ class LocalExecutor:
 
     def start(self, command: Command) -> Running:
         slot = self._free.pop(0)
-
-        def ended() -> None:
-            self._free.append(slot)
-
-        variables = (
-            dict(command.environment) if self._slots == 1 else {**shares(slot, self._slots), **command.environment}
-        )
-        return Process(command, self._start, variables, inherit=self._inherit, ended=ended)
+        shared = {} if self._slots == 1 else shares(slot, self._slots)
+        release = partial(self._free.append, slot)
+        return Process(command, self._start, {**shared, **command.environment}, inherit=self._inherit, ended=release)
 
 
 def shares(slot: int, slots: int) -> dict[str, str]:
-    """Variables that give a process its part of the threads, and a GPU of its own where there are several."""
+    """Variables that give the process of a slot its share of the threads, and one GPU if there are several."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     given = os.environ.get("OMP_NUM_THREADS", "")
     threads = str(max(1, (int(given) if given.isdecimal() and int(given) else cores) // slots))
@@ -121,7 +117,7 @@ def _gpus() -> list[str]:
 
 
 class Process:
-    """A command in a process group of its own, that ends when this process does."""
+    """A command in a new process group, which ends when this process does."""
 
     def __init__(
         self,
@@ -151,10 +147,10 @@ class Process:
         self._started = time.monotonic()
 
     def poll(self) -> Outcome | None:
-        """How it ended; None while it runs."""
+        """Outcome, or None while it runs."""
         if self._outcome is not None:
             return self._outcome
-        before = _of_children()
+        before = _child_seconds()
         code = self._process.poll()
         if code is None:
             return None
@@ -165,36 +161,36 @@ class Process:
         self._outcome = Outcome(
             why=None if code == 0 else reason(code, self.output()),
             seconds=time.monotonic() - self._started,
-            processor_seconds=_of_children() - before,  # only what was waited for is counted
+            processor_seconds=_child_seconds() - before,  # of the processes that were waited for
         )
         return self._outcome
 
     def output(self) -> str:
-        """The end of what it has printed so far."""
+        """End of its output so far."""
         with self.command.log.open("rb") as log:
             log.seek(max(self._from, self.command.log.stat().st_size - _TAIL))
             return log.read().decode("utf-8", errors="replace")
 
     def stop(self) -> None:
-        """Ask it to end soon, with a checkpoint."""
+        """Ask it to write a checkpoint and end."""
         if self.poll() is None:
             self._process.terminate()
 
     def kill(self) -> None:
-        """End it now, with the processes it started."""
+        """End it now, with its child processes."""
         if self.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self.poll()
 
 
-def _of_children() -> float:
+def _child_seconds() -> float:
     times = os.times()
     return times.children_user + times.children_system
 
 
 def reason(code: int, output: str) -> str:
-    """Why a process that ended with ``code`` failed, in one line, from the end of what it said."""
+    """Find why a process with an exit ``code`` failed, in one line, from the end of its output."""
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith(_BUG_NOTICE)]
     if code < 0:
         name = signal.Signals(-code).name if -code in {s.value for s in signal.Signals} else str(-code)
@@ -207,10 +203,10 @@ def reason(code: int, output: str) -> str:
 
 
 def last_object(log: Path) -> dict[str, Any]:
-    """The last JSON object on a line of its own in a log: what a command with ``--json`` printed.
+    """Last JSON object in a log, which a command with ``--json`` printed on one line.
 
     Raises:
-        UserError: there is none.
+        UserError: the log has none.
     """
     for line in reversed(log.read_text(encoding="utf-8", errors="replace").splitlines()):
         if line.startswith("{"):
@@ -220,4 +216,4 @@ def last_object(log: Path) -> dict[str, Any]:
                 continue
             if isinstance(found, dict):
                 return found
-    raise UserError(f"{log} has no result in it; delete it, and run again")
+    raise UserError(f"{log} has no result; delete it, and run again")

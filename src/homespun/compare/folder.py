@@ -1,48 +1,92 @@
-"""The folder of a comparison: its recipe, a record a trial, and a lock, so that one runner is at work in it."""
+"""The folder of a comparison: its recipe, a record for each trial, and a lock that admits one runner."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.trials import Trial
+from homespun.comparison_results import Overhead, TrialResult, TrialStage
 from homespun.config import dump, read_yaml
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, write_text
+from homespun.results import VERSION
 
-VERSION = 1
 _RECIPE, _RECORD, _LOCK = "comparison.yaml", "trial.json", ".lock"
 _PATIENCE = 10.0  # seconds; processes whose runner was killed end within one
 
 
 class Record:
-    """``trial.json``: what is known of a trial. docs/design.md, "comparing", says what is in it."""
+    """A trial and its ``trial.json``, which docs/design.md describes under "comparing"."""
 
-    def __init__(self, folder: Path, trial: Trial, values: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, trial: Trial, result: TrialResult) -> None:
         self.folder = folder
         self.trial = trial
-        self.values = values
+        self.result = result
 
     @classmethod
     def open(cls, folder: Path, trial: Trial) -> Record:
-        """The record in ``folder``, or a new one where there is none.
+        """Read the record in ``folder``, or make a new one.
 
         Raises:
-            UserError: it is of another version or cut short, or the trial was run with other settings.
+            UserError: the record is damaged or of another version, or the trial was run with other settings.
         """
-        path = folder / _RECORD
-        fresh = {
+        path, new = folder / _RECORD, _new_result(trial)
+        if not path.is_file():
+            return cls(folder, trial, new)
+        try:
+            result = TrialResult.read(path)
+        except UserError as error:
+            raise UserError(f"{error}; delete {folder} to run its trial again, or give --out a new folder") from error
+        _check_same_trial(path, result, new)
+        result.about, result.varied = new.about, new.varied
+        if result.status == "running":  # the runner was killed
+            result.status = "waiting"
+        return cls(folder, trial, result)
+
+    @property
+    def status(self) -> str:
+        """``waiting``, ``running``, ``done`` or ``failed``."""
+        return self.result.status
+
+    def stage(self, name: str) -> TrialStage:
+        """Result of one stage."""
+        return self.result.stages[name]
+
+    def path_of(self, name: str) -> Path:
+        """Run directory of one stage."""
+        return self.folder / (self.stage(name).path or name)
+
+    def is_finished(self, name: str) -> bool:
+        """True if a stage finished and its result still exists."""
+        return self.stage(name).finished and (self.path_of(name) / "result.json").is_file()
+
+    def update(self, **values: object) -> None:
+        """Set fields of the result and write it."""
+        for name, value in values.items():
+            setattr(self.result, name, value)
+        self.write()
+
+    def write(self) -> None:
+        """Write the record atomically."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / _RECORD, json.dumps(self.result.to_json(), indent=1, ensure_ascii=False))
+
+
+def _new_result(trial: Trial) -> TrialResult:
+    return TrialResult.model_validate(
+        {
             "version": VERSION,
             "name": trial.name,
             "seed": trial.seed,
-            "about": trial.about,
-            "varied": trial.varied,
-            "settings": trial.settings,
+            "about": trial.variant.variation.description,
+            "varied": dict(trial.variant.varied),
+            "settings": {stage.name: list(stage.settings) for stage in trial.stages},
             "status": "waiting",
             "why": None,
             "stage": None,
@@ -64,95 +108,39 @@ class Record:
                 for stage in trial.stages
             },
             "inference": None,
-            "overhead": {"processor_seconds": 0.0},
+            "overhead": Overhead(processor_seconds=0.0),
         }
-        if not path.is_file():
-            return cls(folder, trial, json.loads(json.dumps(fresh)))
-        values = read_record(path)
-        _same_trial(path, values, fresh)
-        values |= {key: fresh[key] for key in ("about", "varied")}
-        if values["status"] == "running":  # the runner was killed
-            values["status"] = "waiting"
-        return cls(folder, trial, values)
-
-    @property
-    def status(self) -> str:
-        """``waiting``, ``running``, ``done`` or ``failed``."""
-        return str(self.values["status"])
-
-    def stage(self, name: str) -> dict[str, Any]:
-        """What is known of one stage."""
-        found: dict[str, Any] = self.values["stages"][name]
-        return found
-
-    def path_of(self, name: str) -> Path:
-        """The run directory of one stage."""
-        return self.folder / str(self.stage(name)["path"])
-
-    def is_finished(self, name: str) -> bool:
-        """Whether a stage ended well, and its result is still there."""
-        return bool(self.stage(name)["finished"]) and (self.path_of(name) / "result.json").is_file()
-
-    def update(self, **values: Any) -> None:
-        """Change what is known, and write it."""
-        self.values |= values
-        self.write()
-
-    def write(self) -> None:
-        """Write the record, whole."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.folder / _RECORD, json.dumps(self.values, indent=1, ensure_ascii=False))
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """A ``trial.json``.
-
-    Raises:
-        UserError: it is cut short or altered, or of another version.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        version = values["version"]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path} was cut short or altered; delete {path.parent}, and its trial runs again") from error
-    if version != VERSION:
-        raise UserError(
-            f"{path} is of version {version!r}, and this homespun reads {VERSION}; give --out a new folder, or use the "
-            f"homespun that wrote it"
-        )
-    assert isinstance(values, dict)
-    return values
-
-
-def _same_trial(path: Path, values: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
-    def recorded_settings(record: Mapping[str, Any]) -> dict[str, Any]:
-        stages = record["stages"].items()
-        given = ("recipe", "start_from", "vectors")  # the last is younger than the others
-        starts = {f"{name}: {key}": stage.get(key) for name, stage in stages for key in given}
-        return starts | {f"{name}: {a.partition('=')[0]}": a for name, all_ in record["settings"].items() for a in all_}
-
-    for name, stage in fresh["stages"].items():
-        known, digest = values["stages"].get(name, {}), stage["recipe_digest"]
-        if known.get("recipe") == stage["recipe"] and known.get("recipe_digest", digest) != digest:
-            raise UserError(
-                f"{path.parent} was run with another {stage['recipe']}, which was edited since; give --out a new "
-                f"folder, or delete that trial's"
-            )
-    before, now = recorded_settings(values), recorded_settings(fresh)
-    if before == now:
-        return
-    changed = [
-        f"{before.get(key)} is now {now.get(key)}" for key in {**before, **now} if before.get(key) != now.get(key)
-    ]
-    more = f", and {len(changed) - 2} more" if len(changed) > 2 else ""
-    raise UserError(
-        f"{path.parent} was run with other settings: {'; '.join(changed[:2])}{more}; give --out a new folder, or "
-        f"delete that trial's"
     )
 
 
+def _check_same_trial(path: Path, known: TrialResult, new: TrialResult) -> None:
+    """Refuse a trial that was run with another recipe file or other settings."""
+
+    def settings(result: TrialResult) -> dict[str, str | None]:
+        keys = ("recipe", "start_from", "vectors")
+        starts = {f"{name}: {key}": getattr(stage, key) for name, stage in result.stages.items() for key in keys}
+        return starts | {f"{name}: {a.partition('=')[0]}": a for name, every in result.settings.items() for a in every}
+
+    for name, stage in new.stages.items():
+        before = known.stages.get(name, stage)
+        is_known = "recipe_digest" in before.model_fields_set  # not in records of earlier versions
+        if before.recipe == stage.recipe and is_known and before.recipe_digest != stage.recipe_digest:
+            raise UserError(
+                f"{path.parent} was run with another {stage.recipe}, which was edited since; give --out a new folder, "
+                f"or delete that of the trial"
+            )
+    old, now = settings(known), settings(new)
+    changed = [f"{old.get(key)} is now {now.get(key)}" for key in old | now if old.get(key) != now.get(key)]
+    if changed:
+        more = f", and {len(changed) - 2} more" if len(changed) > 2 else ""
+        raise UserError(
+            f"{path.parent} was run with other settings: {'; '.join(changed[:2])}{more}; give --out a new folder, or "
+            f"delete that of the trial"
+        )
+
+
 def _digest(recipe: str) -> str | None:
-    """Of what a recipe of the user's own says; None: it is one of ours, or not there."""
+    """Digest of a recipe file; None for a shipped recipe or a missing file."""
     if not recipe.endswith((".yaml", ".yml")) or not Path(recipe).is_file():
         return None
     content = json.dumps(read_yaml(recipe), sort_keys=True, default=str)
@@ -160,24 +148,24 @@ def _digest(recipe: str) -> str | None:
 
 
 def check_folder(out: Path) -> None:
-    """Refuse what cannot be the folder of a comparison; nothing is made.
+    """Refuse a path that cannot be the folder of a comparison; creates nothing.
 
     Raises:
-        UserError: it is a file, or has other things in it.
+        UserError: a file, or a folder with other content.
     """
     if next(path for path in (out, *out.parents) if path.exists()).is_file():
-        raise UserError(f"{out} is a file, or under one; a comparison needs a folder of its own")
+        raise UserError(f"{out} is a file, or under one; a comparison needs a folder")
     if out.is_dir() and not (out / _RECIPE).is_file() and not all(map(_is_left_over, out.iterdir())):
         raise UserError(f"{out} is a folder with other things in it; give --out a new or empty one")
 
 
 def _is_left_over(entry: Path) -> bool:
-    """Whether a runner that was killed here can have written the file."""
+    """True for files that a killed runner leaves behind."""
     return entry.name == _LOCK or entry.name.startswith(TEMPORARY)
 
 
 def open_folder(out: Path, recipe: CompareRecipe) -> None:
-    """Make ``out`` the folder of a comparison, where it is none yet.
+    """Make ``out`` the folder of a comparison, unless it is one.
 
     Raises:
         UserError: as `check_folder`.
@@ -189,10 +177,10 @@ def open_folder(out: Path, recipe: CompareRecipe) -> None:
 
 
 def open_records(out: Path, recipe: CompareRecipe, trials: Sequence[Trial]) -> list[Record]:
-    """The records of all trials, and the recipe written beside them.
+    """Open and write the records of all trials, and the recipe.
 
     Raises:
-        UserError: ``out`` is something else, or holds trials of another comparison.
+        UserError: as `check_folder` and `Record.open`, or ``out`` holds trials of another comparison.
     """
     open_folder(out, recipe)
     records = [Record.open(out / "trials" / trial.subfolder, trial) for trial in trials]
@@ -211,10 +199,9 @@ def open_records(out: Path, recipe: CompareRecipe, trials: Sequence[Trial]) -> l
 
 
 class Lock:
-    """Holds a folder for one runner, and for the processes it started for as long as they live.
+    """File lock on a folder, held by one runner and inherited by its processes.
 
-    The system lets go of it when the last of them has ended, however that was; so a runner that comes after a killed
-    one never works beside what that one left behind.
+    The system releases it when the last of them ends, so that no runner works next to processes of a killed one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -234,8 +221,7 @@ class Lock:
                 if time.monotonic() > deadline:
                     file.close()
                     raise UserError(
-                        f"another runner is at work in {self.path.parent}; wait until it has ended, or give another "
-                        f"--out"
+                        f"another runner works in {self.path.parent}; wait until it has ended, or give another --out"
                     ) from None
                 time.sleep(0.1)
             else:
@@ -249,5 +235,5 @@ class Lock:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What a process has to inherit to hold the lock too."""
+        """File descriptors that a process inherits to hold the lock."""
         return () if self._file is None else (self._file.fileno(),)

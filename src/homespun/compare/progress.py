@@ -1,4 +1,4 @@
-"""How far a training is, from the end of what it writes, and how long a comparison has still to go."""
+"""Progress of trials, from their records and the last lines of their metrics, and the time left of a comparison."""
 
 from __future__ import annotations
 
@@ -12,40 +12,44 @@ from homespun.compare.folder import Record
 from homespun.compare.trials import Stage
 from homespun.config import read_yaml
 
-_TAIL = 8192  # bytes, some lines
-_ENOUGH = 0.02  # of a stage; what begins it, such as reading its data, says little of how long it takes
+_TAIL = 8192  # bytes: a few lines
+_MIN_SHARE = 0.02  # of a stage, below which start-up, such as reading data, dominates its time
+_ENDED = ("done", "failed")
 
 
 def seconds_left(records: Sequence[Record], *, slots: int, to_come: int = 0) -> tuple[float | None, list[str]]:
-    """The time that a comparison has still to go, less measuring.
+    """Estimate the time left of a comparison, without benchmarks.
 
-    A stage that is under way takes as much longer as it took so far; one that waits takes as long as those of its name
-    take in other trials.
+    A running stage is extrapolated from its share; a waiting one takes the mean time of that stage in other trials.
 
     Args:
-        records: its trials.
-        slots: trials under way at a time.
-        to_come: trials that will be added to them.
+        records: the trials.
+        slots: trials at a time.
+        to_come: trials that will be added.
 
     Returns:
-        The seconds, None where no stage tells, and the names of the stages that are not in them: none of that name has
-        come far enough to tell.
+        Seconds, None if no stage has come far enough; names of the stages without an estimate, which are left out.
     """
-    takes, rest = _times(records)
+    takes: dict[str, list[float]] = defaultdict(list)
+    rest: dict[tuple[Path, str], float] = {}
+    for record in records:
+        for stage in record.trial.stages:
+            share, seconds = _share_of_stage(record, stage), record.stage(stage.name).seconds or 0.0
+            if share >= _MIN_SHARE and record.stage(stage.name).shared_with is None:
+                takes[stage.name].append(seconds / share)
+                rest[record.folder, stage.name] = seconds * (1 / share - 1)
     mean = {name: fmean(every) for name, every in takes.items()}
     unknown: dict[str, None] = {}
     waits: list[float] = []
-    for record in records:
-        if record.status in ("done", "failed"):
-            continue
+    for record in (record for record in records if record.status not in _ENDED):
         waits.append(0.0)
         for stage in record.trial.stages:
             known = record.stage(stage.name)
-            if known["finished"] or "shared_with" in known:
+            if known.finished or known.shared_with is not None:
                 continue
             left = rest.get((record.folder, stage.name))
             if left is None and stage.name in mean:
-                left = max(0.0, mean[stage.name] - known["seconds"])
+                left = max(0.0, mean[stage.name] - (known.seconds or 0.0))
             if left is None:
                 unknown[stage.name] = None
             waits[-1] += left or 0.0
@@ -53,50 +57,29 @@ def seconds_left(records: Sequence[Record], *, slots: int, to_come: int = 0) -> 
     return max(sum(waits) / slots, max(waits, default=0.0)) if mean else None, list(unknown)
 
 
-def _times(records: Sequence[Record]) -> tuple[dict[str, list[float]], dict[tuple[Path, str], float]]:
-    """By stage what it takes from its beginning to its end, in every trial that tells; what is left of those that
-    were begun."""
-    takes: dict[str, list[float]] = defaultdict(list)
-    rest: dict[tuple[Path, str], float] = {}
-    for record in records:
-        for stage in record.trial.stages:
-            known = record.stage(stage.name)
-            share = _share_of_stage(record, stage)
-            if share >= _ENOUGH and "shared_with" not in known:
-                takes[stage.name].append(known["seconds"] / share)
-                rest[record.folder, stage.name] = known["seconds"] * (1 / share - 1)
-    return takes, rest
-
-
 def share_of_trial(record: Record) -> float:
-    """How far a trial is, 0 to 1, every stage counted alike."""
-    if record.status in ("done", "failed"):
+    """Finished share of a trial, 0 to 1; every stage counts the same."""
+    if record.status in _ENDED:
         return 1.0
     return min(0.99, fmean(_share_of_stage(record, stage) for stage in record.trial.stages))
 
 
 def _share_of_stage(record: Record, stage: Stage) -> float:
     known = record.stage(stage.name)
-    if known["finished"] or not known["seconds"]:
-        return float(known["finished"])
+    if known.finished or not known.seconds:
+        return float(known.finished)
     return share_of_run(record.path_of(stage.name))
 
 
 def share_of_run(run: Path) -> float:
-    """The used share of a run's budget, 0 to 1, as its last step tells; 0 before the first.
-
-    Of a run of several trainings (seeds, folds, numbers of examples) that of all of them.
-    """
+    """Used share of a run's budget at its last step, 0 to 1; over all its trainings (seeds, folds, sizes)."""
     started = list(run.glob("trials/*"))
     if not started:
         return _share_of_training(run)
+    recipe = read_yaml(run / "config.yaml")
+    count = int(recipe.get("seeds") or 1) * int(recipe.get("folds") or 1) * len(recipe.get("train_sizes") or [None])
     done = sum(1.0 if (trial / "result.json").is_file() else _share_of_training(trial) for trial in started)
-    return done / max(len(started), _trainings(run / "config.yaml"))
-
-
-def _trainings(config: Path) -> int:
-    recipe = read_yaml(config)
-    return int(recipe.get("seeds") or 1) * int(recipe.get("folds") or 1) * len(recipe.get("train_sizes") or [None])
+    return done / max(len(started), count)
 
 
 def _share_of_training(run: Path) -> float:
@@ -110,7 +93,7 @@ def _share_of_training(run: Path) -> float:
     for line in reversed(lines):
         try:
             event = json.loads(line)
-        except ValueError:  # cut off at its beginning
+        except ValueError:  # its start was cut off
             continue
         if isinstance(event, dict) and event.get("event") == "step":
             return float(event.get("share") or 0.0)

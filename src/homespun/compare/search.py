@@ -1,4 +1,4 @@
-"""A search for the settings that each variation is at its best with, by Optuna, on the validation."""
+"""Search for the best settings of each variant with Optuna, by the validation."""
 
 from __future__ import annotations
 
@@ -10,51 +10,57 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
 
 from homespun.compare.folder import Record
 from homespun.compare.recipe import Choices, CompareRecipe, Range
-from homespun.compare.trials import Trial, to_yaml, variants
+from homespun.compare.trials import Settings, Trial, to_yaml, variants
 from homespun.errors import UserError
 from homespun.io.atomic import write_text
-from homespun.io.json import read_optional
+from homespun.io.json import read_object, read_optional
 from homespun.metrics.registry import lower_is_better
 from homespun.report import formats
 from homespun.report.records import as_tree
 
 if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+
     from homespun.compare.runner import Runner
 
 logger = logging.getLogger(__name__)
 
 _FINISHED = ("done", "failed")
-_PATIENCE, _UNKNOWN = 2.0, 3600.0  # times the longest trial so far; seconds, where none has ended
-_LOOK = 1.0  # seconds between asking whether the trials of others have ended
+_PATIENCE, _UNKNOWN = 2.0, 3600.0  # times the longest trial so far; seconds if none has ended
+_POLL = 1.0  # seconds between polls of trials on other machines
 
 
 @dataclass
 class _OpenTrial:
-    """A trial of a study that is not told yet."""
+    """A trial whose result its study does not have yet."""
 
-    study: Any
+    study: Study
     number: int
     record: Record
 
 
 class SettingsSearch:
-    """Gives a runner trials to run, and tells their studies what came of them.
+    """Creates trials for a runner, and reports their results to the studies of Optuna.
 
-    A study belongs to what is searched, not to a folder: runners on several machines that share the storage, each with
-    a folder of its own, work through it together. A study that was stopped goes on with the trials it had begun.
+    A study is identified by what is searched, not by a folder: runners on several machines that share the storage, each
+    with its own folder, work on it together. A stopped study continues with its open trials.
 
     Args:
         recipe: the comparison.
         out: its folder.
-        known: lines that need no search.
-        retry_failed: trials that have failed do not count: as many more are begun.
+        known: variants that need no search.
+        retry_failed: start as many more trials as have failed.
 
     Raises:
-        UserError: Optuna is not installed, the storage cannot be used, or the measure is none.
+        UserError: Optuna is not installed, the storage cannot be used, or the metric is unknown.
     """
 
     def __init__(
@@ -64,9 +70,7 @@ class SettingsSearch:
         try:
             import optuna
         except ImportError:
-            raise UserError(
-                "Optuna is not installed, and `search` needs it to look for settings: pip install 'homespun[tune]'"
-            ) from None
+            raise UserError("Optuna is not installed, and `search` needs it: pip install 'homespun[tune]'") from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna
         self.recipe, self.search, self.out = recipe, recipe.search, out / "search"
@@ -74,7 +78,7 @@ class SettingsSearch:
         self.out.mkdir(parents=True, exist_ok=True)
         storage = self.search.storage or f"sqlite:///{(self.out / 'study.db').absolute()}"
         self._variants = {variant.name: variant for variant in variants(recipe) if variant.name not in known}
-        self._studies: dict[str, Any] = {}
+        self._studies: dict[str, Study] = {}
         self._open: list[_OpenTrial] = []
         self._waiting: float | None = None  # since when
         lower = lower_is_better(self._measure())
@@ -86,20 +90,20 @@ class SettingsSearch:
                     load_if_exists=True,
                     direction="minimize" if lower else "maximize",
                 )
-            except Exception as error:  # of whichever database
+            except Exception as error:  # each database has its own
                 raise UserError(f"search.storage={storage} cannot be used: {error}") from error
         failed = (optuna.trial.TrialState.FAIL,) if retry_failed else ()
         self._forgiven = {name: len(study.get_trials(False, failed)) for name, study in self._studies.items()}
 
     def reopen(self) -> list[Record]:
-        """The trials that were begun here. Those that were not told go on; the others have what may be shared."""
+        """Trials of this folder: open ones, which continue, and ended ones, whose runs may be shared."""
         records = []
         for name, study in self._studies.items():
             for trial in study.get_trials(deepcopy=False):
                 running = trial.state == self._optuna.trial.TrialState.RUNNING
-                # in a storage of this folder alone, one without a record was begun when its runner was killed
-                requested = running and not self.search.storage and trial.params.keys() == self.search.space.keys()
-                if requested or (self._folder(name, trial.number) / "trial.json").is_file():
+                # with a storage in this folder, a trial without a record was asked for when its runner was killed
+                is_own = running and not self.search.storage and trial.params.keys() == self.search.space.keys()
+                if is_own or (self._folder(name, trial.number) / "trial.json").is_file():
                     record = self._record(name, trial.number, trial.params)
                     if running:
                         self._open.append(_OpenTrial(study, trial.number, record))
@@ -108,7 +112,7 @@ class SettingsSearch:
         return records
 
     def tell(self) -> None:
-        """Tell the studies what has ended."""
+        """Report ended trials to the studies."""
         for entry in [entry for entry in self._open if entry.record.status in _FINISHED]:
             self._open.remove(entry)
             score = math.nan if entry.record.status == "failed" else self._score(entry.record)
@@ -118,14 +122,14 @@ class SettingsSearch:
                 entry.study.tell(entry.number, score)
 
     def ask(self) -> Record | None:
-        """The next trial, of the study that has fewest; None: all have been begun, here or elsewhere."""
+        """Create a trial of the study that has fewest; None if all were started, here or elsewhere."""
         started = {name: len(study.get_trials(deepcopy=False)) for name, study in self._studies.items()}
         counted = {name: count - self._forgiven[name] for name, count in started.items()}
         name = min(counted, key=lambda name: counted[name])
         if counted[name] >= self.search.trials:
             return None
         study = self._studies[name]
-        # seeded by the number of the trial, not of the call: a search that was stopped goes on as it would have
+        # seeded by the number of the trial, so that a stopped search continues as it would have
         seed = self.search.seed * 1_000_003 + started[name]
         study.sampler = self._optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         trial = study.ask({key: self._distribution(space) for key, space in self.search.space.items()})
@@ -135,12 +139,12 @@ class SettingsSearch:
 
     @property
     def open(self) -> int:
-        """Trials that are not told yet."""
+        """Number of trials without a reported result."""
         return len(self._open)
 
     def wait(self) -> bool:
-        """Wait a moment for the trials that run elsewhere. False: there are none, or they have taken longer than the
-        trials of their studies take, so that nobody is likely to be at work on them.
+        """Wait a moment for trials that run elsewhere; False if there are none, or if they take so long that their
+        runners have probably stopped.
         """
         elsewhere = {name: count for name in self._studies if (count := self._elsewhere(name))}
         if not elsewhere:
@@ -153,63 +157,64 @@ class SettingsSearch:
         if time.monotonic() - self._waiting > patience:
             logger.warning("the %s take too long; going on without them", trials)
             return False
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
         return True
 
-    def found(self) -> dict[str, dict[str, Any]]:
-        """By line, what ``search/found.json`` says of it: its best ``settings``, by key, and how they came to be.
+    def found(self) -> dict[str, dict[str, object]]:
+        """Best settings and their score by variant, as in ``search/found.json``.
 
         Raises:
-            UserError: no trial of a line ended well.
+            UserError: no trial of a variant succeeded.
         """
-        results: dict[str, dict[str, Any]] = {}
+        results: dict[str, dict[str, object]] = {}
         for name, study in self._studies.items():
             try:
                 trial = study.best_trial
             except ValueError:
                 if elsewhere := self._elsewhere(name):
                     raise UserError(
-                        f"the search found nothing for {name} yet: {elsewhere} of its trials run elsewhere; give the "
+                        f"no result of the search for {name} yet: {elsewhere} of its trials run elsewhere; run the "
                         f"same command again when they have ended"
                     ) from None
                 raise UserError(
-                    f"the search found nothing for {name}: all {len(study.trials)} trials failed; the logs in "
-                    f"{self.out / name} say why, and --retry-failed begins as many again"
+                    f"no result of the search for {name}: all {len(study.trials)} trials failed; see the logs in "
+                    f"{self.out / name}, and give --retry-failed to start as many again"
                 ) from None
             results[name] = {"search": _identity(self.recipe, name), "settings": self._values(trial.params)}
             results[name] |= {self._measure(): trial.value, "trials": len(study.trials)}
         return results
 
     def _elsewhere(self, name: str) -> int:
-        """Trials that others have begun and not told, when none is open here."""
+        """Number of open trials of other runners, while none is open here."""
         running = self._optuna.trial.TrialState.RUNNING
         return len(self._studies[name].get_trials(deepcopy=False, states=(running,))) if self.search.storage else 0
 
     def _patience(self, name: str) -> float:
-        """Seconds after which a trial is not waited for any more."""
+        """Seconds after which a trial is given up."""
         complete = self._optuna.trial.TrialState.COMPLETE
         took = [trial.duration for trial in self._studies[name].get_trials(deepcopy=False, states=(complete,))]
-        return max((_PATIENCE * duration.total_seconds() for duration in took), default=_UNKNOWN)
+        return max((_PATIENCE * duration.total_seconds() for duration in took if duration), default=_UNKNOWN)
 
     def _folder(self, name: str, number: int) -> Path:
         return self.out / name / f"{number:04d}"
 
-    def _record(self, name: str, number: int, params: Mapping[str, Any]) -> Record:
+    def _record(self, name: str, number: int, params: Settings) -> Record:
         variant = replace(self._variants[name], name=f"{name} search {number}")
         trial = Trial(self.recipe, variant, self.recipe.first_seed, self._values(params))
         record = Record.open(self._folder(name, number), trial)
         record.write()
         return record
 
-    def _distribution(self, space: Range | Choices) -> Any:
-        kinds = self._optuna.distributions
-        if isinstance(space, Choices):
-            return kinds.CategoricalDistribution([to_yaml(choice) for choice in space.choices])
-        if space.integer:
-            return kinds.IntDistribution(int(space.low), int(space.high), log=space.log)
-        return kinds.FloatDistribution(space.low, space.high, log=space.log)
+    def _distribution(self, space: Range | Choices) -> BaseDistribution:
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    def _values(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        if isinstance(space, Choices):
+            return CategoricalDistribution([to_yaml(choice) for choice in space.choices])
+        if space.integer:
+            return IntDistribution(int(space.low), int(space.high), log=space.log)
+        return FloatDistribution(space.low, space.high, log=space.log)
+
+    def _values(self, params: Settings) -> dict[str, JsonValue]:
         values = dict(params)
         for key, space in self.search.space.items():
             if isinstance(space, Choices):
@@ -220,20 +225,18 @@ class SettingsSearch:
         return self.search.metric or "loss"
 
     def _score(self, record: Record) -> float:
-        """The validation of the checkpoint that was kept; over folds and seeds the mean."""
+        """Validation metric of the kept checkpoint, the mean over folds and seeds."""
         folder = record.path_of(self.stage)
-        single = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        several = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("trials/*/result.json")]
-        values = [_validation(result["summary"], self._measure()) for result in several]
-        values = values or [_validation(single, self._measure())]
-        return sum(values) / len(values)
+        several = [read_object(path)["summary"] for path in folder.glob("trials/*/result.json")]
+        results = several or [read_object(folder / "result.json")]
+        return fmean(_validation(result, self._measure()) for result in results)
 
 
-def search_settings(recipe: CompareRecipe, runner: Runner, *, retry_failed: bool = False) -> dict[str, dict[str, Any]]:
-    """Search with ``runner`` until every line has had its trials; the best settings of each, by key.
+def search_settings(recipe: CompareRecipe, runner: Runner, *, retry_failed: bool = False) -> dict[str, Settings]:
+    """Run the trials of every variant's search; returns the best settings by variant.
 
-    They are written to ``search/found.json``, and what that has of this search stands: trials were begun with it, and
-    a study that others work on may have found better since. ``retry_failed`` is for a search that is not in it.
+    They are written to ``search/found.json`` and then stay: trials were started with them, although a study with other
+    runners may have found better ones since. ``retry_failed`` applies to searches that are not in the file.
 
     Raises:
         UserError: see `SettingsSearch`; the runner was stopped.
@@ -254,11 +257,11 @@ def search_settings(recipe: CompareRecipe, runner: Runner, *, retry_failed: bool
         runner.run(feed, total=left * searching.search.trials)
         write_text(path, json.dumps(known | searching.found(), indent=1))
         known = _known(recipe, path)
-    return {name: dict(results["settings"]) for name, results in known.items()}
+    return {name: as_tree(results["settings"]) for name, results in known.items()}
 
 
-def _known(recipe: CompareRecipe, path: Path) -> dict[str, Any]:
-    """By line, what was found in this very search."""
+def _known(recipe: CompareRecipe, path: Path) -> dict[str, dict[str, JsonValue]]:
+    """Results of this search, by variant."""
     results = read_optional(path)
     names = [variant.name for variant in variants(recipe)]
     return {
@@ -266,24 +269,24 @@ def _known(recipe: CompareRecipe, path: Path) -> dict[str, Any]:
     }
 
 
-def _validation(result: Mapping[str, Any], measure: str) -> float:
-    """A measure of the validation of a run, never of its test; NaN where it could not be measured there.
+def _validation(result: Mapping[str, JsonValue], metric: str) -> float:
+    """A validation metric of a run, never of its test; NaN if it was undefined.
 
     Raises:
-        UserError: it has no such measure.
+        UserError: the validation has no such metric.
     """
-    metrics = dict(result.get("validation_metrics") or {})
-    metrics.setdefault("loss", metrics.get("log_loss", result["validation"]["loss"]))
+    metrics = dict(as_tree(result.get("validation_metrics")))
+    metrics.setdefault("loss", metrics.get("log_loss", as_tree(result["validation"])["loss"]))
     numbers = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
-    if measure not in numbers:
+    if metric not in numbers:
         available = ", ".join(sorted(numbers))
-        raise UserError(f"search.metric={measure!r} is not measured on the validation; there are: {available}")
-    value = numbers[measure]
+        raise UserError(f"search.metric={metric!r} is not a metric of the validation; choose one of: {available}")
+    value = numbers[metric]
     return math.nan if value is None else float(value)
 
 
 def _digest(recipe: CompareRecipe, name: str) -> str:
-    """Of what makes a study: all but how often and where it is run."""
+    """Digest of everything that defines a study, without the number of trials and the storage."""
     kept = recipe.model_dump(
         mode="json", exclude={"description", "seeds", "max_parallel", "benchmark", "variations", "search"}
     )
@@ -296,6 +299,6 @@ def _digest(recipe: CompareRecipe, name: str) -> str:
 
 
 def _identity(recipe: CompareRecipe, name: str) -> str:
-    """Of a study that has had its trials."""
+    """Identifier of a complete study."""
     assert recipe.search is not None
     return f"{_digest(recipe, name)}-{recipe.search.trials}"

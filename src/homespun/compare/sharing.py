@@ -1,13 +1,12 @@
-"""What trials share: a pretraining that would be the same, to the setting and the seed; the baselines of a task."""
+"""Work that trials share: equal pretraining, and the baselines of a task."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from homespun.commands.baselines import baseline_settings
 from homespun.commands.recipe import finetune_recipe
@@ -21,80 +20,80 @@ _STAGE = "pretrain"
 
 
 class Sharing:
-    """Whose pretraining each trial has.
+    """Assigns trials whose pretraining has equal settings and seed to one run.
 
-    What is shared stays so for as long as it can be had, and a run of one's own is kept. A trial that has neither is
-    given a run that is finished, else one that is begun, else that of the first which would begin one.
+    A trial that shares a run keeps it while it exists, and a trial with a run keeps that. The others get a
+    finished run, else a started one, else the run of the first trial that would start one.
     """
 
     def __init__(self) -> None:
-        self._records: dict[str, Record] = {}  # by place
+        self._records: dict[str, Record] = {}  # by folder
         self._owners: dict[tuple[object, ...], Record] = {}
 
     def add(self, records: Sequence[Record]) -> None:
-        """More trials: sets ``path`` and ``shared_with`` of their pretraining, and writes nothing."""
+        """Add trials: sets ``path`` and ``shared_with`` of their pretraining, and writes nothing."""
         self._records |= {record.trial.subfolder: record for record in records}
         records = [record for record in records if record.trial.pretraining is not None]
         for record in filter(self._is_lost, records):
-            del record.stage(_STAGE)["shared_with"]
-            record.stage(_STAGE).update(path=_STAGE, finished=False)
-        lenders = {record.stage(_STAGE).get("shared_with") for record in records}
-        own = [record for record in records if "shared_with" not in record.stage(_STAGE) and not _is_over(record)]
-        kept = {r.trial.subfolder for r in own if r.trial.subfolder in lenders or (r.folder / _STAGE).is_dir()}
+            result = record.stage(_STAGE)
+            result.shared_with, result.path, result.finished = None, _STAGE, False
+            result.model_fields_set.discard("shared_with")  # no key in the file
+        owners = {record.stage(_STAGE).shared_with for record in records}
+        own = [record for record in records if record.stage(_STAGE).shared_with is None and not _is_over(record)]
+        kept = {r.trial.subfolder for r in own if r.trial.subfolder in owners or (r.folder / _STAGE).is_dir()}
         for record in sorted(own, key=lambda r: (not r.is_finished(_STAGE), r.trial.subfolder not in kept)):
-            owner = self._owners.setdefault(_pretraining_key(record), record)
+            stage = record.trial.pretraining
+            assert stage is not None
+            owner = self._owners.setdefault((stage.recipe, stage.start_from, stage.vectors, stage.settings), record)
             if owner is not record and record.trial.subfolder not in kept:
-                path = os.path.relpath(owner.path_of(_STAGE), record.folder)
-                record.stage(_STAGE).update(path=path, shared_with=owner.trial.subfolder)
+                result = record.stage(_STAGE)
+                result.path = os.path.relpath(owner.path_of(_STAGE), record.folder)
+                result.shared_with = owner.trial.subfolder
 
     def owner(self, record: Record) -> Record:
-        """Who makes the pretraining of a trial that shares it."""
-        return self._records[record.stage(_STAGE)["shared_with"]]
+        """The trial that runs the pretraining of a trial that shares it."""
+        owner = record.stage(_STAGE).shared_with
+        assert owner is not None
+        return self._records[owner]
 
     def _is_lost(self, record: Record) -> bool:
-        """Whether it waits for what nobody makes any more: that trial, or its run, was deleted."""
-        owner = record.stage(_STAGE).get("shared_with")
+        """True if a trial waits for a run whose trial or folder was deleted."""
+        owner = record.stage(_STAGE).shared_with
         if owner is None or record.status == "done" or record.is_finished(_STAGE):
             return False
         return owner not in self._records or _is_over(self._records[owner])
 
 
 def _is_over(record: Record) -> bool:
-    """Whether it is done, and its pretraining is gone: there is none to share, and it needs none."""
+    """True if a trial is done and its pretraining was deleted, so that it neither needs nor offers one."""
     return record.status == "done" and not record.is_finished(_STAGE)
 
 
-def _pretraining_key(record: Record) -> tuple[object, ...]:
-    """Equal for trials that would pretrain alike."""
-    stage = record.trial.pretraining
-    assert stage is not None
-    return (stage.recipe, stage.start_from, stage.vectors, stage.settings)
-
-
 class Baselines:
-    """The baselines of each task: in ``baselines/TASK``; where trials are given other examples of it, or measured on
-    others, those of each such set behind the first, as ``TASK@2``. A folder that is there keeps what it is of.
+    """Baselines of each task, measured once for all trials with the same examples.
+
+    They are in ``baselines/TASK``; further sets of examples are in ``TASK@2``, ``TASK@3`` and so on.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._given: dict[str, dict[str, Any]] = {}  # by name
-        self._started: set[str] = set()  # or there before
+        self._settings: dict[str, Mapping[str, object]] = {}  # by folder name
+        self._started: set[str] = set()
 
     def add(self, records: Sequence[Record]) -> None:
-        """More trials: sets which ``baselines`` their tasks are set beside, and writes nothing.
+        """Add trials: sets ``baselines`` of their tasks, and writes nothing.
 
         Raises:
-            UserError: a result that is damaged, or of another version.
+            UserError: a result is damaged, or of another version.
         """
         for record in records:
             for stage in record.trial.stages:
                 if stage.kind == "finetune":
-                    record.stage(stage.name)["baselines"] = self._name(stage)
+                    record.stage(stage.name).baselines = self._name(stage)
 
     def measure_command(self, record: Record, stage: Stage) -> Command | None:
-        """What measures those of a task, when the first of its models is there; None: they are known, or begun."""
-        name = record.stage(stage.name)["baselines"]
+        """Command that measures the baselines of a task; None if they exist or are being measured."""
+        name = record.stage(stage.name).baselines or stage.name
         folder = self._folder / name
         if name in self._started:
             return None
@@ -108,17 +107,17 @@ class Baselines:
         return Command(tuple(arguments), self._folder / "logs" / f"{name}.log")
 
     def write_failure(self, name: str, why: str) -> None:
-        """Why there are none, for the report; it goes when they are begun anew."""
+        """Write why baselines could not be measured, for the report; the next attempt removes it."""
         (self._folder / name).mkdir(parents=True, exist_ok=True)
         write_text(self._folder / name / "why.txt", why)
 
     def _name(self, stage: Stage) -> str:
         requested = baseline_settings(finetune_recipe(stage.recipe, stage.settings))
         names = (stage.name if number == 1 else f"{stage.name}@{number}" for number in count(1))
-        return next(name for name in names if self._of(name, requested) == requested)
+        return next(name for name in names if self._settings_of(name, requested) == requested)
 
-    def _of(self, name: str, requested: dict[str, Any]) -> dict[str, Any]:
-        """What the folder of this name is of: where it does not say, of what it is asked for first."""
-        if name not in self._given:
-            self._given[name] = getattr(RunResult.read(self._folder / name / "result.json"), "of", requested)
-        return self._given[name]
+    def _settings_of(self, name: str, requested: Mapping[str, object]) -> Mapping[str, object]:
+        """Settings of a folder of baselines; those of the first request if it has none."""
+        if name not in self._settings:
+            self._settings[name] = getattr(RunResult.read(self._folder / name / "result.json"), "of", requested)
+        return self._settings[name]

@@ -1,4 +1,4 @@
-"""What a comparison runs: variations joined with a grid, each with every seed, each a row of stages."""
+"""Trials of a comparison: variations crossed with a grid, each with every seed; a trial is a list of stages."""
 
 from __future__ import annotations
 
@@ -9,32 +9,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
+from pydantic import JsonValue
 
-from homespun.compare.recipe import LONGEST, CompareRecipe, FinetuneStage, PretrainStage, Variation, flat
+from homespun.compare.recipe import LONGEST, CompareRecipe, Variation, flat
 from homespun.errors import UserError, nearest
 from homespun.training.config import Budget
 
 _RESERVED = {
-    "train.seed": "the comparison's `seeds` and `first_seed` say it",
-    "seeds": "the comparison's own `seeds` say it",
+    "train.seed": "`seeds` and `first_seed` of the comparison set it",
+    "seeds": "`seeds` of the comparison sets it",
     "baselines": "they are measured once for all trials",
 }
 
 
+Settings = Mapping[str, JsonValue]
+"""Values by dotted key, such as ``pretrain.train.batch_size``."""
+
+
 @dataclass(frozen=True)
 class Stage:
-    """One process of training.
+    """One training process.
 
     Args:
-        name: ``pretrain``, or the task's.
-        kind: which command it is.
+        name: ``pretrain``, or the name of the task.
+        kind: the command.
         recipe: its recipe.
-        start_from: the model it begins with; None: a fresh one, or that of the pretraining before it.
-        settings: ``KEY=VALUE`` changes to the recipe, later ones over earlier.
-        vectors: word vectors that its embeddings begin with; None: none.
+        start_from: initial model; None: a new one, or the result of the pretraining before it.
+        settings: ``KEY=VALUE`` changes to the recipe; later ones override earlier ones.
+        vectors: word vectors that initialise the embeddings.
     """
 
     name: str
@@ -47,55 +52,45 @@ class Stage:
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of the comparison, whatever the seed: a variation and one point of the grid."""
+    """A variation with one point of the grid, for all seeds."""
 
     name: str
     variation: Variation
-    varied: Mapping[str, Any]
+    varied: Settings
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One line with one seed. Its stages are made when they are asked for: so `check` can list the mistakes of all.
+    """A variant with one seed. Stages are built on first use, so that `check` can list the errors of all trials.
 
     Args:
         recipe: the comparison.
         variant: a variation and a point of the grid.
-        seed: of all its stages.
-        found: what a search found for the variant, by key.
+        seed: of all stages.
+        found: settings that a search found for the variant.
     """
 
     recipe: CompareRecipe
     variant: Variant
     seed: int
-    found: Mapping[str, Any] = field(default_factory=dict)
+    found: Settings = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """The line's."""
+        """Name of the variant."""
         return self.variant.name
 
     @property
-    def about(self) -> str:
-        """The variation's."""
-        return self.variant.variation.description
-
-    @property
-    def varied(self) -> dict[str, Any]:
-        """What the grid set, by key."""
-        return dict(self.variant.varied)
-
-    @property
     def subfolder(self) -> str:
-        """Where it lies below ``trials/``."""
+        """Path below ``trials/``."""
         return f"{self.name}/seed-{self.seed}"
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """What is run, one after the other.
+        """Stages in the order in which they run.
 
         Raises:
-            UserError: settings that are the comparison's own to make, or are of a stage that there is not.
+            UserError: settings that the comparison reserves, or of a stage that does not exist.
         """
         tasks = self.recipe.finetune
         for task in self.variant.variation.tasks:
@@ -103,22 +98,22 @@ class Trial:
                 raise UserError(f"no task {task!r}{nearest(task, tasks)}")
         stages = (*_pretraining(self), *(_finetuning(self, task) for task in tasks))
         if not stages:
-            raise UserError("it has no stage: it pretrains nothing, and there is no task in finetune")
+            raise UserError("no stage: give pretrain, or a task in finetune")
         return stages
 
     @property
     def settings(self) -> dict[str, list[str]]:
-        """By stage, as trial.json has them."""
+        """Settings by stage, as in ``trial.json``."""
         return {stage.name: list(stage.settings) for stage in self.stages}
 
     @property
     def pretraining(self) -> Stage | None:
-        """Its first stage, where that is pretraining."""
+        """The stage of pretraining, if there is one."""
         return next((stage for stage in self.stages if stage.kind == "pretrain"), None)
 
 
 def variants(recipe: CompareRecipe) -> list[Variant]:
-    """Variations joined with all combinations of the grid, in the order in which they are written."""
+    """Cross the variations with all points of the grid, in the order of the recipe."""
     result: dict[str, Variant] = {}
     labels = _labels(list(recipe.grid))
     for name, variation in (recipe.variations or {"": Variation()}).items():
@@ -131,13 +126,12 @@ def variants(recipe: CompareRecipe) -> list[Variant]:
     return list(result.values())
 
 
-def trials(recipe: CompareRecipe, *, found: Mapping[str, Mapping[str, Any]] | None = None) -> list[Trial]:
-    """Every line with every seed. The first seed of all comes first, so that a comparison that is stopped early has
-    something of everything.
+def trials(recipe: CompareRecipe, *, found: Mapping[str, Settings] | None = None) -> list[Trial]:
+    """Every variant with every seed; the first seed of all variants first, for comparisons that are stopped early.
 
     Args:
         recipe: the comparison.
-        found: by line, what a search found, by key.
+        found: settings that a search found, by variant.
     """
     every = variants(recipe)
     seeds = range(recipe.first_seed, recipe.first_seed + recipe.seeds)
@@ -145,7 +139,7 @@ def trials(recipe: CompareRecipe, *, found: Mapping[str, Mapping[str, Any]] | No
 
 
 def first_trials(trials: Sequence[Trial]) -> list[Trial]:
-    """Of every line the trial with the first seed; where there is a search, at the first point of its space."""
+    """Trials with the first seed; with a search, at the first point of its space."""
     return [
         trial if trial.recipe.search is None else replace(trial, found=trial.recipe.search.points()[0])
         for trial in trials
@@ -156,78 +150,84 @@ def first_trials(trials: Sequence[Trial]) -> list[Trial]:
 def _pretraining(trial: Trial) -> list[Stage]:
     recipe, variation, base = trial.recipe, trial.variant.variation, trial.recipe.pretrain
     if variation.start_from is not None or base is None:
-        if ignored := [*variation.pretrain, *_below("pretrain.", trial.varied)]:
-            raise UserError(f"it pretrains nothing, so {', '.join(ignored)} has no meaning; leave it out")
+        if ignored := [*variation.pretrain, *_below("pretrain.", trial.variant.varied)]:
+            raise UserError(f"without pretraining, {', '.join(ignored)} has no effect; leave it out")
         return []
-    parts = [base.settings, variation.pretrain, _below("pretrain.", {**trial.varied, **trial.found})]
+    parts = [base.settings, variation.pretrain, _below("pretrain.", {**trial.variant.varied, **trial.found})]
     settings = _joined(parts, recipe.budget)
-    given = _taken(settings, base, ("recipe", "start_from", "vectors"))
-    return [Stage("pretrain", "pretrain", settings=_closed(settings, trial.seed, recipe.budget), **given)]
+    name = _argument(settings, "recipe", base.recipe)
+    start_from, vectors = (_optional_argument(settings, key, getattr(base, key)) for key in ("start_from", "vectors"))
+    return [Stage("pretrain", "pretrain", name, start_from, _closed(settings, trial.seed, recipe.budget), vectors)]
 
 
 def _finetuning(trial: Trial, task: str) -> Stage:
     recipe, variation, base = trial.recipe, trial.variant.variation, trial.recipe.finetune[task]
-    chosen = {**trial.varied, **trial.found}
+    chosen = {**trial.variant.varied, **trial.found}
     parts = [base.settings, variation.finetune, variation.tasks.get(task, {})]
     parts += [_below("finetune.", chosen), _below(f"tasks.{task}.", chosen)]
-    # the budget is that of pretraining where there is any
+    # the budget applies to pretraining if there is any
     budget = recipe.budget if recipe.pretrain is None else None
     start_from = variation.start_from or recipe.start_from
     if start_from is None and recipe.pretrain is None:
         raise UserError(f"task {task} has no model; give start_from, or pretrain one")
     settings = _joined(parts, budget)
-    given = _taken(settings, base, ("recipe",))
-    # what a task must beat is measured once for all trials that are given the same examples
+    name = _argument(settings, "recipe", base.recipe)
+    # baselines are measured once for all trials with the same examples
     closed = (*_closed(settings, trial.seed, budget), "baselines=false")
-    return Stage(task, "finetune", start_from=start_from, settings=closed, **given)
+    return Stage(task, "finetune", name, start_from, closed)
 
 
-def _taken(settings: dict[str, Any], base: PretrainStage | FinetuneStage, keys: Sequence[str]) -> dict[str, Any]:
-    """What a stage is given beside settings, taken out of these where they have it."""
-    given = {key: settings.pop(key, getattr(base, key)) for key in keys}
-    for key, value in given.items():
-        if not isinstance(value, str) and (value is not None or key == "recipe"):
-            raise UserError(f"{key}={value!r} is neither a name nor a path; write one")
-    return given
+def _argument(settings: dict[str, JsonValue], key: str, default: JsonValue) -> str:
+    """Remove an argument of a stage from its settings."""
+    value = settings.pop(key, default)
+    if not isinstance(value, str):
+        raise UserError(f"{key}={value!r} must be a name or a path")
+    return value
 
 
-def _joined(parts: Sequence[Mapping[str, Any]], budget: Budget | None) -> dict[str, Any]:
-    """Settings, later ones over earlier: a key also goes over those below it."""
-    joined: dict[str, Any] = {}
+def _optional_argument(settings: dict[str, JsonValue], key: str, default: str | None) -> str | None:
+    if settings.get(key, default) is not None:
+        return _argument(settings, key, default)
+    settings.pop(key, None)
+    return None
+
+
+def _joined(parts: Sequence[Settings], budget: Budget | None) -> dict[str, JsonValue]:
+    """Join settings; later ones override earlier ones, and a key overrides the keys below it."""
+    joined: dict[str, JsonValue] = {}
     for part in parts:
         for key, value in flat(part).items():
             if key in _RESERVED:
                 raise UserError(f"leave {key} out, {_RESERVED[key]}")
             if budget is not None and f"{key}.".startswith("train.budget."):
                 raise UserError(
-                    f"{key} is not its own to choose, the budget is the same for all; leave it out, or leave the "
-                    f"comparison's `budget` out"
+                    f"{key} conflicts with `budget`, which is the same for all variations; leave out one of them"
                 )
             joined = {old: v for old, v in joined.items() if old != key and not old.startswith(f"{key}.")}
             joined[key] = value
     return joined
 
 
-def _closed(settings: Mapping[str, Any], seed: int, budget: Budget | None) -> tuple[str, ...]:
-    """As assignments, with what the comparison itself says last."""
-    own: dict[str, Any] = {"train.seed": seed}
+def _closed(settings: Settings, seed: int, budget: Budget | None) -> tuple[str, ...]:
+    """Settings as assignments, with the seed and budget of the comparison last."""
+    own: dict[str, object] = {"train.seed": seed}
     if budget is not None:
         own["train.budget"] = budget.model_dump(mode="json", exclude_none=True)
     return tuple(f"{key}={to_yaml(value)}" for key, value in {**settings, **own}.items())
 
 
-def _below(prefix: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
+def _below(prefix: str, chosen: Settings) -> dict[str, JsonValue]:
     return {key.removeprefix(prefix): value for key, value in chosen.items() if key.startswith(prefix)}
 
 
-def to_yaml(value: Any) -> str:
-    """A value as YAML on one line, as `homespun.config.override` reads it back."""
+def to_yaml(value: object) -> str:
+    """A value as YAML on one line, which `homespun.config.override` reads."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
     return str(text).strip().removesuffix("...").strip()
 
 
 def _labels(keys: Sequence[str]) -> list[str]:
-    """The end of each key, as much as no other key ends with."""
+    """Shortest unique end of each key."""
     return [next((end for end in _ends(key) if sum(end in _ends(other) for other in keys) == 1), key) for key in keys]
 
 
@@ -237,15 +237,15 @@ def _ends(key: str) -> list[str]:
 
 
 def _cut(title: str) -> str:
-    """A title as the name of a folder: one that is too long ends in a digest."""
+    """Shorten a title to a folder name; a cut one ends in a digest."""
     if len(title) <= LONGEST:
         return title
     digest = hashlib.blake2b(title.encode(), digest_size=4).hexdigest()
     return f"{title[: LONGEST - len(digest) - 1]}-{digest}"
 
 
-def _word(value: Any) -> str:
-    """A value of the grid in the name of a folder."""
+def _word(value: object) -> str:
+    """A value of the grid as part of a folder name."""
     if isinstance(value, Mapping):
         value = value.get("kind", "-".join(_word(v) for v in value.values()))
     if isinstance(value, list):

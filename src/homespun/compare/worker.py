@@ -1,7 +1,7 @@
-"""``python -m homespun.compare.worker VERB ...``: the command homespun, in a process that ends when its starter does.
+"""``python -m homespun.compare.worker VERB ...``: the homespun command in a process that ends with its parent.
 
-Whoever starts it keeps the other end of its standard input open, and writes nothing: the end of that input is the end
-of its starter, however that came. A process that outlives its runner would go on writing where the next runner works.
+The parent keeps the other end of standard input open and writes nothing, so that the input ends when the parent does.
+A process that outlived its runner would write into the folder of the next runner.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import threading
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def follow_starter() -> None:
-    """End at once when the starter does. On Linux the system sees to it too, should this process not get to run."""
+def exit_with_parent() -> None:
+    """End as soon as the parent does; on Linux the kernel also sends SIGKILL, for a process that hangs."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_watch, name="starter", daemon=True).start()
+    threading.Thread(target=_watch, name="parent", daemon=True).start()
 
 
 def _watch() -> None:
     while os.read(0, 1):
         pass
     if sys.platform != "win32" and os.getpgrp() == os.getpid():
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # with the processes that prepare its batches
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # with its loader processes
     os._exit(137)
 
 
 if __name__ == "__main__":
-    follow_starter()
+    exit_with_parent()
     runpy.run_module("homespun", run_name="__main__", alter_sys=True)
