@@ -16,16 +16,16 @@ SEEDS = 3
 """Trials of each variant before a mean is one of the page's findings without a caveat."""
 
 FINDINGS = (
-    ("tuning all weights is far above a layer on the frozen [CLS] (document 001)", "full", "frozen-linear"),
-    ("and above the best head on a frozen encoder (document 003)", "full", "frozen-"),
-    ("a head of filters beats a feed-forward one on a frozen encoder (document 003)", "frozen-cnn", "frozen-ffn"),
+    ("tuning all weights is far above a layer on the frozen [CLS] (Ondris)", "full", "frozen-linear"),
+    ("and above the best head on a frozen encoder (Geibel 2022)", "full", "frozen-"),
+    ("a head of filters beats a feed-forward one on a frozen encoder (Geibel 2022)", "frozen-cnn", "frozen-ffn"),
     (
-        "the last four layers into a BiLSTM are better than the last one alone (document 004, after Devlin et al.)",
+        "the last four layers into a BiLSTM are better than the last one alone (Babaei et al. 2022)",
         "last-four-bilstm",
         "frozen-bilstm",
     ),
     ("tuning all weights is still above that (the same)", "full", "last-four-bilstm"),
-    ("adapting to the domain's text first helps (document 003)", "adapted-full", "full"),
+    ("adapting to the domain's text first helps (Geibel 2022)", "adapted-full", "full"),
     ("the same of a frozen encoder", "adapted-frozen-mean", "frozen-mean"),
 )
 Trials = Mapping[str, Mapping[str, Any]]

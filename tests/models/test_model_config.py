@@ -107,9 +107,9 @@ def test_one_number_of_a_part_of_a_preset_changes_alone(preset: str, field: str,
     assert encoder(preset=preset, **{field: given}) == encoder(preset=preset).model_copy(update={field: changed})
 
 
-def test_the_manual_maps_the_hyper_parameters_of_document_000() -> None:
+def test_the_manual_maps_the_hyper_parameters_of_bierling() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "pretraining.md").read_text(encoding="utf-8")
-    rows = re.search(r"^\| document 000,.*?\n\n", text, re.M | re.S)
+    rows = re.search(r"^\| Bierling \(2024\),.*?\n\n", text, re.M | re.S)
     *settings, electra = re.findall(r"`((?:data|model|objective)[^`]*=[^`]*)`", rows[0])
     assert [setting.partition("=")[0].rpartition(".")[2] for setting in settings] == [
         *("patterns", "kind", "max_length", "max_position_embeddings"),
