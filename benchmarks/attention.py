@@ -37,7 +37,6 @@ from benchmarks.measure import (
     peak_bytes,
     peak_memory,
     seconds,
-    training_allocator,
 )
 from homespun.models.encoder import EncoderConfig
 from homespun.nn.masks import Mask
@@ -132,10 +131,9 @@ def _against_peers(options: argparse.Namespace, settings: Settings) -> dict[str,
     results: dict[str, dict[str, Any]] = {side: {} for side in (*sides, "ratios")}
     for name in [options.only] if options.only else [*ALONE] if options.alone else NAMES:
         contenders = {side: of for side, of in sides.items() if (name, side) != ("full", "careful_peer")}
-        contestants = {}
-        for side, (make, keep) in contenders.items():
-            with training_allocator() if keep else contextlib.nullcontext():
-                contestants[side] = ContestantProcess(_seconds, make, name, settings, keep)
+        contestants = {
+            side: ContestantProcess(_seconds, make, name, settings, keep) for side, (make, keep) in contenders.items()
+        }
         times = measure_interleaved(contestants, options.rounds)
         for side, contestant in contestants.items():
             contestant.close()
@@ -325,8 +323,7 @@ def _by_length(name: str, lengths: Sequence[int], settings: Settings, rounds: in
     found: dict[str, list[float]] = {"seconds": [], "peak_bytes": [], "added_bytes": []}
     for length in lengths:
         contenders = replace(settings, length=length)
-        with training_allocator():
-            seconds_a_step, short, peak = peak_memory(_at_length, name, contenders, rounds).result
+        seconds_a_step, short, peak = peak_memory(_at_length, name, contenders, rounds).result
         print(f"{name} {length}: {seconds_a_step:.4g} s, {peak / 1e9:.3g} GB", file=sys.stderr, flush=True)
         for values, value in zip(found.values(), (round(seconds_a_step, 5), peak, peak - short), strict=True):
             values.append(value)

@@ -13,7 +13,6 @@ besides, ``--clock processor`` counts the seconds of the processor in place of t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import ContestantProcess, measure_interleaved, training_allocator
+from benchmarks.measure import ContestantProcess, measure_interleaved
 from homespun.batch import Batch, RowSeed
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
@@ -46,10 +45,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--threads", type=int, default=2, help="of the processor (default: %(default)s)")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what a second is (default: %(default)s)")
     settings = vars(parser.parse_args(arguments))
-    contestants = {}
-    for name in CONTESTANTS:
-        with training_allocator() if name == "ours" else contextlib.nullcontext():
-            contestants[name] = ContestantProcess(turns, name, settings)
+    contestants = {name: ContestantProcess(turns, name, settings) for name in CONTESTANTS}
     try:
         rates = measure_interleaved(contestants, settings["rounds"])
         peaks = {name: contestant.peak for name, contestant in contestants.items()}

@@ -9,15 +9,12 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-
-from homespun.training.malloc import training_environment
 
 
 def machine() -> dict[str, Any]:
@@ -96,19 +93,6 @@ def _measured(pipe: Connection, function: Callable[..., Any], arguments: tuple[A
     before = peak_bytes()
     result = function(*arguments)
     pipe.send((before, peak_bytes(), result))
-
-
-@contextmanager
-def training_allocator() -> Iterator[None]:
-    """What is begun in here gets the heap that trainings have, who begin anew for it."""
-    before = dict(os.environ)
-    os.environ.update(training_environment(before))
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
 
 
 class ContestantProcess:

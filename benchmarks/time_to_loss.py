@@ -44,7 +44,6 @@ from homespun.objectives.mlm import MaskedLM
 from homespun.objectives.unigram_baseline import unigram_losses
 from homespun.report.plots import CARD, PALETTE, STYLE, End, label_ends, render
 from homespun.training.config import Budget, LinearSchedule
-from homespun.training.malloc import training_environment
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import EvalResult, evaluate_loss
@@ -117,7 +116,7 @@ def _started(trial: str, arguments: list[str], options: argparse.Namespace) -> d
     folder = options.out / name.replace("/", "_")
     file = folder / "trial.json"
     if not file.is_file():
-        environment = training_environment({**os.environ, "OMP_NUM_THREADS": str(options.threads)})
+        environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
         command = [sys.executable, "-m", "benchmarks", "time-to-loss", *arguments, "--trial", f"{trial}@{folder}"]
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

@@ -134,7 +134,6 @@ def test_old_commands_are_rejected(
 
 @pytest.mark.parametrize("old", FLAGS)
 def test_old_flags_are_rejected(old: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("homespun.cli.reexec_with_tunables", lambda: None)
     error = run_main(FLAGS[old], monkeypatch, capsys)
     assert re.fullmatch(rf"error: .*: {old} was renamed to {RENAMED_FLAGS[old]}\n", error)
 

@@ -39,9 +39,6 @@ from homespun.cli.show import show_app
 from homespun.cli.text import corpus_app, tokenizer_app
 from homespun.cli.vectors import vectors_app
 from homespun.errors import UserError, shorten_warnings
-from homespun.training.malloc import reexec_with_tunables
-
-_TRAINING = ("pretrain", "finetune", "distill", "quickstart")  # commands
 
 app = typer.Typer(
     name="homespun",
@@ -274,8 +271,6 @@ def doctor(as_json: Json = False) -> None:
 def main() -> NoReturn:
     """Run the command line; user errors print one line and exit with code 2, other errors keep their traceback."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    if sys.argv[1:2] and sys.argv[1] in _TRAINING:
-        reexec_with_tunables()
     shorten_warnings()
     try:
         app(standalone_mode=True)

@@ -6,7 +6,6 @@ steps alone. A mistake in the job is the last line of standard error, with exit 
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from homespun.errors import UserError
 from homespun.planning.predict import Workload
 from homespun.planning.rates import machine_rates, synchronize
 from homespun.training.devices import DistributedContext
-from homespun.training.malloc import disable_malloc_trim, training_environment
+from homespun.training.malloc import disable_malloc_trim
 from homespun.training.memory import PeakMemory
 from homespun.training.step import TrainingStep
 
@@ -102,7 +101,6 @@ def run_probe(job: ProbeJob) -> ProbeResult:
         done = subprocess.run(
             command,
             input=job.model_dump_json(),
-            env=training_environment(os.environ),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT,
