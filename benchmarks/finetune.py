@@ -27,8 +27,7 @@ from benchmarks.measure import seconds
 from homespun.batch import Batch, RowSeed
 from homespun.data.labels import LabelledRows, Labels, read_labelled_texts
 from homespun.data.loader import WINDOW, Loader
-from homespun.data.padding import pad
-from homespun.data.rows import Row
+from homespun.data.rows import Row, pad
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.tasks.classification import Classification

@@ -35,9 +35,9 @@ from homespun.objectives.denoising import Denoising
 from homespun.objectives.future_ngrams import FutureNgrams
 from homespun.objectives.gap_sentences import GapSentenceGeneration
 from homespun.objectives.span_corruption import SpanCorruption
-from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
+from homespun.text.vocabulary_extension import with_sentinels
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from homespun.errors import UserError
 from homespun.io.atomic import write_bytes
 from homespun.models.config import ModelConfig
 from homespun.objectives.mlm import MaskedLM
-from homespun.objectives.unigram_baseline import unigram_losses
+from homespun.objectives.protocol import unigram_losses
 from homespun.report.plots import CARD, PALETTE, STYLE, End, label_ends, render
 from homespun.training.config import Budget, LinearSchedule
 from homespun.training.run import Run
@@ -149,7 +149,7 @@ def _trial(options: argparse.Namespace) -> dict[str, Any]:
     curve = train(recipe, corpus, name, float(rate), options, Path(folder))
     held_out = _loaders(recipe, corpus)[1]
     objective = _measured(recipe).objective
-    losses = unigram_losses(objective, lambda: corpus.counts(0), held_out.once(), corpus.tokenizer)
+    losses = unigram_losses(objective.unigram_term, lambda: corpus.counts(0), held_out.once(), corpus.tokenizer)
     result = {
         "name": name,
         "seed": int(seed),

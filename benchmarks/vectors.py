@@ -19,11 +19,9 @@ from homespun.commands.preparation import reading
 from homespun.data.corpus import build_corpus
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
-from homespun.vectors.config import GloveConfig, Word2VecConfig
 from homespun.vectors.cooccurrence import count_pairs
 from homespun.vectors.evaluation import evaluate_vectors, read_lists
-from homespun.vectors.glove import Glove
-from homespun.vectors.word2vec import train_word2vec
+from homespun.vectors.training import Glove, GloveConfig, Word2VecConfig, train_word2vec
 from homespun.vectors.word_file import WordFile, write_words
 from homespun.vectors.word_vectors import WordVectors
 

@@ -10,9 +10,9 @@ from benchmarks import time_to_loss
 
 from homespun.commands.recipe import pretrain_recipe
 from homespun.data.corpus import build_corpus
-from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
+from homespun.text.vocabulary_extension import with_sentinels
 
 ARGUMENTS = ["spun-decoder", "qwen3", "--tokens", "1500", "--seeds", "2", "--rates", "1e-3", "2e-3"]
 TINY = ["--precision", "float32", "--set", "model.size=tiny", "train.batch_size=4"]

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.config import Config
 from homespun.data.labels import Labels
-from homespun.data.padding import pad
-from homespun.data.rows import Row
+from homespun.data.rows import Row, pad
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.model import Model

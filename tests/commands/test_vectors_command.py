@@ -223,8 +223,7 @@ def test_missing_gensim_fails_at_once(world: World, tmp_path: Path, monkeypatch:
 def test_word2vec_learns_what_gensim_does_of_lists(tmp_path: Path) -> None:
     """The way over numbers in a file and back gives every word its own vector."""
     pytest.importorskip("gensim")
-    from homespun.vectors.config import Word2VecConfig
-    from homespun.vectors.word2vec import train_word2vec
+    from homespun.vectors.training import Word2VecConfig, train_word2vec
     from homespun.vectors.word_file import WordFile
 
     draw = np.random.default_rng(0)

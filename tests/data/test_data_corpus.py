@@ -16,7 +16,7 @@ import pytest
 from made_up_texts import made_up
 
 from homespun.data import corpus as store
-from homespun.data import encoding
+from homespun.data import shards
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.errors import UserError
 from homespun.text.sources import Document
@@ -34,7 +34,7 @@ def killed_after(documents, count):
 @pytest.fixture
 def small_shards(monkeypatch):
     monkeypatch.setattr(store, "SHARD_TOKENS", 499)
-    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 700)
+    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 700)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -108,8 +108,8 @@ def test_the_store_is_small(tmp_path, tokenizer):
 def test_a_long_document_is_encoded_in_pieces_to_the_same_tokens(tmp_path, tokenizer, monkeypatch):
     text = "\n\n".join(d.text for d in made_up(113)) + "  and   spaces \t of all  kinds " * 20
     expected = tokenizer.encode_batch([text])[0]
-    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 97)
-    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 1009)
+    monkeypatch.setattr(shards, "PIECE_CHARACTERS", 97)
+    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 1009)
     seen = []
     encode = type(tokenizer).encode_batch
     monkeypatch.setattr(type(tokenizer), "encode_batch", lambda self, texts: seen.extend(texts) or encode(self, texts))
@@ -234,9 +234,9 @@ def test_a_real_kill_leaves_what_can_be_resumed(tmp_path, tokenizer):
         import sys, time
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from made_up_texts import made_up
-        from homespun.data import corpus as store, encoding
+        from homespun.data import corpus as store, shards
         from homespun.text.tokenizer import Tokenizer
-        store.SHARD_TOKENS, encoding.BATCH_CHARACTERS = 499, 700
+        store.SHARD_TOKENS, shards.BATCH_CHARACTERS = 499, 700
         def slowly():
             for i, document in enumerate(made_up(101)):
                 if i == 70:

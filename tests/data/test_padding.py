@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from homespun.data.padding import pad
-from homespun.data.rows import Row
+from homespun.data.rows import Row, pad
 
 PAD = 3
 

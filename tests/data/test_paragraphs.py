@@ -6,8 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from homespun.data.paragraphs import Paragraphs, rank_paragraphs
-from homespun.data.source_target import SourceTargetPair, SourceTargetRows, SourceTargetTemplate, read_source_target
+from homespun.data.source_target import (
+    Paragraphs,
+    SourceTargetPair,
+    SourceTargetRows,
+    SourceTargetTemplate,
+    rank_paragraphs,
+    read_source_target,
+)
 from homespun.text.tokenizer import Tokenizer
 
 LINES = ["the team won the match", "profit rose in the quarter", "soup and bread", "the market and the profit fell"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from homespun.batch import Batch
 from homespun.hf.open import open_huggingface
-from homespun.objectives.decoder_loss import StreamWeights, decoder_loss
+from homespun.objectives.seq2seq import StreamWeights, decoder_loss
 
 transformers = pytest.importorskip("transformers")
 

@@ -15,9 +15,8 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import models, pre_tokenizers, processors, trainers
 
 from homespun.data.labels import LabelledRows, Labels
-from homespun.data.padding import pad
 from homespun.data.question_answering import Question, QuestionRows, question_batch
-from homespun.data.rows import Rows
+from homespun.data.rows import Rows, pad
 from homespun.data.token_labels import TaggedWords, TokenLabelRows
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_model

@@ -6,8 +6,7 @@ import stat
 import pytest
 
 from homespun.errors import UserError
-from homespun.io.atomic import atomic_path, write_bytes, write_text
-from homespun.io.digests import file_digest
+from homespun.io.atomic import atomic_path, file_digest, write_bytes, write_text
 from homespun.io.json import read_json, read_object, read_optional
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from homespun.attention.paragraphs import ParagraphsAttentionConfig
 from homespun.attention.spec import AttentionSpec
-from homespun.data.padding import pad
-from homespun.data.rows import Row
+from homespun.data.rows import Row, pad
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder
 from homespun.models.config import ModelConfig

@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from homespun.attention import AttentionConfig
-from homespun.data.padding import pad
-from homespun.data.rows import Row
+from homespun.data.rows import Row, pad
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder
 from homespun.models.config import ModelConfig, TokenHeadConfig

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from homespun.batch import Batch
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.objectives.decoder_loss import StreamWeights
 from homespun.objectives.future_ngrams import FutureNgrams, choose_fragments
-from homespun.objectives.seq2seq import Seq2SeqObjective
+from homespun.objectives.seq2seq import Seq2SeqObjective, StreamWeights
 from homespun.text.tokenizer import Tokenizer
 
 

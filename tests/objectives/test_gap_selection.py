@@ -10,6 +10,7 @@ from benchmarks.lra.fixed_vocabularies import word_tokenizer
 from homespun.objectives.gap_selection import (
     COUNTINGS,
     PrincipalSelector,
+    WordHashes,
     count_words,
     score_independently,
     select_independent,
@@ -17,7 +18,6 @@ from homespun.objectives.gap_selection import (
     select_random,
     select_sequential,
 )
-from homespun.text.word_hashes import WordHashes
 
 VOCABULARY = [f"w{number}" for number in range(23)]
 TOKENIZER = word_tokenizer([*VOCABULARY, "."])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from homespun.objectives.masking import choose_positions, replace
+from homespun.objectives.mlm import choose_positions, replace
 
 VOCAB, SPECIALS, MASK = 53, 5, 4
 SPECIAL = np.arange(VOCAB) < SPECIALS

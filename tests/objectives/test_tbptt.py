@@ -11,10 +11,9 @@ from torch import nn
 
 from homespun.batch import Batch
 from homespun.data.loader import Loader
-from homespun.data.tbptt_rows import TbpttRows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
-from homespun.objectives.tbptt import StatefulCausalLM, StatefulCausalLMObjective
+from homespun.objectives.tbptt import StatefulCausalLM, StatefulCausalLMObjective, TbpttRows
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
 from homespun.training.run import Run

@@ -9,16 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homespun.objectives.text_corruption import (
-    choose_spans,
-    count_noise_and_spans,
-    cut_out,
-    delete_tokens,
-    infill,
-    mask_tokens,
-    permute_sentences,
-    rotate,
-)
+from homespun.objectives.denoising import delete_tokens, infill, mask_tokens, permute_sentences, rotate
+from homespun.objectives.span_corruption import choose_spans, count_noise_and_spans, cut_out
 
 MASK = 4
 lengths = st.integers(0, 67)

@@ -16,7 +16,7 @@ from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.electra import Electra
 from homespun.objectives.elmo import BiLM
 from homespun.objectives.mlm import MaskedLM
-from homespun.objectives.unigram_baseline import unigram_losses
+from homespun.objectives.protocol import unigram_losses
 from homespun.text.tokenizer import Tokenizer
 
 SHARES = np.arange(1.0, len(WORDS) + 1) / sum(range(1, len(WORDS) + 1))
@@ -71,7 +71,7 @@ def test_it_is_what_a_table_of_what_stands_there_comes_to(
         label_counts(batches_of(objective, tokenizer, rows=10_000, seed=1), tokenizer.vocab_size, causal=causal) + 0.01
     )
     held_out = batches_of(objective, tokenizer, rows=2_000, seed=2)
-    guess = unigram_losses(objective, lambda: counted(tokenizer), held_out, tokenizer)
+    guess = unigram_losses(objective.unigram_term, lambda: counted(tokenizer), held_out, tokenizer)
     tests = label_counts(held_out, tokenizer.vocab_size, causal=causal)
     best = -(tests * (table / table.sum(1, keepdim=True)).log()).sum() / tests.sum()
     assert guess == {term: pytest.approx(float(best), abs=0.01)}
@@ -81,7 +81,7 @@ def test_it_is_the_entropy_of_the_words_where_all_are_masked(tokenizer: Tokenize
     objective = MaskedLM(mask_share=1.0, random_share=0.0)
     held_out = batches_of(objective, tokenizer, rows=4_000, seed=3)
     entropy = -sum(share * math.log(share) for share in SHARES)
-    guess = unigram_losses(objective, lambda: counted(tokenizer), held_out, tokenizer)
+    guess = unigram_losses(objective.unigram_term, lambda: counted(tokenizer), held_out, tokenizer)
     assert guess == {"mlm": pytest.approx(entropy, abs=0.01)}
 
 
@@ -89,7 +89,7 @@ def test_a_word_that_training_never_had_costs_no_infinity(tokenizer: Tokenizer) 
     never = np.zeros(tokenizer.vocab_size, np.int64)
     for objective in (MaskedLM(), Electra(), CausalLM()):
         held_out = batches_of(objective, tokenizer, rows=50, seed=4)
-        (loss,) = unigram_losses(objective, lambda: never, held_out, tokenizer).values()
+        (loss,) = unigram_losses(objective.unigram_term, lambda: never, held_out, tokenizer).values()
         assert 0 < loss < 10
 
 
@@ -97,4 +97,4 @@ def test_other_objectives_have_none_and_the_corpus_is_not_read_for_them(tokenize
     def counts() -> np.ndarray:
         raise AssertionError("the corpus was read")
 
-    assert unigram_losses(BiLM(), counts, [], tokenizer) == {}
+    assert unigram_losses(BiLM().unigram_term, counts, [], tokenizer) == {}

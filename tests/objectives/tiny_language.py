@@ -16,8 +16,8 @@ from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.recurrent import RecurrentConfig
-from homespun.text.sentinels import with_sentinels
 from homespun.text.tokenizer import Tokenizer
+from homespun.text.vocabulary_extension import with_sentinels
 
 WORDS = [chr(letter) * 2 for letter in range(ord("a"), ord("a") + 24)]
 UNIGRAM_ENTROPY = math.log(len(WORDS))  # all words are equally frequent

@@ -8,8 +8,8 @@ import torch
 from pydantic import ValidationError
 
 from homespun.batch import Batch, RowSeed
+from homespun.data.labels import RegressionRows, parse_numbers
 from homespun.data.long_inputs import ChunkMean, ChunkPool
-from homespun.data.regression import RegressionRows, parse_numbers
 from homespun.data.rows import Row, SubsetRows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from homespun.errors import UserError
-from homespun.text.sentinels import with_sentinels
 from homespun.text.tokenizer import KINDS, Kind, Tokenizer
-from homespun.text.vocabulary_extension import extend, find_added_tokens
+from homespun.text.vocabulary_extension import extend, find_added_tokens, with_sentinels
 
 TEXTS = [
     "The market rose and fell, while rates held steady in a quiet week of trade between two old houses.",

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from benchmarks.lra.fixed_vocabularies import byte_tokenizer
 
+from homespun.objectives.gap_selection import WordHashes
 from homespun.text.tokenizer import KINDS, Kind, Tokenizer
-from homespun.text.word_hashes import WordHashes
 
 TEXT = (
     "The mat (a red mat) lay on the well-known unbelievable floor. Mat and mat's cousin, "

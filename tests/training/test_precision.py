@@ -9,9 +9,8 @@ from torch import nn
 from training_parts import Objective, events, make_trainer, train_config
 
 from homespun.training import precision
-from homespun.training.budget import Limits
 from homespun.training.checkpoint import read_state, write_checkpoint
-from homespun.training.config import Budget
+from homespun.training.config import Budget, Limits
 from homespun.training.precision import MIN_SPEEDUP, Precision, choose_precision, product_rates
 
 CPU = torch.device("cpu")

@@ -1,7 +1,6 @@
 import pytest
 
-from homespun.training.budget import Limits, Progress
-from homespun.training.config import Budget
+from homespun.training.config import Budget, Limits, Progress
 
 
 def limits(**budget):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from training_parts import Objective, events, make_trainer, train_config, without_clock
 
 from homespun.training.config import Budget
-from homespun.training.signals import Interruption
+from homespun.training.processes import Interruption
 from homespun.training.trainer import Interrupted
 
 SCRIPT = str(Path(__file__).with_name("training_script.py"))

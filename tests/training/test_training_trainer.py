@@ -12,11 +12,9 @@ from training_parts import ROWS, Objective, TinyRows, collate, events, make_trai
 from homespun.batch import Loss, Term
 from homespun.errors import NotFinite, UserError
 from homespun.models.encoder import EncoderConfig
-from homespun.training.budget import Limits
-from homespun.training.config import Budget, LinearSchedule
-from homespun.training.devices import has_lstm, is_worth_compiling, resolve_dtype
+from homespun.training.config import Budget, Limits, LinearSchedule
+from homespun.training.devices import PeakMemory, has_lstm, is_worth_compiling, resolve_dtype
 from homespun.training.malloc import trim_malloc
-from homespun.training.memory import PeakMemory
 from homespun.training.validation import EvalResult, evaluate_loss
 
 CPU = torch.device("cpu")

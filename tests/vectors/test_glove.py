@@ -8,7 +8,7 @@ import torch
 from tiny_corpus import ANIMALS, OF_ANIMALS, OF_TOOLS, TOOLS, corpus_of, two_topics
 
 from homespun.vectors.cooccurrence import Cooccurrence, count_pairs
-from homespun.vectors.glove import Glove
+from homespun.vectors.training import Glove
 from homespun.vectors.word_file import WordFile, write_words
 from homespun.vectors.word_vectors import WordVectors
 

@@ -7,8 +7,7 @@ import pytest
 
 from homespun.errors import UserError
 from homespun.vectors.evaluation import evaluate_vectors, read_lists
-from homespun.vectors.projection import frequent_words, project_2d
-from homespun.vectors.word_vectors import WordVectors
+from homespun.vectors.word_vectors import WordVectors, frequent_words, project_2d
 
 # a small world in which differences are meanings: (royal, woman, city)
 TABLE = {

@@ -97,7 +97,7 @@ def vectors_map(
     """Plot words in two dimensions."""
     from homespun.cli.options import check_choice
     from homespun.commands.vectors import map_vectors
-    from homespun.vectors.projection import PROJECTIONS
+    from homespun.vectors.word_vectors import PROJECTIONS
 
     print_result(
         map_vectors(

@@ -14,8 +14,7 @@ from torch import Tensor
 from homespun.commands.adaptation import Start
 from homespun.config import Tree
 from homespun.data.corpus import Corpus
-from homespun.data.padding import pad
-from homespun.data.rows import Row, Rows
+from homespun.data.rows import Row, Rows, pad
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object
 from homespun.models.backbone import Backbone, Encoder

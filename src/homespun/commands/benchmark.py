@@ -12,8 +12,7 @@ import torch
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.bundle import ModelBundle
-from homespun.training.devices import DistributedContext
-from homespun.training.memory import PeakMemory
+from homespun.training.devices import DistributedContext, PeakMemory
 
 _LEAST, _MOST, _SECONDS = 3, 50, 0.5  # passes a length, and for how long they go on
 

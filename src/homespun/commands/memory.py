@@ -19,8 +19,7 @@ from homespun.planning.rates import Rates, machine_rates, save_rates
 from homespun.planning.tracer import StepTracer
 from homespun.report import formats
 from homespun.report.console import Display
-from homespun.training.budget import Limits
-from homespun.training.config import TrainConfig
+from homespun.training.config import Limits, TrainConfig
 from homespun.training.devices import DistributedContext
 from homespun.training.precision import choose_precision
 

@@ -14,8 +14,7 @@ from homespun.hf.open import open_model
 from homespun.metrics.classification import Metrics
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.config import stored_task
-from homespun.tasks.files import prefix_errors
-from homespun.tasks.protocol import Task
+from homespun.tasks.protocol import Task, prefix_errors
 from homespun.text.sources import ReadProgress, read_records
 
 _BATCH = 32

@@ -22,7 +22,7 @@ from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.planning.budget import TOKENS_PER_PARAMETER, BudgetForecast, epochs_warning, forecast_budget, in_millions
 from homespun.planning.forecast import LossForecast, forecast_loss
 from homespun.training.config import Soap, TrainConfig
-from homespun.training.soap import LAST_EARLY_STEP, MAX_SIDE
+from homespun.training.optim import LAST_EARLY_STEP, MAX_SIDE
 
 _UNPLANNED_SECONDS = 60.0  # a budget of time that is not worth the seconds of a plan
 _TOO_FEW = 1.0  # tokens a parameter

@@ -13,10 +13,9 @@ from homespun.data.labels import get_text
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.text.clean import ExactDuplicates, NearDuplicates, normalise
-from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document, ReadProgress, digest_files, read_documents, read_records
 from homespun.text.tokenizer import Kind, Tokenizer
-from homespun.text.vocabulary_extension import Word, extend
+from homespun.text.vocabulary_extension import Word, extend, with_sentinels
 
 Duplicates = Literal["keep", "exact", "near"]
 
@@ -127,7 +126,7 @@ def train_tokenizer(
     """Train a tokenizer on what is read, and save it in the folder ``out``.
 
     Args:
-        sentinels: how many of its tokens stand for what T5 cuts out of a text (`homespun.text.sentinels`).
+        sentinels: how many of its tokens stand for what T5 cuts out of a text (`homespun.text.vocabulary_extension`).
 
     Raises:
         UserError: nothing to read, a vocabulary larger than the text allows, or ``out`` holds something else.
@@ -155,7 +154,7 @@ def extend_tokenizer(
 
     Args:
         reading: where the words are taken from; None: no words are added.
-        sentinels: how many to add behind them (`homespun.text.sentinels`).
+        sentinels: how many to add behind them (`homespun.text.vocabulary_extension`).
 
     Raises:
         UserError: nothing to add, no tokenizer there, too few words, or ``out`` holds something else.

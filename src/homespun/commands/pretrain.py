@@ -33,7 +33,7 @@ from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.models.weight_transfer import TransferReport
-from homespun.objectives.unigram_baseline import unigram_losses
+from homespun.objectives.protocol import unigram_losses
 from homespun.planning.budget import SizeChoice
 from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
@@ -309,14 +309,14 @@ def _save(run: Run, setup: _Setup, inputs: _Inputs) -> Tree:
 
 def _summarise(run: Run, setup: _Setup, inputs: _Inputs, trainer: Trainer, held_out: Loader) -> Tree:
     """Metrics, sizes and unigram baseline of a finished run."""
-    corpus, objective = inputs.corpus, setup.recipe.objective
+    corpus, term = inputs.corpus, setup.recipe.objective.unigram_term
     parameters = sum(p.numel() for p in setup.export_model()[0].parameters())
     result = summarise(run.path, kind="pretrain", parameters=parameters, precision=trainer.precision)
     result |= {"plan": setup.plan} if setup.plan else {}
     result |= {} if setup.size is None else {"size": size_to_dict(setup.size)}
     return result | {
         "trained_parameters": sum(p.numel() for p in setup.objective.parameters()),
-        "frequencies": unigram_losses(objective, lambda: corpus.counts(0), held_out.once(), corpus.tokenizer),
+        "frequencies": unigram_losses(term, lambda: corpus.counts(0), held_out.once(), corpus.tokenizer),
         "corpus": {
             "documents": len(corpus),
             "tokens": corpus.num_tokens,

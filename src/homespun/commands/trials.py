@@ -17,8 +17,7 @@ from homespun.data.splits import stratified_folds, stratified_order, stratified_
 from homespun.errors import UserError
 from homespun.io.atomic import atomic_path, write_text
 from homespun.metrics.classification import Metrics, summarise
-from homespun.tasks.files import prefix_errors
-from homespun.tasks.protocol import Task
+from homespun.tasks.protocol import Task, prefix_errors
 
 PREDICTIONS = "predictions"
 Rows = NDArray[np.int64]

@@ -24,16 +24,13 @@ from homespun.models.config import ModelConfig
 from homespun.report.console import Display
 from homespun.report.embedding_plot import draw_embeddings
 from homespun.text.tokenizer import Tokenizer
-from homespun.vectors.config import GloveConfig, VectorsConfig, Word2VecConfig
 from homespun.vectors.cooccurrence import count_pairs
 from homespun.vectors.embedding_init import init_embeddings
 from homespun.vectors.evaluation import evaluate_vectors, read_lists
-from homespun.vectors.glove import Glove
-from homespun.vectors.projection import PROJECTIONS, Projection, frequent_words, project_2d
 from homespun.vectors.store import check_output_path, open_vectors, save_vectors
-from homespun.vectors.word2vec import require_gensim, train_word2vec
+from homespun.vectors.training import Glove, GloveConfig, VectorsConfig, Word2VecConfig, require_gensim, train_word2vec
 from homespun.vectors.word_file import OnProgress, WordFile, write_words
-from homespun.vectors.word_vectors import WordVectors
+from homespun.vectors.word_vectors import PROJECTIONS, Projection, WordVectors, frequent_words, project_2d
 
 METHODS = ("word2vec", "glove")
 
@@ -185,7 +182,7 @@ def map_vectors(
         out: the picture.
         words: which; or
         top: so many of the most frequent that have a letter in them.
-        method: see `homespun.vectors.projection.project_2d`.
+        method: see `homespun.vectors.word_vectors.project_2d`.
         seed: of what is drawn at random.
 
     Raises:

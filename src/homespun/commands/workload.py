@@ -29,9 +29,9 @@ from homespun.planning.budget import DatasetSize
 from homespun.planning.predict import Workload
 from homespun.planning.tracer import StepTracer
 from homespun.tasks.protocol import Task, TrainingSetup
-from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
+from homespun.text.vocabulary_extension import with_sentinels
 from homespun.training.config import TrainConfig
 
 M = TypeVar("M", bound=nn.Module)

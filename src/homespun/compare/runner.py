@@ -21,7 +21,7 @@ from homespun.compare.trials import Stage, trials
 from homespun.comparison_results import InferenceCost
 from homespun.errors import UserError
 from homespun.report.console import Display, ProgressTask
-from homespun.training.signals import Interruption
+from homespun.training.processes import Interruption
 
 logger = logging.getLogger(__name__)
 

@@ -21,12 +21,10 @@ from typing import Protocol
 import numpy as np
 
 from homespun.config import Tree
-from homespun.data.encoding import Encoded, encode_documents
 from homespun.data.order import keys
-from homespun.data.shards import Shard, ShardBuffer, ShardRecord
+from homespun.data.shards import Encoded, Shard, ShardBuffer, ShardRecord, encode_documents
 from homespun.errors import UserError
-from homespun.io.atomic import TEMPORARY, remove, write_text
-from homespun.io.digests import file_digest
+from homespun.io.atomic import TEMPORARY, file_digest, remove, write_text
 from homespun.text.clean import splitmix64
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from homespun.data.long_inputs import TRUNCATE, LongInputs
-from homespun.data.rows import Row
+from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.text.formats import Record
 from homespun.text.sources import read_records
@@ -352,3 +353,47 @@ def label_name(value: object) -> str:
 def _label_set(value: object, separator: str) -> tuple[str, ...]:
     parts = value if isinstance(value, Sequence) and not isinstance(value, str) else label_name(value).split(separator)
     return tuple(dict.fromkeys(name for name in map(label_name, parts) if name))
+
+
+def parse_numbers(labels: Sequence[str]) -> NDArray[np.float64]:
+    """``labels`` as numbers.
+
+    Raises:
+        UserError: a label is not a finite number.
+    """
+    numbers = np.empty(len(labels))
+    for place, label in enumerate(labels):
+        try:
+            numbers[place] = float(label)
+        except ValueError:
+            numbers[place] = math.nan
+        if not math.isfinite(numbers[place]):
+            raise UserError(
+                f"row {place + 1} has {str(label)!r} where a number must be; correct it, name another data.label, "
+                f"or set objective.kind=classification"
+            )
+    return numbers
+
+
+class RegressionRows:
+    """Rows with a number each as label; NaN: not known.
+
+    Args:
+        rows: the rows.
+        numbers: (rows,).
+        counts: for the result file.
+    """
+
+    def __init__(self, rows: Rows, numbers: NDArray[np.float64], counts: dict[str, int]) -> None:
+        if len(rows) != len(numbers):
+            raise ValueError(f"{len(rows)} rows but {len(numbers)} numbers")
+        self.rows = rows
+        self.numbers = numbers
+        self.counts = counts
+        self.lengths: NDArray[np.int64] = rows.lengths
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return dataclasses.replace(self.rows[index], label=float(self.numbers[index]))

@@ -17,8 +17,7 @@ from pydantic import Field
 
 from homespun.batch import Batch
 from homespun.config import Config, validate
-from homespun.data.padding import pad
-from homespun.data.rows import Row
+from homespun.data.rows import Row, pad
 from homespun.text.tokenizer import TokenIds as Ids
 
 Chunks = Annotated[int, Field(ge=1, le=1024, description="at most so many a text; tokens beyond them are left out")]

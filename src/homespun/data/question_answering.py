@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from homespun.batch import Batch
 from homespun.data.labels import get_field, read_rows
-from homespun.data.padding import pad
-from homespun.data.rows import Row
+from homespun.data.rows import Row, pad
 from homespun.data.token_labels import window_starts
 from homespun.errors import UserError
 from homespun.text.formats import Record

@@ -30,7 +30,7 @@ from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
-from homespun.text.vocabulary_files import VOCABULARIES
+from homespun.text.vocabularies import VOCABULARIES
 
 logger = logging.getLogger(__name__)
 

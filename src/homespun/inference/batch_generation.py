@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from homespun.config import Config
-from homespun.data.padding import pad
-from homespun.data.rows import Row
+from homespun.data.rows import Row, pad
 from homespun.models.generation.settings import GenerationArguments
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer

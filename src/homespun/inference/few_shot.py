@@ -17,8 +17,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from homespun.config import Config
-from homespun.data.padding import pad
-from homespun.data.rows import Row
+from homespun.data.rows import Row, pad
 from homespun.errors import UserError
 from homespun.models.backbone import Backbone
 from homespun.models.heads import LanguageModelHead

@@ -10,8 +10,7 @@ from typing import Unpack
 import numpy as np
 import torch
 
-from homespun.data.padding import pad
-from homespun.data.rows import Row
+from homespun.data.rows import Row, pad
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
 from homespun.models.generation.settings import GenerationArguments

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from homespun.data.labels import Labels
-from homespun.data.padding import pad
+from homespun.data.rows import pad
 from homespun.data.token_labels import TokenLabelRows
 from homespun.inference.logits import forward_logits
 from homespun.models.model import Model

@@ -18,8 +18,7 @@ from torch.overrides import TorchFunctionMode
 from homespun.config import Tree, validate
 from homespun.data.labels import Labels
 from homespun.errors import UserError
-from homespun.io.atomic import atomic_path
-from homespun.io.digests import file_digest
+from homespun.io.atomic import atomic_path, file_digest
 from homespun.migration import TASK_PATH, migrate
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from homespun.batch import Batch, Loss, RowSeed
-from homespun.data.padding import pad
-from homespun.data.rows import Row
+from homespun.data.rows import Row, pad
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import StackConfig
 from homespun.models.heads import CausalLMHeadConfig, MaskedLMHeadConfig
 from homespun.objectives.mlm import token_terms
-from homespun.objectives.protocol import Objective, PretrainingConfig
+from homespun.objectives.protocol import Objective, PretrainingConfig, UnigramTerm
 from homespun.text.tokenizer import Tokenizer
 
 
@@ -71,6 +70,11 @@ class CausalLM(PretrainingConfig):
     """Predict every next token. The model must be causal."""
 
     kind: Literal["clm"] = "clm"
+
+    @property
+    def unigram_term(self) -> UnigramTerm:
+        """Term of the unigram baseline."""
+        return UnigramTerm("causal")
 
     def collate(self, tokenizer: Tokenizer) -> ClmCollator:
         """Function from rows to a batch."""

@@ -17,8 +17,78 @@ from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.objectives.protocol import PretrainingConfig
 from homespun.objectives.seq2seq import CorruptionCollator, Seq2SeqObjective, build_seq2seq_config
-from homespun.objectives.text_corruption import delete_tokens, infill, mask_tokens, permute_sentences, rotate
 from homespun.text.tokenizer import Tokenizer
+
+
+def mask_tokens(ids: np.ndarray, generator: torch.Generator, *, probability: float, mask_id: int) -> np.ndarray:
+    """(seq,) -> (seq,): ``round(probability * seq)`` of the tokens, chosen at random, are the mask token."""
+    masked = ids.copy()
+    masked[_choose_positions(len(ids), probability, generator)] = mask_id
+    return masked
+
+
+def delete_tokens(ids: np.ndarray, generator: torch.Generator, *, probability: float) -> np.ndarray:
+    """(seq,) -> (seq - n,): ``round(probability * seq)`` of the tokens, chosen at random, are gone."""
+    return np.delete(ids, _choose_positions(len(ids), probability, generator))
+
+
+def infill(
+    ids: np.ndarray, generator: torch.Generator, *, probability: float, mean_span: float, mask_id: int
+) -> np.ndarray:
+    """(seq,) -> (at most seq,): spans of tokens are each one mask token; a span of no token is one that is put in.
+
+    Lengths of spans are Poisson with mean ``mean_span``; they are drawn until they hold ``round(probability * seq)``
+    tokens, and the last is cut to have that exactly. Spans do not overlap, but may touch; each way to lay them out is
+    equally likely, which leaves the first and last few tokens of a text hidden less often than those between. Spans of
+    no token are left out where there would be more spans than hidden tokens: a text never grows beyond its model.
+    """
+    count = round(probability * len(ids))
+    if not count:
+        return ids.copy()
+    lengths = _poisson(count, mean_span, generator)
+    # where a span begins: the text is a line of what is kept and of spans, in random order
+    size = len(ids) - count + len(lengths)
+    spans = np.sort(torch.randperm(size, generator=generator)[: len(lengths)].numpy())
+    is_span = np.zeros(size, np.bool_)
+    is_span[spans] = True
+    widths = np.ones(size, np.int64)
+    widths[spans] = lengths
+    begins = np.cumsum(widths) - widths  # of each piece of that line, in the text
+    filled: np.ndarray = ids[np.minimum(begins, len(ids) - 1)]
+    filled[is_span] = mask_id
+    return filled
+
+
+def _poisson(count: int, mean_span: float, generator: torch.Generator) -> np.ndarray:
+    """(at most count,) lengths of spans that sum to ``count``."""
+    drawn = np.zeros(0, np.int64)
+    while drawn.sum() < count:
+        rates = torch.full((int(1.5 * count / mean_span) + 4,), mean_span)
+        drawn = np.concatenate([drawn, torch.poisson(rates, generator=generator).numpy().astype(np.int64)])
+    passed = np.cumsum(drawn)
+    last = int(np.searchsorted(passed, count))
+    lengths = drawn[: last + 1]
+    lengths[-1] -= passed[last] - count
+    spare = len(lengths) - count
+    return np.delete(lengths, np.flatnonzero(lengths == 0)[:spare]) if spare > 0 else lengths
+
+
+def permute_sentences(ids: np.ndarray, ends: np.ndarray, generator: torch.Generator) -> np.ndarray:
+    """(seq,) ids and (sentences,) where each ends -> (seq,): the sentences in random order."""
+    sentences = np.split(ids, ends[:-1])
+    order = torch.randperm(len(sentences), generator=generator).tolist()
+    return np.concatenate([sentences[number] for number in order])
+
+
+def rotate(ids: np.ndarray, generator: torch.Generator) -> np.ndarray:
+    """(seq,) -> (seq,): the text begins with a token chosen at random, and what was before it is at the end."""
+    if not len(ids):
+        return ids.copy()
+    return np.roll(ids, -int(torch.randint(len(ids), (1,), generator=generator)))
+
+
+def _choose_positions(length: int, probability: float, generator: torch.Generator) -> np.ndarray:
+    return torch.randperm(length, generator=generator)[: round(probability * length)].numpy()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,9 +15,8 @@ from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig, initialise
 from homespun.models.heads import DiscriminatorHeadConfig, MaskedLMHeadConfig, enhanced_mask_decoder
 from homespun.models.model import Model
-from homespun.objectives.masking import replacement
-from homespun.objectives.mlm import MlmCollator, gather_positions, require_bidirectional
-from homespun.objectives.protocol import PretrainingConfig
+from homespun.objectives.mlm import MlmCollator, gather_positions, replacement, require_bidirectional
+from homespun.objectives.protocol import PretrainingConfig, UnigramTerm
 from homespun.text.tokenizer import Tokenizer
 
 
@@ -33,6 +32,11 @@ class Electra(PretrainingConfig):
     generator_layers: float = Field(default=1.0, gt=0, le=1, description="depth of the generator / the discriminator's")
     discriminator_weight: float = Field(default=50.0, gt=0, description="weight of the discriminator's loss")
     whole_words: bool = Field(default=False, description="mask all pieces of a word together")
+
+    @property
+    def unigram_term(self) -> UnigramTerm:
+        """Term of the unigram baseline."""
+        return UnigramTerm("generator", self.mask_share)
 
     def collate(self, tokenizer: Tokenizer) -> MlmCollator:
         """The data side: masks for the generator; the discriminator's input is made in the forward pass."""

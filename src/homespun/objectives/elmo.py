@@ -9,8 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from homespun.batch import Batch, Loss, RowSeed, Term
-from homespun.data.padding import pad
-from homespun.data.rows import Row
+from homespun.data.rows import Row, pad
 from homespun.errors import UserError
 from homespun.models.characters import fill_character_table
 from homespun.models.config import ModelConfig

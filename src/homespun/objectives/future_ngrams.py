@@ -14,10 +14,15 @@ from homespun.data.loader import Order
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
-from homespun.objectives.decoder_loss import StreamWeights
-from homespun.objectives.masking import Replace, check_shares, replacement
+from homespun.objectives.mlm import Replace, check_shares, replacement
 from homespun.objectives.protocol import PretrainingConfig
-from homespun.objectives.seq2seq import CorruptionCollator, Seq2SeqObjective, build_seq2seq_config, sentence_rows
+from homespun.objectives.seq2seq import (
+    CorruptionCollator,
+    Seq2SeqObjective,
+    StreamWeights,
+    build_seq2seq_config,
+    sentence_rows,
+)
 from homespun.text.tokenizer import Tokenizer
 
 

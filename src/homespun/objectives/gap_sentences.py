@@ -14,31 +14,34 @@ from pydantic import Field, model_validator
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Order
-from homespun.data.padding import pad
-from homespun.data.rows import Row, Rows
+from homespun.data.rows import Row, Rows, pad
 from homespun.data.sentence_rows import SentenceRows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.heads import CausalLMHead
 from homespun.models.model import Model
-from homespun.objectives.decoder_loss import decoder_loss
 from homespun.objectives.gap_selection import (
     COUNTINGS,
     PrincipalSelector,
     Rouge,
     SentenceSelector,
+    WordHashes,
     select_independent,
     select_lead,
     select_random,
     select_sequential,
 )
-from homespun.objectives.masking import Replace, check_shares, choose_positions, replacement
-from homespun.objectives.mlm import token_terms
+from homespun.objectives.mlm import Replace, check_shares, choose_positions, replacement, token_terms
 from homespun.objectives.protocol import Objective, PretrainingConfig
-from homespun.objectives.seq2seq import Seq2SeqObjective, add_decoder_inputs, build_seq2seq_config, sentence_rows
+from homespun.objectives.seq2seq import (
+    Seq2SeqObjective,
+    add_decoder_inputs,
+    build_seq2seq_config,
+    decoder_loss,
+    sentence_rows,
+)
 from homespun.text.tokenizer import Tokenizer
-from homespun.text.word_hashes import WordHashes
 
 logger = logging.getLogger(__name__)
 

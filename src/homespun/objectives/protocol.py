@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from homespun.batch import Batch, Loss, RowSeed
@@ -16,6 +17,22 @@ from homespun.data.loader import Collate, Order
 from homespun.data.rows import PackedRows, Row, Rows
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
+from homespun.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class UnigramTerm:
+    """Term of a loss with a unigram baseline: prediction of tokens that are hidden in the input.
+
+    Attributes:
+        name: of the term.
+        mask_share: share of the targets whose input is the mask token, or that are not in the input.
+        random_share: share of the targets whose input is a random token; other targets are their own input.
+    """
+
+    name: str
+    mask_share: float = 1.0
+    random_share: float = 0.0
 
 
 class PretrainingConfig(Config):
@@ -41,6 +58,11 @@ class PretrainingConfig(Config):
     def lighter(self) -> str:
         """A setting that takes less memory, for error messages; empty if none is known."""
         return ""
+
+    @property
+    def unigram_term(self) -> UnigramTerm | None:
+        """Term that the unigram baseline predicts; ``None``: there is no unigram baseline."""
+        return None
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
         """Training rows of at most ``length`` tokens: documents packed one after the other."""
@@ -118,3 +140,46 @@ class WithTargetCounts:
             name: float(batch.num_rows) if like is None else batch.targets[like] for name, like in self.terms.items()
         }
         return replace(batch, targets=batch.targets | added)
+
+
+def unigram_losses(
+    term: UnigramTerm | None, counts: Callable[[], np.ndarray], held_out: Iterable[Batch], tokenizer: Tokenizer
+) -> dict[str, float]:
+    """Compute the unigram baseline: the loss of the best prediction from token frequencies and the input token.
+
+    Args:
+        term: what is predicted; ``None``: the result is empty.
+        counts: returns (vocabulary,) frequencies in the training text; called only if ``term`` is given. Special tokens
+            count as often as in ``held_out``.
+        held_out: batches of the validation loss.
+        tokenizer: of the text.
+
+    Returns:
+        Mean loss in nats a target, by name of the term.
+    """
+    if term is None:
+        return {}
+    labels, inputs = _labels_and_inputs(held_out)
+    special = torch.from_numpy(tokenizer.special_mask)
+    framing = torch.bincount(labels[special[labels]], minlength=len(special)) / max(int((~special[labels]).sum()), 1)
+    count = (torch.from_numpy(counts()).double() + 1.0).masked_fill(special, 0.0)
+    count += framing * count.sum()
+    share = count / count.sum()
+    kept_share = 1.0 - term.mask_share - term.random_share
+    if not kept_share and not term.random_share:
+        return {term.name: float(-share[labels].log().mean())}
+    kept = kept_share * share
+    kept /= (kept + term.random_share / int((~special).sum())).clamp_min(torch.finfo(torch.float64).tiny)
+    sure = torch.where(inputs == tokenizer.mask_id, 0.0, kept[inputs])
+    return {term.name: float(-((1.0 - sure) * share[labels] + sure * (inputs == labels)).log().mean())}
+
+
+def _labels_and_inputs(batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+    """Return the (targets,) labels, and the input tokens at their positions."""
+    labels, inputs = [], []
+    for batch in batches:
+        assert batch.positions is not None
+        assert batch.labels is not None
+        labels.append(batch.labels)
+        inputs.append(batch.input_ids.flatten()[batch.positions])
+    return torch.cat(labels), torch.cat(inputs)

@@ -18,8 +18,51 @@ from homespun.models.config import ModelConfig
 from homespun.models.heads import CausalLMHeadConfig
 from homespun.objectives.protocol import PretrainingConfig
 from homespun.objectives.seq2seq import CorruptionCollator, Seq2SeqObjective, build_seq2seq_config, sentence_rows
-from homespun.objectives.text_corruption import choose_spans, count_noise_and_spans, cut_out
 from homespun.text.tokenizer import Tokenizer
+
+
+def count_noise_and_spans(length: int, *, probability: float, mean_span: float) -> tuple[int, int]:
+    """Numbers of noise tokens and of spans in ``length`` tokens; of two tokens or more neither all nor none."""
+    noise = min(max(round(length * probability), 1), length - 1)
+    return max(noise, 0), min(max(round(noise / mean_span), 1), noise, length - noise) if noise > 0 else 0
+
+
+def choose_spans(length: int, generator: torch.Generator, *, probability: float, mean_span: float) -> np.ndarray:
+    """(length,) bool: what is noise, as the authors' ``random_spans_noise_mask`` chooses it.
+
+    How much and in how many spans is a function of the length alone (`count_noise_and_spans`). Noise, and what is
+    not, is cut into as many parts of one token or more, each way to do so equally likely; they
+    alternate, and noise comes last.
+    """
+    noise, spans = count_noise_and_spans(length, probability=probability, mean_span=mean_span)
+    if not spans:
+        return np.zeros(length, np.bool_)
+    parts = np.stack(
+        [_partition(length - noise, spans, generator), _partition(noise, spans, generator)], axis=1
+    ).ravel()
+    return np.repeat(np.arange(len(parts)) % 2 == 1, parts)
+
+
+def _partition(count: int, parts: int, generator: torch.Generator) -> np.ndarray:
+    """(parts,) lengths of one or more that sum to ``count``."""
+    cuts = np.sort(torch.randperm(count - 1, generator=generator)[: parts - 1].numpy()) + 1
+    return np.diff(cuts, prepend=0, append=count)
+
+
+def cut_out(ids: np.ndarray, noise: np.ndarray, sentinel_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(seq,) ids, of which ``noise`` (seq,) is hidden -> what is left of them, and what is to be written.
+
+    Each span of noise is one sentinel in the former, and comes after the same sentinel in the latter.
+
+    Args:
+        sentinel_ids: (n,) at least as many as there are spans, used from the first on.
+    """
+    begins = noise & ~np.concatenate([[False], noise[:-1]])
+    starts = np.flatnonzero(begins)
+    marked = ids.copy()
+    marked[starts] = sentinel_ids[: len(starts)]
+    hidden = np.insert(ids[noise], np.flatnonzero(begins[noise]), sentinel_ids[: len(starts)])
+    return marked[~noise | begins], hidden
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A language model over long streams: its state is carried from one piece to the next, its gradients are not."""
+"""Truncated backpropagation through time: a recurrent state is carried through a stream, gradients are not."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from torch import Tensor
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Order
-from homespun.data.padding import pad
-from homespun.data.rows import Row
-from homespun.data.tbptt_rows import TbpttRows
+from homespun.data.rows import Row, check_corpus_rows, check_index, pad
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.heads import CausalLMHeadConfig
@@ -25,8 +23,67 @@ from homespun.nn.cache import Cache
 from homespun.nn.recurrent import RecurrentLayer
 from homespun.objectives.clm import find_next_tokens
 from homespun.objectives.mlm import token_terms
-from homespun.objectives.protocol import Objective, PretrainingConfig
+from homespun.objectives.protocol import Objective, PretrainingConfig, UnigramTerm
 from homespun.text.tokenizer import Tokenizer
+
+
+class TbpttRows:
+    """A corpus laid end to end, cut into ``streams`` of equal length, each cut into pieces of ``length`` tokens.
+
+    Row ``piece * streams + stream``: ``streams`` consecutive rows are the same piece of all streams, and the next as
+    many continue them. Documents are ``[CLS] text [SEP]``, in the order given. A row has one token more than its
+    length, which is only a label; ``documents`` numbers the documents in it. At the end of the corpus fewer than
+    ``streams`` tokens are left out; the last pieces are shorter.
+
+    Args:
+        corpus: source of the tokens.
+        documents: (n,) document indices: a side of `Corpus.split`.
+        length: tokens in a piece.
+        streams: number of streams.
+
+    Raises:
+        UserError: ``length`` is below 8, or there are fewer than two tokens for each stream.
+    """
+
+    def __init__(self, corpus: Corpus, documents: np.ndarray, *, length: int, streams: int) -> None:
+        check_corpus_rows(length, documents)
+        sizes = corpus.lengths[documents].astype(np.int64) + 2
+        total = int(sizes.sum()) - 1  # the very last is only a label
+        if total < 2 * streams:
+            raise UserError(
+                f"{total + 1:,} tokens are too few for {streams} streams; give more text, hold out a "
+                f"larger share of it (data.validation), or lower train.batch_size and objective.streams"
+            )
+        self._corpus, self._documents = corpus, documents
+        self._ends = np.cumsum(sizes)  # (documents,) where each ends in the corpus
+        self._each = total // streams
+        self._cls, self._sep = corpus.tokenizer.cls_id, corpus.tokenizer.sep_id
+        self.length, self.streams = length, streams
+        pieces = -(-self._each // length)
+        last = self._each - (pieces - 1) * length
+        self.lengths: np.ndarray = np.repeat(np.where(np.arange(pieces) < pieces - 1, length, last), streams)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Row:
+        piece, stream = divmod(check_index(index, len(self)), self.streams)
+        start = stream * self._each + piece * self.length
+        end = start + int(self.lengths[index]) + 1
+        ids, documents = [], []
+        first = number = int(np.searchsorted(self._ends, start, side="right"))
+        while start < end:
+            begin = int(self._ends[number - 1]) if number else 0
+            text = self._corpus.tokens(int(self._documents[number]))
+            part = np.concatenate([[self._cls], text, [self._sep]])[start - begin : end - begin]
+            ids.append(part)
+            documents.append(np.full(len(part), number - first))
+            start, number = int(self._ends[number]), number + 1
+        return Row(
+            np.concatenate(ids).astype(np.int64),
+            documents=np.concatenate(documents).astype(np.int64),
+            stream_position=(stream, piece),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +130,11 @@ class StatefulCausalLM(PretrainingConfig):
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> TbpttRows:
         """Pieces of the streams, in order."""
         return TbpttRows(corpus, documents, length=length, streams=self._count)
+
+    @property
+    def unigram_term(self) -> UnigramTerm:
+        """Term of the unigram baseline."""
+        return UnigramTerm("causal")
 
     def collate(self, tokenizer: Tokenizer) -> TbpttCollator:
         """Function from rows to a batch."""

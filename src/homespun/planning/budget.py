@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from homespun.training.budget import Limits
-from homespun.training.config import Budget
+from homespun.training.config import Budget, Limits
 
 TOKENS_PER_PARAMETER = 10.5
 """Compute-optimal tokens a parameter (nanochat, dev/LOG.md), so that N = sqrt(C / 63) for a compute of C FLOPs.

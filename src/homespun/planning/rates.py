@@ -27,8 +27,8 @@ from homespun.batch import Batch
 from homespun.io.atomic import write_text
 from homespun.nn.torch_private import OpOverload, TorchDispatchMode
 from homespun.planning.tracer import Arguments, Keywords, Operation, Shape, Types, tensors
-from homespun.training.environment import processor_name
 from homespun.training.malloc import disable_malloc_trim, trim_malloc
+from homespun.training.run import processor_name
 
 Clock = Callable[[], float]
 

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from homespun.baselines import tfidf_ridge
 from homespun.batch import Batch, Loss, RowSeed, Term
-from homespun.data.labels import LabelledRows
+from homespun.data.labels import LabelledRows, RegressionRows, parse_numbers
 from homespun.data.loader import Collate
 from homespun.data.long_inputs import pad_chunks
-from homespun.data.regression import RegressionRows, parse_numbers
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.inference.predict import predict_logits

@@ -15,9 +15,8 @@ from scipy.stats import mode
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from homespun.data.labels import LabelledRows, Labels
+from homespun.data.labels import LabelledRows, Labels, RegressionRows
 from homespun.data.long_inputs import TRUNCATE, LongInputs
-from homespun.data.regression import RegressionRows
 from homespun.errors import UserError
 from homespun.metrics.regression import ordinal_regression_metrics
 from homespun.models.bundle import ModelBundle
@@ -26,7 +25,6 @@ from homespun.models.layer_heads import LayerCount, Layers
 from homespun.models.model import Model
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives.adversarial import symmetric_kl
-from homespun.tasks.files import prefix_errors
 from homespun.tasks.head_training import build_text_head
 from homespun.tasks.number_training import (
     CORRECT_OR_LEAVE_OUT,
@@ -45,7 +43,7 @@ from homespun.tasks.number_training import (
     numbers_of_examples,
     refit,
 )
-from homespun.tasks.protocol import Measured, TrainingSetup
+from homespun.tasks.protocol import Measured, TrainingSetup, prefix_errors
 from homespun.tasks.texts import LabelledText, TextsData, check_text_head, unlabelled_rows
 
 MAX_LEVELS = 50

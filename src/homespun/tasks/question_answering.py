@@ -30,9 +30,16 @@ from homespun.models.config import ModelConfig
 from homespun.models.heads import FeedForwardAnsweringHeadConfig, QuestionAnsweringHeadConfig
 from homespun.models.layer_heads import Layers, on_layers
 from homespun.models.model import Model
-from homespun.tasks.files import numbered_chunks
 from homespun.tasks.head_training import FineTuningLoss, build_token_head
-from homespun.tasks.protocol import Measured, TaskData, TaskObjective, TrainingSetup, check_length, task_metadata
+from homespun.tasks.protocol import (
+    Measured,
+    TaskData,
+    TaskObjective,
+    TrainingSetup,
+    check_length,
+    numbered_chunks,
+    task_metadata,
+)
 from homespun.text.clean import sentence_spans
 from homespun.text.tokenizer import Tokenizer
 

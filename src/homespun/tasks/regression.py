@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from homespun.data.labels import LabelledRows
+from homespun.data.labels import LabelledRows, RegressionRows
 from homespun.data.long_inputs import TRUNCATE, LongInputs
-from homespun.data.regression import RegressionRows
 from homespun.errors import UserError
 from homespun.metrics.regression import regression_metrics
 from homespun.models.bundle import ModelBundle

@@ -17,8 +17,7 @@ from torch import Tensor
 from homespun.baselines import majority, tfidf
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.labels import Labels
-from homespun.data.padding import pad
-from homespun.data.rows import Row
+from homespun.data.rows import Row, pad
 from homespun.data.sentence_documents import (
     CONTEXT,
     LabelledDocument,
@@ -36,9 +35,8 @@ from homespun.models.config import ModelConfig
 from homespun.models.heads import TokenClassificationHeadConfig
 from homespun.models.layer_heads import Layers
 from homespun.models.model import Model
-from homespun.tasks.files import numbered_chunks
 from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head
-from homespun.tasks.protocol import Measured, TaskData, TrainingSetup, check_length, task_metadata
+from homespun.tasks.protocol import Measured, TaskData, TrainingSetup, check_length, numbered_chunks, task_metadata
 
 _CHUNK = 256  # documents read ahead in prediction
 _LEAST = np.finfo(np.float32).eps

@@ -21,8 +21,7 @@ from pydantic import Field
 
 from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.data.loader import Collate
-from homespun.data.padding import pad
-from homespun.data.rows import Row, Rows
+from homespun.data.rows import Row, Rows, pad
 from homespun.data.source_target import (
     SourceTargetPair,
     SourceTargetRows,
@@ -41,12 +40,10 @@ from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.generation.settings import check_beams
 from homespun.models.heads import CausalLMHead, CausalLMHeadConfig
 from homespun.models.model import Model
-from homespun.objectives.decoder_loss import EQUAL_WEIGHTS, StreamWeights, decoder_loss
 from homespun.objectives.mlm import gather_positions
-from homespun.objectives.seq2seq import add_decoder_inputs
-from homespun.tasks.files import numbered_chunks, paths
+from homespun.objectives.seq2seq import EQUAL_WEIGHTS, StreamWeights, add_decoder_inputs, decoder_loss
 from homespun.tasks.head_training import FineTuningLoss
-from homespun.tasks.protocol import Measured, TaskObjective, TrainingSetup, task_metadata
+from homespun.tasks.protocol import Measured, TaskObjective, TrainingSetup, numbered_chunks, paths, task_metadata
 from homespun.tasks.seq2seq_data import TextPairsData
 from homespun.text.clean import sentence_spans
 from homespun.text.tokenizer import Tokenizer

@@ -9,14 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from homespun.config import Config
-from homespun.data.paragraphs import BREAK, Paragraphs
-from homespun.data.source_target import Listed, SourceTargetPair, read_source_target
+from homespun.data.source_target import BREAK, Listed, Paragraphs, SourceTargetPair, read_source_target
 from homespun.errors import UserError, nearest
 from homespun.inference.batch_generation import TextGenerationConfig
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.tasks.files import Part, files_of, paths
-from homespun.tasks.protocol import TaskData, check_length
+from homespun.tasks.protocol import Part, TaskData, check_length, files_of, paths
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,8 @@ from homespun.data.long_inputs import TRUNCATE, LongInputs, Truncate
 from homespun.data.rows import Rows, SubsetRows
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
-from homespun.tasks.files import numbered_chunks, paths
 from homespun.tasks.head_training import TextHeadSettings, check_head
-from homespun.tasks.protocol import TaskData, check_length
+from homespun.tasks.protocol import TaskData, check_length, numbered_chunks, paths
 
 TEXT_KINDS = ("texts", "sentence_pairs")
 _CHUNK = 4096  # records read ahead in prediction, and sorted by length together

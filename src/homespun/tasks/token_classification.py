@@ -19,8 +19,7 @@ from torch import Tensor
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.labels import Labels, get_text
 from homespun.data.loader import Collate
-from homespun.data.padding import pad
-from homespun.data.rows import Row
+from homespun.data.rows import Row, pad
 from homespun.data.token_labels import (
     IGNORE_INDEX,
     TaggedWords,
@@ -38,9 +37,8 @@ from homespun.models.heads import TokenClassificationHeadConfig
 from homespun.models.layer_heads import Layers
 from homespun.models.model import Model
 from homespun.objectives.mlm import gather_positions
-from homespun.tasks.files import numbered_chunks
 from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head
-from homespun.tasks.protocol import Measured, TaskData, TrainingSetup, check_length, task_metadata
+from homespun.tasks.protocol import Measured, TaskData, TrainingSetup, check_length, numbered_chunks, task_metadata
 from homespun.text.tokenizer import Tokenizer
 
 _CHUNK = 1024  # records read ahead in prediction, and sorted by length together

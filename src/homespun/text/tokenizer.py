@@ -21,8 +21,17 @@ from homespun.io.atomic import write_text
 from homespun.text.formats import without_surrogates
 from homespun.text.sentencepiece_families import convert_sentencepiece, is_sentencepiece
 from homespun.text.special_tokens import ROLES, SpecialTokensTemplate, find_roles, find_token
-from homespun.text.vocabularies import KINDS, LEARN, SPECIAL_TOKENS, WORD_START, Kind, TextStream
-from homespun.text.vocabulary_files import load_vocabulary_files, refuse_duplicates, with_special_tokens
+from homespun.text.vocabularies import (
+    KINDS,
+    LEARN,
+    SPECIAL_TOKENS,
+    WORD_START,
+    Kind,
+    TextStream,
+    load_vocabulary_files,
+    refuse_duplicates,
+    with_special_tokens,
+)
 
 __all__ = ["KINDS", "SPECIAL_TOKENS", "Kind", "Tokenizer"]
 
@@ -280,7 +289,7 @@ class Tokenizer:
 
     @cached_property
     def sentinel_ids(self) -> NDArray[np.int64]:
-        """(n,) ids of ``<extra_id_0>``, ``<extra_id_1>``, ...; see `homespun.text.sentinels`."""
+        """(n,) ids of ``<extra_id_0>``, ``<extra_id_1>``, ...; see `homespun.text.vocabulary_extension`."""
         found = takewhile(lambda i: i is not None, (self._vocabulary.get(sentinel(n)) for n in count()))
         return np.array(list(found), dtype=np.int64)
 

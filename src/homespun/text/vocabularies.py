@@ -1,15 +1,18 @@
-"""Training of each kind of vocabulary: a stream of texts to the content of a tokenizer.json."""
+"""Vocabularies: training of each kind, and files older than tokenizer.json (BERT, ProphetNet, GPT-2)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Engine
 
-from homespun.errors import UserError
+from homespun.errors import UserError, first_line
+from homespun.io.json import read_optional
 from homespun.text.formats import without_surrogates
 
 Kind = Literal["bpe", "bpe-characters", "wordpiece", "unigram", "words"]
@@ -175,3 +178,176 @@ def _with_template(engine: Engine) -> str:
             special_tokens=[(CLS, ids[CLS]), (SEP, ids[SEP])],
         )
     return str(engine.to_str())
+
+
+WORDPIECE, PROPHETNET, VOCABULARY, MERGES = "vocab.txt", "prophetnet.tokenizer", "vocab.json", "merges.txt"
+VOCABULARIES = (WORDPIECE, PROPHETNET, VOCABULARY, MERGES)
+Token = tuple[str, int]
+_CONFIG = "tokenizer_config.json"
+_IDS = 2**31  # what an id stays below
+_SEPARATOR = "[X_SEP]"  # that ProphetNet writes between sentences
+
+
+@dataclass(frozen=True)
+class VocabularyFiles:
+    """Content of vocabulary files."""
+
+    engine: Engine  # without special tokens
+    around: tuple[str, ...]  # roles of the tokens around texts
+    template: Callable[..., processors.PostProcessor]  # of these tokens, each with its id
+    special: tuple[str, ...] = ()  # tokens without a role
+
+
+def load_vocabulary_files(folder: Path) -> VocabularyFiles | None:
+    """Load the vocabulary files of ``folder``; None if there are none.
+
+    Defaults are those of the first implementations: BERT and ProphetNet lower case unless ``tokenizer_config.json`` has
+    another setting, byte-level BPE no space before the text.
+
+    Raises:
+        UserError: files that are truncated or have a duplicate entry.
+    """
+    if (folder / WORDPIECE).is_file():
+        return VocabularyFiles(_wordpiece(folder, WORDPIECE), ("cls", "sep"), _of_bert)
+    if (folder / PROPHETNET).is_file():
+        engine = _wordpiece(folder, PROPHETNET)
+        special = (_SEPARATOR,) if engine.token_to_id(_SEPARATOR) is not None else ()
+        return VocabularyFiles(engine, ("sep",), _of_prophetnet, special)
+    if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
+        return VocabularyFiles(_byte_pairs(folder), ("cls", "sep"), _of_roberta)
+    return None
+
+
+def with_special_tokens(files: VocabularyFiles, roles: Mapping[str, str]) -> str:
+    """The tokenizer.json of ``files`` with the tokens of ``roles`` special, and around texts if all are there.
+
+    Raises:
+        UserError: a token that cannot be in a template.
+    """
+    engine = files.engine
+    of_bytes = isinstance(engine.model, models.BPE)
+    # before <mask> RoBERTa takes the space as a part of it
+    named = [AddedToken(token, lstrip=of_bytes and role == "mask", special=True) for role, token in roles.items()]
+    engine.add_special_tokens([*named, *(AddedToken(token, special=True) for token in files.special)])
+    if all(role in roles for role in files.around):
+        tokens = [roles[role] for role in files.around]
+        try:
+            engine.post_processor = files.template(*((token, engine.token_to_id(token)) for token in tokens))
+        except Exception as error:  # `tokenizers` raises bare Exception, as for a token with a colon in it
+            raise UserError(f"{' and '.join(map(repr, tokens))} cannot go around texts: {first_line(error)}") from error
+    return str(engine.to_str())
+
+
+def refuse_duplicates(content: str, engine: Engine, *, source: str) -> None:
+    """Raise an error for a duplicate entry of a tokenizer.json, in its vocabulary or added tokens.
+
+    Raises:
+        UserError: a duplicate token or id; an added token whose id differs in ``engine``, which was made of it.
+    """
+    tree = json.loads(content, object_pairs_hook=lambda pairs: _unique(pairs, source))
+    vocabulary = tree["model"].get("vocab")
+    if isinstance(vocabulary, dict):
+        _different_ids(vocabulary, source)
+    elif isinstance(vocabulary, list):
+        _unique([(piece, score) for piece, score in vocabulary], source)
+    added = _unique([(token["content"], token["id"]) for token in tree.get("added_tokens") or []], source)
+    for token, number in added.items():
+        if (free := engine.token_to_id(token)) != number:
+            raise UserError(
+                f"{source} gives the added token {token!r} the number {number}, where another stands or which leaves "
+                f"a gap; it would be {free}"
+            )
+
+
+def _of_bert(cls: Token, sep: Token) -> processors.PostProcessor:
+    single, pair = f"{cls[0]} $A {sep[0]}", f"{cls[0]} $A {sep[0]} $B:1 {sep[0]}:1"
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=[cls, sep])
+
+
+def _of_prophetnet(sep: Token) -> processors.PostProcessor:
+    return processors.TemplateProcessing(single=f"$A {sep[0]}", pair=f"$A {sep[0]} $B {sep[0]}", special_tokens=[sep])
+
+
+def _of_roberta(cls: Token, sep: Token) -> processors.PostProcessor:
+    return processors.RobertaProcessing(sep, cls, add_prefix_space=False)
+
+
+def _wordpiece(folder: Path, name: str) -> Engine:
+    path = folder / name
+    tokens = _text(path).split("\n")
+    tokens = tokens[:-1] if tokens[-1] == "" else tokens
+    vocabulary = {str(token): number for token, number in _unique([(t, n) for n, t in enumerate(tokens)], path).items()}
+    config = read_optional(folder / _CONFIG)
+    unknown = config.get("unk_token", "[UNK]")
+    unknown = unknown.get("content") if isinstance(unknown, dict) else unknown
+    if not isinstance(unknown, str) or unknown not in vocabulary:
+        raise UserError(f"{path} has no {unknown!r}, the token for what is unknown")
+    accents = config.get("strip_accents")
+    if accents is not None and not isinstance(accents, bool):
+        raise UserError(f"{folder / _CONFIG}: strip_accents must be true, false or null, not {accents!r}")
+    engine = Engine(models.WordPiece(vocabulary, unk_token=unknown))
+    engine.normalizer = normalizers.BertNormalizer(
+        lowercase=bool(config.get("do_lower_case", True)),
+        handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
+        strip_accents=accents,
+    )
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    engine.decoder = decoders.WordPiece()
+    return engine
+
+
+def _byte_pairs(folder: Path) -> Engine:
+    path = folder / VOCABULARY
+    try:
+        vocabulary = json.loads(_text(path), object_pairs_hook=lambda pairs: _unique(pairs, path))
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {first_line(error)}") from error
+    if not isinstance(vocabulary, dict) or not all(isinstance(number, int) for number in vocabulary.values()):
+        raise UserError(f"{path} must map tokens to their numbers")
+    if wrong := [token for token, number in vocabulary.items() if not 0 <= number < _IDS]:
+        raise UserError(f"{path} gives {wrong[0]!r} the number {vocabulary[wrong[0]]}; tokens are numbered from 0")
+    _different_ids(vocabulary, path)
+    if lacking := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - vocabulary.keys()):
+        raise UserError(
+            f"{path} is no vocabulary of bytes, it lacks {lacking[0]!r}; "
+            f"save_pretrained of a fast tokenizer writes the tokenizer.json that can be read"
+        )
+    lines = [line for line in _text(folder / MERGES).split("\n") if line and not line.startswith("#version")]
+    pairs = [tuple(line.split(" ")) for line in lines]
+    if odd := [line for line, pair in zip(lines, pairs, strict=True) if len(pair) != 2]:
+        raise UserError(f"{folder / MERGES}: {odd[0]!r} is not a pair of tokens")
+    try:
+        engine = Engine(models.BPE(vocabulary, [(pair[0], pair[1]) for pair in pairs]))
+    except Exception as error:  # `tokenizers` raises bare Exception for a merge of tokens that are not there
+        raise UserError(f"{folder / MERGES} does not fit {VOCABULARY}: {first_line(error)}") from error
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=bool(read_optional(folder / _CONFIG).get("add_prefix_space"))
+    )
+    engine.decoder = decoders.ByteLevel()
+    return engine
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]], source: object) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise UserError(f"{source} has {twice!r} twice; a vocabulary has each entry once")
+    return found
+
+
+def _different_ids(vocabulary: Mapping[str, int], source: object) -> None:
+    places: dict[int, str] = {}
+    for token, number in vocabulary.items():
+        if number in places:
+            raise UserError(f"{source} gives {places[number]!r} and {token!r} the same number, {number}")
+        places[number] = token

@@ -1,8 +1,4 @@
-"""Vocabulary extension: frequent words that a tokenizer splits become one token each.
-
-They are added to the tokenizer's own vocabulary, after the present ids, and not to its added tokens: a word then keeps
-the space before it, matches complete words only, is normalised as other text, and decodes exactly.
-"""
+"""Vocabulary extension: frequent words that a tokenizer splits become one token each."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from tokenizers import Tokenizer as Engine
 
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.text.tokenizer import Tokenizer
+from homespun.text.tokenizer import Tokenizer, sentinel
 from homespun.text.vocabularies import WORD_START
 
 _GROWING = ("model.ignore_merges", "model.vocab", "added_tokens")  # where an extension differs from what it extends
@@ -163,3 +159,25 @@ def _with_words(tokenizer: Tokenizer, tree: Tree, engine: Engine, words: list[Wo
     if find_added_tokens(tokenizer, extended) is None:
         raise UserError(f"this {tokenizer.kind} tokenizer numbers its tokens in a way that none can be added to it")
     return extended
+
+
+def with_sentinels(tokenizer: Tokenizer, count: int) -> Tokenizer:
+    """Add ``count`` sentinels after the other ids, the first of them last, as in T5's released tokenizers.
+
+    All other ids stay. Sentinels are special tokens, so no text can contain one.
+
+    Raises:
+        UserError: the tokenizer has sentinels, or cannot be extended.
+    """
+    if len(tokenizer.sentinel_ids):
+        raise UserError(f"this tokenizer has {len(tokenizer.sentinel_ids)} sentinels already; leave --sentinels out")
+    if count < 1:
+        raise UserError(f"--sentinels {count}: must be 1 or more; T5 has 100")
+    tree = json.loads(tokenizer.content)
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    first = tokenizer.vocab_size
+    tree["added_tokens"] += [{"id": first + n, "content": sentinel(count - 1 - n), **plain} for n in range(count)]
+    made = Tokenizer(json.dumps(tree, ensure_ascii=False), tokenizer.roles)
+    if made.sentinel_ids.tolist() != list(range(first + count - 1, first - 1, -1)):
+        raise UserError(f"this {tokenizer.kind} tokenizer numbers its tokens in a way that none can be added to it")
+    return made

@@ -19,8 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from homespun.errors import UserError
-from homespun.io.atomic import atomic_path
-from homespun.io.digests import file_digest
+from homespun.io.atomic import atomic_path, file_digest
 
 State = dict[str, Any]
 

@@ -1,13 +1,14 @@
-"""Parameter groups for optimizers: by role (matrices, embeddings, vectors) and by depth."""
+"""Optimizers: parameter groups, AdamW, SOAP."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.adamw import adamw as adamw_update
 
 from homespun.errors import UserError
 
@@ -60,7 +61,7 @@ def parameter_groups(
         layer_decay: see `layer_scales`.
         others: scale of the learning rate of parameters without ``rotate``.
         widest: matrices whose smaller side is at most this are in groups with ``rotate``, see
-            `homespun.training.soap.OneSidedSoap`.
+            `homespun.training.optim.OneSidedSoap`.
 
     Raises:
         UserError: every parameter is frozen.
@@ -95,3 +96,136 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
     """Set the learning rate of every group to its ``scale`` of ``learning_rate``."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get("scale", 1.0)
+
+
+MAX_SIDE = 1024
+"""Maximum smaller side of a matrix with eigenvectors; Adam trains other matrices."""
+_EARLY_STEPS = frozenset({1, 2, 4, 8, 16})  # steps at which the basis is computed besides every `frequency` steps
+LAST_EARLY_STEP = max(_EARLY_STEPS)
+"""Steps after which the basis is computed every ``frequency`` steps only."""
+
+
+class OneSidedSoap(torch.optim.AdamW):
+    """One-sided SOAP for groups with ``rotate: True``, AdamW for the others.
+
+    For an m x n matrix, m <= n, an average of ``G G^T`` is kept, and Adam runs on gradients rotated into its
+    eigenvectors ``Q``: the update is ``Q adam(Q^T G)`` (Vyas et al. 2025, algorithm 3, with the identity as the other
+    side's basis). When ``Q`` changes, the first moment is rotated with it, and the second is kept. Two m x m matrices a
+    parameter are stored besides Adam's state. The products follow `torch.autocast`.
+
+    Args:
+        groups: with ``rotate``, see `homespun.training.optim.parameter_groups`.
+        learning_rate, betas, eps: as in AdamW.
+        frequency: steps between two eigendecompositions.
+        shampoo_beta: decay of the average of ``G G^T``.
+        fused: use the fused kernel of AdamW.
+    """
+
+    def __init__(
+        self,
+        groups: list[Group],
+        *,
+        learning_rate: float,
+        betas: tuple[float, float],
+        eps: float,
+        shampoo_beta: float,
+        frequency: int,
+        fused: bool,
+    ) -> None:
+        super().__init__(groups, lr=learning_rate, betas=betas, eps=eps, fused=fused)
+        self.shampoo_beta, self.frequency = shampoo_beta, frequency
+        # not in the state's tensors: reading one waits for the device, and a planned step has no values
+        self._steps: dict[Tensor, int] = {}
+
+    def load_state_dict(self, state_dict: Group) -> None:
+        """Load the state, and the number of steps of each matrix."""
+        super().load_state_dict(state_dict)
+        self._steps = {parameter: int(state["step"]) for parameter, state in self.state.items() if "basis" in state}
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update all parameters that have a gradient."""
+        gradients: list[tuple[Tensor, Tensor]] = []
+        for group in self.param_groups:
+            if group["rotate"]:
+                learning = [parameter for parameter in group["params"] if parameter.grad is not None]
+                gradients += [(parameter, parameter.grad) for parameter in learning]
+                self._update_rotated(learning, group)
+        for parameter, _ in gradients:  # AdamW passes over parameters without a gradient
+            parameter.grad = None
+        result: float | None = super().step(closure)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        return result
+
+    def _update_rotated(self, parameters: list[Tensor], group: Group) -> None:
+        if not parameters:
+            return
+        states, rotated = [], []
+        for parameter in parameters:
+            gradient = parameter.grad
+            assert gradient is not None
+            state = self._update_state(parameter, gradient)
+            product = gradient @ state["basis"] if is_tall(gradient) else state["basis"].T @ gradient
+            states.append(state)
+            rotated.append(product.to(gradient.dtype))
+        updates = [torch.zeros_like(gradient) for gradient in rotated]
+        adamw_update(
+            updates,
+            rotated,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            foreach=False,
+            fused=group["fused"],
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=0.0,
+            eps=group["eps"],
+            maximize=False,
+        )
+        for parameter, state, update in zip(parameters, states, updates, strict=True):
+            back = update @ state["basis"].T if is_tall(parameter) else state["basis"] @ update
+            parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(back)
+
+    def _update_state(self, parameter: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+        """State of a matrix with its covariance, and its basis if due, updated by the gradient."""
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            side = min(gradient.shape)
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            # contiguous, as products are: the fused kernel goes through all of them in one order
+            state["exp_avg"], state["exp_avg_sq"] = (gradient.new_zeros(gradient.shape) for _ in range(2))
+            state["covariance"] = gradient.new_zeros(side, side)
+            state["basis"] = torch.eye(side, dtype=gradient.dtype, device=gradient.device)
+        tall = is_tall(gradient)
+        product = gradient.T @ gradient if tall else gradient @ gradient.T
+        state["covariance"].lerp_(product.to(gradient.dtype), 1 - self.shampoo_beta)
+        self._steps[parameter] = step = self._steps.get(parameter, 0) + 1
+        if step in _EARLY_STEPS or step % self.frequency == 0:
+            basis = _eigenvectors(state["covariance"])
+            change = basis.T @ state["basis"]
+            state["exp_avg"].copy_(state["exp_avg"] @ change.T if tall else change @ state["exp_avg"])
+            state["basis"].copy_(basis)
+        return state
+
+
+def is_tall(matrix: Tensor) -> bool:
+    """True if the second side is the smaller, rotated one."""
+    return matrix.shape[0] > matrix.shape[1]
+
+
+def _eigenvectors(covariance: Tensor) -> Tensor:
+    """(m, m) positive semidefinite -> (m, m) eigenvectors in columns; those of zero are any."""
+    scale = covariance.diagonal().amax().clamp(min=torch.finfo(covariance.dtype).tiny)
+    vectors: Tensor = torch.linalg.eigh(covariance / scale)[1]
+    return vectors

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from homespun.training.budget import Limits
 from homespun.training.checkpoint import State
+from homespun.training.config import Limits
 from homespun.training.devices import has_bf16, has_lstm, resolve_dtype
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Data-parallel CPU processes started from one, as ``torchrun`` does."""
+"""Processes of a data-parallel training, and signals that stop a training after the current step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import traceback
 import warnings
 from collections.abc import Callable
 from multiprocessing.queues import SimpleQueue
+from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 from accelerate.utils import patch_environment
@@ -19,7 +21,48 @@ from torch import multiprocessing
 from torch.multiprocessing.spawn import ProcessContext, ProcessException, ProcessExitedException, start_processes
 
 from homespun.errors import UserError, shorten_warnings
-from homespun.training.signals import Interruption
+
+logger = logging.getLogger(__name__)
+
+
+class Interruption:
+    """Inside ``with``, the first signal sets ``asked``; a second Ctrl-C raises `KeyboardInterrupt`.
+
+    Signals reach the main thread alone: in another thread this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._process = os.getpid()
+        self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        """True after a signal."""
+        return self.signal is not None
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            # a handler that was not set from Python is None and cannot be set again
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a forked worker: end it by default
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+        logger.warning("stopping after this step, with a checkpoint; Ctrl-C once more stops at once")
+
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0  # for the others to end after one failed, before SIGTERM and again before SIGKILL
@@ -133,7 +176,7 @@ def _child(
         logging.disable(logging.WARNING)
         warnings.simplefilter("ignore")
     else:
-        logging.getLogger("homespun.training.signals").setLevel(logging.ERROR)  # the parent warns
+        logging.getLogger("homespun.training.processes").setLevel(logging.ERROR)  # the parent warns
     try:
         function(*arguments)
     except KeyboardInterrupt:

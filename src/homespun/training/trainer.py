@@ -20,17 +20,14 @@ from homespun.attention.performer import redraw
 from homespun.batch import Batch
 from homespun.data.loader import Loader
 from homespun.errors import NotFinite, UserError
-from homespun.training.budget import Limits, Progress
-from homespun.training.config import TrainConfig
-from homespun.training.devices import DistributedContext, is_worth_compiling
+from homespun.training.config import Limits, Progress, TrainConfig
+from homespun.training.devices import DistributedContext, PeakMemory, is_worth_compiling
 from homespun.training.malloc import disable_malloc_trim
-from homespun.training.memory import PeakMemory
 from homespun.training.precision import PRECISIONS, Precision, choose_precision, recorded_precision
+from homespun.training.processes import Interruption
 from homespun.training.run import Run
-from homespun.training.signals import Interruption
 from homespun.training.step import TrainingStep, Update
-from homespun.training.tensorboard import TensorBoard
-from homespun.training.validation import EvalResult, by_term
+from homespun.training.validation import EvalResult, TensorBoard, by_term
 
 logger = logging.getLogger(__name__)
 

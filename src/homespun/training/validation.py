@@ -1,4 +1,4 @@
-"""Results of a validation, and the held-out loss."""
+"""Validation losses and metrics of a training, and its TensorBoard log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,10 @@ from homespun.batch import Batch
 from homespun.errors import NotFinite, UserError, nearest
 from homespun.metrics.classification import Metrics
 from homespun.metrics.registry import METRICS, lower_is_better
+
+if TYPE_CHECKING:
+    from homespun.training.trainer import StepResult
+
 
 _SEED = 0
 
@@ -86,3 +92,40 @@ def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.
 
 def _total(values: list[Tensor]) -> float:
     return math.fsum(value.item() for value in values)
+
+
+class TensorBoard:
+    """Writer of steps and validations into ``folder``; hides entries from ``step`` on, which are repeated.
+
+    Raises:
+        UserError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path, *, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError(
+                "train.tensorboard needs TensorBoard: pip install 'homespun[track]', or set it to false"
+            ) from error
+        self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def write(self, step: StepResult) -> None:
+        """Write a step, with its validation if any."""
+        figures: dict[str, object] = {
+            "train/learning_rate": step.learning_rate,
+            "train/gradient_norm": step.gradient_norm,
+            "train/tokens_per_second": step.tokens_per_second,
+        }
+        figures |= {f"train/{name}": value for name, value in by_term(step.loss, step.losses).items()}
+        if step.validation is not None:
+            losses = by_term(step.validation.loss, step.validation.losses)
+            figures |= {f"validation/{name}": value for name, value in losses.items()}
+            figures |= {f"validation/metrics/{name}": value for name, value in step.validation.metrics.items()}
+        for name, value in figures.items():
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                self._writer.add_scalar(name, value, step.number)
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()

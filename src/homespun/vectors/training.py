@@ -1,0 +1,271 @@
+"""Training of word vectors, word2vec and GloVe, and its settings."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from homespun.config import Config
+from homespun.errors import UserError
+from homespun.vectors.cooccurrence import Block, Cooccurrence
+from homespun.vectors.word_file import OnProgress, Unit, WordFile, split_into_lines
+
+
+class WordsConfig(Config):
+    """Vocabulary of word vectors."""
+
+    unit: Unit = Field(default="words", description="words of the text, or tokens of the corpus, without special ones")
+    lowercase: bool = Field(default=True, description="lowercase words of the text; tokens stay as they are")
+    min_count: int = Field(default=5, ge=1, description="minimum frequency of a word")
+    max_words: int = Field(default=400_000, ge=2, description="maximum size of the vocabulary")
+
+
+class Word2VecConfig(Config):
+    """word2vec with negative sampling and subsampling (Mikolov et al. 2013), by gensim."""
+
+    kind: Literal["word2vec"] = "word2vec"
+    architecture: Literal["skipgram", "cbow"] = Field(
+        default="skipgram", description="skipgram: a word predicts its neighbours; cbow: they predict it"
+    )
+    size: int = Field(default=100, ge=1, description="dimensions of a vector")
+    window: int = Field(default=5, ge=1, le=1000, description="maximum distance of a neighbour; drawn for each word")
+    negative: int = Field(default=5, ge=1, description="negative samples for each neighbour")
+    subsample: float = Field(default=1e-3, ge=0, description="threshold of the frequency for subsampling; 0: none")
+    epochs: int = Field(default=10, ge=1)
+    learning_rate: float = Field(default=0.025, gt=0, description="initial; it falls linearly to zero")
+
+
+class GloveConfig(Config):
+    """GloVe (Pennington et al. 2014): weighted least squares on the logarithms of co-occurrence counts."""
+
+    kind: Literal["glove"] = "glove"
+    size: int = Field(default=100, ge=1, description="dimensions of a vector")
+    window: int = Field(
+        default=10, ge=1, le=1000, description="maximum distance of a co-occurrence, which counts 1 / distance"
+    )
+    epochs: int = Field(default=25, ge=1)
+    learning_rate: float = Field(default=0.15, gt=0, description="of AdaGrad; a step is a block of the matrix")
+    x_max: float = Field(default=100.0, gt=0, description="count from which the weight is 1")
+    alpha: float = Field(default=0.75, ge=0, le=1, description="below x_max the weight is (count / x_max) ** alpha")
+
+
+VectorsMethod = Annotated[Word2VecConfig | GloveConfig, Field(discriminator="kind")]
+
+
+class VectorsConfig(Config):
+    """Vocabulary and training of word vectors."""
+
+    words: WordsConfig = WordsConfig()
+    method: VectorsMethod
+    seed: int = Field(default=0, ge=0)
+    workers: int | None = Field(
+        default=None, ge=1, description="threads; by default one a core. word2vec is reproducible with 1 only"
+    )
+
+
+_LINE = 10_000  # words of a line, the limit of gensim's compiled loop
+
+
+def require_gensim() -> ModuleType:
+    """Import ``gensim.models``.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        from gensim import models
+    except ImportError as error:
+        raise UserError(
+            "word2vec needs gensim, which is not installed: pip install 'homespun[vectors]' (GloVe needs none)"
+        ) from error
+    module: ModuleType = models
+    return module
+
+
+def train_word2vec(
+    text: WordFile,
+    config: Word2VecConfig,
+    folder: str | Path,
+    *,
+    seed: int,
+    workers: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> NDArray[np.float32]:
+    """Train word2vec.
+
+    Args:
+        text: the words.
+        config: the settings.
+        folder: for a temporary file of all words, of 2 to 7 bytes each.
+        seed: of the training, which is reproducible with one worker; several update the same vectors.
+        workers: threads; by default one a core.
+        on_progress: called after each epoch, with the share that is done.
+
+    Returns:
+        (words, size) vectors.
+
+    Raises:
+        UserError: gensim is not installed.
+    """
+    models = require_gensim()
+    path = Path(folder) / "words.txt"
+    lines = 0
+    with path.open("w", encoding="ascii") as stream:
+        for line in split_into_lines(text.documents(), _LINE):
+            stream.write(" ".join(map(str, line)) + "\n")
+            lines += 1
+    model = models.Word2Vec(
+        vector_size=config.size,
+        window=config.window,
+        min_count=1,
+        sg=int(config.architecture == "skipgram"),
+        hs=0,
+        negative=config.negative,
+        sample=config.subsample,
+        alpha=config.learning_rate,
+        seed=seed,
+        workers=max(1, min(workers or os.cpu_count() or 1, lines)),
+    )
+    model.build_vocab_from_freq({str(index): count for index, count in enumerate(text.counts.tolist())}, lines)
+    model.train(
+        corpus_file=str(path),
+        total_examples=lines,
+        total_words=int(text.counts.sum()),
+        epochs=config.epochs,
+        callbacks=[_Epochs(config.epochs, on_progress)],
+    )
+    path.unlink()
+    rows = np.array([model.wv.key_to_index[str(index)] for index in range(len(text.words))])
+    vectors: NDArray[np.float32] = np.asarray(model.wv.vectors, np.float32)[rows]
+    return vectors
+
+
+class _Epochs:
+    """Callback of gensim that reports progress."""
+
+    def __init__(self, total: int, on_progress: OnProgress | None) -> None:
+        self.total, self.on_progress, self.done = total, on_progress, 0
+
+    def on_epoch_end(self, model: object) -> None:
+        self.done += 1
+        if self.on_progress is not None:
+            self.on_progress(self.done / self.total)
+
+    def on_epoch_begin(self, model: object) -> None: ...
+    def on_train_begin(self, model: object) -> None: ...
+    def on_train_end(self, model: object) -> None: ...
+
+
+_SMALL = 1e-8
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Progress of the training; ``loss`` is the mean weighted squared error of a cell."""
+
+    number: int
+    share: float  # of all epochs
+    loss: float
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Vectors of words or of contexts, (words, size + 2); the last two columns are the bias and 1, or 1 and the bias.
+
+    The product of a word's row and a context's row then has both biases.
+    """
+
+    values: Tensor
+    squares: Tensor  # sums of squared gradients
+    ones: int  # the column that stays 1
+
+    @classmethod
+    def drawn(cls, words: int, size: int, ones: int, draw: torch.Generator) -> _Side:
+        values = (torch.rand(words, size + 2, generator=draw) - 0.5) / size
+        values[:, ones] = 1.0
+        return cls(values, torch.zeros_like(values), ones)
+
+    def step(self, gradient: Tensor, learning_rate: float) -> None:
+        gradient[:, self.ones] = 0.0
+        self.squares.addcmul_(gradient, gradient)
+        self.values.addcdiv_(gradient, self.squares.sqrt().add_(_SMALL), value=-learning_rate)
+
+
+class Glove:
+    """Training of vectors: iterate over `epochs`, then read `vectors`.
+
+    Args:
+        matrix: co-occurrence counts.
+        size: dimensions of a vector.
+        learning_rate: of AdaGrad.
+        x_max: count from which the weight of a cell is 1; below it ``(count / x_max) ** alpha``.
+        alpha: see ``x_max``.
+        seed: of the initialisation and of the order of blocks.
+    """
+
+    def __init__(
+        self,
+        matrix: Cooccurrence,
+        *,
+        size: int,
+        learning_rate: float,
+        x_max: float = 100.0,
+        alpha: float = 0.75,
+        seed: int = 0,
+    ) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        self.matrix, self.size = matrix, size
+        self.learning_rate, self.x_max, self.alpha = learning_rate, x_max, alpha
+        self.words = _Side.drawn(matrix.words, size, size + 1, draw)
+        self.contexts = _Side.drawn(matrix.words, size, size, draw)
+        self._order = np.random.default_rng(seed)
+
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        """Sum of word and context vectors, (words, size) (section 4.2)."""
+        both: NDArray[np.float32] = (self.words.values + self.contexts.values)[:, : self.size].numpy()
+        return both
+
+    def epochs(self, count: int) -> Iterator[Epoch]:
+        """Train ``count`` epochs, and yield the progress after each block."""
+        blocks = self.matrix.blocks
+        for number in range(count):
+            total = seen = 0.0
+            for index, block in enumerate(self._order.permutation(blocks)):
+                loss, cells = self._learn(self.matrix.block(int(block)))
+                total, seen = total + loss, seen + cells
+                yield Epoch(number + 1, (number + (index + 1) / blocks) / count, total / max(seen, 1))
+
+    def _learn(self, block: Block) -> tuple[float, int]:
+        """Take a step of words and one of contexts; returns the summed loss before them, and the number of cells."""
+        counts = torch.from_numpy(np.array(block.weights))
+        weights = (counts / self.x_max).clamp_(max=1.0).pow_(self.alpha)
+        wanted = counts.log_().neg_()
+        starts, columns = (torch.from_numpy(np.array(part)) for part in (block.row_starts, block.columns))
+        here = torch.from_numpy(block.words)
+        loss = 0.0
+        for learning, other in ((self.words, self.contexts), (self.contexts, self.words)):
+            others = other.values[here]
+            shape = (self.matrix.words, len(here))
+            errors = torch.sparse.sampled_addmm(_rows(starts, columns, wanted, shape), learning.values, others.T)
+            weighted = errors.values() * weights
+            loss += float(torch.dot(weighted, errors.values()))
+            learning.step(torch.mm(_rows(starts, columns, weighted, shape), others), self.learning_rate)
+        return loss / 2, len(weights)
+
+
+def _rows(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)  # beta
+        return torch.sparse_csr_tensor(starts, columns, values, size=shape, check_invariants=False)
