@@ -66,6 +66,15 @@ class ConfusionMatrix(Part):
         """True if there is a row and a column for each label."""
         return bool(self.labels) and [len(row) for row in self.counts] == [len(self.labels)] * len(self.labels)
 
+    @property
+    def is_readable(self) -> bool:
+        """True for few enough classes for a coloured table."""
+        return len(self.labels) <= 40
+
+    def percent(self) -> list[list[float]]:
+        """(classes, classes) percent of each row; the diagonal is the recall."""
+        return [[100 * n / max(1.0, sum(row)) for n in row] for row in self.counts]
+
 
 class ReliabilityBin(Part):
     """Answers of similar confidence: their number, mean confidence and share of right ones."""
@@ -144,8 +153,8 @@ class Leakage(Part):
     pairs: list[DuplicatePair] = []
 
 
-class WorstPrediction(Part):
-    """A test example with one of the largest losses or lowest scores."""
+class ExamplePrediction(Part):
+    """A test example with its prediction."""
 
     row: int | None = None
     text: str | None = None
@@ -306,6 +315,8 @@ class RunResult(ResultFile):
     corpus: Corpus | None = None
     frequencies: dict[str, Number | None] = {}  # unigram baseline by term of the loss
     task: str = "classification"
+    task_description: str = ""
+    count_titles: dict[str, str] = {}  # counts of examples to show, by key
     measures: list[str] = []
     measured_on: str = "test"
     labels: list[str] | None = None
@@ -316,7 +327,8 @@ class RunResult(ResultFile):
     tuning: Tuning = Tuning()
     calibration: Calibration | None = None
     overlap: Leakage | None = None
-    most_wrong: list[WorstPrediction] = []
+    most_wrong: list[ExamplePrediction] = []
+    most_confident: list[ExamplePrediction] = []
     lengths: list[dict[str, JsonValue]] = []
     layers: LayerMix | None = None
     export: Export | None = None

@@ -205,6 +205,8 @@ def _summarise(
         "name": run.path.name,
         "start_from": str(inputs.model.name),
         "task": recipe.objective.kind,
+        "task_description": recipe.objective.description,
+        "count_titles": dict(recipe.objective.count_titles),
         "measures": list(task.reported_metrics),
         **task.result_fields(),
         "rows": {"train": len(first.training), "validation": len(first.validation), "test": len(first.test or ())},
@@ -216,6 +218,7 @@ def _summarise(
         "calibration": best.test.get("calibration", {}),
         "overlap": summarize_leakage(leakage, task, inputs.largest, folders).model_dump(exclude_unset=True),
         "most_wrong": best.most_wrong,
+        "most_confident": best.most_confident,
         "lengths": task_lengths(task, inputs.model.stored.tokenizer, parts),
         "seconds_all": sum(result.summary["seconds"] or 0.0 for result in trained),
     }

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from homespun.commands.error_analysis import top_errors
+from homespun.commands.error_analysis import notable_predictions
 from homespun.commands.memory import fit_memory
 from homespun.commands.recipe import FinetuneRecipe
 from homespun.commands.result import summarise, watch
@@ -42,6 +42,7 @@ class TrialResult(BaseModel):
         test: test metrics.
         tuning: temperature and thresholds chosen on the validation examples.
         most_wrong: the worst predictions.
+        most_confident: the right predictions with the smallest loss.
         counts: truncated inputs and the like, over all parts.
     """
 
@@ -51,6 +52,7 @@ class TrialResult(BaseModel):
     test: dict[str, Any] = {}
     tuning: dict[str, Any] = {}
     most_wrong: list[dict[str, Any]] = []
+    most_confident: list[dict[str, Any]] = []
     counts: dict[str, int] = {}
 
 
@@ -185,6 +187,6 @@ def _evaluate(
         summary=summary,
         test=measured.metrics,
         tuning=calibrated.result,
-        most_wrong=top_errors(task, trial, measured.predictions),
         counts={name: sum(rows.counts[name] for rows in parts) for name in parts[0].counts},
+        **notable_predictions(task, trial, measured.predictions),
     )

@@ -41,6 +41,7 @@ from homespun.tasks.calibration import Calibration, calibrate
 from homespun.tasks.head_training import ClassLoss, ClassTraining, TextLoss, build_text_head
 from homespun.tasks.protocol import CalibratedTask, Measured, TrainingSetup, task_metadata
 from homespun.tasks.texts import (
+    TEXT_COUNTS,
     TEXT_KINDS,
     LabelledData,
     LabelledText,
@@ -64,6 +65,8 @@ class Classification(ClassTraining):
     """
 
     data_kinds = TEXT_KINDS
+    description = "classification"
+    count_titles = TEXT_COUNTS
     metrics = ("accuracy", "macro_f1", "weighted_f1", "log_loss", "f1", "roc_auc", "pr_auc", "micro_f1", "ece")
 
     kind: Literal["classification"] = "classification"

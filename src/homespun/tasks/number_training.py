@@ -30,6 +30,7 @@ from homespun.objectives.protocol import WithTargetCounts
 from homespun.tasks.head_training import TextLoss
 from homespun.tasks.protocol import TaskObjective, TrainingSetup, task_metadata
 from homespun.tasks.texts import (
+    TEXT_COUNTS,
     TEXT_KINDS,
     LabelledText,
     TextsData,
@@ -156,6 +157,7 @@ class NumberObjective(TaskObjective):
     """Settings of objectives on numbers; a subclass adds its head."""
 
     data_kinds = TEXT_KINDS
+    count_titles = TEXT_COUNTS | {"outside": "Values outside their range, left out"}
     metrics: ClassVar[tuple[str, ...]] = ("absolute_error", "squared_error", "pearson", "spearman")
 
     frozen: bool = Field(default=False, description="train the head alone; the encoder stays as it is")

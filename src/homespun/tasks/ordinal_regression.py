@@ -59,6 +59,7 @@ class OrdinalRegression(NumberObjective):
     """
 
     metrics = (*NumberObjective.metrics, "quadratic_kappa", "accuracy", "within_one", "log_loss")
+    description = "ordinal regression"
 
     kind: Literal["ordinal_regression"] = "ordinal_regression"
     head: SequenceHeadConfig = FeedForwardHeadConfig()

@@ -303,6 +303,10 @@ class TaskObjective(Config, ABC):
     """Kinds of data that it trains on."""
     metrics: ClassVar[tuple[str, ...]] = ()
     """Metrics of a validation besides its loss, for ``train.best_metric``; none: the validation has its loss alone."""
+    description: ClassVar[str]
+    """The task in a few words, for reports."""
+    count_titles: ClassVar[Mapping[str, str]] = {}
+    """Titles of the `TaskRows.counts` that a report shows."""
 
     kind: str
 

@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -97,6 +97,13 @@ class QuestionAnswering(TaskObjective):
     """First and last token of an answer, by cross entropy over the tokens of a window; without an answer, ``[CLS]``."""
 
     data_kinds = ("questions",)
+    description = "extractive question answering"
+    count_titles: ClassVar[Mapping[str, str]] = {
+        "answers_realigned": "Answers moved to their nearest occurrence",
+        "answers_dropped": "Questions whose answer is not in the text, left out of training",
+        "questions_truncated": "Questions truncated to the length of the model",
+        "empty_contexts": "Questions about an empty text",
+    }
     metrics = tuple(f"{part}{name}" for part in ("", "has_answer_", "no_answer_") for name in METRICS)
 
     kind: Literal["question_answering"] = "question_answering"

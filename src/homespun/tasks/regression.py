@@ -46,6 +46,8 @@ class Regression(NumberObjective):
     scale; the stored model predicts on the scale of the targets.
     """
 
+    description = "regression"
+
     kind: Literal["regression"] = "regression"
     head: SequenceHeadConfig = FeedForwardHeadConfig()
     last_layers: LayerCount = 1

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -82,6 +82,12 @@ class SentenceClassification(ClassTraining):
     """
 
     data_kinds = ("sentences",)
+    description = "sentence classification"
+    count_titles: ClassVar[Mapping[str, str]] = {
+        "windows_beyond_one": "Windows beyond the first one of a document",
+        "sentences_cut": "Sentences truncated to the length of the model",
+        "empty_documents": "Documents without a sentence",
+    }
     metrics = ("accuracy", "macro_f1", "weighted_f1", "log_loss", "f1", "roc_auc", "pr_auc")
 
     kind: Literal["sentence_classification"] = "sentence_classification"

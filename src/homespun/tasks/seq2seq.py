@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -59,6 +59,12 @@ class TextToText(TaskObjective):
     """
 
     data_kinds = ("source_target",)
+    description = "text to text"
+    count_titles: ClassVar[Mapping[str, str]] = {
+        "truncated": "Inputs truncated to the length of the model",
+        "targets_truncated": "Targets truncated in training",
+        "empty": "Pairs without a source or a target, left out",
+    }
 
     kind: Literal["seq2seq"] = "seq2seq"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="share of the truth spread over all words")

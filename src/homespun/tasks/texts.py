@@ -20,6 +20,11 @@ from homespun.tasks.head_training import TextHeadSettings, check_head
 from homespun.tasks.protocol import TaskData, check_length, numbered_chunks, paths
 
 TEXT_KINDS = ("texts", "sentence_pairs")
+TEXT_COUNTS = {
+    "truncated": "Inputs truncated to the length of the model",
+    "chunked": "Texts read in chunks",
+    "one_sided": "Pairs with an empty side, left out of training",
+}
 _CHUNK = 4096  # records read ahead in prediction, and sorted by length together
 
 

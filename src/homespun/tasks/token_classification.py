@@ -8,7 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -74,6 +74,11 @@ class TokenClassification(ClassTraining):
     """A tag for each word, by cross entropy over its first piece."""
 
     data_kinds = ("token_labels",)
+    description = "token classification"
+    count_titles: ClassVar[Mapping[str, str]] = {
+        "words_without_pieces": "Words without tokens, which get no tag",
+        "unseen_tags": "Words with a tag that is not in the training set",
+    }
     metrics = ("f1", "precision", "recall", "accuracy", "macro_f1")
 
     kind: Literal["token_classification"] = "token_classification"
