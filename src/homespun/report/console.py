@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Literal, Protocol, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -85,11 +85,12 @@ class Display:
 
     def __init__(self, *, json: bool = False, stream: TextIO | None = None) -> None:
         self.json = json
-        stream = sys.stderr if stream is None else stream
-        self._view: _View = _View() if json else _Bars(stream) if stream.isatty() else _Lines(stream)
+        self._stream = sys.stderr if stream is None else stream
+        self._bars = None if json or not self._stream.isatty() else _make_bars(self._stream)
 
     def __enter__(self) -> Display:
-        self._view.start()
+        if self._bars is not None:
+            self._bars.start()
         return self
 
     def __exit__(
@@ -99,11 +100,17 @@ class Display:
 
     def stop(self) -> None:
         """Stop, so that another process can use the terminal."""
-        self._view.stop()
+        if self._bars is not None:
+            self._bars.stop()
 
     def task(self, description: str, *, total: float | None, unit: str = "") -> ProgressTask:
         """Start work of ``total`` ``unit``; None: unknown. A total without a unit is shown in percent."""
-        return self._view.task(_plain(description), total, unit)
+        clock = _Clock(total, unit)
+        if self.json:
+            return _Silence()
+        if self._bars is not None:
+            return _Bar(self._bars, _plain(description), clock)
+        return _Line(self._stream, _plain(description), clock)
 
 
 class _Clock:
@@ -135,17 +142,17 @@ class _Clock:
         )
 
 
-class _View:
-    """Shows nothing."""
-
-    def start(self) -> None:
-        """Take the terminal."""
-
-    def stop(self) -> None:
-        """Release the terminal."""
-
-    def task(self, description: str, total: float | None, unit: str) -> ProgressTask:
-        return _Silence()
+def _make_bars(stream: TextIO) -> Progress:
+    rate, left, note = (TextColumn(f"{{task.fields[{key}]}}", markup=False) for key in ("rate", "left", "note"))
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[share]}", markup=False, justify="right"),
+        *(rate, TimeElapsedColumn(), left, note),
+        console=Console(file=stream),
+        # printed lines go above the bars, unless they go into a file or a pipe
+        redirect_stdout=sys.stdout.isatty(),
+    )
 
 
 class _Silence:
@@ -153,49 +160,15 @@ class _Silence:
         pass
 
 
-class _Bars(_View):
-    def __init__(self, stream: TextIO) -> None:
-        names = ("rate", "left", "note")
-        rate, left, note = (TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in names)
-        self.progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[share]}", markup=False, justify="right"),
-            *(rate, TimeElapsedColumn(), left, note),
-            console=Console(file=stream),
-            # printed lines go above the bars, unless they go into a file or a pipe
-            redirect_stdout=sys.stdout.isatty(),
-        )
-
-    def start(self) -> None:
-        self.progress.start()
-
-    def stop(self) -> None:
-        self.progress.stop()
-
-    def task(self, description: str, total: float | None, unit: str) -> ProgressTask:
-        number = self.progress.add_task(description, total=total, share="", rate="", left="", note="")
-        return _Bar(self.progress, number, _Clock(total, unit))
-
-
 class _Bar:
-    def __init__(self, progress: Progress, number: TaskID, clock: _Clock) -> None:
-        self.progress, self.number, self.clock = progress, number, clock
+    def __init__(self, progress: Progress, description: str, clock: _Clock) -> None:
+        self.progress, self.clock = progress, clock
+        self.number = progress.add_task(description, total=clock.total, share="", rate="", left="", note="")
 
     def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
         rate, remaining = self.clock.words(done, rate, left)
-        share = self.clock.share(done)
-        self.progress.update(
-            self.number, completed=done, share=share, rate=_plain(rate), left=remaining, note=_plain(note)
-        )
-
-
-class _Lines(_View):
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
-
-    def task(self, description: str, total: float | None, unit: str) -> ProgressTask:
-        return _Line(self.stream, description, _Clock(total, unit))
+        share, rate, note = self.clock.share(done), _plain(rate), _plain(note)
+        self.progress.update(self.number, completed=done, share=share, rate=rate, left=remaining, note=note)
 
 
 class _Line:
