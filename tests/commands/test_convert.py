@@ -276,7 +276,7 @@ def test_the_printed_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     source = bert(tmp_path / "hf")
     app(["convert", str(source), "--out", str(tmp_path / "ours")], standalone_mode=False)
     printed = capsys.readouterr().out
-    for words in ("{0-2}", "Left out", "pooler", "checked", "parameters"):
+    for words in ("{0-2}", "Dropped", "pooler", "checked", "parameters"):
         assert words in printed
 
 

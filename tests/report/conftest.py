@@ -197,6 +197,8 @@ def finetuning_run(
         "baselines": {"majority": majority, "tfidf": make_metrics(labels, tfidf, rows=rows, seed=101)},
         "labels": labels,
         "truncated": 37,
+        "task_description": "classification",
+        "count_titles": {"truncated": "Inputs truncated"},
         **result,
     }
     (path / "result.json").write_text(json.dumps(values))

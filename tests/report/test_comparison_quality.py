@@ -88,7 +88,7 @@ def test_gaps_are_of_the_measure_that_is_shown(tmp_path: Path) -> None:
     assert [row[titles.index("difference to best")] for row in quality.rows][1:] == pytest.approx([-0.10, -0.26])
     text = summary_text(comparison)
     assert "It beats TF-IDF + linear (45.0 %) by 26.0 points (means only)." in text
-    assert "sts: single rows have no Spearman correlation" in text
+    assert "sts: single examples have no Spearman correlation" in text
     assert "over test examples" not in text
 
 
@@ -187,17 +187,17 @@ def test_validation_scores_are_labelled(tmp_path: Path) -> None:
         tmp_path / "kept", "accuracy", models, measured_on="validation", tasks=("one", "two"), search=search
     )
     text = summary_text(kept)
-    assert "Score: accuracy 100.0 ± 0.0 % (2 trainings, 700 validation texts)." in text
+    assert "Score: accuracy 100.0 ± 0.0 % (2 trainings, 700 validation examples)." in text
     limitation = "on an independent test set: its scores are on the validation set, which also chose the checkpoints"
     assert f"one {limitation} and, in the search, the settings;" in text
     assert f"two {limitation};" in text
-    assert "test texts" not in text
+    assert "test examples" not in text
     (first, _) = evaluate(kept)
     quality = tables.quality(first)
     assert "validation texts" in [column.title for column in quality.columns]
     assert "test" not in f"{quality.note}".replace("permutation test", "")
     tested = summary_text(compared(tmp_path / "tested", "accuracy", models))
-    assert "700 test texts" in tested
+    assert "700 test examples" in tested
     assert "validation" not in tested
 
 

@@ -161,7 +161,7 @@ def test_failed_variant_has_a_row_with_its_error(folder: Path, content: Content)
     assert giant["trials"] == "3 failed"
     assert giant["accuracy, mean"] == ""
     assert content["trials"] == {"done": 15, "failed": 3}
-    assert "Of 18 trials 15 done, 3 failed." in content["notices"]
+    assert "Trials: 15 done, 3 failed, of 18." in content["notices"]
     assert any("giant (3 failed)" in text for text in content["advice"])
 
 
@@ -356,7 +356,7 @@ def test_unfinished_and_unreadable_trials_are_reported(folder: Path, tmp_path: P
     content = write(path)
     assert content["trials"] == {"waiting": 1, "running": 1, "done": 9, "unreadable": 4, "failed": 3}
     notices = "\n".join(content["notices"])
-    assert re.search("18 trials .*1 still running, 9 done, 3 failed, 4 ", notices)
+    assert re.search("1 running, 9 done, 3 failed, 4 unreadable, of 18", notices)
     assert "trials/reformer/seed-2: trial.json is not valid JSON" in notices
     assert re.search(r"trials/causal/seed-0: trial\.json .*version 7.* 1\b", notices)
     assert "trials/window-16/seed-1 has no trial.json" in notices
@@ -364,7 +364,7 @@ def test_unfinished_and_unreadable_trials_are_reported(folder: Path, tmp_path: P
     assert str(tmp_path) not in json.dumps(content)
     by_name = {row["name"]: row for row in content["tasks"]["phrasebank"]["contenders"]}
     assert [len(by_name[made.name]["values"]) for made in EVERYONE] == [1, 2, 2, 2, 2]
-    assert by_name["bert"]["trials"] == "1 not begun, 1 still running, 1 done"
+    assert by_name["bert"]["trials"] == "1 waiting, 1 running, 1 done"
 
 
 def test_mismatched_predictions_are_reported(folder: Path, tmp_path: Path, undrawn: None) -> None:

@@ -290,7 +290,7 @@ def test_confusion_in_percent_of_the_truth_and_its_mistakes(metrics: Make) -> No
     assert confusion(Metrics(confusion={"labels": ["a", "b"], "counts": [[1, 2]]})) is None
     assert confusion(Metrics()) is None
     many = confusion(Metrics(**metrics([f"c{i}" for i in range(41)], 0.8, rows=410)))
-    assert not many.readable
+    assert not many.is_readable
 
 
 def test_markdown_and_csv_cells() -> None:

@@ -194,3 +194,34 @@ def test_equal_baselines_of_several_runs_are_shown_once(tmp_path: Path, finetuni
     (table,) = tables.results(runs)
     names = [row[0] for row in table.rows]
     assert names == ["a", "b", "c", "majority class", "TF-IDF + linear", "TF-IDF + linear (c)"]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "budget", "words"),
+    [(0.88, 60.0, "full is significant"), (0.912, 60.0, "not significant"), (0.88, 30.0, "")],
+)
+def test_models_are_ranked_only_with_equal_budgets(
+    tmp_path: Path, finetuning: Make, accuracy: float, budget: float, words: str
+) -> None:
+    paths = [finetuning(tmp_path / "window"), finetuning(tmp_path / "full", accuracy=accuracy)]
+    config = yaml.safe_load((paths[1] / "config.yaml").read_text())
+    config["train"]["budget"]["time"] = budget
+    (paths[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    first = summary(read_runs(paths))[0]
+    assert first.startswith("Best of 2 models" if words else "window: 12-class")
+    assert words in first
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "homespun predict"),
+        ({"seeds": 1}, "seeds=3"),
+        ({"measured_on": "validation"}, "data.test"),
+        ({"tfidf": 0.95}, "use TF-IDF"),
+        ({"tfidf": 0.905}, "more test examples"),
+    ],
+)
+def test_next_step(tmp_path: Path, finetuning: Make, values: dict[str, Any], words: str) -> None:
+    (text,) = summary([read_run(finetuning(tmp_path / "a", **values))])
+    assert words in text.partition("Next: ")[2]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+import numpy as np
 from pydantic import JsonValue
 
 from homespun.comparison_results import CandidateResult, ComparisonResult, Overhead, TableResult, TaskResult
@@ -33,14 +33,14 @@ from homespun.report.document import (
     csv_text,
     write_document,
 )
-from homespun.report.error_analysis import Confusion, confusion
+from homespun.report.error_analysis import confusion
 from homespun.report.formats import number
 from homespun.report.page import confusion_contents, length_contents, tabular
 from homespun.report.plots import BY_STEP, BY_TIME, BY_TOKENS, Line
 from homespun.report.records import RunRecord, config_text
 from homespun.report.table import Table, Writer, slug
 from homespun.report.tables import environment, losses
-from homespun.results import VERSION
+from homespun.results import VERSION, ConfusionMatrix
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class Report:
                     continue
                 title, end = f"{task.name}: {candidate.name}", f"-{slug(task.name)}-{rank + 1}"
                 own = confusion_contents(found, end, title, f"Most frequent mistakes of {candidate.name}")
-                contents += own if rank == 0 and found.readable else [Details(title, own)]
+                contents += own if rank == 0 and found.is_readable else [Details(title, own)]
         if contents:
             contents.insert(0, Paragraph("Best variation of each task first; counts are summed over trainings."))
         return contents
@@ -291,13 +291,13 @@ def _stage_title(stage: str) -> str:
     return "Pretraining" if stage == "pretrain" else f"Fine-tuning, {stage}"
 
 
-def _summed(records: Sequence[RunRecord]) -> Confusion | None:
+def _summed(records: Sequence[RunRecord]) -> ConfusionMatrix | None:
     """The confusion matrices of all tests of the runs, counts added up."""
     found = [matrix for record in records for test in record.tests() if (matrix := confusion(test)) is not None]
     if not found or any(list(one.labels) != list(found[0].labels) for one in found):
         return None
-    cells = range(len(found[0].labels))
-    return Confusion(found[0].labels, [[sum(one.counts[i][j] for one in found) for j in cells] for i in cells])
+    counts = np.sum([matrix.counts for matrix in found], axis=0).tolist()  # (classes, classes)
+    return found[0].model_copy(update={"counts": counts})
 
 
 __all__ = ["is_comparison", "write_comparison"]
@@ -360,20 +360,19 @@ def _task_result(task: TaskComparison) -> TaskResult:
 
 def _candidate_result(task: TaskComparison, candidate: Candidate) -> CandidateResult:
     test = task.against_best.get(candidate.name)
-    fields: dict[str, Any] = test.model_dump() if test else {"not_worse": False}
-    if own := task.own.get(candidate.name):
-        fields["own_baselines"] = dict(own)
     mean, deviation = candidate.spread or (None, None)
-    return CandidateResult(
-        name=candidate.name,
-        kind=candidate.kind,
-        trials=candidate.state,
-        why=candidate.why,
-        values=list(candidate.values),
-        mean=mean,
-        deviation=deviation,
-        **fields,
-    )
+    values = {
+        "name": candidate.name,
+        "kind": candidate.kind,
+        "trials": candidate.state,
+        "why": candidate.why,
+        "values": list(candidate.values),
+        "mean": mean,
+        "deviation": deviation,
+        **(test.model_dump() if test else {"not_worse": False}),
+    }
+    own = task.own.get(candidate.name)
+    return CandidateResult.model_validate(values | ({"own_baselines": dict(own)} if own else {}))
 
 
 def _table_result(table: Table) -> TableResult:

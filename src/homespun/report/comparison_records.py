@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from homespun.report.records import (
     read_run,
 )
 
-STATES = {"waiting": "not begun", "running": "still running", "done": "done", "failed": "failed"}
+STATUSES = ("waiting", "running", "done", "failed", "unreadable")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class TrialRecord:
 
     name: str
     seed: int
-    status: str  # a key of STATES, or "unreadable"
+    status: str  # one of `STATUSES`
     why: str = ""  # of a trial that failed or cannot be read
     result: TrialResult = field(default_factory=TrialResult)
     stages: Mapping[str, StageRecord] = field(default_factory=dict)
@@ -95,9 +96,8 @@ class Variant:
     @property
     def state(self) -> str:
         """``3 done``, ``2 done, 1 failed``."""
-        labels = {**STATES, "unreadable": "unreadable"}
-        counts = {labels[status]: sum(t.status == status for t in self.trials) for status in labels}
-        return ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+        counts = Counter(trial.status for trial in self.trials)
+        return ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
 
     @property
     def why(self) -> str | None:
@@ -183,7 +183,7 @@ def read_comparison(folder: Path) -> Comparison:
         state = "holds no comparison" if folder.is_dir() else "is not a folder"
         raise UserError(f"{folder} {state}: it has neither comparison.yaml nor trials/NAME/seed-K/trial.json")
     recipe = migrate(read_yaml(folder / "comparison.yaml")) if (folder / "comparison.yaml").is_file() else {}
-    warnings = [] if recipe else ["comparison.yaml is missing: what was asked for is known from the trials alone."]
+    warnings = [] if recipe else ["comparison.yaml is missing: the settings are taken from the trials."]
     named = [str(name) for name in as_tree(recipe.get("variations"))]
     found: dict[str, list[TrialRecord]] = {}
     for path in sorted(folder.glob("trials/*/seed-*"), key=lambda path: _natural(path.name)):

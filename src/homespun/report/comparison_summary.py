@@ -8,7 +8,7 @@ from statistics import fmean
 from homespun.comparison_results import SignificanceTest
 from homespun.report import formats, significance
 from homespun.report.comparison_quality import Candidate, TaskComparison
-from homespun.report.comparison_records import STATES, Comparison, Variant, comparable_variants
+from homespun.report.comparison_records import STATUSES, Comparison, Variant, comparable_variants
 from homespun.report.formats import FURTHER_METRICS, metric_title, number
 from homespun.report.records import as_tree
 from homespun.report.summary import compare_with_unigram_baseline, paragraph
@@ -183,6 +183,5 @@ def progress(comparison: Comparison) -> str | None:
     statuses = [trial.status for trial in comparison.trials]
     if statuses and set(statuses) == {"done"}:
         return None
-    labels = {**STATES, "unreadable": "cannot be read"}
-    counts = [(count, label) for status, label in labels.items() if (count := statuses.count(status))]
+    counts = [(count, status) for status in STATUSES if (count := statuses.count(status))]
     return _sentence("progress", total=len(statuses), counts=counts)

@@ -54,7 +54,7 @@ def quality(task: TaskComparison) -> Table:
         *numbers(formats.points, "difference to own baseline"),
         *spreads(formats.share_spread, *map(metric_title, FURTHER_METRICS)),
         *numbers(formats.loss, "log loss"),
-        *numbers(formats.integer, "trainings", f"{task.part} texts"),
+        *numbers(formats.integer, "trainings", f"{task.part} examples"),
         *texts("trials"),
     )
     note = (

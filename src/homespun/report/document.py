@@ -8,16 +8,16 @@ import io
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from homespun.errors import UserError
 from homespun.io.atomic import write_bytes, write_text
-from homespun.report.error_analysis import Confusion
 from homespun.report.plots import Plot
 from homespun.report.summary import environment
 from homespun.report.table import Table
+from homespun.results import ConfusionMatrix
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Heatmap:
     kind: ClassVar = "heatmap"
     title: str
     table: Table
-    confusion: Confusion
+    confusion: ConfusionMatrix
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,11 @@ class Document:
 
     def __post_init__(self) -> None:
         taken: set[tuple[type, str]] = set()
-        lead = _with_unique_names(self.lead, taken)
-        chapters = [replace(chapter, contents=_with_unique_names(chapter.contents, taken)) for chapter in self.chapters]
-        object.__setattr__(self, "lead", lead)
-        object.__setattr__(self, "chapters", chapters)
+        items: list[Table | Plot] = [*self.tables(), *self.plots()]
+        for item in items:
+            names = itertools.chain([item.name], (f"{item.name}-{number}" for number in itertools.count(2)))
+            item.name = next(name for name in names if (type(item), name) not in taken)
+            taken.add((type(item), item.name))
 
     def tables(self) -> list[Table]:
         """All tables, folded ones included."""
@@ -127,32 +128,6 @@ class Document:
             if isinstance(item, Details):
                 waiting = [*item.contents, *waiting]
         return found
-
-
-_Named = TypeVar("_Named", Table, Plot)
-
-
-def _with_unique_names(contents: Sequence[Content], taken: set[tuple[type, str]]) -> list[Content]:
-    """The contents with names that are not in ``taken``, to which they are added."""
-
-    def named(item: _Named) -> _Named:
-        numbered = (f"{item.name}-{number}" for number in itertools.count(2))
-        name = next(n for n in itertools.chain([item.name], numbered) if (type(item), n) not in taken)
-        taken.add((type(item), name))
-        return replace(item, name=name)
-
-    renamed: list[Content] = []
-    for item in contents:
-        match item:
-            case TableBlock() | Heatmap():
-                renamed.append(replace(item, table=named(item.table)))
-            case Gallery():
-                renamed.append(replace(item, plots=[named(plot) for plot in item.plots]))
-            case Details():
-                renamed.append(replace(item, contents=_with_unique_names(item.contents, taken)))
-            case _:
-                renamed.append(item)
-    return renamed
 
 
 def write_document(document: Document, out: Path) -> Path:
@@ -246,13 +221,9 @@ def _blocks(item: Content) -> list[str]:
             fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
             return [f"{fence}\n{text.rstrip()}\n{fence}"]
         case Details(title, contents):
-            return [f"### {escape(title)}", *_inner(contents)]
+            return [f"### {escape(title)}", *(block for item in contents for block in _blocks(item))]
 
 
-def _inner(contents: Sequence[Content]) -> list[str]:
-    return [block for item in contents for block in _blocks(item)]
-
-
-def _in_percent(counts: Table, confusion: Confusion) -> Table:
+def _in_percent(counts: Table, confusion: ConfusionMatrix) -> Table:
     rows = tuple((label, *row) for label, row in zip(confusion.labels, confusion.percent(), strict=True))
     return Table(counts.name, counts.title, counts.columns, rows)

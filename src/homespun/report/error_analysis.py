@@ -3,47 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from homespun.report import formats
 from homespun.report.plots import INK, PALETTE, End, Plot, drawing
 from homespun.report.records import RunRecord
 from homespun.report.table import Column, Table, numbers, texts
-from homespun.results import Calibration, Metrics
+from homespun.results import Calibration, ConfusionMatrix, ExamplePrediction, Metrics
 
 
-@dataclass(frozen=True)
-class Confusion:
-    """Counts of texts: rows are the truth, columns the prediction."""
-
-    labels: Sequence[str]
-    counts: Sequence[Sequence[float]]  # (classes, classes)
-
-    @property
-    def readable(self) -> bool:
-        """True for few enough classes for a coloured table."""
-        return len(self.labels) <= 40
-
-    def percent(self) -> list[list[float]]:
-        """(classes, classes) percent of each row; the diagonal is the recall."""
-        return [[100 * n / max(1.0, sum(row)) for n in row] for row in self.counts]
-
-    def table(self, name: str) -> Table:
-        """The counts as a table."""
-        columns = (*texts("truth \\ prediction"), *numbers(formats.integer, *self.labels))
-        rows = tuple((label, *row) for label, row in zip(self.labels, self.counts, strict=True))
-        return Table(name, "Confusion matrix", columns, rows, "Texts: rows are the truth, columns the prediction.")
-
-
-def confusion(test: Metrics) -> Confusion | None:
-    """Confusion matrix in test metrics; None if there is none or it is not square."""
+def confusion(test: Metrics) -> ConfusionMatrix | None:
+    """Confusion matrix in test metrics, with labels in one line; None if there is none or it is not square."""
     matrix = test.confusion
     if matrix is None or not matrix.is_square:
         return None
-    return Confusion([formats.text(label) for label in matrix.labels], matrix.counts)
+    return matrix.model_copy(update={"labels": [formats.text(label) for label in matrix.labels]})
 
 
-def mistakes(found: Confusion, name: str, title: str = "Most frequent mistakes") -> Table | None:
+def confusion_table(found: ConfusionMatrix, name: str) -> Table:
+    """Counts of a confusion matrix."""
+    columns = (*texts("truth \\ prediction"), *numbers(formats.integer, *found.labels))
+    rows = tuple((label, *row) for label, row in zip(found.labels, found.counts, strict=True))
+    return Table(name, "Confusion matrix", columns, rows, "Rows are the truth, columns the prediction.")
+
+
+def mistakes(found: ConfusionMatrix, name: str, title: str = "Most frequent mistakes") -> Table | None:
     """The eight most frequent mistakes; None without mistakes."""
     shares = found.percent()
     pairs = [
@@ -54,8 +37,8 @@ def mistakes(found: Confusion, name: str, title: str = "Most frequent mistakes")
     ]
     largest = tuple(sorted(pairs, key=lambda pair: -pair[2])[:8])
     columns = (
-        *texts("truth", "taken for"),
-        *numbers(formats.integer, "texts"),
+        *texts("truth", "predicted"),
+        *numbers(formats.integer, "examples"),
         *numbers(formats.percent, "of the class"),
     )
     return Table(name, title, columns, largest) if largest else None
@@ -158,8 +141,18 @@ def reliability_plot(record: RunRecord, name: str) -> Plot | None:
 
 def top_errors_table(record: RunRecord, name: str) -> Table | None:
     """Examples with the largest loss or lowest score."""
-    wrong = record.result.most_wrong
-    if not wrong:
+    note = "Check the labels of these examples first. Row numbers start at 0."
+    return _predictions(name, f"Top errors of {record.name}", record.result.most_wrong, note)
+
+
+def confident_table(record: RunRecord, name: str) -> Table | None:
+    """Correct predictions with the smallest loss."""
+    note = "Correct predictions with the smallest loss. Row numbers start at 0."
+    return _predictions(name, f"Most confident predictions of {record.name}", record.result.most_confident, note)
+
+
+def _predictions(name: str, title: str, shown: Sequence[ExamplePrediction], note: str) -> Table | None:
+    if not shown:
         return None
     columns = (
         *numbers(formats.integer, "row"),
@@ -169,9 +162,8 @@ def top_errors_table(record: RunRecord, name: str) -> Table | None:
         *numbers(formats.loss, "loss"),
         *numbers(formats.share, "score"),
     )
-    rows = tuple((one.row, one.text, one.truth, one.predicted, one.loss, one.score) for one in wrong)
-    note = "Check their labels first: some are often wrong. Rows count from 0."
-    return Table(name, f"Top errors of {record.name}", columns, rows, note).without_empty_columns()
+    rows = tuple((one.row, one.text, one.truth, one.predicted, one.loss, one.score) for one in shown)
+    return Table(name, title, columns, rows, note).without_empty_columns()
 
 
 def _shown(value: object) -> str:

@@ -21,7 +21,7 @@ def number(value: object) -> float | None:
 
 
 def text(value: object) -> str:
-    """Any plain value in one line."""
+    """A plain value in one line."""
     if value is None or value == "":
         return DASH
     if isinstance(value, bool):

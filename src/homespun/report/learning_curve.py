@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from homespun.report import formats
 from homespun.report.document import Chapter, Code, Document, Gallery, Paragraph, TableBlock
 from homespun.report.formats import baseline_title, metric_title
 from homespun.report.plots import PALETTE, End, Plot, drawing
-from homespun.report.records import RunRecord
+from homespun.report.records import RunRecord, Tree
 from homespun.report.table import Table, numbers, spreads
 from homespun.results import CurvePoint, Spread, mean_over_trainings
 
@@ -90,7 +89,7 @@ def _of_baseline(point: CurvePoint, line: str, measure: str) -> float | None:
     return point.baselines[line].number(measure) if line in point.baselines else None
 
 
-def in_context_document(result: Mapping[str, Any]) -> Document:
+def in_context_document(result: Tree) -> Document:
     """The page of a result of `homespun.commands.few_shot`."""
     lead = Paragraph(
         f"{result['run']} classified {result['rows']:,} texts from examples in the prompt, without training. "
@@ -107,10 +106,10 @@ def in_context_document(result: Mapping[str, Any]) -> Document:
     )
 
 
-def in_context_table(result: Mapping[str, Any]) -> Table:
+def in_context_table(result: Tree) -> Table:
     """A row for each number of examples: mean, lowest and highest accuracy over draws."""
 
-    def extreme(found: Mapping[str, Any], choose: Any) -> float:
+    def extreme(found: Tree, choose: Callable[[Iterable[float]], float]) -> float:
         return float(choose(draw["accuracy"] for draw in found["draws"]))
 
     return Table(
@@ -137,7 +136,7 @@ def in_context_table(result: Mapping[str, Any]) -> Table:
     )
 
 
-def in_context_plot(result: Mapping[str, Any]) -> Plot:
+def in_context_plot(result: Tree) -> Plot:
     """Accuracy by the number of examples, at equal distances."""
     found = result["shots"]
     caption = "Accuracy by examples in the prompt, with TF-IDF and the majority class"

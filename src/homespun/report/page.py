@@ -22,12 +22,13 @@ from homespun.report.document import (
     TableBlock,
     write_document,
 )
-from homespun.report.error_analysis import Confusion, confusion, mistakes
+from homespun.report.error_analysis import confusion, confusion_table, mistakes, overlap_table
 from homespun.report.learning_curve import curve_plot, curve_table
 from homespun.report.plots import BY_STEP, BY_TIME, Line, Plot
 from homespun.report.records import RunRecord, comparable, config_text, read_runs
 from homespun.report.table import Table, slug
 from homespun.report.transfer import adaptation, distillation, layers_read
+from homespun.results import ConfusionMatrix
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,16 @@ def compose(records: Sequence[RunRecord], *, title: str, sections: Sequence[Sect
     lead += map(Notice, summary.leakage(records))
     chapters = [
         Chapter("Results", tabular(*tables.results(records))),
-        Chapter("Learning curve", _learning_curves(records)),
+        Chapter("Learning curve", _per_run(records, _learning_curve)),
         Chapter("Classes", _classes(records)),
-        Chapter("Top errors", _of_each(records, error_analysis.top_errors_table, "most-wrong")),
+        Chapter("Top errors and confident predictions", _per_run(records, _examples)),
         Chapter("Resources and losses", tabular(tables.resources(records), *tables.losses(records))),
-        Chapter("Teacher and student", _numbered(records, distillation)),
-        Chapter("Adaptation", _numbered(records, adaptation)),
+        Chapter("Teacher and student", _per_run(records, lambda record, end: tabular(*distillation(record, end)))),
+        Chapter("Adaptation", _per_run(records, lambda record, end: tabular(*adaptation(record, end)))),
         Chapter("Layer weights", tabular(layers_read(records))),
         Chapter("Curves", _curves(records)),
-        Chapter("Calibration", _calibration(records)),
-        Chapter("Overlap of test and training set", _of_each(records, error_analysis.overlap_table, "overlap")),
+        Chapter("Calibration", _per_run(records, _calibration)),
+        Chapter("Leakage", _per_run(records, lambda record, end: tabular(overlap_table(record, f"overlap{end}")))),
         Chapter("Lengths", length_contents({record.name: record for record in records})),
         Chapter("Exports", _exports(records)),
         Chapter("Configuration", _configuration(records, sections)),
@@ -86,11 +87,11 @@ def tabular(*found: Table | None) -> list[Content]:
     return [TableBlock(table) for table in found if table is not None]
 
 
-def confusion_contents(found: Confusion, end: str, title: str, mistakes_title: str) -> list[Content]:
+def confusion_contents(found: ConfusionMatrix, end: str, title: str, mistakes_title: str) -> list[Content]:
     """Heatmap of a confusion matrix, or its counts folded if it has many classes; most frequent mistakes."""
-    counts = found.table(f"confusion{end}")
+    counts = confusion_table(found, f"confusion{end}")
     wrong = tabular(mistakes(found, f"mistakes{end}", mistakes_title))
-    if found.readable:
+    if found.is_readable:
         return [Heatmap(title, counts, found), *wrong]
     return [*wrong, Details(title, [TableBlock(counts)])]
 
@@ -115,7 +116,7 @@ def length_contents(records: Mapping[str, RunRecord], stage: str = "", end: str 
         file = f"lengths{end}" if len(given) == 1 else f"lengths{end}-{i}"
         title = ": ".join(part for part in (stage, ", ".join(names) if len(given) > 1 else "") if part)
         drawn = _histograms(record, file, title)
-        note = "Tokens a text, by class; the axis is in powers of two, each strip to its own height."
+        note = "Tokens per text by class, on a logarithmic axis; each histogram is scaled to its maximum."
         contents += [Gallery(title or "By class", drawn, note)] if drawn else []
         contents += tabular(tables.lengths(record, file, f"Lengths in tokens{title and f', {title}'}"))
     return contents
@@ -133,31 +134,22 @@ def _histograms(record: RunRecord, file: str, title: str) -> list[Plot]:
     return [plot for plot in drawn if plot is not None]
 
 
-def _ends(records: Sequence[RunRecord]) -> list[tuple[RunRecord, str]]:
-    """Each run with the end of its file names: a number if there are several runs."""
-    return [(record, "" if len(records) == 1 else f"-{i}") for i, record in enumerate(records, start=1)]
+def _per_run(records: Sequence[RunRecord], make: Callable[[RunRecord, str], list[Content]]) -> list[Content]:
+    """Contents of the first run that has any, and those of the others folded.
+
+    Args:
+        make: run and end of its file names, a number if there are several runs.
+    """
+    ends = ["" if len(records) == 1 else f"-{i}" for i in range(1, len(records) + 1)]
+    made = ((record.name, make(record, end)) for record, end in zip(records, ends, strict=True))
+    present = [(name, contents) for name, contents in made if contents]
+    return [*(present[0][1] if present else []), *(Details(name, contents) for name, contents in present[1:])]
 
 
-def _numbered(records: Sequence[RunRecord], make: Callable[[RunRecord, str], list[Table]]) -> list[Content]:
-    """Tables of all runs that have any; the file names are numbered if there are several such runs."""
-    present = [record for record in records if make(record, "")]
-    return tabular(*(table for record, end in _ends(present) for table in make(record, end)))
-
-
-def _folded(found: Sequence[tuple[RunRecord, list[Content]]]) -> list[Content]:
-    """The contents of the first run that has any; those of the others folded."""
-    present = [(record.name, contents) for record, contents in found if contents]
-    return [*(present[0][1] if present else []), *(Details(*folded) for folded in present[1:])]
-
-
-def _learning_curves(records: Sequence[RunRecord]) -> list[Content]:
-    contents: list[Content] = []
-    for record, end in _ends(records):
-        contents += tabular(curve_table(record, f"examples{end}"))
-        if (plot := curve_plot(record, f"examples{end}")) is not None:
-            note = "Bars: standard deviation over trainings. Dashed: baselines with as many examples."
-            contents.append(Gallery(record.name, [plot], note))
-    return contents
+def _learning_curve(record: RunRecord, end: str) -> list[Content]:
+    plot = curve_plot(record, f"examples{end}")
+    note = "Bars: standard deviation over trainings. Dashed: baselines with as many examples."
+    return [*tabular(curve_table(record, f"examples{end}")), *([Gallery(record.name, [plot], note)] if plot else [])]
 
 
 def _curves(records: Sequence[RunRecord]) -> list[Content]:
@@ -178,36 +170,35 @@ def _curves(records: Sequence[RunRecord]) -> list[Content]:
 
 def _classes(records: Sequence[RunRecord]) -> list[Content]:
     """Confusion matrix, mistakes and metrics of each class, of the best run first."""
+
     tested = [record for record in records if record.tests() and record.tests()[0].per_class]
-    found: list[tuple[RunRecord, list[Content]]] = []
-    for record, end in _ends(sorted(tested, key=lambda record: -(tables.accuracy(record) or 0.0))):
-        matrix = confusion(record.tests()[0])
-        own: list[Content] = []
-        if len(record.tests()) > 1:
-            own.append(Paragraph(f"First of {len(record.tests())} trainings of {record.name}."))
-        elif len(tested) > 1:
-            own.append(Paragraph(f"Of {record.name}."))
-        own += confusion_contents(matrix, end, "Confusion matrix", "Most frequent mistakes") if matrix else []
-        found.append((record, [*own, *tabular(tables.per_class(record, f"per-class{end}"))]))
-    return _folded(found)
+
+    def contents(record: RunRecord, end: str) -> list[Content]:
+        tests = record.tests()
+        of = f"first of {len(tests)} trainings of {record.name}" if len(tests) > 1 else record.name
+        matrix = confusion(tests[0])
+        title = f"Confusion matrix ({of})" if len(tests) > 1 or len(tested) > 1 else "Confusion matrix"
+        found = confusion_contents(matrix, end, title, "Most frequent mistakes") if matrix else []
+        return [*found, *tabular(tables.per_class(tests[0], f"per-class{end}", record.result.baselines.get("tfidf")))]
+
+    return _per_run(sorted(tested, key=lambda record: -(tables.accuracy(record) or 0.0)), contents)
 
 
-def _of_each(records: Sequence[RunRecord], make: Callable[[RunRecord, str], Table | None], name: str) -> list[Content]:
-    return _folded([(record, tabular(make(record, f"{name}{end}"))) for record, end in _ends(records)])
+def _examples(record: RunRecord, end: str) -> list[Content]:
+    return tabular(
+        error_analysis.top_errors_table(record, f"most-wrong{end}"),
+        error_analysis.confident_table(record, f"most-confident{end}"),
+    )
 
 
-def _calibration(records: Sequence[RunRecord]) -> list[Content]:
-    """Calibration and thresholds of each classifier."""
-    contents: list[tuple[RunRecord, list[Content]]] = []
-    for record, end in _ends(records):
-        found = tabular(
-            error_analysis.calibration_table(record, f"calibration{end}"),
-            error_analysis.thresholds_table(record, f"thresholds{end}"),
-        )
-        if (plot := error_analysis.reliability_plot(record, f"reliability{end}")) is not None:
-            found.append(Gallery(record.name, [plot], "Larger points: more answers. Both on the test examples."))
-        contents.append((record, found))
-    return _folded(contents)
+def _calibration(record: RunRecord, end: str) -> list[Content]:
+    """Calibration and thresholds of a classifier."""
+    plot = error_analysis.reliability_plot(record, f"reliability{end}")
+    found = tabular(
+        error_analysis.calibration_table(record, f"calibration{end}"),
+        error_analysis.thresholds_table(record, f"thresholds{end}"),
+    )
+    return [*found, *([Gallery(record.name, [plot], "Larger points: more test examples.")] if plot else [])]
 
 
 def _exports(records: Sequence[RunRecord]) -> list[Content]:

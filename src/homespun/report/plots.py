@@ -92,7 +92,7 @@ def _warn_missing_glyphs() -> None:
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plot:
     """A figure; ``name`` is its file name in ``plots/``, ``caption`` its text alternative."""
 

@@ -303,9 +303,9 @@ def _known(losses: Mapping[str, float | None]) -> dict[str, float]:
     return {term: value for term, value in losses.items() if is_number(value)}
 
 
-def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Tree, prefix: str = "") -> dict[str, object]:
     """``{"train.budget.time": 60.0, ...}``: a nested mapping as dotted keys; lists stay values."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
         flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
@@ -340,7 +340,7 @@ def architecture(record: RunRecord) -> str | None:
     return ", ".join(words)
 
 
-def _settings(tree: Mapping[str, Any]) -> str:
+def _settings(tree: Tree) -> str:
     """Settings in parentheses: `` (radius 16, dilation 2)``; empty if there are none."""
     words = []
     for key, value in tree.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +32,19 @@ if TYPE_CHECKING:
 
 
 _FILTERS = (
-    *("count", "duration", "integer", "interval", "listed", "loss", "loss_spread", "percent", "points", "share"),
+    *(
+        "count",
+        "duration",
+        "integer",
+        "interval",
+        "listed",
+        "loss",
+        "loss_spread",
+        "percent",
+        "points",
+        "points_interval",
+        "share",
+    ),
     *("share_spread", "spread", "text"),
 )
 
@@ -67,37 +80,13 @@ def paragraph(template: str, macro: str, **values: object) -> str:
 _MAX_RATIO = 0.97  # of the unigram baseline: the topic of a text alone gives less
 _MIN_RECALL = 0.01  # of the replaced tokens
 _TOKENS = {"mlm": "masked tokens", "generator": "tokens of the generator", "causal": "the next token"}
-_TASKS = {
-    "seq2seq": "text to text",
-    "token_classification": "token classification",
-    "question_answering": "extractive question answering",
-    "regression": "regression",
-    "ordinal_regression": "ordinal regression",
-    "sentence_classification": "sentence classification",
-}
-_COUNTS = {
-    "truncated": "Inputs truncated to the length of the model",
-    "chunked": "Texts read in chunks",
-    "targets_truncated": "Targets truncated in training",
-    "empty": "Pairs without a source or a target, left out",
-    "one_sided": "Pairs with an empty side, left out of training",
-    "outside": "Values outside their range, left out",
-    "windows_beyond_one": "Windows beyond the first one of a document",
-    "sentences_cut": "Sentences truncated to the length of the model",
-    "empty_documents": "Documents without a sentence",
-    "words_without_pieces": "Words without tokens, which get no tag",
-    "unseen_tags": "Words with a tag that is not in the training set",
-    "answers_realigned": "Answers moved to their nearest occurrence",
-    "answers_dropped": "Questions whose answer is not in the text, left out of training",
-    "questions_truncated": "Questions truncated to the length of the model",
-    "empty_contexts": "Questions about an empty text",
-}
 
 
 def summary(records: Sequence[RunRecord]) -> list[str]:
-    """A paragraph on all pretraining runs, one on each fine-tuned model, one on each use of word vectors."""
+    """The best of comparable fine-tuned models, then paragraphs on all pretraining runs, on each fine-tuned model, on
+    each use of word vectors."""
     pretrained = [record for record in records if not record.tests() and not record.result.baselines]
-    paragraphs = [_pretraining(pretrained)] if pretrained else []
+    paragraphs = _ranking(records) + ([_pretraining(pretrained)] if pretrained else [])
     paragraphs += [_finetuning(record) for record in records if record not in pretrained]
     vectors = [(record.name, record.result.vectors) for record in records if record.result.vectors]
     return [*paragraphs, *(paragraph("summary", "initialization", name=name, vectors=v) for name, v in vectors)]
@@ -122,8 +111,17 @@ def _pretraining(records: Sequence[RunRecord]) -> str:
         best = min(scores, key=lambda score: score[1])
         scores = [best, *(score for score in scores if score is not best)]
     baselines = compare_with_unigram_baseline({record.name: [record] for record in records})
-    names = [record.name for record in records]
-    values = {"scores": scores, "ranked": ranked, "baselines": baselines, "names": names}
+    values: dict[str, object] = {
+        "best": None,
+        "scores": scores,
+        "ranked": ranked,
+        "baselines": baselines,
+        "names": [r.name for r in records],
+    }
+    first = next((r for r in records if scores and r.name == scores[0][0] and not r.warning), None)
+    if first is not None and (ranked or len(records) == 1):
+        learned = all(loss <= _MAX_RATIO * level for _, loss, level in _against_unigram([first]))
+        values["best"] = {"name": first.name, "path": first.path, "learned": learned}
     return paragraph("summary", "pretraining", where=_circumstances(records), **values)
 
 
@@ -136,13 +134,8 @@ def compare_with_unigram_baseline(runs: Mapping[str, Sequence[RunRecord]]) -> li
     """
     losses: dict[tuple[str, str], list[tuple[str, float, bool]]] = {}
     for name, records in runs.items():
-        for term, tokens in _TOKENS.items():
-            known = [(final_losses(r)[1].get(term), r.result.frequencies.get(term)) for r in records]
-            pairs = [(loss, level) for loss, level in known if loss is not None and level is not None]
-            if pairs:
-                loss, level = (fmean(values) for values in zip(*pairs, strict=True))
-                found = name, loss, loss <= _MAX_RATIO * level
-                losses.setdefault((tokens, formats.loss(level)), []).append(found)
+        for tokens, loss, level in _against_unigram(records):
+            losses.setdefault((tokens, formats.loss(level)), []).append((name, loss, loss <= _MAX_RATIO * level))
     paragraphs = []
     for (tokens, written), models in losses.items():
         better, worse = ([(name, loss) for name, loss, beats in models if beats is side] for side in (True, False))
@@ -151,6 +144,18 @@ def compare_with_unigram_baseline(runs: Mapping[str, Sequence[RunRecord]]) -> li
     if blind := [name for name, records in runs.items() if records and all(_finds_none(r) for r in records)]:
         paragraphs.append(paragraph("summary", "blind_discriminator", names=blind))
     return paragraphs
+
+
+def _against_unigram(records: Sequence[RunRecord]) -> list[tuple[str, float, float]]:
+    """Mean held-out loss and unigram baseline by the kind of predicted tokens."""
+    found = []
+    for term, tokens in _TOKENS.items():
+        known = [(final_losses(r)[1].get(term), r.result.frequencies.get(term)) for r in records]
+        pairs = [(loss, level) for loss, level in known if loss is not None and level is not None]
+        if pairs:
+            loss, level = (fmean(values) for values in zip(*pairs, strict=True))
+            found.append((tokens, loss, level))
+    return found
 
 
 def _finds_none(record: RunRecord) -> bool:
@@ -162,54 +167,63 @@ def _finds_none(record: RunRecord) -> bool:
     return loss >= -_MAX_RATIO * (right * math.log(right) + (1.0 - right) * math.log(1.0 - right))
 
 
+def _ranking(records: Sequence[RunRecord]) -> list[str]:
+    """A sentence for each group of fine-tuned models with the same task, data, metric, test set and budget."""
+    groups: dict[str, list[RunRecord]] = {}
+    for record in records:
+        if record.tests() and mean_over_trainings(record.tests(), record.measures[0]):
+            result, data = record.result, record.config.get("data")
+            key = result.task, data, record.measures[0], record.test_rows(), result.measured_on, _budget(record)
+            groups.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(record)
+    sentences = []
+    for group in (group for group in groups.values() if len(group) > 1):
+        metric, examples = group[0].measures[0], group[0].test_rows()
+        scores = [(r.name, mean[0]) for r in group if (mean := mean_over_trainings(r.tests(), metric))]
+        best, *others = sorted(scores, key=lambda score: -score[1])
+        interval = None
+        if group[0].names_classes and examples:
+            interval = difference_interval(best[1], others[0][1], examples)
+        write = "percent" if group[0].names_classes else "share"
+        values = {"metric": metric_title(metric), "write": write, "scores": [best, *others], "interval": interval}
+        sentences.append(paragraph("summary", "ranking", examples=examples, budget=_budget(group[0]), **values))
+    return sentences
+
+
 def _finetuning(record: RunRecord) -> str:
     tests, examples, result = record.tests(), record.test_rows(), record.result
     classes = record.names_classes
     main, *others = ("accuracy", "macro_f1") if classes else record.measures
     score = mean_over_trainings(tests, main)
-    known = len(tests[0].per_class) if classes and tests else 0
-    task = f"{known}-class classification" if known else _TASKS.get(result.task, result.task.replace("_", " "))
     further = [(metric_title(other), found[0]) for other in others if (found := mean_over_trainings(tests, other))]
     baselines = []
     for key, reference in sorted(result.baselines.items(), key=lambda item: item[0] == "majority"):
-        if mean_over_trainings([reference], main):
-            interval = None if classes else _paired_interval(record.path, main, key)
-            name = "the majority class" if key == "majority" else baseline_title(key)
-            baselines.append(
-                compare_with_baseline(
-                    tests, reference, name, rows=examples, measure=main, interval=interval, points=classes
-                )
-            )
+        interval = None if classes else _paired_interval(record.path, main, key)
+        name = "the majority class" if key == "majority" else baseline_title(key)
+        difference = _difference(tests, reference, name, rows=examples, measure=main, interval=interval, points=classes)
+        baselines += [difference] if difference else []
     return paragraph(
         "summary",
         "finetuning",
         name=record.name,
-        task=task,
+        path=record.path,
+        task=result.task_description or result.task.replace("_", " "),
+        classes=len(tests[0].per_class) if classes and tests else 0,
         measure=metric_title(main),
         score=score and (formats.percent(score[0]) if classes else formats.share(score[0])),
         examples=examples,
-        interval=wilson_interval(score[0], examples) if classes and score and examples and len(tests) == 1 else None,
+        interval=wilson_interval(score[0], examples) if classes and score and examples else None,
         further=further,
         trainings=len(tests),
         constant=constant_output(tests),
         validation=result.measured_on == "validation",
         baselines=baselines,
-        counts=[(title, count) for key, title in _COUNTS.items() if (count := result.number(key))],
+        counts=[(title, count) for key, title in result.count_titles.items() if (count := result.number(key))],
         where=_circumstances([record]),
     )
 
 
-def compare_with_baseline(
-    tests: Sequence[Metrics],
-    baseline: Metrics,
-    name: str,
-    *,
-    rows: float | None,
-    measure: str = "accuracy",
-    interval: tuple[float, float] | None = None,
-    points: bool = True,
-) -> str:
-    """End of a sentence that begins with ``It``: difference from a baseline with its 95 % interval.
+def compare_with_baseline(tests: Sequence[Metrics], baseline: Metrics, name: str, *, rows: float | None) -> str:
+    """End of a sentence that begins with ``It``: difference in accuracy from a baseline with its 95 % interval.
 
     ``beat`` stands only where the interval is above zero.
 
@@ -218,31 +232,46 @@ def compare_with_baseline(
         baseline: metrics of the baseline.
         name: of the baseline.
         rows: number of test examples.
-        measure: the metric.
+    """
+    found = _difference(tests, baseline, name, rows=rows, measure="accuracy", interval=None, points=True)
+    return paragraph("summary", "baseline_difference", **(found or {}))
+
+
+def _difference(
+    tests: Sequence[Metrics],
+    baseline: Metrics,
+    name: str,
+    *,
+    rows: float | None,
+    measure: str,
+    interval: tuple[float, float] | None,
+    points: bool,
+) -> dict[str, object] | None:
+    """Difference from a baseline for the template; None if one has no such metric.
+
+    Args:
         interval: of the difference; computed from the accuracies if ``points``.
         points: whether differences are in percentage points.
     """
     found, other = mean_over_trainings(tests, measure), mean_over_trainings([baseline], measure)
     if found is None or other is None:
-        return f"cannot be compared with {name}"
+        return None
     gain, reference = found[0] - other[0], other[0]
     size = formats.share(abs(gain))
     if points:
         interval = None if rows is None else difference_interval(found[0], reference, rows)
         size = f"{abs(100 * gain):.1f} points" if abs(gain) >= 0.0005 or gain == 0 else "less than 0.1 points"
-    return paragraph(
-        "summary",
-        "baseline",
-        name=name,
-        reference=formats.percent(reference) if points else formats.share(reference),
-        gain=gain,
-        difference=size,
-        interval=interval and [_signed(limit, points) for limit in interval],
-        significant=interval is not None and (interval[0] > 0 or interval[1] < 0),
-        examples=rows,
-        below=sum((test.number(measure) or 0.0) <= reference for test in tests),
-        trainings=len(tests),
-    )
+    return {
+        "name": name,
+        "reference": formats.percent(reference) if points else formats.share(reference),
+        "gain": gain,
+        "difference": size,
+        "interval": interval and [_signed(limit, points) for limit in interval],
+        "significant": interval is not None and (interval[0] > 0 or interval[1] < 0),
+        "examples": rows,
+        "below": sum((test.number(measure) or 0.0) <= reference for test in tests),
+        "trainings": len(tests),
+    }
 
 
 def _signed(value: float, points: bool) -> str:

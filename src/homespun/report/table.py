@@ -44,7 +44,7 @@ def spreads(write: Writer, *titles: str) -> tuple[Column, ...]:
     return tuple(Column(title, write, parts=("mean", "deviation")) for title in titles)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Table:
     """A table.
 

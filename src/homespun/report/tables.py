@@ -158,22 +158,19 @@ def _losses(records: Sequence[RunRecord], name: str) -> Table:
     return Table(name, "Losses at the end", columns, rows, note).without_empty_columns()
 
 
-def per_class(record: RunRecord, name: str) -> Table | None:
-    """Precision, recall and F1 of each class in the first test, and F1 of the TF-IDF baseline."""
-    tests = record.tests()
-    if not tests or not tests[0].per_class:
-        return None
-    tfidf = record.result.baselines.get("tfidf", Metrics()).per_class
+def per_class(test: Metrics, name: str, baseline: Metrics | None = None) -> Table | None:
+    """Precision, recall and F1 of each class, and F1 of the TF-IDF baseline."""
+    tfidf = baseline.per_class if baseline else {}
     columns = (
         *texts("class"),
         *numbers(formats.share, "precision", "recall", "F1", "F1 of TF-IDF + linear"),
-        *numbers(formats.integer, "test texts"),
+        *numbers(formats.integer, "test examples"),
     )
     rows = tuple(
         (label, found.precision, found.recall, found.f1, tfidf[label].f1 if label in tfidf else None, found.support)
-        for label, found in tests[0].per_class.items()
+        for label, found in test.per_class.items()
     )
-    return Table(name, "Per class", columns, rows).without_empty_columns()
+    return Table(name, "Per class", columns, rows).without_empty_columns() if rows else None
 
 
 def lengths(record: RunRecord, name: str, title: str = "Lengths in tokens") -> Table | None:

@@ -16,10 +16,11 @@ from homespun.report.table import Column, Row, Table, numbers, texts
 
 if TYPE_CHECKING:
     from homespun.data.corpus import Progress
+    from homespun.report.records import Tree
     from homespun.text.sources import ReadProgress
 
 
-def print_facts(facts: Mapping[str, Any]) -> None:
+def print_facts(facts: Mapping[str, object]) -> None:
     """Print a line for each name and value."""
     console = Console(soft_wrap=True)
     width = max(map(len, facts), default=0)
@@ -28,7 +29,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
         console.print(Text(f"{name.replace('_', ' '):{width}}  {shown}"))
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return "-" if value is None else ("yes" if value else "no")
     if isinstance(value, int):
@@ -56,39 +57,29 @@ def print_run(path: str | Path) -> None:
     console.print(Text(f"\nreport: {Path(path) / 'report' / 'index.html'}"))
 
 
-def print_metrics(metrics: Mapping[str, Any]) -> None:
+def print_metrics(metrics: Tree) -> None:
     """Print the metrics of one evaluation: overall, by class, confusion matrix."""
-    from homespun.report.error_analysis import confusion
+    from homespun.report.error_analysis import confusion, confusion_table
     from homespun.report.formats import metric_title
+    from homespun.report.tables import per_class
     from homespun.results import Metrics
 
     rows: list[Row] = [(metric_title(k), f"{v:.4f}") for k, v in metrics.items() if isinstance(v, float)]
-    rows.append(("texts", formats.integer(metrics.get("rows"))))
+    rows.append(("examples", formats.integer(metrics.get("rows"))))
     if metrics.get("chunked"):
         rows.append(("in chunks", f"{formats.integer(metrics['chunked'])} of them, of {metrics['length']} tokens each"))
     if metrics.get("truncated"):
         length = metrics.get("length") or metrics.get("source_length")
         size = "" if metrics.get("chunked") or not length else f", to {length} tokens"
-        rows.append(("cut", f"{formats.integer(metrics['truncated'])} of them{size}"))
-    columns = (*texts("measure"), Column("value"))
-    tables = [Table("metrics", "Metrics", columns, tuple(rows))]
-    classes = metrics.get("per_class", {})
-    per_class = (
-        *texts("class"),
-        *numbers(formats.share, "precision", "recall", "F1"),
-        *numbers(formats.integer, "texts"),
-    )
-    keys = ("precision", "recall", "f1", "support")
-    body = tuple((name, *(values.get(key) for key in keys)) for name, values in classes.items())
-    if body:
-        tables.append(Table("per_class", "Per class", per_class, body))
-    found = confusion(Metrics.model_validate(dict(metrics)))
-    if found is not None:
-        tables.append(found.table("confusion"))
-    print_tables(*tables)
+        rows.append(("truncated", f"{formats.integer(metrics['truncated'])} of them{size}"))
+    overall = Table("metrics", "Metrics", (*texts("metric"), Column("value")), tuple(rows))
+    test = Metrics.model_validate(dict(metrics))
+    matrix = confusion(test)
+    tables = [overall, per_class(test, "per_class"), confusion_table(matrix, "confusion") if matrix else None]
+    print_tables(*(table for table in tables if table is not None))
 
 
-def print_lengths(rows: Sequence[Mapping[str, Any]]) -> None:
+def print_lengths(rows: Sequence[Tree]) -> None:
     """Print lengths in tokens: a row for each split and class, with a histogram on a logarithmic axis."""
     columns = (
         *texts("split", "class"),

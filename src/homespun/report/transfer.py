@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from homespun.report import formats
 from homespun.report.formats import term_title
-from homespun.report.records import RunRecord, final_losses, is_share
+from homespun.report.records import RunRecord, Tree, final_losses, is_share
 from homespun.report.table import Column, Row, Table, Writer, numbers, texts
 from homespun.results import Adaptation, Change, Shape, TeacherStudent, Timing
 
@@ -61,7 +60,7 @@ def _losses(result: Adaptation, after: Mapping[str, float]) -> list[tuple[str, s
 
 
 def _shape(result: Shape, of: str) -> list[tuple[str, str, str]]:
-    sizes = {"num_hidden_layers": "layers", "max_position_embeddings": "longest text"}
+    sizes = {"num_hidden_layers": "layers", "max_position_embeddings": "longest input"}
     rows = [_change(f"{label}{of}", getattr(result, key), formats.integer) for key, label in sizes.items()]
     return [*rows, _change(f"attention{of}", result.attention, formats.text)]
 
@@ -73,29 +72,29 @@ def _change(label: str, pair: Change | None, write: Writer) -> tuple[str, str, s
 def _moved(result: Adaptation, end: str) -> Table:
     columns = (
         *texts("stack"),
-        *numbers(formats.integer, "tokens", "in pieces"),
+        *numbers(formats.integer, "tokens", "pieces"),
         *numbers(formats.share, "mean cosine", "relative distance"),
         *numbers(formats.integer, "rows"),
     )
     keys = ("stack", "tokens", "pieces", "cosine", "relative_distance", "rows")
     rows = tuple(tuple(row.get(key) for key in keys) for row in result.moved)
     note = (
-        "Hidden states of held-out rows against the checkpoint's, before any training. "
-        "The checkpoint read longer texts in so many pieces."
+        "Hidden states of held-out rows compared with the checkpoint's, before training. "
+        "Pieces: the number into which longer texts were split for the checkpoint."
     )
-    return Table(f"moved{end}", "How far the outputs moved", columns, rows, note).without_empty_columns()
+    return Table(f"moved{end}", "Change of the hidden states", columns, rows, note).without_empty_columns()
 
 
 def _tensors(result: Adaptation, end: str) -> Table:
     tensors = result.tensors
-    rows: list[Row] = [("copied", "as they were", "", tensors.copied)]
+    rows: list[Row] = [("copied", "unchanged", "", tensors.copied)]
     changed = Counter((_any_layer(name), _any_layer(how)) for name, how in tensors.changed.items())
     rows += [("changed", name, how, count) for (name, how), count in changed.items()]
-    for kind, found in (("fresh", tensors.fresh), ("left", tensors.left)):
+    for kind, found in (("initialized", tensors.fresh), ("unused", tensors.left)):
         rows += [(kind, name, "", count) for name, count in Counter(map(_any_layer, found)).items()]
     columns = (*texts("tensors", "which", "how"), *numbers(formats.integer, "number"))
-    note = "Fresh: newly drawn. Left: of the checkpoint, unused. A star stands for the layers."
-    return Table(f"tensors{end}", "Where the tensors came from", columns, tuple(rows), note)
+    note = "Initialized: not in the checkpoint. Unused: only in the checkpoint. A star stands for any layer."
+    return Table(f"tensors{end}", "Origin of the tensors", columns, tuple(rows), note)
 
 
 def _any_layer(name: str) -> str:
@@ -123,14 +122,14 @@ def distillation(record: RunRecord, end: str = "") -> list[Table]:
     ]
     columns = (*texts(""), Column("teacher"), Column("student"), *texts("student against teacher"))
     note = (
-        "Timed in turns on the same random tokens. For comparison: DistilBERT is 40 % smaller and 60 % faster than "
+        "Timed alternately on the same random tokens. For comparison: DistilBERT is 40 % smaller and 60 % faster than "
         "BERT and keeps 97 % of its quality (Sanh et al. 2019)."
     )
     if layers := result.layers:
         note = f"The student started from layers {', '.join(map(str, layers))} of its teacher, counted from 0. {note}"
     if why := result.quality_why:
-        note = f"{note} Their quality is not compared: {why}."
-    return [Table(f"distillation{end}", f"{record.name}, taught by {result.teacher}", columns, tuple(rows), note)]
+        note = f"{note} Quality was not compared: {why}."
+    return [Table(f"distillation{end}", f"{record.name}, student of {result.teacher}", columns, tuple(rows), note)]
 
 
 def _pair(
@@ -178,18 +177,18 @@ def _quality(name: str, pair: TeacherStudent) -> tuple[str, str, str, str]:
 _NUMBER = r"(?<=\.)\d+(?=\.|$)"
 
 
-def conversion_tables(report: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+def conversion_tables(report: Mapping[str, Tree]) -> list[Table]:
     """Tables of mapped, dropped and new tensors; layers share a row."""
     mapped = weights_and_biases(by_layers((name, *names) for name, names in report["mapped"].items()))
     tables = [
         Table(
             "mapped",
-            "Tensors, where they came from and where they went",
+            "Converted tensors",
             (*texts("from", "to"), Column("tensors")),
             tuple((names[0], " + ".join(names[1:]), count) for names, count in mapped),
         )
     ]
-    for key, title in (("dropped", "Left out"), ("new", "New: not in the source")):
+    for key, title in (("dropped", "Dropped"), ("new", "Newly initialized")):
         grouped = by_layers((name, reason) for name, reason in report[key].items())
         if grouped:
             columns = (*texts("tensor", "why"), Column("tensors"))
@@ -246,10 +245,10 @@ def layers_read(records: Sequence[RunRecord]) -> Table | None:
     most = max(len(weights) for _, weights, _ in mixed)
     columns = (
         *texts("run"),
-        *numbers(formats.percent, *("words" if not layer else f"layer {layer}" for layer in range(most))),
+        *numbers(formats.percent, *("embeddings" if not layer else f"layer {layer}" for layer in range(most))),
         *numbers(formats.share, "gamma"),
     )
     # embeddings narrower than the layers are not in the mix: the weights are of the last layers
     rows = tuple((name, *[None] * (most - len(weights)), *weights, gamma) for name, weights, gamma in mixed)
-    note = "The task's own weights over all layers, which sum to 1; gamma multiplies the sum."
+    note = "Learned weights of the layers, which sum to 1; gamma multiplies the weighted sum."
     return Table("layers", "Layer weights", columns, rows, note)
