@@ -13,10 +13,15 @@ from homespun.attention.full import DotProduct
 from homespun.attention.multi_head import split_heads
 from homespun.attention.sparse import GlobalAttention
 from homespun.nn.masks import Mask
-from homespun.nn.patterns import Band, Blocks, Global, PermutedBlocks, RandomBlocks, Sparse, Window
+from homespun.nn.patterns import Band, Blocks, BlockTable, Global, Sparse, Window
+
+
+def permuted(size: int, permutations: tuple[tuple[int, ...], ...]) -> BlockTable:
+    return BlockTable(size, tuple(tuple((block,) for block in row) for row in permutations))
+
 
 BATCH, HEADS, HEAD_DIM, LENGTH = 2, 3, 5, 457
-RANDOM = RandomBlocks.draw(size=16, count=2, blocks=31, heads=HEADS, away=2, seed=1)
+RANDOM = BlockTable.draw(size=16, count=2, blocks=31, heads=HEADS, away=2, seed=1)
 SPARSE = {
     "window": Sparse((Window(19),)),
     "dilated": Sparse((Window(7, (3,)),)),
@@ -31,11 +36,11 @@ SPARSE = {
     "blocks before": Sparse((Blocks(16, before=2, after=0),)),
     "random": Sparse((RANDOM,)),
     "big bird": Sparse((Blocks(16), RANDOM), Global(block=16)),
-    "permuted": Sparse((PermutedBlocks(97, ((0, 1, 2, 3, 4), (1, 2, 3, 4, 0), (4, 3, 2, 1, 0))),)),
+    "permuted": Sparse((permuted(97, ((0, 1, 2, 3, 4), (1, 2, 3, 4, 0), (4, 3, 2, 1, 0))),)),
     "odd sizes": Sparse((Blocks(24), Window(19)), Global(first=1)),
     "no common size": Sparse((Blocks(23), Window(19))),
-    "a table beyond the text": Sparse((RandomBlocks(16, (((60,),) * 31,) * HEADS),)),
-    "a table beyond the text, and global": Sparse((RandomBlocks(16, (((60,),) * 31,) * HEADS),), Global(first=1)),
+    "a table beyond the text": Sparse((BlockTable(16, (((60,),) * 31,) * HEADS),)),
+    "a table beyond the text, and global": Sparse((BlockTable(16, (((60,),) * 31,) * HEADS),), Global(first=1)),
 }
 KEEP = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 83]])
 DOCUMENTS = torch.stack([torch.arange(LENGTH) // 89, torch.where(KEEP[1], torch.arange(LENGTH) // 61, -1)])
@@ -95,11 +100,11 @@ def test_global_positions_count_in_each_document() -> None:
 
 # tables of another size than the blocks; of some queries they name fewer blocks than of others
 UNEVEN = {
-    "random": Sparse((Window(9), RandomBlocks.draw(size=41, count=1, blocks=23, heads=HEADS, away=2, seed=1))),
-    "permuted": Sparse((Window(40), PermutedBlocks(131, ((1, 2, 3, 4, 5, 6, 0), (0, 1, 2, 3, 4, 5, 6), (6,) * 7)))),
+    "random": Sparse((Window(9), BlockTable.draw(size=41, count=1, blocks=23, heads=HEADS, away=2, seed=1))),
+    "permuted": Sparse((Window(40), permuted(131, ((1, 2, 3, 4, 5, 6, 0), (0, 1, 2, 3, 4, 5, 6), (6,) * 7)))),
     "blocks": Sparse((Blocks(100, before=0, after=1), Band(37)), Global(block=7)),
     "a text longer than the table": Sparse(
-        (Blocks(21), RandomBlocks.draw(size=19, count=1, blocks=23, heads=HEADS, away=2, seed=1))
+        (Blocks(21), BlockTable.draw(size=19, count=1, blocks=23, heads=HEADS, away=2, seed=1))
     ),
 }
 
@@ -148,7 +153,7 @@ def test_a_plan_that_evaluation_made_serves_training() -> None:
 FIVE = {
     "alike": Sparse((Window(19),), Global(first=2)),
     "each its own": Sparse(
-        (Blocks(16), RandomBlocks.draw(size=16, count=2, blocks=31, heads=5, away=2, seed=1)), Global(block=16)
+        (Blocks(16), BlockTable.draw(size=16, count=2, blocks=31, heads=5, away=2, seed=1)), Global(block=16)
     ),
 }
 

@@ -16,7 +16,12 @@ from homespun.attention import flex
 from homespun.attention.blocked import Blocked
 from homespun.attention.full import DotProduct
 from homespun.nn.masks import Mask
-from homespun.nn.patterns import Band, Blocks, Global, PermutedBlocks, RandomBlocks, Sparse, Window
+from homespun.nn.patterns import Band, Blocks, BlockTable, Global, Sparse, Window
+
+
+def permuted(size: int, permutations: tuple[tuple[int, ...], ...]) -> BlockTable:
+    return BlockTable(size, tuple(tuple((block,) for block in row) for row in permutations))
+
 
 CPU = torch.device("cpu")
 BATCH, HEADS = 2, 3
@@ -29,9 +34,9 @@ WIDE = SPARSE | {
     "blocks of 24": Sparse((Blocks(24, before=3, after=0),)),
     "blocks of 256": Sparse((Blocks(256, before=0, after=1),)),
     "random of 64": Sparse(
-        (RandomBlocks.draw(size=64, count=2, blocks=24, heads=HEADS, away=2, seed=1),), Global(block=64)
+        (BlockTable.draw(size=64, count=2, blocks=24, heads=HEADS, away=2, seed=1),), Global(block=64)
     ),
-    "parts of 383": Sparse((PermutedBlocks(383, ((0, 1, 2, 3), (1, 2, 3, 0), (3, 2, 1, 0))),)),
+    "parts of 383": Sparse((permuted(383, ((0, 1, 2, 3), (1, 2, 3, 0), (3, 2, 1, 0))),)),
 }
 
 

@@ -17,7 +17,7 @@ from homespun.hf.family import STORED, Architecture, Family
 from homespun.hf.open import OpenedModel, open_huggingface
 from homespun.models.backbone import EncoderDecoder
 from homespun.nn.cache import Cache
-from homespun.nn.patterns import RandomBlocks, Sparse
+from homespun.nn.patterns import BlockTable, Sparse
 from homespun.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -81,7 +81,7 @@ class Pair:
             blocks, random = attention.kernel.sparse.patterns
             none = (-1,) * len(heads[0][0])
             table = tuple((none, *(tuple(row) for row in head), none) for head in heads)
-            patterns = (blocks, RandomBlocks(random.size, table))
+            patterns = (blocks, BlockTable(random.size, table))
             attention.kernel = Blocked(Sparse(patterns, attention.kernel.sparse.global_tokens))
 
     def share_hashes(self) -> None:

@@ -159,11 +159,11 @@ def test_cached_decoding_is_full(config: EncoderDecoderConfig, pieces: list[int]
 
 
 @every_variant
-def test_a_cache_is_reordered_as_beams_are(config: EncoderDecoderConfig) -> None:
+def test_a_branch_of_a_cache_has_the_chosen_rows(config: EncoderDecoderConfig) -> None:
     model, cache, rows = build(config).double(), Cache(), torch.tensor([1, 1, 0, 1])
     with torch.no_grad():
         in_pieces(model, [5, 2], cache)
-        cache.reorder(rows)
+        cache = cache.branch(rows)
         source = model.encode(IDS[rows], attention_mask=SOURCE_KEEP[rows])
         new = some_ids(4, 3, seed=7)
         keep = torch.cat([TARGET_KEEP[rows, :7], torch.ones(4, 3, dtype=torch.bool)], 1)

@@ -15,7 +15,7 @@ from homespun.attention.spec import MAX_DRAWN, AttentionSpec, of_layer
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.masks import Mask, zero_fully_masked
-from homespun.nn.patterns import Band, Blocks, Global, Pattern, PermutedBlocks, RandomBlocks, Sparse, Window
+from homespun.nn.patterns import Band, Blocks, BlockTable, Global, Pattern, Sparse, Window
 
 
 class GlobalAttention(nn.Module):
@@ -176,7 +176,7 @@ class RandomBlocksConfig(Config):
                 f"{blocks:,} random blocks of size={size} for max_position_embeddings={longest} are too many to be "
                 f"drawn; give larger blocks"
             )
-        return RandomBlocks.draw(
+        return BlockTable.draw(
             size=size,
             count=min(self.count, blocks),
             blocks=blocks,
@@ -206,8 +206,8 @@ class PermutedBlocksConfig(Config):
                 f"tokens; give {longest} or less"
             )
         shifts = [self.shifts[head * len(self.shifts) // heads] for head in range(heads)]
-        permutations = tuple(tuple((i + shift) % self.blocks for i in range(self.blocks)) for shift in shifts)
-        return PermutedBlocks(-(-longest // self.blocks), permutations)
+        table = tuple(tuple(((i + shift) % self.blocks,) for i in range(self.blocks)) for shift in shifts)
+        return BlockTable(-(-longest // self.blocks), table)
 
 
 PatternConfig = Annotated[

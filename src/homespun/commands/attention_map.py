@@ -26,7 +26,7 @@ from homespun.attention.performer import Performer
 from homespun.attention.relative_bias import BiasedDotProduct
 from homespun.models.encoder import EncoderConfig
 from homespun.nn.masks import Mask
-from homespun.nn.patterns import FULL, RandomBlocks, Sparse
+from homespun.nn.patterns import FULL, Sparse
 
 CPU = torch.device("cpu")
 _CELLS = 128  # at most so many on a side of a panel
@@ -214,7 +214,7 @@ def _exact(sparse: Sparse, length: int, *, causal: bool, full: str) -> Iterator[
             continue
         parts = {"near": torch.zeros_like(seen), "random": torch.zeros_like(seen)}
         for pattern in sparse.patterns:
-            name = "random" if isinstance(pattern, RandomBlocks) else "near"
+            name = "random" if pattern.is_random else "near"
             parts[name] = parts[name] | (pattern.allowed(query, key) & seen)
         parts["random"] = parts["random"] & ~parts["near"]
         if sparse.global_tokens is not None:

@@ -1,4 +1,4 @@
-"""Optional inputs of an encoder."""
+"""`Backbone`, the interface of models without their heads: `Encoder`, and `EncoderDecoder` with cross-attention."""
 
 from __future__ import annotations
 
@@ -30,6 +30,17 @@ class Context(TypedDict, total=False):
     """(batch, seq) int64; tokens see those of the same number only."""
     global_attention_mask: Tensor | None
     """(batch, seq); nonzero sees all and is seen by all, where the attention has such tokens."""
+
+
+class DecoderInputs(TypedDict, total=False):
+    """Optional inputs of a decoder besides its ids."""
+
+    attention_mask: Tensor | None
+    """(batch, cached + seq); nonzero takes part."""
+    position_ids: Tensor | None
+    """(batch, seq) int64; counted on from the cache if not given."""
+    cache: Cache | None
+    """Keys and values of earlier tokens, to which those of this call are added."""
 
 
 class Backbone(nn.Module):
@@ -67,15 +78,7 @@ class Backbone(nn.Module):
             self.stacks[0](input_ids, **context), Mask(None if attention_mask is None else attention_mask.bool())
         )
 
-    def decode(
-        self,
-        input_ids: Tensor,
-        source: Source | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
+    def decode(self, input_ids: Tensor, source: Source | None = None, **inputs: Unpack[DecoderInputs]) -> Tensor:
         """(batch, seq) ids -> (batch, seq, hidden) of the last stack; see `Encoder.decode`."""
         raise NotImplementedError
 
@@ -91,16 +94,16 @@ class Backbone(nn.Module):
 
 
 class Encoder(Backbone):
-    """Embeddings, a projection where they are narrower than the layers, layers, a last norm where these want one.
+    """Embeddings, a projection if they are narrower than the layers, layers, a last norm.
 
     Args:
         embeddings: tokens to vectors.
         layers: ``(hidden, mask) -> hidden``, each.
-        input_size: width of what enters the layers.
-        layer_stack: how the layers are entered and run.
+        input_size: width of the input of the layers.
+        layer_stack: expands the input and runs the layers.
         final_norm: after the last layer.
-        layer_norm_eps: the epsilon of its norms, for heads that have one.
-        causal: no token sees a later one; this makes it the stack of a decoder-only language model.
+        layer_norm_eps: of its norms, for heads that have one.
+        causal: no token sees a later one; for a decoder-only language model.
 
     Attributes:
         entering_size: width of the stream before the layers, which may be another in a recurrent stack.
@@ -150,10 +153,10 @@ class Encoder(Backbone):
         return self.layer_stack.run(layers, hidden, mask, recompute=recompute)
 
     def last_layers(self, layers: int, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, layers * hidden): the last layers' vectors, the last at the end.
+        """(batch, seq) ids -> (batch, seq, layers * hidden): the vectors of the last layers, the last at the end.
 
-        One more than there are layers has what enters them too, as wide as that is. As in ``hidden_states`` of
-        `transformers`, the last norm of a pre-norm stack is on the last layer's alone.
+        One more than there are layers includes the input of the layers. As in ``hidden_states`` of `transformers`, the
+        last norm of a pre-norm stack applies to the last layer alone.
         """
         hidden, mask = self._prepare(input_ids, **context)
         first = len(self.layers) - layers + 1
@@ -163,11 +166,11 @@ class Encoder(Backbone):
         return torch.cat([*states[:-1], self.final_norm(states[-1])], dim=-1)
 
     def decode_masked(self, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, hidden): what masked tokens are told from (He et al. 2021, section 3.2).
+        """(batch, seq) ids -> (batch, seq, hidden) for masked tokens (He et al. 2021, section 3.2, enhanced mask
+        decoder).
 
-        Where the embeddings have positions for it, these are added before the last layer, to its queries alone, and it
-        runs twice, as in the authors' code: both times its keys and values are those of the layer before, and the
-        second time its queries are what it gave. Else this is `forward`.
+        Late positions are added to the queries of the last layer, which runs twice on the keys and values of the layer
+        before, as in the authors' code. Without late positions this is `forward`.
         """
         if self.embeddings.late is None:
             return self.forward(input_ids, **context)
@@ -179,7 +182,7 @@ class Encoder(Backbone):
         return result
 
     def hidden_states(self, input_ids: Tensor, **context: Unpack[Context]) -> Iterator[Tensor]:
-        """The stream before the layers and after every one, each (batch, seq, hidden), as they are made."""
+        """The stream before the layers and after each, (batch, seq, hidden), as they are computed."""
         hidden, mask = self._prepare(input_ids, **context)
         yield hidden
         for layer in self.layers:
@@ -215,41 +218,29 @@ class Encoder(Backbone):
         vectors = self.embeddings(input_ids, token_type_ids=token_type_ids, position_ids=position_ids)
         return self.layer_stack.expand(self.projection(vectors)), mask
 
-    def decode(
-        self,
-        input_ids: Tensor,
-        source: Source | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, hidden), reading a source, or going on from the tokens in a cache.
-
-        With a cache, ``attention_mask`` is of all tokens so far, (batch, cached + seq). Where ``position_ids``, (batch,
-        seq), are not given, they count on.
+    def decode(self, input_ids: Tensor, source: Source | None = None, **inputs: Unpack[DecoderInputs]) -> Tensor:
+        """(batch, seq) ids -> (batch, seq, hidden), attending to a source, or continuing the tokens in a cache.
 
         Raises:
             UserError: more tokens than ``max_position_embeddings``.
         """
+        cache = inputs.get("cache")
         start = 0 if cache is None else cache.length
-        vectors = self.embeddings(input_ids, position_ids=position_ids, start=start)
-        return self.decode_vectors(
-            vectors, source, attention_mask=attention_mask, position_ids=position_ids, cache=cache
-        )
+        vectors = self.embeddings(input_ids, position_ids=inputs.get("position_ids"), start=start)
+        return self.decode_vectors(vectors, source, **inputs)
 
     def decode_vectors(
         self,
         vectors: Tensor,
         source: Source | None,
         *,
-        attention_mask: Tensor | None,
+        attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        cache: Cache | None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """(batch, seq, embedding) of tokens -> (batch, seq, hidden): `decode` without its embeddings.
 
-        Layers whose attention has streams take (batch, streams, seq, embedding) likewise.
+        Also for prediction streams, (batch, streams, seq, embedding).
         """
         start = 0 if cache is None else cache.length
         if cache is not None:
@@ -271,7 +262,7 @@ class Encoder(Backbone):
 
 
 class EncoderDecoder(Backbone):
-    """An encoder, and a decoder that reads its hidden states through cross-attention (Vaswani et al. 2017).
+    """An encoder, and a decoder that attends to its hidden states (Vaswani et al. 2017).
 
     Args:
         decoder_start_token_id: token that the decoder reads before the first one.
@@ -314,39 +305,29 @@ class EncoderDecoder(Backbone):
     def gradient_checkpointing(self, on: bool) -> None:
         self.encoder.gradient_checkpointing = self.decoder.gradient_checkpointing = on
 
-    def decode(
-        self,
-        input_ids: Tensor,
-        source: Source | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, hidden); see `Encoder.decode`. Streams know no ``position_ids``."""
-        if self.predicting is not None:
-            return self._run_streams(self.predicting, 1, input_ids, source, attention_mask, cache)[:, 0]
-        return self.decoder.decode(
-            input_ids, source, attention_mask=attention_mask, position_ids=position_ids, cache=cache
-        )
+    def decode(self, input_ids: Tensor, source: Source | None = None, **inputs: Unpack[DecoderInputs]) -> Tensor:
+        """(batch, seq) ids -> (batch, seq, hidden); see `Encoder.decode`. Streams ignore ``position_ids``."""
+        if self.predicting is None:
+            return self.decoder.decode(input_ids, source, **inputs)
+        return self._run_streams(1, input_ids, source, inputs.get("attention_mask"), inputs.get("cache"))[:, 0]
 
     def ngram_streams(self, input_ids: Tensor, source: Source, *, attention_mask: Tensor | None = None) -> Tensor:
         """(batch, seq) ids -> (batch, ngram, seq, hidden); see `Backbone.ngram_streams`."""
         if self.predicting is None:
             return super().ngram_streams(input_ids, source)
-        return self._run_streams(self.predicting, self.ngram, input_ids, source, attention_mask, None)
+        return self._run_streams(self.ngram, input_ids, source, attention_mask, None)
 
     def _run_streams(
         self,
-        predicting: NgramStreams,
         streams: int,
         input_ids: Tensor,
         source: Source | None,
         attention_mask: Tensor | None,
         cache: Cache | None,
     ) -> Tensor:
+        assert self.predicting is not None
         start = 0 if cache is None else cache.length
-        vectors = predicting(self.decoder.embeddings, input_ids, streams=streams, start=start)
+        vectors = self.predicting(self.decoder.embeddings, input_ids, streams=streams, start=start)
         hidden = self.decoder.decode_vectors(vectors, source, attention_mask=attention_mask, cache=cache)
         return hidden[:, 1:]
 
@@ -360,8 +341,7 @@ class EncoderDecoder(Backbone):
     ) -> Tensor:
         """(batch, source) and (batch, seq) ids -> (batch, seq, hidden) of the decoder.
 
-        Without ``decoder_input_ids`` the decoder reads the encoder's text, shifted right: so BART classifies (Lewis et
-        al. 2020, section 3.1).
+        Without ``decoder_input_ids`` the decoder reads the encoder's text, shifted right, as BART does to classify.
         """
         if decoder_input_ids is None:
             decoder_input_ids = input_ids.roll(1, dims=1)

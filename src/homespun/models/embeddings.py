@@ -14,11 +14,14 @@ from homespun.nn.elementwise import Dropout
 class Embeddings(nn.Module):
     """BERT's embeddings (Devlin et al. 2019, figure 2), with any `homespun.nn.positions`.
 
-    Without segments ``type_vocab_size`` is 0; where nothing is normalised ``norm`` is the identity. The projection to
-    another hidden size, where embeddings are factorised, belongs to the backbone, so that ELECTRA's two models can
-    share all of this. ``words`` are those of another stack, whose decoder this is; ``scale`` multiplies them by
-    ``sqrt(embedding_size)`` (Vaswani et al. 2017, section 3.4). ``late`` are positions that are not added here, but
-    where masked tokens are told (`Encoder.decode_masked`).
+    A projection of factorised embeddings belongs to the backbone, so that ELECTRA's two models can share all of this.
+
+    Args:
+        type_vocab_size: segments; 0: none.
+        norm: identity for embeddings that are not normalised.
+        scale: multiply words by ``sqrt(embedding_size)`` (Vaswani et al. 2017, section 3.4).
+        words: those of another stack, whose decoder this is.
+        late: positions that `Encoder.decode_masked` adds.
     """
 
     def __init__(
@@ -65,10 +68,7 @@ class Embeddings(nn.Module):
         position_ids: Tensor | None = None,
         start: int = 0,
     ) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, embedding). Segments are all 0 where none are given.
-
-        Where no positions are given they count from ``start``.
-        """
+        """(batch, seq) ids -> (batch, seq, embedding). Segments are 0 by default; positions count from ``start``."""
         length = start + input_ids.shape[1]
         if position_ids is None and start:
             position_ids = torch.arange(start, length, device=input_ids.device)[None]
@@ -86,18 +86,17 @@ class Embeddings(nn.Module):
 
 
 class NgramStreams(nn.Module):
-    """Streams beside a decoder's main one, each of a learned vector and of the position to predict.
+    """Prediction streams of a decoder, each a learned vector plus the position to predict (Qi et al. 2020, section
+    3.2).
 
-    Stream ``s`` predicts, at place ``t``, the token of place ``t + 1`` from those up to ``t - s``: so many steps ahead
-    are learned at once. The first knows what an ordinary decoder knows, and decoding needs no other. What each sees of
-    the main one is the matter of `homespun.attention.ngram`.
-
-    The last position has none after it: there the streams take its own.
+    Stream ``s`` predicts, at position ``t``, the token of ``t + 1`` from those up to ``t - s``; the first is an
+    ordinary decoder's, and the only one in decoding. `homespun.attention.ngram` has their masks. The last position has
+    none after it: there the streams take its own.
 
     Args:
-        ngram: how many.
+        ngram: number of streams.
         embedding_size: width of the embeddings.
-        max_position_embeddings: the longest input.
+        max_position_embeddings: longest input.
     """
 
     def __init__(self, ngram: int, embedding_size: int, *, max_position_embeddings: int) -> None:
@@ -108,9 +107,9 @@ class NgramStreams(nn.Module):
     def forward(
         self, embeddings: Embeddings | CharacterEmbeddings, input_ids: Tensor, *, streams: int, start: int = 0
     ) -> Tensor:
-        """(batch, seq) ids -> (batch, 1 + streams, seq, embedding): the main stream, and the first of the others.
+        """(batch, seq) ids -> (batch, 1 + streams, seq, embedding): the main stream, then the first of the others.
 
-        ``embeddings`` are the decoder's; ``start`` is the place of the first token.
+        ``embeddings`` are the decoder's; ``start`` is the position of the first token.
         """
         main = embeddings(input_ids, start=start)  # (batch, seq, embedding)
         length = input_ids.shape[1]

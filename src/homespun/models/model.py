@@ -1,4 +1,4 @@
-"""Asking a model in the middle of its training, without a trace in it."""
+"""`Model`: a backbone and its head."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from homespun.errors import UserError
-from homespun.models.backbone import Backbone, Context
+from homespun.models.backbone import Backbone
 from homespun.models.generation.settings import GenerationArguments, SpecialTokens
 from homespun.models.heads import LanguageModelHead, Reader, last_layer
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Without dropout or gradients; every part is afterwards in the mode that it was in before."""
+    """Without dropout or gradients; afterwards every module is in its former mode."""
     modes = [(module, module.training) for module in model.modules() if module.training]
     model.eval()
     try:
@@ -30,7 +30,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 class Model(nn.Module):
-    """A backbone and its head: what training leaves, what `homespun.load` returns. `generate` needs the tokens."""
+    """A backbone and its head, as `homespun.load` returns it; `generate` needs the special tokens."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class Model(nn.Module):
         raise UserError(f"this model has {kind} and predicts no tokens; take one of a pretraining objective")
 
     def freeze(self, part: nn.Module) -> None:
-        """Leave the weights of a part as they are and its dropout off: what it gives is the same in every epoch."""
+        """Exclude the weights of a part from training and keep its dropout off."""
         self._frozen = (*self._frozen, part.requires_grad_(False).eval())
 
     def train(self, mode: bool = True) -> Model:
-        """Training mode, but for what is frozen."""
+        """Training mode, except for frozen parts."""
         super().train(mode)
         for part in self._frozen:
             part.eval()
@@ -82,17 +82,16 @@ class Model(nn.Module):
         decoder_attention_mask: Tensor | None = None,
         chunks: Tensor | None = None,
     ) -> Tensor:
-        """The head's logits, or the hidden states (batch, seq, hidden) where there is no head.
+        """The head's logits, or the hidden states (batch, seq, hidden) without a head.
 
         An encoder-decoder gives logits of ``decoder_input_ids`` (batch, target), or of the text itself. With ``chunks``
         (`Batch.chunks`) a head over whole texts gives logits (texts, labels).
 
-        Positions that are not given are those of the columns, on whichever side a text is padded. A RoBERTa or
-        Longformer that is to read texts padded on the left as transformers does, which counts from the first token,
-        wants ``position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0)``.
+        Positions are those of the columns by default, on whichever side a text is padded. For a RoBERTa or Longformer
+        with padding on the left, as in transformers, give ``position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0)``.
 
         Raises:
-            UserError: a text is too long, context is of another shape, or names a segment that the model has not.
+            UserError: a text is too long, context has another shape, or a segment is unknown.
         """
         self._check_segments(token_type_ids)
         given = {
@@ -137,28 +136,28 @@ class Model(nn.Module):
         global_attention_mask: Tensor | None = None,
         **arguments: Unpack[GenerationArguments],
     ) -> Tensor:
-        """Write on from texts, or write of them where the model is an encoder with a decoder.
+        """Continue texts, or write a target for each with an encoder-decoder.
 
         Args:
             input_ids, attention_mask: (batch, seq) ids of texts, padded on either side.
-            token_type_ids, position_ids, documents, global_attention_mask: for an encoder with a decoder.
-            **arguments: how; those of `GenerationConfig`, under the names of `transformers`.
+            token_type_ids, position_ids, documents, global_attention_mask: for an encoder-decoder.
+            **arguments: those of `GenerationConfig`, named as in `transformers`.
 
         Returns:
-            (batch * num_return_sequences, seq + new) ids: the prompt as it was given, or what a decoder begins with,
-            and the new tokens, padded on the right.
+            (batch * num_return_sequences, seq + new) ids: the prompt, or the start of the decoder, and the new tokens,
+                padded on the right.
 
         Raises:
-            UserError: the model does not write, an argument is none, a prompt is empty or longer than the model, or its
-                context names a segment that the model has not.
+            UserError: the model cannot generate, an argument is unknown, a prompt is empty or too long, or a segment is
+                unknown.
         """
         from homespun.models.generation.write import generate  # which is about models
 
         self._check_segments(token_type_ids)
-        context = Context(
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            documents=documents,
-            global_attention_mask=global_attention_mask,
-        )
+        context = {
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "documents": documents,
+            "global_attention_mask": global_attention_mask,
+        }
         return generate(self, input_ids, attention_mask, arguments, context=context)

@@ -1,11 +1,9 @@
 """Classification heads: from the vectors of all tokens to one row of logits a text.
 
 Every head is called `head(hidden, attention_mask, chunks)` with `hidden` (batch, seq, hidden) and `attention_mask`
-(batch, seq) bool or ``None`` where nothing is padded, and gives logits (batch, labels). Texts begin with [CLS] and
-are padded on the right. Padding never changes the logits, and a row that is all padding gives no NaN. Where texts are
-read in chunks, `chunks` is `Batch.chunks`, and the logits (texts, labels) are the means of the chunks' logits.
-
-A head is its `features`, (batch, width) of each sequence, and a `classifier` behind a `dropout`.
+(batch, seq) bool or ``None`` without padding, and gives logits (batch, labels): those of a `classifier` behind a
+`dropout` on its `features`, (batch, width). Texts are padded on the right, which never changes the logits, and a row of
+padding alone gives no NaN. With `Batch.chunks`, logits are (texts, labels), the means over the chunks of a text.
 """
 
 from __future__ import annotations
@@ -52,9 +50,8 @@ class SequenceHead(nn.Module):
 
 
 def gather_chunks(values: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
-    """(batch, width) values of sequences as (texts, chunks, width), zeros where a text has no more, and where it has.
-
-    ``chunks`` is `Batch.chunks`.
+    """(batch, width) values of sequences as (texts, chunks, width), zeros for missing chunks, and a mask of the
+    others.
     """
     keep = chunks >= 0  # (texts, chunks)
     # filled after gathering: what stands in the place of a missing chunk is another text's, and may be no number
@@ -102,15 +99,14 @@ class LinearHead(SequenceHead):
     """One vector of the sequence -> dropout -> linear.
 
     The first token's is the smallest head, and the steadiest with few labels. The mean is for encoders whose [CLS] was
-    never trained, as ELECTRA's. The last token's, without a bias, is for causal models (GPT-2), where it alone sees the
-    text.
+    never trained (ELECTRA). The last token's, without a bias, is for causal models (GPT-2).
 
     Args:
         hidden_size: width of the hidden states.
         num_labels: classes.
         dropout: before the classifier.
         pick: (batch, seq, hidden) and the mask -> (batch, hidden); one of `PICKS`.
-        bias: whether the classifier has a bias.
+        bias: the classifier has a bias.
     """
 
     def __init__(
@@ -132,12 +128,12 @@ class LinearHead(SequenceHead):
 
 
 class PooledHead(SequenceHead):
-    """[CLS] -> dropout -> dense -> tanh -> dropout -> linear: BERT's pooler and classifier (Devlin et al. 2019).
+    """Token -> dropout -> dense -> activation -> norm -> dropout -> linear: BERT's pooler and classifier.
 
-    BERT has no dropout before the dense layer (``input_dropout`` 0); RoBERTa has the same there as after it, and so has
-    ELECTRA, with GELU (Clark et al. 2020). DistilBERT has a ReLU for the tanh. Reformer's two streams are pooled to the
-    width of one (``pooler_size``). BART reads the last token, after which its decoder has seen the text (``pick``).
-    ModernBERT has a norm after the activation, and a dense layer without a bias.
+    BERT (Devlin et al. 2019): tanh, no ``input_dropout``, no norm. RoBERTa has the same dropout before and after the
+    dense layer, and so has ELECTRA, with GELU. DistilBERT: ReLU. Reformer: two streams pooled to the width of one
+    (``pooler_size``). BART: the last token (``pick``). ModernBERT: a norm after the activation, a dense layer without a
+    bias.
     """
 
     def __init__(
@@ -171,8 +167,7 @@ class PooledHead(SequenceHead):
 class ConvolutionalHead(SequenceHead):
     """Filters over neighbouring tokens -> ReLU -> maximum over the text -> dropout -> linear (Kim 2014).
 
-    A filter starts at every real token and reads zeros beyond the end of the text, so that a text shorter than the
-    filter works, and a text has the same logits however far it is padded.
+    A filter starts at every real token and reads zeros beyond the end of the text, whatever the padding.
     """
 
     def __init__(

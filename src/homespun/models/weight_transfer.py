@@ -1,6 +1,6 @@
-"""A checkpoint in another shape: longer positions, another attention, more or fewer layers, new words.
+"""A checkpoint in another shape: longer positions, another attention, other layers, new words, or a student.
 
-Every tensor of the new model is the checkpoint's own, one made of it, or fresh; `TransferReport` says which.
+Each tensor of the new model is copied, derived or fresh; `TransferReport` lists which.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class TransferReport:
     """Origin of each tensor of a model, by name.
 
     Attributes:
-        copied: the checkpoint's own, under the same name.
-        changed: made of the checkpoint's, or read at more places than there, and how.
-        initialized: newly drawn or zero, because the checkpoint has nothing for them.
+        copied: from the checkpoint, under the same name.
+        changed: derived from the checkpoint, and how.
+        initialized: newly drawn or zero.
         unused: tensors of the checkpoint that the new model does not use.
-        layers: which layer of the checkpoint each layer is; of two stacks the encoder's, then the decoder's.
+        layers: source layer of each layer; of two stacks the encoder's, then the decoder's.
     """
 
     copied: tuple[str, ...] = ()
@@ -80,26 +80,24 @@ def extend_context(
     stored: ModelBundle, *, max_position_embeddings: int | None = None, attention: AttentionConfig | None = None
 ) -> ModelBundle:
     """The model for longer texts, as Longformer and LED were made: learned positions are copied over and over, and
-    another attention begins with the projections of the one before (Beltagy et al. 2020, section 5).
+    another attention starts with the old projections (Beltagy et al. 2020, section 5).
 
-    It is meant to be trained on. With the same length and attention it is the same model to the bit. A smaller
-    ``max_position_embeddings`` cuts the positions.
+    Train it afterwards. With the same length and attention it is the same model; a smaller length cuts the positions.
 
     Args:
-        stored: what `homespun.hf.open.open_model` returns.
-        max_position_embeddings: the longest text, in tokens; as before where not given.
-        attention: as before where not given.
+        stored: from `homespun.hf.open.open_model`.
+        max_position_embeddings: longest text in tokens; by default unchanged.
+        attention: by default unchanged.
 
     Raises:
-        UserError: an encoder with a decoder; a greater length of a model without positions of any kind, or one that a
-            tensor of the model cannot follow; an attention that the model cannot have.
+        UserError: see `change_backbone` and `transfer_weights`.
     """
     given = {"max_position_embeddings": max_position_embeddings, "attention": attention}
     return transfer(stored, {name: value for name, value in given.items() if value is not None})[0]
 
 
 def transfer(stored: ModelBundle, changes: Mapping[str, object]) -> tuple[ModelBundle, TransferReport]:
-    """The model with ``changes`` to its backbone's config, and where its tensors came from.
+    """The model with ``changes`` to its backbone's config, and the origin of its tensors.
 
     Raises:
         UserError: see `change_backbone` and `transfer_weights`.
@@ -139,8 +137,7 @@ def change_backbone(backbone: StackConfig, changes: Mapping[str, object]) -> Sta
     """The config with ``changes``. Settings of an attention of the same kind are changed singly.
 
     Raises:
-        UserError: something that a checkpoint's weights decide, a value that is not allowed, or an attention that
-            takes from the model what tells it where a token stands.
+        UserError: a setting that the weights decide, an invalid value, or an attention that would remove all positions.
     """
     if wrong := [name for name in changes if name not in CHANGEABLE]:
         known = nearest(wrong[0], CHANGEABLE) if wrong[0] not in EncoderConfig.model_fields else ""
@@ -187,8 +184,8 @@ def _has_positions(backbone: EncoderConfig) -> bool:
 
 
 def layers_of(layers: int, count: int) -> tuple[int, ...]:
-    """Source layer of each of ``count`` layers: fewer are spaced evenly from the first to the last (Shleifer and Rush
-    2020, section 3.1), of more each stands several times in a row.
+    """Source layer of each of ``count`` layers: evenly spaced if fewer (Shleifer and Rush 2020, section 3.1), repeated
+    if more.
     """
     if count >= layers:
         return tuple(number * layers // count for number in range(count))
@@ -203,16 +200,14 @@ def transfer_weights(
     words: AddedTokens | None = None,
     layers: Sequence[int] | None = None,
 ) -> TransferReport:
-    """Fill ``model``, just built from ``config``, with what it can take of ``stored``.
-
-    The head is taken where it is of the same kind.
+    """Fill ``model``, just built from ``config``, from ``stored``; the head too, if it is of the same kind.
 
     Args:
-        words: new ones of the vocabulary; each begins as the mean of the pieces it was made of, in the embeddings and
-            in the output, or of all the old ones where it has no pieces.
+        words: new words; each starts as the mean of its pieces, or of all old words.
+        layers: source layer of each layer; by default `layers_of`.
 
     Raises:
-        UserError: one stack where the other model has two; another length that a tensor of the model cannot follow.
+        UserError: one stack and two; another length that a tensor cannot follow.
     """
     stacks = _pairs_of_stacks(stored.config, config)
     kinds = [None if c.head is None else c.head.kind for c in (stored.config, config)]
@@ -274,7 +269,7 @@ def _pairs_of_stacks(before: ModelConfig, after: ModelConfig) -> dict[str, tuple
 
 
 def _origin(name: str, source: Mapping[str, Tensor], layers: tuple[int, ...]) -> str | None:
-    """The tensor of the checkpoint that this one begins as."""
+    """Source name of a tensor, or None."""
     if match := _LAYER.match(name):
         name = f"{match[1]}{layers[int(match[2])]}{match[3]}"
     if name in source:
@@ -291,7 +286,7 @@ def _fitted(
     before: StackConfig,
     words: AddedTokens | None,
 ) -> tuple[Tensor, str]:
-    """The tensor in its new shape where that can be had, and how; other shapes are left as they are."""
+    """The tensor in its new shape if possible, and how; otherwise unchanged."""
     if _WORDS.fullmatch(name) and words is not None and words.pieces and len(tensor) == before.vocab_size:
         return _with_words(tensor, shape[0], words), _describe_new_rows(words)
     if tensor.shape == shape:
@@ -346,17 +341,17 @@ def _describe_new_rows(words: AddedTokens) -> str:
 def build_student(
     teacher: ModelBundle, *, layers: Sequence[int] | None = None, changes: Mapping[str, object] | None = None
 ) -> tuple[ModelBundle, TransferReport]:
-    """The student, and where its tensors came from. It fills places where its teacher does, and has no head else.
+    """A student of a teacher, and the origin of its tensors (Sanh et al. 2019, section 2): no segments, no pooler.
 
-    What its teacher adds to every token for the first segment becomes part of its learned positions.
+    It keeps a masked language model's head and no other. The vector of the first segment is added to learned positions.
 
     Args:
         teacher: of one stack.
-        layers: of the teacher, which become the student's; by default every second, see `alternate_layers`.
-        changes: to the backbone, of what `homespun.models.weight_transfer.CHANGEABLE` names, such as another attention.
+        layers: of the teacher, which become the student's; by default `alternate_layers`.
+        changes: to the backbone, see `CHANGEABLE`.
 
     Raises:
-        UserError: two stacks, a layer that is not there, changes that cannot be made.
+        UserError: two stacks, an unknown layer, changes that cannot be made.
     """
     before = teacher.config.one_stack("a student")
     chosen = alternate_layers(before.num_hidden_layers) if layers is None else tuple(layers)

@@ -85,12 +85,6 @@ class Cache:
         cache._states = self._select_states(rows)
         return cache
 
-    def reorder(self, rows: Tensor) -> None:
-        """Take these rows of the batch, in this order, of the tokens and of the source: (new batch,) int64."""
-        for owner, (key, value) in self._source.items():
-            self._source[owner] = key.index_select(0, rows), value.index_select(0, rows)
-        self.follow(rows)
-
     def follow(self, rows: Tensor) -> None:
         """Take these rows of the tokens so far, in this order: (new batch,) int64. Beams die and split.
 

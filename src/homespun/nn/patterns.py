@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -80,6 +80,11 @@ class Pattern(Protocol):
     @property
     def is_empty(self) -> bool:
         """True if no query sees a key."""
+        return False
+
+    @property
+    def is_random(self) -> bool:
+        """True if it was drawn."""
         return False
 
     @property
@@ -232,40 +237,16 @@ class Blocks(Pattern):
 
 
 @dataclass(frozen=True)
-class PermutedBlocks(Pattern):
-    """From block ``i`` of ``size`` tokens head ``h`` sees block ``permutations[h][i]`` (BlockBERT, Qiu et al. 2020)."""
+class BlockTable(Pattern):
+    """From block ``i`` of ``size`` tokens head ``h`` sees the blocks ``table[h][i]``; -1 is none.
 
-    size: int
-    permutations: tuple[tuple[int, ...], ...]  # one a head
-
-    @property
-    def heads(self) -> int:
-        return len(self.permutations)
-
-    def mask_mod(self, device: torch.device) -> MaskMod:
-        return _blocks_of_table(self.size, torch.tensor(self.permutations)[..., None], device)
-
-    @property
-    def block_size(self) -> int:
-        return self.size
-
-    def of_heads(self, heads: tuple[int, ...]) -> Pattern:
-        return PermutedBlocks(self.size, tuple(self.permutations[head] for head in heads))
-
-    def key_blocks(self, length: int, size: int, step: int) -> Tensor:
-        return rescale_blocks(torch.tensor(self.permutations)[..., None], self.size, length, size)
-
-
-@dataclass(frozen=True)
-class RandomBlocks(Pattern):
-    """From block ``i`` of ``size`` tokens head ``h`` sees the blocks ``table[h][i]`` (BigBird, Zaheer et al. 2020).
-
-    The table is drawn once for the longest input and serves training and evaluation; a block beyond the end of a
-    shorter text is not there, so what a token sees does not depend on how far its batch is padded.
+    Permuted blocks of BlockBERT (Qiu et al. 2020); random ones of BigBird (Zaheer et al. 2020), drawn once for the
+    longest input: a block beyond the end of a shorter text is not there, whatever the padding.
     """
 
     size: int
-    table: tuple[tuple[tuple[int, ...], ...], ...]  # heads, blocks, drawn blocks
+    table: tuple[tuple[tuple[int, ...], ...], ...]  # heads, blocks, blocks of keys
+    is_random: bool = False
 
     @property
     def heads(self) -> int:
@@ -277,7 +258,7 @@ class RandomBlocks(Pattern):
         return all(block < 0 for head in self.table for row in head for block in row)
 
     @classmethod
-    def draw(cls, *, size: int, count: int, blocks: int, heads: int, away: int, seed: int) -> RandomBlocks:
+    def draw(cls, *, size: int, count: int, blocks: int, heads: int, away: int, seed: int) -> BlockTable:
         """``count`` blocks for each of ``blocks`` in each head, at least ``away`` blocks off and not the first one."""
         generator = torch.Generator().manual_seed(seed)
         block = torch.arange(blocks, device="cpu")  # also where the model is built on another device, or on none
@@ -285,17 +266,30 @@ class RandomBlocks(Pattern):
         order = torch.rand(heads, blocks, blocks, generator=generator, device="cpu").masked_fill(~free, 2.0)
         value, chosen = order.sort(-1)
         chosen = torch.where(value < 2.0, chosen, -1)[..., :count]
-        return cls(size, tuple(tuple(tuple(row) for row in head) for head in chosen.tolist()))
+        return cls(size, tuple(tuple(tuple(row) for row in head) for head in chosen.tolist()), is_random=True)
 
     def mask_mod(self, device: torch.device) -> MaskMod:
-        return _blocks_of_table(self.size, torch.tensor(self.table), device)
+        table = torch.tensor(self.table)
+        # one more block, past the end of the table, that names none; copies, since the compiler trips over views
+        columns = [F.pad(column.int(), (0, 1), value=-1).to(device) for column in table.unbind(-1)]
+
+        def seen(
+            row: Tensor, head: Tensor, query: Tensor, key: Tensor, *, size: int = self.size, end: int = table.shape[1]
+        ) -> Tensor:
+            asking, block = (query // size).clamp(max=end), key // size
+            named = columns[0][head, asking] == block
+            for column in columns[1:]:
+                named = named | (column[head, asking] == block)
+            return named
+
+        return seen
 
     @property
     def block_size(self) -> int:
         return self.size
 
     def of_heads(self, heads: tuple[int, ...]) -> Pattern:
-        return RandomBlocks(self.size, tuple(self.table[head] for head in heads))
+        return replace(self, table=tuple(self.table[head] for head in heads))
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
         return rescale_blocks(torch.tensor(self.table), self.size, length, size)
@@ -383,20 +377,3 @@ class Sparse:
 
 FULL = Sparse()
 """Every token sees every token (Vaswani et al. 2017)."""
-
-
-def _blocks_of_table(size: int, table: Tensor, device: torch.device) -> MaskMod:
-    """True where the key's block is listed in the table (heads, blocks, n) for the block of the query."""
-    # one more block, for all past the end of the table, that names none; copies, since the compiler trips over views
-    columns = [F.pad(column.int(), (0, 1), value=-1).to(device) for column in table.unbind(-1)]
-
-    def seen(
-        row: Tensor, head: Tensor, query: Tensor, key: Tensor, *, size: int = size, end: int = table.shape[1]
-    ) -> Tensor:
-        asking, block = (query // size).clamp(max=end), key // size
-        named = columns[0][head, asking] == block
-        for column in columns[1:]:
-            named = named | (column[head, asking] == block)
-        return named
-
-    return seen

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from homespun.attention.full import DotProduct
 from homespun.errors import UserError
-from homespun.models.backbone import Backbone, Context
+from homespun.models.backbone import Backbone
 from homespun.models.generation.search import Beams, Ends, GenerationTask, one_by_one, uniforms
 from homespun.models.generation.settings import GENERATION_TOKENS, GenerationConfig, check_beams
 from homespun.models.generation.steps import Prompt, Writer, start
@@ -24,11 +24,12 @@ def generate(
     attention_mask: Tensor | None,
     arguments: Mapping[str, object],
     *,
-    context: Context | None = None,
+    context: Mapping[str, Tensor | None] | None = None,
     ends: Ends | None = None,
 ) -> Tensor:
-    """See `Model.generate`. ``ends`` says of the new tokens of a text whether it ends with them."""
-    job = _checked(model, input_ids, attention_mask, arguments, context or {}, ends)
+    """See `Model.generate`. ``ends``: whether a text ends with these new tokens."""
+    given = {name: tensor for name, tensor in (context or {}).items() if tensor is not None}
+    job = _checked(model, input_ids, attention_mask, arguments, given, ends)
     config = job.config
     with eval_mode(model):
         parts = [(rows, _generate_rows(job, rows)) for rows in job.parts()]
@@ -45,7 +46,6 @@ def stream(
     input_ids: Tensor,
     arguments: Mapping[str, object],
     *,
-    context: Context | None = None,
     ends: Ends | None = None,
 ) -> Iterator[int]:
     """The new tokens of one text, (1, seq) ids, one after the other as they are chosen.
@@ -53,7 +53,7 @@ def stream(
     Raises:
         UserError: as in `Model.generate`; several texts, or beams, of which none is known before the end.
     """
-    job = _checked(model, input_ids, None, arguments, context or {}, ends)
+    job = _checked(model, input_ids, None, arguments, {}, ends)
     if job.config.num_beams > 1 or job.config.num_return_sequences > 1 or len(input_ids) > 1:
         raise UserError("one text is streamed, and beams are compared at the end; leave out what makes several")
     return _streamed(job)
@@ -76,7 +76,7 @@ class _Job:
     keep: Tensor | None
     shown: Tensor
     config: GenerationConfig
-    context: Context
+    context: dict[str, Tensor]
     ends: Ends | None
     most: int
     least: int
@@ -95,7 +95,7 @@ def _checked(
     input_ids: Tensor,
     attention_mask: Tensor | None,
     arguments: Mapping[str, object],
-    context: Context,
+    context: dict[str, Tensor],
     ends: Ends | None,
 ) -> _Job:
     backbone, head = model.backbone, model.head
@@ -133,7 +133,7 @@ def _checked(
         shown = input_ids[:, :1].new_full((len(input_ids), 1), config.decoder_start_token_id)
     most, least = config.steps(shown.shape[1])
     given = config.max_new_tokens is not None or config.max_length is not None
-    most = _with_room(backbone, int(_lengths(input_ids, keep).max()), most, given=given)
+    most = _with_room(backbone, input_ids.shape[1] if keep is None else int(keep.sum(1).max()), most, given=given)
     return _Job(model, backbone, head, input_ids, keep, shown, config, context, ends, most, least)
 
 
@@ -154,11 +154,6 @@ def _with_room(backbone: Backbone, longest: int, most: int, *, given: bool) -> i
             f"{start}; ask for at most max_new_tokens={room}"
         )
     return min(most, room)
-
-
-def _lengths(input_ids: Tensor, keep: Tensor | None) -> Tensor:
-    """(batch,) int64: real tokens."""
-    return input_ids.new_full((len(input_ids),), input_ids.shape[1]) if keep is None else keep.sum(1)
 
 
 def _kind(model: Model) -> str:
@@ -183,18 +178,8 @@ def _prepare(job: _Job, rows: Tensor) -> tuple[GenerationTask, Writer, Prompt]:
     many = len(rows) * max(config.num_beams, config.num_return_sequences)
     writer = Writer(job.backbone, job.head, rows=many, steps=job.most)
     if job.backbone.has_decoder:
-
-        def of_rows(given: Tensor | None) -> Tensor | None:
-            return None if given is None else given[rows]
-
-        context = Context(
-            attention_mask=keep,
-            token_type_ids=of_rows(job.context.get("token_type_ids")),
-            position_ids=of_rows(job.context.get("position_ids")),
-            documents=of_rows(job.context.get("documents")),
-            global_attention_mask=of_rows(job.context.get("global_attention_mask")),
-        )
-        prompt = Prompt(job.shown[rows], source=job.backbone.encode(ids, **context))
+        context = {name: tensor[rows] for name, tensor in job.context.items()}
+        prompt = Prompt(job.shown[rows], source=job.backbone.encode(ids, attention_mask=keep, **context))
     else:
         prompt = _on_the_right(ids, keep)
     written = prompt.input_ids if prompt.keep is None else prompt.input_ids.where(prompt.keep, -1)

@@ -9,26 +9,13 @@ base, is ours.
 from __future__ import annotations
 
 from homespun.config import Tree
-from homespun.models.presets.encoders import SIZES
-
-
-def _size(layers: int, width: int, heads: int, inner: int, head_size: int = 0) -> Tree:
-    """Of one stack; both have as many layers."""
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "intermediate_size": inner,
-        "head_size": head_size,
-    }
+from homespun.models.presets.encoders import SIZES, SMALL, dimensions
 
 
 def _two(encoder: Tree, **decoder: object) -> Tree:
     """``decoder`` is what it does not take over from the encoder."""
     return {"kind": "encoder_decoder", "encoder": encoder} | ({"decoder": decoder} if decoder else {})
 
-
-_SMALL = {"tiny": SIZES["tiny"], "mini": SIZES["mini"]}
 
 _TRANSFORMER: Tree = {
     "type_vocab_size": 0,
@@ -39,9 +26,9 @@ _TRANSFORMER: Tree = {
     "positions": {"kind": "sinusoidal"},
     "max_position_embeddings": 1024,
 }
-_TRANSFORMER_SIZES = _SMALL | {
-    "base": _size(6, 512, 8, 2048),
-    "big": _size(6, 1024, 16, 4096) | {"hidden_dropout_prob": 0.3},
+_TRANSFORMER_SIZES = SMALL | {
+    "base": dimensions(6, 512, 8, 2048),
+    "big": dimensions(6, 1024, 16, 4096) | {"hidden_dropout_prob": 0.3},
 }
 _BART: Tree = {
     "type_vocab_size": 0,
@@ -49,7 +36,7 @@ _BART: Tree = {
     "positions": {"kind": "learned", "offset": 2},
     "max_position_embeddings": 1024,
 }
-_BART_SIZES = _SMALL | {"base": _size(6, 768, 12, 3072), "large": _size(12, 1024, 16, 4096)}
+_BART_SIZES = SMALL | {"base": dimensions(6, 768, 12, 3072), "large": dimensions(12, 1024, 16, 4096)}
 
 
 def _led(longest: int, radius: int) -> Tree:
@@ -62,8 +49,8 @@ def _led(longest: int, radius: int) -> Tree:
 
 
 _LED_SIZES = {
-    "tiny": _SMALL["tiny"] | _led(1024, 32),
-    "mini": _SMALL["mini"] | _led(4096, 64),
+    "tiny": SMALL["tiny"] | _led(1024, 32),
+    "mini": SMALL["mini"] | _led(4096, 64),
     "base": _BART_SIZES["base"] | _led(16384, 512),
     "large": _BART_SIZES["large"] | _led(16384, 512),
 }
@@ -88,9 +75,9 @@ def _bigbird_pegasus(longest: int, block: int) -> Tree:
 
 
 _BIGBIRD_PEGASUS_SIZES = {
-    "tiny": _SMALL["tiny"] | _bigbird_pegasus(1024, 16),
-    "mini": _SMALL["mini"] | _bigbird_pegasus(4096, 32),
-    "large": _size(16, 1024, 16, 4096) | _bigbird_pegasus(4096, 64),
+    "tiny": SMALL["tiny"] | _bigbird_pegasus(1024, 16),
+    "mini": SMALL["mini"] | _bigbird_pegasus(4096, 32),
+    "large": dimensions(16, 1024, 16, 4096) | _bigbird_pegasus(4096, 64),
 }
 _PEGASUS: Tree = {
     "type_vocab_size": 0,
@@ -101,9 +88,9 @@ _PEGASUS: Tree = {
     "residual": {"kind": "pre"},
     "positions": {"kind": "sinusoidal", "halves": True},
 }
-_PEGASUS_SIZES = _SMALL | {
-    "base": _size(12, 768, 12, 3072),
-    "large": _size(16, 1024, 16, 4096) | {"max_position_embeddings": 1024},
+_PEGASUS_SIZES = SMALL | {
+    "base": dimensions(12, 768, 12, 3072),
+    "large": dimensions(16, 1024, 16, 4096) | {"max_position_embeddings": 1024},
 }
 
 
@@ -117,9 +104,9 @@ def _hierarchical(alone: int, together: int, **values: object) -> Tree:
 # base is the authors' code with its README's settings: 8 layers, of which the last two are between paragraphs, under a
 # decoder of one
 _HIERARCHICAL_SIZES = {
-    "tiny": _hierarchical(2, 1, **_size(3, 128, 2, 512)),
-    "mini": _hierarchical(3, 1, **_size(4, 256, 4, 1024)),
-    "base": _hierarchical(6, 2, **_size(8, 256, 8, 1024)) | {"max_position_embeddings": 4096},
+    "tiny": _hierarchical(2, 1, **dimensions(3, 128, 2, 512)),
+    "mini": _hierarchical(3, 1, **dimensions(4, 256, 4, 1024)),
+    "base": _hierarchical(6, 2, **dimensions(8, 256, 8, 1024)) | {"max_position_embeddings": 4096},
 }
 _HIERARCHICAL_DECODERS = {"tiny": 2, "mini": 3, "base": 1}
 _T5: Tree = {
@@ -135,23 +122,23 @@ _T5: Tree = {
     "attention": {"kind": "relative_bias"},
     "residual": {"kind": "pre", "final_dropout": True},
 }
-_T5_SIZES = _SMALL | {
-    "small": _size(6, 512, 8, 2048),
-    "base": _size(12, 768, 12, 3072),
-    "large": _size(24, 1024, 16, 4096),
-    "3b": _size(24, 1024, 32, 16384, head_size=128),
-    "11b": _size(24, 1024, 128, 65536, head_size=128),
+_T5_SIZES = SMALL | {
+    "small": dimensions(6, 512, 8, 2048),
+    "base": dimensions(12, 768, 12, 3072),
+    "large": dimensions(24, 1024, 16, 4096),
+    "3b": dimensions(24, 1024, 32, 16384, head_size=128),
+    "11b": dimensions(24, 1024, 128, 65536, head_size=128),
 }
 # 1.1 was pretrained without dropout, and writes with embeddings of its own: a matter of its head
 _T5_1_1 = _T5 | {"gated_feed_forward": True, "hidden_act": "gelu_new", "hidden_dropout_prob": 0.0}
 _T5_1_1_SIZES = {
-    "tiny": _SMALL["tiny"] | {"intermediate_size": 352},
-    "mini": _SMALL["mini"] | {"intermediate_size": 704},
-    "small": _size(8, 512, 6, 1024, head_size=64),
-    "base": _size(12, 768, 12, 2048),
-    "large": _size(24, 1024, 16, 2816),
-    "xl": _size(24, 2048, 32, 5120),
-    "xxl": _size(24, 4096, 64, 10240),
+    "tiny": SMALL["tiny"] | {"intermediate_size": 352},
+    "mini": SMALL["mini"] | {"intermediate_size": 704},
+    "small": dimensions(8, 512, 6, 1024, head_size=64),
+    "base": dimensions(12, 768, 12, 2048),
+    "large": dimensions(24, 1024, 16, 2816),
+    "xl": dimensions(24, 2048, 32, 5120),
+    "xxl": dimensions(24, 4096, 64, 10240),
 }
 # ProphetNet's positions begin after the padding id's row.
 _PROPHETNET: Tree = {
@@ -159,7 +146,7 @@ _PROPHETNET: Tree = {
     "type_vocab_size": 0,
     "layer_norm_eps": 1e-5,
 }
-_PROPHETNET_SIZES = _SMALL | {"base": SIZES["base"], "large": _size(12, 1024, 16, 4096)}
+_PROPHETNET_SIZES = SMALL | {"base": SIZES["base"], "large": dimensions(12, 1024, 16, 4096)}
 _WITH_BIASES = {"attention": _T5["attention"]}
 
 ENCODER_DECODERS: dict[str, Tree] = {

@@ -1,17 +1,35 @@
-"""The sizes that families share: BERT's (Turc et al. 2019; base and large of Devlin et al. 2019)."""
+"""Presets of one stack: encoders, and the GPT family of causal decoders.
+
+BERT's smaller sizes are those of Turc et al. 2019; base and large of Devlin et al. 2019, Liu et al. 2019 and Clark et
+al. 2020; ALBERT's base of Lan et al. 2020. Other tiny, mini and small sizes are ours, and of the long-input models all
+but base. GPT's size is that of Radford et al. 2018, GPT-2's four of Radford et al. 2019, GPT-3's eight of Brown et al.
+2020, table 2.1: XL and 13B, whose printed heads and widths disagree, have heads of 128.
+"""
 
 from __future__ import annotations
 
 from homespun.config import Tree
 
-SIZES: dict[str, Tree] = {
-    "tiny": {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512},
-    "mini": {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
-    "small": {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048},
-    "base": {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
-    "large": {"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096},
-}
 
+def dimensions(layers: int, width: int, heads: int = 0, inner: int = 0, **others: int | float) -> Tree:
+    """Sizes of one stack; by default heads of 64 and a feed-forward of four times the width."""
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads or width // 64,
+        "intermediate_size": inner or 4 * width,
+    } | others
+
+
+SIZES: dict[str, Tree] = {
+    "tiny": dimensions(2, 128),
+    "mini": dimensions(4, 256),
+    "small": dimensions(4, 512),
+    "base": dimensions(12, 768),
+    "large": dimensions(24, 1024),
+}
+"""Sizes that families share: BERT's."""
+SMALL: dict[str, Tree] = {name: SIZES[name] for name in ("tiny", "mini")}
 
 _ROBERTA: Tree = {
     "positions": {"kind": "learned", "offset": 2},
@@ -128,35 +146,25 @@ _GPT3: Tree = _GPT2 | {
 }
 
 
-def _size(layers: int, width: int, heads: int) -> Tree:
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "intermediate_size": 4 * width,
-    }
-
-
-_SMALL: dict[str, Tree] = {"tiny": SIZES["tiny"], "mini": SIZES["mini"]}
-_GPT2_SIZES = _SMALL | {
+_GPT2_SIZES = SMALL | {
     "small": SIZES["base"],
     "medium": SIZES["large"],
-    "large": _size(36, 1280, 20),
-    "xl": _size(48, 1600, 25),
+    "large": dimensions(36, 1280),
+    "xl": dimensions(48, 1600),
 }
-_GPT3_SIZES = _SMALL | {
+_GPT3_SIZES = SMALL | {
     "small": SIZES["base"],
     "medium": SIZES["large"],
-    "large": _size(24, 1536, 16),
-    "xl": _size(24, 2048, 16),
-    "2.7b": _size(32, 2560, 32),
-    "6.7b": _size(32, 4096, 32),
-    "13b": _size(40, 5120, 40),
-    "175b": _size(96, 12288, 96),
+    "large": dimensions(24, 1536, 16),
+    "xl": dimensions(24, 2048, 16),
+    "2.7b": dimensions(32, 2560, 32),
+    "6.7b": dimensions(32, 4096, 32),
+    "13b": dimensions(40, 5120, 40),
+    "175b": dimensions(96, 12288, 96),
 }
 
 DECODERS: dict[str, Tree] = {
-    **{f"gpt-{size}": _SMALL[size] | _GPT for size in _SMALL},
+    **{f"gpt-{size}": SMALL[size] | _GPT for size in SMALL},
     "gpt-base": SIZES["base"] | _GPT,
     **{f"gpt2-{size}": values | _GPT2 for size, values in _GPT2_SIZES.items()},
     **{f"gpt3-{size}": values | _GPT3 for size, values in _GPT3_SIZES.items()},

@@ -10,7 +10,7 @@ embeddings, which `homespun.hf.folding` makes T5's on export, and one table of e
 from __future__ import annotations
 
 from homespun.config import Tree
-from homespun.models.presets.encoders import SIZES
+from homespun.models.presets.encoders import SIZES, SMALL, dimensions
 
 _BLOCK: Tree = {
     "max_position_embeddings": 2048,
@@ -55,20 +55,10 @@ _ENCODER_DECODER: Tree = _BLOCK | {
 }
 
 
-def _size(layers: int, width: int) -> Tree:
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": width // 64,
-        "intermediate_size": 4 * width,
-    }
-
-
 _SIZES = {
-    "tiny": SIZES["tiny"],
-    "mini": SIZES["mini"],
-    "small": _size(6, 384),
-    "medium": _size(8, 512),
+    **SMALL,
+    "small": dimensions(6, 384),
+    "medium": dimensions(8, 512),
     "base": SIZES["base"],
 }
 
