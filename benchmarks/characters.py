@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from benchmarks.time_to_loss import Stopwatch
-from homespun.commands.fitting import with_backbone
 from homespun.commands.recipe import pretrain_recipe
+from homespun.commands.workload import with_backbone
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.data.loader import Loader
 from homespun.data.rows import PackedRows

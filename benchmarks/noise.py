@@ -26,7 +26,7 @@ from benchmarks.corpus import _texts
 from benchmarks.measure import measure_interleaved
 from benchmarks.sentence_scoring import sentence_scoring
 from homespun.batch import RowSeed
-from homespun.commands.fitting import with_vocabulary
+from homespun.commands.workload import with_vocabulary
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.data.loader import Loader
 from homespun.models.config import ModelConfig

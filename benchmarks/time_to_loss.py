@@ -32,9 +32,9 @@ from torch import Tensor, nn
 
 from benchmarks.sources import SHARED, financial, financial_sentinels, reviews
 from homespun.batch import Batch
-from homespun.commands.fitting import pretraining_rows, with_backbone
 from homespun.commands.pretrain import start_embeddings
 from homespun.commands.recipe import PretrainRecipe, pretrain_recipe
+from homespun.commands.workload import pretraining_rows, with_backbone
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader
 from homespun.errors import UserError

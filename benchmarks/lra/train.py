@@ -22,8 +22,7 @@ from homespun.config import Config, override, read_yaml, validate
 from homespun.data.labels import Labels
 from homespun.data.loader import Collate, Loader
 from homespun.errors import NotFinite, UserError, nearest
-from homespun.inference.logits import forward_logits
-from homespun.inference.predict import probabilities
+from homespun.inference.predict import forward_logits, probabilities
 from homespun.metrics.classification import Metrics, classification_metrics, classify
 from homespun.models.bundle import load_weights, save_model
 from homespun.models.config import ModelConfig
@@ -318,7 +317,7 @@ def _measure(model: Model, rows: LRARows, collate: Collate, labels: Labels, *, b
     """Classification metrics on all rows, in evaluation mode.
 
     Raises:
-        NotFinite: see `homespun.inference.logits.forward_logits`.
+        NotFinite: see `homespun.inference.predict.forward_logits`.
     """
     assert rows.targets is not None
     logits = np.empty((len(rows), len(labels)), dtype=np.float32)

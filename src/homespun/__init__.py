@@ -9,9 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from homespun.commands.alignment import show_alignment
-    from homespun.commands.attention_plot import show_attention
-    from homespun.commands.baselines import measure_baselines
+    from homespun.commands.attention_plot import show_alignment, show_attention
     from homespun.commands.batch_preview import show_batch
     from homespun.commands.benchmark import benchmark
     from homespun.commands.convert import convert, export
@@ -20,13 +18,20 @@ if TYPE_CHECKING:
     from homespun.commands.few_shot import Prompting, few_shot
     from homespun.commands.finetune import finetune
     from homespun.commands.generate import generate, generator, summaries, summarize
-    from homespun.commands.lengths import corpus_lengths, file_lengths
     from homespun.commands.plan import plan
     from homespun.commands.predict import evaluate, predict
-    from homespun.commands.preparation import extend_tokenizer, make_corpus, reading, train_tokenizer
+    from homespun.commands.preparation import (
+        corpus_lengths,
+        extend_tokenizer,
+        file_lengths,
+        make_corpus,
+        reading,
+        train_tokenizer,
+    )
     from homespun.commands.pretrain import pretrain
     from homespun.commands.quickstart import quickstart
     from homespun.commands.recipe import finetune_recipe, load_recipe, pretrain_recipe
+    from homespun.commands.trials import measure_baselines
     from homespun.commands.vectors import init_model, map_vectors, measure_vectors, train_vectors, vectors_config
     from homespun.compare.recipe import compare_recipe
     from homespun.compare.runner import run_comparison
@@ -42,13 +47,13 @@ _LAZY_IMPORTS = {
     "init_model": "homespun.commands.vectors.init_model",
     "compare_recipe": "homespun.compare.recipe.compare_recipe",
     "convert": "homespun.commands.convert.convert",
-    "corpus_lengths": "homespun.commands.lengths.corpus_lengths",
+    "corpus_lengths": "homespun.commands.preparation.corpus_lengths",
     "distill": "homespun.commands.distill.distill",
     "doctor": "homespun.commands.doctor.examine",
     "evaluate": "homespun.commands.predict.evaluate",
     "export": "homespun.commands.convert.export",
     "extend_tokenizer": "homespun.commands.preparation.extend_tokenizer",
-    "file_lengths": "homespun.commands.lengths.file_lengths",
+    "file_lengths": "homespun.commands.preparation.file_lengths",
     "finetune": "homespun.commands.finetune.finetune",
     "finetune_recipe": "homespun.commands.recipe.finetune_recipe",
     "generate": "homespun.commands.generate.generate",
@@ -58,7 +63,7 @@ _LAZY_IMPORTS = {
     "make_corpus": "homespun.commands.preparation.make_corpus",
     "map_vectors": "homespun.commands.vectors.map_vectors",
     "benchmark": "homespun.commands.benchmark.benchmark",
-    "measure_baselines": "homespun.commands.baselines.measure_baselines",
+    "measure_baselines": "homespun.commands.trials.measure_baselines",
     "measure_vectors": "homespun.commands.vectors.measure_vectors",
     "open_vectors": "homespun.vectors.store.open_vectors",
     "plan": "homespun.commands.plan.plan",
@@ -70,7 +75,7 @@ _LAZY_IMPORTS = {
     "reading": "homespun.commands.preparation.reading",
     "run_comparison": "homespun.compare.runner.run_comparison",
     "save_vectors": "homespun.vectors.store.save_vectors",
-    "show_alignment": "homespun.commands.alignment.show_alignment",
+    "show_alignment": "homespun.commands.attention_plot.show_alignment",
     "show_attention": "homespun.commands.attention_plot.show_attention",
     "show_batch": "homespun.commands.batch_preview.show_batch",
     "summaries": "homespun.commands.generate.summaries",

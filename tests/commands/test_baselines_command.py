@@ -6,8 +6,8 @@ import pytest
 from commands_world import World
 
 from homespun.cli import app
-from homespun.commands.baselines import _MODEL_FIELDS, baseline_settings
 from homespun.commands.recipe import finetune_recipe
+from homespun.commands.trials import _MODEL_FIELDS, baseline_settings
 from homespun.tasks.config import FinetuneData
 
 DATA: dict[str, Any] = {kind.model_fields["kind"].default: kind for kind in get_args(get_args(FinetuneData)[0])}

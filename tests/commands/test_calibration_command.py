@@ -14,8 +14,8 @@ import torch
 from commands_world import COMMON, WORDS
 
 import homespun
+from homespun.commands.error_analysis import find_leakage, summarize_leakage
 from homespun.commands.finetune import finetune
-from homespun.commands.leakage import find_leakage, summarize_leakage
 from homespun.commands.predict import evaluate, predict
 from homespun.commands.recipe import finetune_recipe
 from homespun.commands.trials import Trial, write_run_predictions

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from homespun.commands.error_analysis import notable_predictions
-from homespun.commands.leakage import summarize_leakage
+from homespun.commands.error_analysis import notable_predictions, summarize_leakage
 from homespun.commands.trials import Trial, write_run_predictions
 from homespun.data.near_duplicates import NearDuplicatePairs
 

@@ -11,7 +11,7 @@ from commands_world import TINY, World
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from homespun.commands.fitting import with_vocabulary
+from homespun.commands.workload import with_vocabulary
 from homespun.errors import UserError
 from homespun.models.encoder import EncoderConfig
 from homespun.text.tokenizer import Tokenizer

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from commands_world import run
 
-from homespun.commands.lengths import file_lengths
-from homespun.commands.preparation import make_corpus, reading, train_tokenizer
+from homespun.commands.preparation import file_lengths, make_corpus, reading, train_tokenizer
 from homespun.data.corpus import build_corpus
 from homespun.errors import UserError
 from homespun.text.sources import Document

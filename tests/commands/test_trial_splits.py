@@ -10,10 +10,10 @@ import pytest
 import yaml
 from commands_world import TINY, World
 
-from homespun.commands.fitting import pretraining_rows
 from homespun.commands.provenance import restore_settings
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, pretrain_recipe
 from homespun.commands.trials import Trial, plan_trials
+from homespun.commands.workload import pretraining_rows
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.tasks.config import FinetuneData

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from comparing import FAKE, calls, comparison, records, run, runner_of
 
-from homespun.commands.baselines import baseline_settings
 from homespun.commands.recipe import finetune_recipe
+from homespun.commands.trials import baseline_settings
 from homespun.compare import folder
 from homespun.compare import runner as runner_module
 from homespun.compare.executor import Command, LocalExecutor, Process, reason, shares

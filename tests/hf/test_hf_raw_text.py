@@ -20,8 +20,7 @@ from homespun.data.rows import Rows, pad
 from homespun.data.token_labels import TaggedWords, TokenLabelRows
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_model
-from homespun.inference.logits import forward_logits
-from homespun.inference.predict import predict_logits
+from homespun.inference.predict import forward_logits, predict_logits
 from homespun.models.bundle import ModelBundle
 from homespun.text.tokenizer import Tokenizer
 

@@ -14,8 +14,7 @@ import typer
 from homespun.cli.compare import baselines, benchmark, compare
 from homespun.cli.convert import convert, export
 from homespun.cli.distill import distill_app
-from homespun.cli.few_shot import few_shot
-from homespun.cli.generate import generate, summarize
+from homespun.cli.generate import few_shot, generate, summarize
 from homespun.cli.options import (
     Columns,
     CommandGroup,
@@ -34,8 +33,7 @@ from homespun.cli.options import (
     split_list,
 )
 from homespun.cli.plan import plan
-from homespun.cli.recipes import recipes_app
-from homespun.cli.show import show_app
+from homespun.cli.show import recipes_app, show_app
 from homespun.cli.text import corpus_app, tokenizer_app
 from homespun.cli.vectors import vectors_app
 from homespun.errors import UserError, shorten_warnings

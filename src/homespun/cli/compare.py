@@ -96,8 +96,8 @@ def baselines(
     as_json: Json = False,
 ) -> None:
     """Measure the baselines of a fine-tuning recipe."""
-    from homespun.commands.baselines import measure_baselines as command
     from homespun.commands.recipe import finetune_recipe
+    from homespun.commands.trials import measure_baselines as command
 
     if not start_from:
         raise UserError("give --from: a model that could be fine-tuned so; the task may want its tokenizer")

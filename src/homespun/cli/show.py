@@ -1,4 +1,4 @@
-"""Commands `homespun show ...`."""
+"""Commands `homespun recipes ...` and `homespun show ...`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import CommandGroup, Json, Overrides
+from homespun.cli.options import CommandGroup, Json, Overrides, print_result
 from homespun.errors import UserError
 
 show_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Show attention, alignment or the first batch.")
@@ -62,7 +62,7 @@ def show_alignment(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
     """Plot the attention of each target token to the source tokens."""
-    from homespun.commands.alignment import show_alignment as command
+    from homespun.commands.attention_plot import show_alignment as command
 
     path = out if as_json or out is not None else Path("alignment.svg")
     result = command(run, source=source, target=target, out=path)
@@ -122,3 +122,45 @@ def _parse_integers(text: str, option: str) -> list[int]:
     if not all(part.isdecimal() for part in parts):
         raise UserError(f"{option} takes whole numbers, such as 1,2, not {text!r}")
     return [int(part) for part in parts]
+
+
+recipes_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="List and show recipes.")
+
+
+@recipes_app.command("list")
+def recipes_list(as_json: Json = False) -> None:
+    """List the shipped recipes."""
+    from homespun.commands.recipe import comparison_names, recipe_names, recipe_tree
+
+    rows, comparisons = (
+        {name: str(recipe_tree(name).get("description", "")) for name in names}
+        for names in (recipe_names(), comparison_names())
+    )
+    print_result({"recipes": rows, "comparisons": comparisons} if as_json else rows | comparisons, as_json)
+
+
+@recipes_app.command("show")
+def recipes_show(
+    name: Annotated[str, typer.Argument(help="Recipe name or .yaml file.")],
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Show a recipe with all defaults."""
+    from homespun.commands.recipe import load_recipe, recipe_tree
+    from homespun.compare.recipe import compare_recipe
+    from homespun.config import dump
+
+    load = compare_recipe if recipe_tree(name).get("kind") == "compare" else load_recipe
+    recipe = load(name, overrides or ())
+    if as_json:
+        print_result(recipe.model_dump(mode="json"), as_json)
+    else:
+        typer.echo(dump(recipe), nl=False)
+
+
+@recipes_app.command("schema")
+def recipes_schema(as_json: Json = False) -> None:
+    """Print the JSON schema of recipes, for editors."""
+    from homespun.commands.recipe import schema
+
+    typer.echo(json.dumps(schema(), indent=None if as_json else 2))

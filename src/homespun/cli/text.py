@@ -199,7 +199,7 @@ def corpus_lengths(
     as_json: Json = False,
 ) -> None:
     """Show lengths in tokens by class and split: mean, median, minimum, maximum, and a histogram."""
-    from homespun.commands.lengths import corpus_lengths, file_lengths
+    from homespun.commands.preparation import corpus_lengths, file_lengths
 
     if (corpus is None) == (not inputs):
         raise UserError("give either a corpus folder, or --input files with --tokenizer")

@@ -12,9 +12,9 @@ from torch import Tensor
 from homespun.batch import Batch
 from homespun.commands.adaptation import open_start, split_overrides
 from homespun.commands.finetune import read_inputs
-from homespun.commands.fitting import pretraining_rows, with_backbone
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, load_recipe
 from homespun.commands.trial_training import prepare_trial
+from homespun.commands.workload import pretraining_rows, with_backbone
 from homespun.data.corpus import Corpus
 from homespun.data.labels import Labels
 from homespun.data.loader import Collate, Loader, Order

@@ -16,8 +16,7 @@ from homespun.errors import UserError
 from homespun.hf.export import CARD, CONFIG, REPORT, check_replaceable, export_huggingface, suggest_onnx
 from homespun.hf.family import STORED
 from homespun.hf.open import OpenedModel, open_any
-from homespun.inference.checks import make_small_batch, select_real_tokens
-from homespun.inference.onnx_export import export_onnx
+from homespun.inference.onnx_export import export_onnx, make_small_batch, select_real_tokens
 from homespun.io.atomic import atomic_path
 from homespun.models.bundle import ModelBundle, save_model, weights_of
 from homespun.models.config import BackboneConfig

@@ -14,10 +14,10 @@ import torch
 from pydantic_core import to_jsonable_python
 
 from homespun.commands.finetune import finetune
-from homespun.commands.fitting import pretraining_rows
 from homespun.commands.pretrain import pretrain
 from homespun.commands.provenance import FILE, InitialWeights, RunInputs, check_inputs, identify_model, write_inputs
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe
+from homespun.commands.workload import pretraining_rows
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader
 from homespun.errors import UserError

@@ -1,11 +1,18 @@
-"""Test examples with the worst and with the most confident predictions."""
+"""Near-duplicates between training and test examples, and the worst and most confident predictions."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from homespun.commands.trials import Trial
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.commands.trials import PREDICTIONS, Trial
+from homespun.data.near_duplicates import THRESHOLD, NearDuplicatePairs, find_near_duplicates
+from homespun.results import DuplicatePair, Leakage
 from homespun.tasks.protocol import Task
 
 _MAX_WRONG, _MAX_CONFIDENT = 20, 5
@@ -55,3 +62,91 @@ def shorten(text: str) -> str:
     """Text on one line, cut to the characters that are shown."""
     plain = " ".join(text.split())
     return plain if len(plain) <= _CHARACTERS else f"{plain[: _CHARACTERS - 1]}…"
+
+
+_PAIRS = 5  # near-duplicates that are listed
+
+
+def find_leakage(task: Task[Any, Any], trials: Sequence[Trial]) -> dict[int, NearDuplicatePairs]:
+    """Find near-duplicates between training and test examples, by fold.
+
+    Args:
+        task: gives the texts of examples.
+        trials: those with the most training examples.
+    """
+    found: dict[int, NearDuplicatePairs] = {}
+    for trial in trials:
+        if trial.fold not in found:
+            found[trial.fold] = find_near_duplicates(task.texts(trial.training), task.texts(trial.measured))
+    return found
+
+
+def describe_leakage(found: Mapping[int, NearDuplicatePairs]) -> str:
+    """Warning in one sentence; empty without near-duplicates."""
+    near, same = sum(len(one.rows) for one in found.values()), sum(one.same for one in found.values())
+    compared = sum(one.compared for one in found.values())
+    if not near:
+        return ""
+    return (
+        f"{near:,} of {compared:,} test examples ({near / compared:.1%}) are near-duplicates of training examples "
+        f"({same:,} word for word); metrics may be better than on new examples"
+    )
+
+
+def summarize_leakage(
+    found: Mapping[int, NearDuplicatePairs], task: Task[Any, Any], trials: Sequence[Trial], folders: Sequence[Path]
+) -> Leakage:
+    """Counts of near-duplicates, a few of them, and the mean score on all and on unseen examples.
+
+    Args:
+        found: near-duplicates by fold, from `find_leakage`.
+        task: gives the texts of examples.
+        trials: as given to `find_leakage`.
+        folders: their runs.
+    """
+    near = sum(len(one.rows) for one in found.values())
+    pairs: list[DuplicatePair] = []
+    scores: list[NDArray[np.float64]] = []
+    seen: list[NDArray[np.bool_]] = []
+    for fold, one in found.items():
+        runs = [(trial, folder) for trial, folder in zip(trials, folders, strict=True) if trial.fold == fold]
+        first, _ = runs[0]
+        for row, other, similarity in zip(one.rows, one.of, one.similarity, strict=True):
+            if len(pairs) < _PAIRS:
+                pairs.append(
+                    DuplicatePair(
+                        row=int(first.measured_rows[row]),
+                        text=shorten(task.texts([first.measured[row]])[0]),
+                        training=shorten(task.texts([first.training[other]])[0]),
+                        similarity=round(similarity, 3),
+                    )
+                )
+        for trial, folder in runs:
+            # with fewer examples than there are, each seed draws its own; only those of the first were compared
+            if trial.training == first.training:
+                scores.append(_example_scores(folder / PREDICTIONS / "model.jsonl"))
+                seen.append(np.isin(np.arange(len(scores[-1])), one.rows))
+    values, known = np.concatenate(scores), np.concatenate(seen)
+    scored = np.isfinite(values)
+    means = {}
+    if near and (scored & ~known).any():
+        means = {"all": float(values[scored].mean()), "unseen": float(values[scored & ~known].mean())}
+    return Leakage.model_validate(
+        {
+            "threshold": THRESHOLD,
+            "rows": sum(one.compared for one in found.values()),
+            "near": near,
+            "same": sum(one.same for one in found.values()),
+            **means,
+            "pairs": pairs,
+        }
+    )
+
+
+def _example_scores(file: Path) -> NDArray[np.float64]:
+    """(examples,) scores, or 1 for right predictions; NaN without a truth."""
+    with file.open(encoding="utf-8") as stream:
+        lines = [json.loads(line) for line in stream]
+    values = [line.get("score", line["predicted"] == line["truth"]) for line in lines]
+    nothing = [line["truth"] is None or value is None for line, value in zip(lines, values, strict=True)]
+    return np.array([np.nan if none else float(v) for v, none in zip(values, nothing, strict=True)])

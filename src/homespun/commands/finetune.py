@@ -9,8 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from homespun.commands.leakage import describe_leakage, find_leakage, summarize_leakage
-from homespun.commands.lengths import task_lengths
+from homespun.commands.error_analysis import describe_leakage, find_leakage, summarize_leakage
+from homespun.commands.preparation import task_lengths
 from homespun.commands.processes import processes_to_start, run_in_processes
 from homespun.commands.provenance import RunInputs, create_run, identify_model, identify_vectors, restore_settings
 from homespun.commands.recipe import FinetuneRecipe

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from homespun.commands.predict import predict, predict_records
-from homespun.commands.predictions import write_predictions
+from homespun.commands.predict import predict, predict_records, write_predictions
 from homespun.data.corpus import Progress
 from homespun.data.labels import get_text
 from homespun.errors import UserError
@@ -36,7 +35,7 @@ def generate(
     """Write after each text of ``inputs``: into ``out`` (.jsonl) each record with ``generated``, and ``tokens``.
 
     ``generated`` is a list where there are several texts to a prompt. The file is written as
-    `homespun.commands.predictions.write_predictions` does.
+    `homespun.commands.predict.write_predictions` does.
 
     Returns:
         ``rows``, ``tokens``, ``out``.

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from homespun.commands.adaptation import Start
-from homespun.commands.fitting import mixes_documents
 from homespun.commands.memory import Machine, with_precision
 from homespun.commands.model_size import WorkFactory, size_for
 from homespun.commands.recipe import PretrainRecipe
-from homespun.commands.workload import Work, pretraining_work
+from homespun.commands.workload import Work, mixes_documents, pretraining_work
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.hf.match import match_architecture

@@ -13,7 +13,6 @@ from torch import nn
 
 from homespun.commands.adaptation import Start, open_start
 from homespun.commands.adaptation_metrics import measure_adaptation
-from homespun.commands.fitting import model_config, pretraining_rows, with_backbone
 from homespun.commands.memory import Machine, fit_memory
 from homespun.commands.model_size import size_to_dict, with_size
 from homespun.commands.preflight import Preflight, preflight_pretraining
@@ -21,7 +20,14 @@ from homespun.commands.processes import check_processes, processes_to_start, run
 from homespun.commands.provenance import RunInputs, create_run, identify_model, identify_vectors, restore_settings
 from homespun.commands.recipe import PretrainRecipe
 from homespun.commands.result import summarise, validate_result, watch
-from homespun.commands.workload import pretraining_work, seeded, typical_batch
+from homespun.commands.workload import (
+    model_config,
+    pretraining_rows,
+    pretraining_work,
+    seeded,
+    typical_batch,
+    with_backbone,
+)
 from homespun.config import Tree
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Collate, Loader

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from homespun.commands.fitting import with_vocabulary
 from homespun.commands.recipe import pretrain_recipe
+from homespun.commands.workload import with_vocabulary
 from homespun.config import override, validate
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError

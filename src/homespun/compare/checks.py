@@ -12,9 +12,9 @@ import torch
 from pydantic import JsonValue
 
 from homespun.commands.adaptation import open_start, split_overrides
-from homespun.commands.fitting import with_vocabulary
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, finetune_recipe, load_recipe, pretrain_recipe
 from homespun.commands.trials import plan_trials
+from homespun.commands.workload import with_vocabulary
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.trials import Stage, Trial, first_trials, to_yaml
 from homespun.data.corpus import Corpus

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
-from homespun.commands.baselines import baseline_settings
 from homespun.commands.recipe import finetune_recipe
+from homespun.commands.trials import baseline_settings
 from homespun.compare.executor import Command
 from homespun.compare.folder import Record
 from homespun.compare.trials import Stage

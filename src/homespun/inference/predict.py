@@ -1,22 +1,69 @@
-"""Classification of a stream of texts, in order and in bounded memory."""
+"""Logits of rows, and classification of a stream of texts, in order and in bounded memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 
+from homespun.batch import Batch
+from homespun.config import Config
 from homespun.data.labels import LabelledRows, Labels
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
-from homespun.data.rows import Rows
-from homespun.inference.decision_rule import DEFAULT_RULE, DecisionRule
-from homespun.inference.logits import forward_logits
-from homespun.models.model import Model
+from homespun.data.rows import Row, Rows
+from homespun.errors import NotFinite
+from homespun.models.model import Model, eval_mode
 from homespun.text.tokenizer import Tokenizer
+
+
+def forward_logits(
+    model: Model, rows: Rows, to_batch: Callable[[Sequence[Row]], Batch], *, batch_size: int
+) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
+    """Yield row numbers and their logits (rows, ...), a batch at a time.
+
+    Rows are sorted by length, to save padding, the longest first, so that too large a batch fails at once. All modules
+    are in evaluation mode meanwhile, and then in their previous mode.
+
+    Raises:
+        NotFinite: a logit is not finite.
+    """
+    device = next(model.parameters()).device
+    order = np.argsort(-rows.lengths, kind="stable").tolist()
+    with eval_mode(model):
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            batch = to_batch([rows[index] for index in chosen]).to(device)
+            logits = model(batch.input_ids, **batch.context, chunks=batch.chunks).float().cpu().numpy()
+            if not np.isfinite(logits).all():
+                raise NotFinite(
+                    "what the model says of a row is not finite; train it again, with a lower "
+                    "train.optimizer.learning_rate"
+                )
+            yield chosen, logits
+
+
+class DecisionRule(Config):
+    """Temperature and thresholds, chosen on validation examples and stored with the model."""
+
+    temperature: float = Field(default=1.0, gt=0, description="logits are divided by it")
+    thresholds: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = Field(
+        default=None, description="multi-label: threshold of each label's probability; 0.5 by default"
+    )
+
+    def predict_labels(self, probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Multi-label predictions, (..., labels) of 0 and 1."""
+        least = 0.5 if self.thresholds is None else np.array(self.thresholds)
+        return (probabilities > least).astype(np.int64)
+
+
+DEFAULT_RULE = DecisionRule()
+
 
 _CHUNK = 4096  # texts that are sorted by length together: large enough to save padding, small enough to stream
 

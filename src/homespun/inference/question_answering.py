@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from homespun.data.question_answering import QuestionRows, question_batch
-from homespun.inference.logits import forward_logits
+from homespun.inference.predict import forward_logits
 from homespun.models.model import Model
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from homespun.data.labels import Labels
 from homespun.data.rows import pad
 from homespun.data.token_labels import TokenLabelRows
-from homespun.inference.logits import forward_logits
+from homespun.inference.predict import forward_logits
 from homespun.models.model import Model
 
 

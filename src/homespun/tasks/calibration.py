@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.config import Config
-from homespun.inference.decision_rule import DecisionRule
+from homespun.inference.predict import DecisionRule
 from homespun.metrics.calibration import MIN_EXAMPLES, cross_val_temperature, row_losses
 from homespun.metrics.thresholds import Average, cross_val_f1, f1, find_thresholds
 

@@ -22,8 +22,7 @@ from homespun.data.loader import Collate
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.inference.decision_rule import DEFAULT_RULE, DecisionRule
-from homespun.inference.predict import Predictor, predict_logits, probabilities
+from homespun.inference.predict import DEFAULT_RULE, DecisionRule, Predictor, predict_logits, probabilities
 from homespun.metrics.calibration import measure_calibration, row_losses
 from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle

@@ -27,8 +27,7 @@ from homespun.data.sentence_documents import (
     read_sentence_documents,
 )
 from homespun.errors import UserError
-from homespun.inference.logits import forward_logits
-from homespun.inference.predict import probabilities
+from homespun.inference.predict import forward_logits, probabilities
 from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
