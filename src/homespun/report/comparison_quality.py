@@ -276,7 +276,7 @@ def _add_scores(file: Path, measure: str, totals: _ScoreTotals) -> None:
         totals.sums[row] = totals.sums.get(row, 0.0) + score
         totals.counts[row] = totals.counts.get(row, 0) + 1
         if totals.truths.setdefault(row, truth) != truth:
-            raise UserError(f"row {row} has another truth in one training than in another")
+            raise UserError(f"row {row} has different truths in two trainings")
 
 
 def _differences(first: Candidate, second: Candidate, warnings: list[str]) -> tuple[np.ndarray, float | None] | None:
@@ -285,9 +285,7 @@ def _differences(first: Candidate, second: Candidate, warnings: list[str]) -> tu
         return None
     shared = sorted(first.rows.scores.keys() & second.rows.scores.keys())
     if not shared or any(first.rows.truths[row] != second.rows.truths[row] for row in shared):
-        warnings.append(
-            f"{first.name} and {second.name} were not tested on the same rows, and are not compared on them."
-        )
+        warnings.append(f"{first.name} and {second.name} were tested on different rows; their rows are not compared.")
         return None
     if len(shared) < max(len(first.rows.scores), len(second.rows.scores)):
         warnings.append(f"{first.name} and {second.name} are compared on the {len(shared):,} rows that both have.")

@@ -87,8 +87,8 @@ _MISSING_GLYPH = r"Glyph \d+ .* missing from font"
 @cache
 def _warn_missing_glyphs() -> None:
     logger.warning(
-        "no font of this machine has some of the letters in the figures: the page and .svg files have them all the "
-        "same, .png files have boxes in their place; install a font that has them, such as Noto Sans CJK"
+        "no font on this machine has all letters of the figures: .png files show boxes, page and .svg files do not; "
+        "install a font with these letters, such as Noto Sans CJK"
     )
 
 
