@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics
@@ -25,7 +24,7 @@ class Rouge:
             from rouge_score.rouge_scorer import RougeScorer
         except ImportError:
             raise UserError("ROUGE needs the package rouge-score; pip install 'homespun[metrics]'") from None
-        self._scorer: Any = RougeScorer(list(METRICS), use_stemmer=True)
+        self._scorer = RougeScorer(list(METRICS), use_stemmer=True)
 
     def scores(self, text: str, references: Sequence[str]) -> dict[str, float]:
         """F1 of each of `METRICS`, 0 to 1, with the nearest reference."""

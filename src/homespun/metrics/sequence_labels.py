@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics, class_metrics
@@ -31,8 +30,8 @@ class EntityMetrics:
             from seqeval.metrics import accuracy_score, classification_report
         except ImportError:
             raise UserError("entity metrics need the package seqeval; pip install 'homespun[metrics]'") from None
-        self._report: Any = classification_report
-        self._accuracy: Any = accuracy_score
+        self._report = classification_report
+        self._accuracy = accuracy_score
 
     def __call__(self, truth: Tags, predicted: Tags) -> Metrics:
         """``rows`` (sentences), `ENTITY_METRICS` and ``per_class`` by name, without sentences that have no words."""
