@@ -45,7 +45,7 @@ CAUSAL_NAMES = {"causal": "is_decoder"}
 CAUSAL_FIXED: Fixed = {"is_decoder": (None, True, False)}
 
 _CONSTANT = "a constant, not a weight"
-_NO_POOLER = "transformers adds a pooler of random weights (pooler_output); last_hidden_state is this model's"
+NO_POOLER = "transformers adds a pooler of random weights (pooler_output); last_hidden_state is this model's"
 
 
 def module(theirs: str, ours: str, to_ours: Change = unchanged, to_theirs: Change = unchanged) -> Rule:
@@ -181,17 +181,12 @@ def headless(name: str, prefix: str, *drops: Drop, notes: Notes = no_notes) -> A
     )
 
 
-def pooler_notes(backbone: EncoderConfig) -> tuple[str, ...]:
-    """Note of a class that has a pooler, of a model without."""
-    return (_NO_POOLER,)
-
-
 def models_with_pooler(name: str, dense: str) -> tuple[Architecture, ...]:
     """The class without a head, opened without its pooler (the default) and with it; ``dense`` is its linear layer."""
     prefix = f"{dense.partition('.')[0]}."
     pooler = replace(headless(name, prefix), kind="pooler", head=lambda settings: {"kind": "pooler"}, notes=no_notes)
     rules = Table(rules=(module(dense, "head.dense"),))
-    return headless(name, prefix, notes=pooler_notes), replace(pooler, table=rules + pooler.table)
+    return headless(name, prefix, notes=lambda backbone: (NO_POOLER,)), replace(pooler, table=rules + pooler.table)
 
 
 def masked_lm(settings: Tree) -> Tree:

@@ -112,7 +112,7 @@ def fold_notes(config: ModelConfig, *, head: bool) -> tuple[str, ...]:
 
 def _stacks(backbone: EncoderDecoderConfig) -> dict[str, EncoderConfig]:
     stacks = {"encoder": backbone.encoder, "decoder": backbone.decoder}
-    return {name: stack for name, stack in stacks.items() if isinstance(stack, EncoderConfig)}
+    return {name: stack for name, stack in stacks.items() if not stack.is_recurrent}
 
 
 def _without_scales(config: ModelConfig, backbone: EncoderDecoderConfig) -> ModelConfig | None:

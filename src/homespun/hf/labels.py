@@ -29,16 +29,6 @@ def classification(kind: str, *, dropout: str = "classifier_dropout", **fields: 
     return head
 
 
-def label_names(tree: Tree) -> list[str]:
-    """Names of the classes, in the order of the logits.
-
-    Raises:
-        UserError: ``id2label`` is not a numbered list of different names, or has several names for a regression.
-    """
-    count, table = _count(tree), tree.get("id2label")
-    return [*default_labels(count).names] if table is None else _listed(table)
-
-
 def _count(tree: Tree) -> int:
     """Number of classes, without building default names: the number is not yet checked against the weights."""
     table, problem = tree.get("id2label"), tree.get("problem_type")
@@ -68,8 +58,14 @@ def _listed(table: object) -> list[str]:
 
 
 def read_labels(tree: Tree) -> Labels:
-    """Classes of a classifier."""
-    return Labels(tuple(label_names(tree)), multi_label=tree.get("problem_type") == "multi_label_classification")
+    """Classes of a classifier, in the order of the logits.
+
+    Raises:
+        UserError: ``id2label`` is not a numbered list of different names, or has several names for a regression.
+    """
+    count, table = _count(tree), tree.get("id2label")
+    names = default_labels(count).names if table is None else tuple(_listed(table))
+    return Labels(names, multi_label=tree.get("problem_type") == "multi_label_classification")
 
 
 def write_labels(labels: Labels) -> Tree:

@@ -11,10 +11,10 @@ from huggingface_hub import snapshot_download
 
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.builders import pooler_notes
+from homespun.hf.builders import NO_POOLER
 from homespun.hf.engine import Table, UnusedTensor, Weights, their_name, to_ours
 from homespun.hf.families import FAMILIES
-from homespun.hf.family import STORED, Architecture, Family
+from homespun.hf.family import STORED, Family
 from homespun.hf.labels import read_labels
 from homespun.hf.weights import FILES, has_weights, modernize_name, read_weights
 from homespun.io.json import read_object
@@ -26,8 +26,7 @@ from homespun.models.bundle import (
     load_model,
     weights_of,
 )
-from homespun.models.config import BackboneConfig, ModelConfig
-from homespun.models.encoder import EncoderConfig
+from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabularies import VOCABULARIES
@@ -81,8 +80,8 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
     """Open the model in ``source`` on the CPU, in evaluation mode, with a report.
 
     Args:
-        source: a run directory, a ``model/`` folder, a folder of ``save_pretrained`` or `export_huggingface`, or a name
-            on the Hugging Face hub, which is downloaded once. A folder of that name has precedence.
+        source: a run directory, a ``model/`` folder, a Hugging Face folder, or a name on the hub, which is downloaded
+            once. A folder of that name has precedence.
         head: the ``kind`` of the head, which must be in the files; None for no head; by default that of the config.
 
     Raises:
@@ -129,12 +128,7 @@ def _open_native(folder: Path, head: str | None) -> OpenedModel:
 def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> OpenedModel:
     """Open the model of a Hugging Face folder: ``config.json``, weights, tokenizer. Code in it is never run.
 
-    Weights are not initialised but mapped from the disk: they take memory when they are first read, or changed by
-    training. Replace the files of a model in use, do not write into them.
-
-    Args:
-        folder: the folder.
-        head: as in `open_any`.
+    Weights are mapped from the disk: do not write into the files of a model in use, replace them.
 
     Raises:
         UserError: a file is missing, truncated or refused; no family has the model; a tensor is missing, unknown or of
@@ -161,7 +155,7 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
     converted, unused_tensors = to_ours(table, theirs, config.backbone, source=str(folder))
     _check(table, converted, config, source=str(folder))
     tokenizer = Tokenizer.load(folder)
-    if isinstance(config.backbone, EncoderConfig) and config.backbone.causal:
+    if config.backbone.causal:
         tokenizer = _with_config_end_tokens(tokenizer, tree)
     if tokenizer.vocab_size > config.backbone.vocab_size:
         raise UserError(
@@ -179,17 +173,12 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
         _map_names(table, converted, original_names, config),
         tuple(UnusedTensor(original_names[left.name], left.reason) for left in unused_tensors),
         (
-            *_file_notes(architecture, config.backbone),
+            # transformers adds a pooler, its files have none
+            *(note for note in architecture.notes(config.backbone) if note != NO_POOLER),
             *family.dropout_notes(architecture, config, tree),
             *_dtype_notes(converted),
         ),
     )
-
-
-def _file_notes(architecture: Architecture, backbone: BackboneConfig) -> tuple[str, ...]:
-    """Notes of a class, without those on its pooler, which transformers adds."""
-    added = pooler_notes(backbone) if isinstance(backbone, EncoderConfig) else ()
-    return tuple(note for note in architecture.notes(backbone) if note not in added)
 
 
 def _dtype_notes(weights: Weights) -> tuple[str, ...]:

@@ -31,10 +31,6 @@ _MASKED_LM = builders.masked_lm_table(
 ) + Table(drops=(Drop(r"sop_classifier\..*", "the head of the order of sentences, which is for pretraining"),))
 
 
-def _layers_per_group(backbone: EncoderConfig) -> int:
-    return backbone.num_hidden_layers // backbone.own_layers
-
-
 def _narrow(backbone: EncoderConfig) -> bool:
     return backbone.embedding_size not in (0, backbone.hidden_size)
 
@@ -70,7 +66,10 @@ ALBERT = Family(
     + Table(
         rules=(
             replace(module(_PROJECTION, "backbone.projection"), when=_narrow),
-            *(replace(rule, stride=_layers_per_group) for rule in _LAYERS),
+            *(
+                replace(rule, stride=lambda backbone: backbone.num_hidden_layers // backbone.own_layers)
+                for rule in _LAYERS
+            ),
         ),
         drops=(Drop(rf"{re.escape(_PROJECTION)}\.(weight|bias)", "it changes nothing", only=_is_identity),),
         default_tensors=(_projection("weight", 2), _projection("bias", 1)),

@@ -24,7 +24,6 @@ from homespun.hf.engine import AnyBackbone, Copy, DefaultTensor, Drop, Rule, Tab
 from homespun.hf.families.big_bird import block_notes, read_blocks, write_blocks
 from homespun.hf.families.longformer import global_token_notes, read_windows, write_windows
 from homespun.hf.family import Architecture, Defaults, Family
-from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.nn.positions import SinusoidalPositions
 
@@ -176,7 +175,7 @@ def conditional_lm(architecture: str, name: str) -> Architecture:
         table=Table(
             rules=(bias,),
             copies=(Copy("lm_head.weight", of=f"{name}.shared.weight"),),
-            default_tensors=(DefaultTensor("final_logits_bias", _no_bias),),
+            default_tensors=(DefaultTensor("final_logits_bias", lambda backbone: torch.zeros(1, backbone.vocab_size)),),
         ),
         head=lambda settings: {"kind": "causal_lm", "final_logits_bias": True},
         pipeline="text2text-generation",
@@ -195,10 +194,6 @@ def classifier(architecture: str) -> Architecture:
         ),
         notes=lambda backbone: (_ENDS,),
     )
-
-
-def _no_bias(backbone: EncoderDecoderConfig) -> Tensor:
-    return torch.zeros(1, backbone.vocab_size)
 
 
 BART = family(
@@ -256,10 +251,6 @@ _THEIRS, _OURS = "led.encoder.layers.{i}.self_attn", f"{LAYER}.attention.sublaye
 _PARTS = tuple(f"{part}{which}" for part in ("query", "key", "value") for which in ("", "_global"))
 
 
-def _led_notes(backbone: EncoderDecoderConfig) -> tuple[str, ...]:
-    return global_token_notes(backbone.encoder.attention, 0) if isinstance(backbone.encoder, EncoderConfig) else ()
-
-
 LED = family(
     "led",
     "led",
@@ -276,7 +267,7 @@ LED = family(
         builders.headless("LEDModel", "led."),
         conditional_lm("LEDForConditionalGeneration", "led"),
         builders.question_answering("LEDForQuestionAnswering"),
-        notes=_led_notes,
+        notes=lambda backbone: global_token_notes(backbone.encoder.attention, 0),
         unsupported_fields=frozenset({"backbone.encoder.attention.global_tokens.first"}),
     ),
     defaults={
@@ -291,11 +282,6 @@ LED = family(
     names={"max_position_embeddings": "max_{stack}_position_embeddings"},
     without=("max_position_embeddings", "scale_embedding"),
 )
-
-
-def _bigbird_notes(backbone: EncoderDecoderConfig) -> tuple[str, ...]:
-    stack = backbone.encoder
-    return block_notes(stack.attention) if isinstance(stack, EncoderConfig) else ()
 
 
 BIGBIRD_PEGASUS = family(
@@ -314,7 +300,7 @@ BIGBIRD_PEGASUS = family(
         conditional_lm("BigBirdPegasusForConditionalGeneration", "model"),
         classifier("BigBirdPegasusForSequenceClassification"),
         builders.question_answering("BigBirdPegasusForQuestionAnswering"),
-        notes=_bigbird_notes,
+        notes=lambda backbone: block_notes(backbone.encoder.attention),
     ),
     defaults={
         "vocab_size": 96103,

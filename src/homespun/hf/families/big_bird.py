@@ -2,17 +2,14 @@
 
 The weights are the same on both sides. The attention of transformers depends on the mode and on the batch:
 
-- Random blocks are drawn here once, from ``seed``, for training and evaluation. transformers draws others in training,
-  by the length of the batch, and none in evaluation: it counts the first block ``num_random_blocks`` times more.
-- The global last block is here that of the last token of a text, there that of the batch: the same if less than a block
-  is padded.
-- Batches of at most ``(5 + 2 * num_random_blocks) * block_size`` tokens get full attention there. Here the blocks hold,
-  which are full attention up to 4 blocks.
+- Random blocks are drawn here once, from ``seed``. transformers draws others in training, by the length of the batch,
+  and none in evaluation: it counts the first block ``num_random_blocks`` times more.
+- The global last block is here that of the last token of a text, there that of the batch.
+- Batches of at most ``(5 + 2 * num_random_blocks) * block_size`` tokens get full attention there, here up to 4 blocks.
 
 `BigBirdForQuestionAnswering` lowers the logits of the question by a million, up to the first separator, and makes the
-text after it segment 1 if no segments are given. Here the caller gives segments, and searches them for the answer.
-
-Dropout of the embeddings stands before the norm there, and block-sparse attention has none.
+text after it segment 1. Here the caller gives segments, and searches them for the answer. Dropout of the embeddings
+stands before the norm there, and block-sparse attention has none.
 """
 
 from __future__ import annotations

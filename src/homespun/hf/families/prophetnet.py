@@ -11,27 +11,16 @@ released with the paper, they are right, as here.
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from homespun.attention.ngram import NgramAttentionConfig
 from homespun.config import Tree
 from homespun.hf import builders
 from homespun.hf.builders import LAYER, after_padding, attention_rules, feedforward_rules, module
 from homespun.hf.engine import Copy, Rule, Table, in_stack
 from homespun.hf.family import Architecture, Family
-from homespun.models.config import BackboneConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 
 _WORDS = "prophetnet.word_embeddings.weight"
 _DECODER = "prophetnet.decoder.layers.{i}"
-
-
-def _move_last_first(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
-    return tensor.roll(1, 0)
-
-
-def _move_first_last(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
-    return tensor.roll(-1, 0)
 
 
 def _attention(theirs: str, ours: str) -> tuple[Rule, ...]:
@@ -105,8 +94,8 @@ PROPHETNET = Family(
             Rule(
                 "prophetnet.decoder.ngram_embeddings.weight",
                 "backbone.predicting.embedding.weight",
-                _move_last_first,
-                _move_first_last,
+                lambda tensor, _: tensor.roll(1, 0),
+                lambda tensor, _: tensor.roll(-1, 0),
             ),
             *_stack("encoder"),
             *_stack(

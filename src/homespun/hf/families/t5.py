@@ -24,11 +24,10 @@ from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf import builders
 from homespun.hf.builders import LAYER, annotated, attention_rules, module
-from homespun.hf.engine import Copy, Drop, Rule, Table, in_stack
+from homespun.hf.engine import AnyBackbone, Copy, Drop, Rule, Table, in_stack
 from homespun.hf.families.bart import classifier
 from homespun.hf.family import Architecture, Defaults, Family, Infer, activation
 from homespun.models.encoder import EncoderConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
 
 _WORDS, _OUTPUT = "shared.weight", "lm_head.weight"
 _DROPPED_HEAD = "of a head, and the model is opened without"
@@ -143,13 +142,8 @@ def _write_stack(stack: EncoderConfig) -> Tree:
     return settings
 
 
-def _stacks(backbone: EncoderConfig | EncoderDecoderConfig) -> tuple[EncoderConfig, ...]:
-    stacks = (backbone,) if isinstance(backbone, EncoderConfig) else (backbone.encoder, backbone.decoder)
-    return tuple(stack for stack in stacks if isinstance(stack, EncoderConfig))
-
-
-def _notes(backbone: EncoderConfig | EncoderDecoderConfig) -> tuple[str, ...]:
-    first, last = _stacks(backbone)[0], _stacks(backbone)[-1]
+def _notes(backbone: AnyBackbone) -> tuple[str, ...]:
+    first, last = backbone.stacks[0], backbone.stacks[-1]
     dropout = "in training transformers drops out of attention too what it drops out elsewhere, dropout_rate"
     length = (
         f"the decoder's max_position_embeddings={last.max_position_embeddings} is not in config.json: T5 has no limit"
