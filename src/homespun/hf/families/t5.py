@@ -144,13 +144,15 @@ def _write_stack(stack: EncoderConfig) -> Tree:
 
 def _notes(backbone: AnyBackbone) -> tuple[str, ...]:
     first, last = backbone.stacks[0], backbone.stacks[-1]
-    dropout = "in training transformers drops out of attention too what it drops out elsewhere, dropout_rate"
-    length = (
-        f"the decoder's max_position_embeddings={last.max_position_embeddings} is not in config.json: T5 has no limit"
-    )
-    return (dropout,) * (first.attention_probs_dropout_prob != first.hidden_dropout_prob) + (length,) * (
-        first.max_position_embeddings != last.max_position_embeddings
-    )
+    notes = []
+    if first.attention_probs_dropout_prob != first.hidden_dropout_prob:
+        notes.append("in training transformers applies dropout_rate to the attention probabilities too")
+    if first.max_position_embeddings != last.max_position_embeddings:
+        notes.append(
+            f"the decoder's max_position_embeddings={last.max_position_embeddings} is not in config.json: T5 has no "
+            f"limit"
+        )
+    return tuple(notes)
 
 
 def _tied(tree: Tree) -> bool:
