@@ -120,7 +120,7 @@ def _glove(text: WordFile, folder: Path, options: argparse.Namespace, seed: int)
     config = GloveConfig(size=options.size, epochs=options.epochs)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         matrix = count_pairs(text, name, window=config.window, workers=options.workers)
-        glove = Glove(matrix, size=config.size, learning_rate=config.learning_rate, seed=seed)
+        glove = Glove(matrix, config, seed=seed)
         for epoch in glove.epochs(config.epochs):
             loss = epoch.loss
         print(f"glove: {matrix.cells:,} cells, loss {loss:.4g}", file=sys.stderr, flush=True)

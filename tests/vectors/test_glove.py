@@ -8,7 +8,7 @@ import torch
 from tiny_corpus import ANIMALS, OF_ANIMALS, OF_TOOLS, TOOLS, corpus_of, two_topics
 
 from homespun.vectors.cooccurrence import Cooccurrence, count_pairs
-from homespun.vectors.training import Glove
+from homespun.vectors.training import Glove, GloveConfig
 from homespun.vectors.word_file import WordFile, write_words
 from homespun.vectors.word_vectors import WordVectors
 
@@ -32,7 +32,7 @@ def test_steps_are_adagrads_on_the_weighted_squares(tmp_path: Path) -> None:
     """Equation 8 written out as dense tables and differentiated by autograd, block after block."""
     _, matrix = counted(tmp_path)
     full = dense(matrix)
-    glove = Glove(matrix, size=7, learning_rate=0.1, x_max=11.0, alpha=0.6, seed=3)
+    glove = Glove(matrix, GloveConfig(size=7, learning_rate=0.1, x_max=11.0, alpha=0.6), seed=3)
     order = np.random.default_rng(3)
     sides = [[s.values[:, :7].clone(), s.values[:, b].clone()] for s, b in ((glove.words, 7), (glove.contexts, 8))]
     squares = [[torch.zeros_like(t) for t in side] for side in sides]
@@ -65,7 +65,7 @@ def test_steps_are_adagrads_on_the_weighted_squares(tmp_path: Path) -> None:
 
 def test_the_loss_falls_and_topics_come_together(tmp_path: Path) -> None:
     text, matrix = counted(tmp_path)
-    glove = Glove(matrix, size=5, learning_rate=0.1, seed=1)
+    glove = Glove(matrix, GloveConfig(size=5, learning_rate=0.1), seed=1)
     losses = [epoch.loss for epoch in glove.epochs(25) if epoch.share * 25 % 1 < 1e-9]
     assert losses[-1] < 0.2 * losses[0]
     vectors = WordVectors(text.words, glove.vectors)
@@ -79,7 +79,7 @@ def test_a_seed_repeats_to_the_bit(tmp_path: Path) -> None:
     _, matrix = counted(tmp_path)
 
     def trained(seed: int) -> np.ndarray:
-        glove = Glove(matrix, size=5, learning_rate=0.1, seed=seed)
+        glove = Glove(matrix, GloveConfig(size=5, learning_rate=0.1), seed=seed)
         assert len(list(glove.epochs(2))) == 2 * matrix.blocks
         return glove.vectors
 

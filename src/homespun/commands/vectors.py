@@ -127,14 +127,7 @@ def _glove(
     torch.set_num_threads(config.workers or os.cpu_count() or 1)
     try:
         with _TimedStage("training", seconds, display) as on_progress:
-            glove = Glove(
-                matrix,
-                size=method.size,
-                learning_rate=method.learning_rate,
-                x_max=method.x_max,
-                alpha=method.alpha,
-                seed=config.seed,
-            )
+            glove = Glove(matrix, method, seed=config.seed)
             for epoch in glove.epochs(method.epochs):
                 on_progress(epoch.share)
     finally:

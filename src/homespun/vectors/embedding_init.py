@@ -44,6 +44,11 @@ class EmbeddingCoverage:
         return {"found": self.found, **asdict(self)}
 
 
+def word_tables(model: nn.Module) -> list[nn.Embedding]:
+    """Return the word embeddings of all stacks of ``model``, shared ones once."""
+    return list({id(m.words): m.words for m in model.modules() if isinstance(m, Embeddings)}.values())
+
+
 def init_embeddings(model: nn.Module, tokenizer: Tokenizer, vectors: WordVectors, *, source: str) -> EmbeddingCoverage:
     """Copy word vectors to the word embeddings of all stacks of ``model``.
 
@@ -59,7 +64,7 @@ def init_embeddings(model: nn.Module, tokenizer: Tokenizer, vectors: WordVectors
     Raises:
         UserError: another size, no embeddings, or no token with a vector; nothing is changed.
     """
-    tables = list({id(m.words): m.words for m in model.modules() if isinstance(m, Embeddings)}.values())
+    tables = word_tables(model)
     if not tables:
         raise UserError(f"this model has no embeddings of tokens, into which the vectors of {source} could go")
     for table in tables:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from pydantic import JsonValue
@@ -25,6 +26,15 @@ class Analogies:
 
     name: str
     sections: dict[str, list[tuple[str, str, str, str]]]
+    kind: ClassVar[str] = "analogies"
+
+    def evaluate(self, vectors: WordVectors) -> Scores:
+        """Answer the questions."""
+        counts = {name: _count(vectors, questions) for name, questions in self.sections.items()}
+        questions, covered, correct = (sum(section[part] for section in counts.values()) for part in range(3))
+        return _accuracy(questions, covered, correct) | {
+            "sections": {name: _accuracy(*section) for name, section in counts.items()}
+        }
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,19 @@ class Similarities:
     name: str
     pairs: list[tuple[str, str]]
     scores: list[float]
+    kind: ClassVar[str] = "similarities"
+
+    def evaluate(self, vectors: WordVectors) -> Scores:
+        """Correlate the cosines with the scores."""
+        cosines, scores = [], []
+        for (first, second), score in zip(self.pairs, self.scores, strict=True):
+            a, b = vectors.find_row(first), vectors.find_row(second)
+            if a is not None and b is not None:
+                cosines.append(float(vectors.directions[a] @ vectors.directions[b]))
+                scores.append(score)
+        varies = len(set(cosines)) > 1 and len(set(scores)) > 1
+        spearman = float(spearmanr(cosines, scores).statistic) if varies else None
+        return {"pairs": len(self.pairs), "covered": len(cosines), "spearman": spearman}
 
 
 def read_lists(path: str | Path) -> list[Analogies | Similarities]:
@@ -112,19 +135,8 @@ def evaluate_vectors(vectors: WordVectors, lists: Sequence[Analogies | Similarit
     """
     found: dict[str, Scores] = {"analogies": {}, "similarities": {}}
     for each in lists:
-        if isinstance(each, Analogies):
-            found["analogies"][each.name] = _answer(vectors, each)
-        else:
-            found["similarities"][each.name] = _compare(vectors, each)
+        found[each.kind][each.name] = each.evaluate(vectors)
     return found
-
-
-def _answer(vectors: WordVectors, analogies: Analogies) -> Scores:
-    counts = {name: _count(vectors, questions) for name, questions in analogies.sections.items()}
-    questions, covered, correct = (sum(section[part] for section in counts.values()) for part in range(3))
-    return _accuracy(questions, covered, correct) | {
-        "sections": {name: _accuracy(*section) for name, section in counts.items()}
-    }
 
 
 def _accuracy(questions: int, covered: int, correct: int) -> Scores:
@@ -148,15 +160,3 @@ def _count(vectors: WordVectors, questions: Sequence[tuple[str, str, str, str]])
             cosines[here, given] = -np.inf
         correct += int((cosines.argmax(1) == d).sum())
     return len(questions), len(known), correct
-
-
-def _compare(vectors: WordVectors, similarities: Similarities) -> Scores:
-    cosines, scores = [], []
-    for (first, second), score in zip(similarities.pairs, similarities.scores, strict=True):
-        a, b = vectors.find_row(first), vectors.find_row(second)
-        if a is not None and b is not None:
-            cosines.append(float(vectors.directions[a] @ vectors.directions[b]))
-            scores.append(score)
-    varies = len(set(cosines)) > 1 and len(set(scores)) > 1
-    spearman = float(spearmanr(cosines, scores).statistic) if varies else None
-    return {"pairs": len(similarities.pairs), "covered": len(cosines), "spearman": spearman}

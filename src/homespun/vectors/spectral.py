@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from homespun.data.corpus import DESCRIPTION, Corpus
 from homespun.errors import UserError
-from homespun.models.embeddings import Embeddings
+from homespun.vectors.embedding_init import word_tables
 
 OFFSETS = (1, 2)
 """Distances of co-occurrences, with one matrix for each distance and side."""
@@ -44,7 +44,7 @@ def init_embeddings_from_cooccurrence(model: nn.Module, corpus: Corpus, document
     Raises:
         UserError: ``model`` has no word embeddings.
     """
-    tables = list({id(m.words): m.words for m in model.modules() if isinstance(m, Embeddings)}.values())
+    tables = word_tables(model)
     if not tables:
         raise UserError("embeddings=cooccurrence needs a model with embeddings of tokens; set embeddings=random")
     for table in tables:

@@ -19,7 +19,10 @@ from torch import Tensor
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.vectors.cooccurrence import Block, Cooccurrence
-from homespun.vectors.word_file import OnProgress, Unit, WordFile, split_into_lines
+from homespun.vectors.word_file import OnProgress, Unit, WordFile
+
+_LINE = 10_000  # words of a line, the limit of gensim's compiled loop
+_SMALL = 1e-8  # added to AdaGrad's root
 
 
 class WordsConfig(Config):
@@ -74,9 +77,6 @@ class VectorsConfig(Config):
     )
 
 
-_LINE = 10_000  # words of a line, the limit of gensim's compiled loop
-
-
 def require_gensim() -> ModuleType:
     """Import ``gensim.models``.
 
@@ -122,9 +122,10 @@ def train_word2vec(
     path = Path(folder) / "words.txt"
     lines = 0
     with path.open("w", encoding="ascii") as stream:
-        for line in split_into_lines(text.documents(), _LINE):
-            stream.write(" ".join(map(str, line)) + "\n")
-            lines += 1
+        for ids in text.documents():
+            for start in range(0, len(ids), _LINE):
+                stream.write(" ".join(map(str, ids[start : start + _LINE].tolist())) + "\n")
+                lines += 1
     model = models.Word2Vec(
         vector_size=config.size,
         window=config.window,
@@ -167,9 +168,6 @@ class _Epochs:
     def on_train_end(self, model: object) -> None: ...
 
 
-_SMALL = 1e-8
-
-
 @dataclass(frozen=True)
 class Epoch:
     """Progress of the training; ``loss`` is the mean weighted squared error of a cell."""
@@ -207,26 +205,14 @@ class Glove:
 
     Args:
         matrix: co-occurrence counts.
-        size: dimensions of a vector.
-        learning_rate: of AdaGrad.
-        x_max: count from which the weight of a cell is 1; below it ``(count / x_max) ** alpha``.
-        alpha: see ``x_max``.
+        config: the settings.
         seed: of the initialisation and of the order of blocks.
     """
 
-    def __init__(
-        self,
-        matrix: Cooccurrence,
-        *,
-        size: int,
-        learning_rate: float,
-        x_max: float = 100.0,
-        alpha: float = 0.75,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, matrix: Cooccurrence, config: GloveConfig, *, seed: int) -> None:
         draw = torch.Generator().manual_seed(seed)
-        self.matrix, self.size = matrix, size
-        self.learning_rate, self.x_max, self.alpha = learning_rate, x_max, alpha
+        self.matrix, self.config = matrix, config
+        size = config.size
         self.words = _Side.drawn(matrix.words, size, size + 1, draw)
         self.contexts = _Side.drawn(matrix.words, size, size, draw)
         self._order = np.random.default_rng(seed)
@@ -234,7 +220,7 @@ class Glove:
     @property
     def vectors(self) -> NDArray[np.float32]:
         """Sum of word and context vectors, (words, size) (section 4.2)."""
-        both: NDArray[np.float32] = (self.words.values + self.contexts.values)[:, : self.size].numpy()
+        both: NDArray[np.float32] = (self.words.values + self.contexts.values)[:, : self.config.size].numpy()
         return both
 
     def epochs(self, count: int) -> Iterator[Epoch]:
@@ -250,7 +236,7 @@ class Glove:
     def _learn(self, block: Block) -> tuple[float, int]:
         """Take a step of words and one of contexts; returns the summed loss before them, and the number of cells."""
         counts = torch.from_numpy(np.array(block.weights))
-        weights = (counts / self.x_max).clamp_(max=1.0).pow_(self.alpha)
+        weights = (counts / self.config.x_max).clamp_(max=1.0).pow_(self.config.alpha)
         wanted = counts.log_().neg_()
         starts, columns = (torch.from_numpy(np.array(part)) for part in (block.row_starts, block.columns))
         here = torch.from_numpy(block.words)
@@ -261,7 +247,8 @@ class Glove:
             errors = torch.sparse.sampled_addmm(_rows(starts, columns, wanted, shape), learning.values, others.T)
             weighted = errors.values() * weights
             loss += float(torch.dot(weighted, errors.values()))
-            learning.step(torch.mm(_rows(starts, columns, weighted, shape), others), self.learning_rate)
+            gradient = torch.mm(_rows(starts, columns, weighted, shape), others)
+            learning.step(gradient, self.config.learning_rate)
         return loss / 2, len(weights)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -161,10 +161,3 @@ class _Text:
     def documents(self, index: dict[str, int], on_progress: OnProgress) -> Iterator[NDArray[np.int32]]:
         for words in self._words(on_progress):
             yield np.fromiter((index[word] for word in words if word in index), np.int32)
-
-
-def split_into_lines(documents: Iterable[NDArray[np.int32]], longest: int) -> Iterator[Sequence[int]]:
-    """Split documents into lines of at most ``longest`` words."""
-    for ids in documents:
-        for start in range(0, len(ids), longest):
-            yield ids[start : start + longest].tolist()
