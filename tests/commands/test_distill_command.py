@@ -242,7 +242,7 @@ def test_what_does_not_go_together(world: World, teacher: Path) -> None:
             *("distill", "pretrain", "electra-tiny", f"data.corpus={world.corpus}", "--teacher", teacher),
             *("--out", world.folder / "no"),
         )
-    with pytest.raises(UserError, match="no head that fills places"):
+    with pytest.raises(UserError, match="no masked LM head"):
         distil(world, world.classifier, "no", "train.budget.steps=2")
 
 

@@ -242,7 +242,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> N
 
 
 def test_teachers_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer, filler: Path, labeller: Path) -> None:
-    with pytest.raises(UserError, match="no head that fills places"):
+    with pytest.raises(UserError, match="no masked LM head"):
         taught(tokenizer, labeller)
     with pytest.raises(UserError, match="labels nothing"):
         classifier(tokenizer, filler)

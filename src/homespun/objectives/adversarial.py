@@ -1,7 +1,7 @@
-"""Fine-tuning against small perturbations of the embeddings: scale-invariant (SiFT), and plain for comparison.
+"""Adversarial fine-tuning: a loss on perturbed embeddings, scale-invariant (SiFT) or plain (Miyato et al. 2017).
 
-In either a first pass finds in which direction a perturbation does most harm, and a second one is learned from. Both
-draw the same dropout as the pass without a perturbation, so that what differs is the perturbation alone.
+A first pass finds the direction of the perturbation that raises the loss most, a second one is trained on. Dropout is
+the same as in the pass without a perturbation.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from torch.nn import functional as F
 from homespun.batch import Batch, Loss, Term
 from homespun.config import Config
 from homespun.models.characters import CharacterEmbeddings
-from homespun.models.config import ModelConfig
 from homespun.models.embeddings import Embeddings
-from homespun.models.model import Model
 from homespun.nn.torch_private import disable_compile
 from homespun.nn.vocabulary_loss import binary_log_probs
-from homespun.objectives.protocol import ClassifierOutput, HasLogits
+from homespun.objectives.protocol import ClassifierOutput, HasLogits, WrappedClassifier
 
 TERM = "adversarial"
 Distance = Callable[[Tensor, Tensor], Tensor]
@@ -54,16 +52,16 @@ def squared_error(perturbed: Tensor, clean: Tensor) -> Tensor:
 
 
 class SiftConfig(Config):
-    """Scale-invariant fine-tuning (He et al. 2021, DeBERTa, section 5; Jiang et al. 2020): the answers shall stay.
+    """Scale-invariant fine-tuning (He et al. 2021, DeBERTa, section 5; Jiang et al. 2020).
 
-    The embeddings are perturbed as if normalised to mean 0 and deviation 1: a perturbation of the same size is the same
-    share of every token's vector, whatever its length. The figures are those of the released code, in which, as here,
-    the embeddings themselves do not learn from the perturbed pass.
+    The loss is the distance between predictions with and without a perturbation of the embeddings, which are normalised
+    to mean 0 and deviation 1 first, so that long and short vectors are perturbed equally. Defaults are those of the
+    released code; as there, the embeddings get no gradient from the perturbed pass.
     """
 
     kind: Literal["sift"] = "sift"
     like: ClassVar[str | None] = None
-    alpha: float = Field(default=5.0, gt=0, description="weight of the term beside the labels' loss")
+    alpha: float = Field(default=5.0, gt=0, description="weight of the term; the labels' loss has 1")
     init_perturbation: float = Field(default=1e-2, gt=0, description="deviation of the random start")
     step_size: float = Field(default=1e-4, gt=0, description="of the step against the answers; the largest of a token")
 
@@ -83,16 +81,16 @@ class SiftConfig(Config):
         return vectors + (delta * deviation).to(vectors.dtype)
 
     def adversarial_loss(self, objective: HasLogits, batch: Batch, clean: Tensor, distance: Distance) -> SumAndCount:
-        """The sum of how far the answers moved from the ``clean`` ones, and of how many texts."""
+        """Sum of the distances from the ``clean`` predictions, and the number of texts."""
         return distance(objective.logits(batch), clean).sum(), float(batch.num_rows)
 
 
 class PlainAdversarialConfig(Config):
-    """Adversarial training of embeddings as they are (Miyato et al. 2017): the labels shall be told all the same."""
+    """Adversarial training on plain embeddings (Miyato et al. 2017): the labels' loss on perturbed ones."""
 
     kind: Literal["plain"] = "plain"
     like: ClassVar[str | None] = "loss"
-    alpha: float = Field(default=1.0, gt=0, description="weight of the term beside the labels' loss")
+    alpha: float = Field(default=1.0, gt=0, description="weight of the term; the labels' loss has 1")
     epsilon: float = Field(default=1.0, gt=0, description="length of the perturbation of a whole sequence")
 
     def init(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
@@ -118,49 +116,35 @@ Adversary = Annotated[SiftConfig | PlainAdversarialConfig, Field(discriminator="
 
 
 def check_not_frozen(adversary: SiftConfig | PlainAdversarialConfig | None, *, frozen: bool) -> None:
-    """Refuse a frozen encoder.
+    """Refuse adversarial training of a frozen encoder.
 
     Raises:
-        ValueError: it could not become steadier.
+        ValueError: both are set.
     """
     if adversary is not None and frozen:
         raise ValueError(
-            "adversarial makes the encoder steady, and a frozen one stays as it is; set frozen=false, or leave "
+            "adversarial trains the encoder, and frozen=true keeps it as it is; set frozen=false, or leave "
             "adversarial out"
         )
 
 
-class AdversarialObjective(nn.Module):
-    """An objective with the term ``adversarial`` beside its own, while it is trained.
+class AdversarialObjective(WrappedClassifier):
+    """Adds the term ``adversarial`` in training.
 
     Args:
-        objective: is wrapped.
-        adversary: how it is perturbed.
-        distance: between answers, for SiFT: `symmetric_kl`, or `squared_error` of a regression.
+        objective: the wrapped objective.
+        adversary: perturbation and its loss.
+        distance: between predictions, for SiFT: `symmetric_kl`, or `squared_error` for a regression.
     """
 
     def __init__(
         self, objective: HasLogits, adversary: SiftConfig | PlainAdversarialConfig, distance: Distance
     ) -> None:
-        super().__init__()
-        self.objective = objective
+        super().__init__(objective)
         self.adversary, self.distance = adversary, distance
 
-    @property
-    def model(self) -> Model:
-        """Model of the wrapped objective."""
-        return self.objective.model
-
-    def logits(self, batch: Batch) -> Tensor:
-        """Without a perturbation."""
-        return self.objective.logits(batch)
-
-    def forward(self, batch: Batch) -> Loss:
-        """The objective's terms, and ``adversarial``."""
-        return self.output(batch).loss
-
     def output(self, batch: Batch) -> ClassifierOutput:
-        """The answer without a perturbation; its loss has the term ``adversarial`` where gradients are taken."""
+        """Output without a perturbation; its loss has the term ``adversarial`` if gradients are computed."""
         if not (self.training and torch.is_grad_enabled()):
             return self.objective.output(batch)
         seed = int(torch.randint(2**62, ()))
@@ -184,13 +168,9 @@ class AdversarialObjective(nn.Module):
                 adversarial_loss, count = self.adversary.adversarial_loss(self.objective, batch, clean, self.distance)
         return Term(adversarial_loss, count, weight=self.adversary.alpha)
 
-    def export_model(self) -> tuple[Model, ModelConfig]:
-        """Model of the wrapped objective, with its config."""
-        return self.objective.export_model()
-
 
 class _EmbeddingPerturbation:
-    """A hook before the norm of the embeddings: any reader, attention and head then sees perturbed texts."""
+    """Hook before the norm of the embeddings that adds the perturbation."""
 
     def __init__(self, adversary: SiftConfig | PlainAdversarialConfig, generator: torch.Generator) -> None:
         self.adversary, self.generator = adversary, generator
@@ -204,7 +184,7 @@ class _EmbeddingPerturbation:
 
     @contextlib.contextmanager
     def inside(self, embeddings: Embeddings | CharacterEmbeddings) -> Iterator[None]:
-        """While texts are to be perturbed."""
+        """Perturb the embeddings in this context."""
         handle = embeddings.norm.register_forward_pre_hook(self)
         try:
             yield
@@ -212,7 +192,7 @@ class _EmbeddingPerturbation:
             handle.remove()
 
     def ascend(self, adversarial_loss: Tensor) -> None:
-        """Take the step; none where the gradient is not finite, as half-precision may make it."""
+        """Step along the gradient, unless it is not finite, as in half precision."""
         assert self.delta is not None
         (gradient,) = torch.autograd.grad(adversarial_loss, self.delta)
         delta = self.adversary.step(self.delta, gradient).detach()
@@ -221,7 +201,7 @@ class _EmbeddingPerturbation:
 
 @contextlib.contextmanager
 def _seeded_dropout(seed: int, device: torch.device) -> Iterator[None]:
-    """Dropout is drawn from ``seed`` in here."""
+    """Draw dropout from ``seed`` in this context."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

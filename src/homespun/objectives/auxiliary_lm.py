@@ -1,4 +1,4 @@
-"""The language model's loss beside that of a task (Radford et al. 2018, equation 5): L3 = L2 + lambda L1."""
+"""Auxiliary language modelling loss in fine-tuning (Radford et al. 2018, equation 5): L3 = L2 + lambda L1."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TERM = "causal"
 
 @dataclass(frozen=True)
 class WithNextTokenCounts:
-    """A collate that counts, beside what ``collate`` counts, how many next tokens there are."""
+    """Collate that also counts the next tokens, the targets of the auxiliary loss."""
 
     collate: Collate
 
@@ -36,10 +36,10 @@ class WithNextTokenCounts:
 
 
 class AuxiliaryLM(nn.Module):
-    """The loss of every next token of what a causal model reads, from the vectors that its task is told from.
+    """Loss of every next token, from the hidden states that the head of the task reads.
 
     Args:
-        head: the language model's.
+        head: of the language model.
         weight: lambda; 0.5 in the paper.
     """
 
@@ -49,14 +49,14 @@ class AuxiliaryLM(nn.Module):
 
     @classmethod
     def of(cls, model: Model, config: ModelConfig, weight: float) -> AuxiliaryLM:
-        """Of a pretrained model: with the head it has, or with one of its own words.
+        """Build it for a pretrained model, with its language model head or a new one on its word embeddings.
 
         Raises:
-            UserError: its tokens see later ones, which they would be asked for.
+            UserError: the model is not causal.
         """
         if not config.one_text("auxiliary_lm").causal:
             raise UserError(
-                "auxiliary_lm asks each token for the next one, which tokens of this model see; take a causal model, "
+                "auxiliary_lm predicts the next token, which a model that is not causal sees; take a causal model, "
                 "or set objective.auxiliary_lm=0"
             )
         head = model.head

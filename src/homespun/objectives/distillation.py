@@ -1,7 +1,6 @@
-"""Learning from a teacher (Hinton et al. 2015; Sanh et al. 2019): its distributions, the truth, its hidden states.
+"""Distillation (Hinton et al. 2015; Sanh et al. 2019): a loss on a teacher's distributions and hidden states.
 
-A teacher stands around an objective that is what it was: masked tokens, or labels. The term of the truth keeps its
-name; ``soft`` and ``cosine`` are beside it.
+A teacher wraps an objective of masked tokens or of labels, whose term keeps its name, and adds ``soft`` and ``cosine``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from homespun.models.encoder import initialise
 from homespun.models.heads import MaskedLMHead
 from homespun.models.model import Model
 from homespun.nn.vocabulary_loss import VocabLogits, binary_log_probs, soft_label_loss, soft_token_loss
-from homespun.objectives.protocol import ClassifierOutput, HasLogits
+from homespun.objectives.protocol import ClassifierOutput, HasLogits, WrappedClassifier
 from homespun.objectives.teacher import LogitCache, Teacher
 from homespun.text.tokenizer import Tokenizer
 
@@ -36,9 +35,9 @@ _INITIALIZER_RANGE = 0.02
 
 
 class TokenTeacher(Config):
-    """A teacher that fills places. The weights and the temperature are those of DistilBERT's released command.
+    """A masked language model as teacher, with the weights and the temperature of DistilBERT's released command.
 
-    There the soft targets are of all tokens by default; those of masked ones alone cost a seventh as much.
+    There the soft targets are of all tokens by default; those of masked tokens alone cost a seventh as much.
     """
 
     source: str = Field(default="", description="run or model/ folder; of the student's tokenizer")
@@ -55,12 +54,12 @@ class TokenTeacher(Config):
 
     @property
     def masked_terms(self) -> tuple[str, ...]:
-        """The terms that are counted by masked tokens."""
+        """Terms whose targets are the masked tokens."""
         return (SOFT,) if self.soft and self.positions == "masked" else ()
 
     @property
     def token_terms(self) -> tuple[str, ...]:
-        """The terms that are counted by real tokens."""
+        """Terms whose targets are all tokens but padding."""
         soft = (SOFT,) if self.soft and self.positions == "all" else ()
         return (*soft, COSINE) if self.cosine else soft
 
@@ -68,19 +67,19 @@ class TokenTeacher(Config):
         """The objective with the teacher.
 
         Raises:
-            UserError: no teacher, one of another tokenizer, or one that does not fill places.
+            UserError: no teacher, one of another tokenizer, or one without a masked LM head.
         """
         teacher = Teacher.open(self.source, tokenizer)
         if not isinstance(teacher.stored.model.head, MaskedLMHead):
             raise UserError(
-                f"the teacher {self.source} has no head that fills places; take one that objective mlm pretrained, or "
+                f"the teacher {self.source} has no masked LM head; take one that objective mlm pretrained, or "
                 f"distil this one in fine-tuning: homespun distill finetune classify --teacher {self.source} ..."
             )
         return MaskedLMDistillation(objective, teacher, self)
 
 
 class LabelTeacher(Config):
-    """A teacher that labels texts. Its hidden states count where ``cosine`` is above 0."""
+    """A classifier as teacher."""
 
     source: str = Field(default="", description="run or model/ folder, fine-tuned for the same labels")
     temperature: float = Field(default=2.0, gt=0)
@@ -116,7 +115,7 @@ class LabelTeacher(Config):
             raise UserError(f"the teacher {self.source} labels nothing; fine-tune it first: homespun finetune classify")
         if theirs != labels:
             raise UserError(
-                f"the teacher {self.source} tells {', '.join(theirs.names[:9])} apart"
+                f"the teacher {self.source} has the labels {', '.join(theirs.names[:9])}"
                 f"{' (several a text)' if theirs.multi_label else ''} and the data has {', '.join(labels.names[:9])}"
                 f"{' (several a text)' if labels.multi_label else ''}; take one that was fine-tuned for these labels"
             )
@@ -145,7 +144,7 @@ class HasMaskedLMLoss(Protocol):
 class MaskedLMDistillation(nn.Module):
     """DistilBERT's triple loss: ``soft``, ``mlm`` and ``cosine``, each a mean over its own targets.
 
-    Where the two are not of one width a learned projection stands between their hidden states; it is not kept.
+    If teacher and student differ in width, a learned projection maps the student's hidden states; it is not kept.
     """
 
     def __init__(self, objective: HasMaskedLMLoss, teacher: Teacher, config: TokenTeacher) -> None:
@@ -160,7 +159,7 @@ class MaskedLMDistillation(nn.Module):
         return self.objective.model
 
     def forward(self, batch: Batch) -> Loss:
-        """The student's vectors are computed once for all terms, and so are the teacher's."""
+        """Terms of student and teacher, each of which reads the batch once."""
         hidden = self.model.read(batch.input_ids, batch.context)
         terms = _reweight(self.objective.loss_of_hidden(hidden, batch), "mlm", self.config.hard)
         teacher_outputs = self.teacher.read(batch)
@@ -184,36 +183,22 @@ class MaskedLMDistillation(nn.Module):
         return self.objective.export_model()
 
 
-class LabelDistillation(nn.Module):
-    """Soft targets and labels, and the hidden states where they are wanted; ``soft`` is a mean over the texts.
+class LabelDistillation(WrappedClassifier):
+    """Adds ``soft``, a mean over the texts, and ``cosine`` to the loss of the labels.
 
-    Of labels that do not exclude each other, each is a distribution of its own, and a text has their mean.
+    With several labels a text, each label is a distribution, and a text has their mean.
     """
 
     def __init__(self, objective: HasLogits, teacher: Teacher, config: LabelTeacher, labels: Labels) -> None:
-        super().__init__()
-        self.objective = objective
+        super().__init__(objective)
         self.teacher, self.config, self.multi_label = teacher, config, labels.multi_label
         self.projection = _projection(objective.model, teacher, config.cosine)
         self._teacher_logits: Callable[[Batch], Tensor] = teacher.logits
         if config.cache:
             self._teacher_logits = LogitCache(teacher, config.cache, labels=len(labels), limit=config.cache_size)
 
-    @property
-    def model(self) -> Model:
-        """The student."""
-        return self.objective.model
-
-    def logits(self, batch: Batch) -> Tensor:
-        """The student's."""
-        return self.objective.logits(batch)
-
-    def forward(self, batch: Batch) -> Loss:
-        """The objective's terms, ``soft`` and ``cosine``."""
-        return self.output(batch).loss
-
     def output(self, batch: Batch) -> ClassifierOutput:
-        """The student's, with the teacher's terms."""
+        """Output of the student, its loss with the terms ``soft`` and ``cosine``."""
         student_output = self.objective.output(batch)
         terms = _reweight(student_output.loss, "loss", self.config.hard)
         hidden = None
@@ -236,7 +221,7 @@ class LabelDistillation(nn.Module):
         return soft_label_loss(logits, teacher_outputs, temperature=self.config.temperature)
 
     def _cosine_term(self, hidden: Tensor, teacher_outputs: Tensor, batch: Batch) -> Term:
-        """The mean over the tokens of a text, whose chunks count as one."""
+        """Mean distance over the tokens of a text, all its chunks together."""
         keep = torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
         distances = (_cosine_distance(self.projection(hidden), teacher_outputs) * keep).sum(1)  # (sequences,)
         tokens = keep.sum(1).to(distances.dtype)
@@ -245,10 +230,6 @@ class LabelDistillation(nn.Module):
             distances, tokens = ((values[batch.chunks.clamp(min=0)] * present).sum(1) for values in (distances, tokens))
         return Term((distances / tokens.clamp(min=1)).sum(), len(distances), weight=self.config.cosine)
 
-    def export_model(self) -> tuple[Model, ModelConfig]:
-        """The student alone."""
-        return self.objective.export_model()
-
 
 def _vocab_logits(model: Model, vectors: Tensor) -> VocabLogits:
     head = model.lm_head
@@ -256,7 +237,7 @@ def _vocab_logits(model: Model, vectors: Tensor) -> VocabLogits:
 
 
 def _reweight(loss: Loss, name: str, weight: float) -> dict[str, Term]:
-    """The terms, that of the truth with its weight."""
+    """Return the terms, ``name`` with another weight."""
     return loss.terms | {name: replace(loss.terms[name], weight=weight)}
 
 
@@ -266,7 +247,7 @@ def _cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def _real_positions(batch: Batch) -> Tensor:
-    """(tokens,) places of the real tokens in batch * seq."""
+    """(tokens,) positions of the real tokens in batch * seq."""
     if batch.attention_mask is None:
         return torch.arange(batch.input_ids.numel(), device=batch.input_ids.device)
     return batch.attention_mask.flatten().nonzero().squeeze(1)
@@ -276,7 +257,7 @@ def _projection(student: Model, teacher: Teacher, cosine: float) -> nn.Module:
     own, theirs = student.backbone.hidden_size, teacher.stored.model.backbone.hidden_size
     if own == theirs or not cosine:
         return nn.Identity()
-    logger.info("the student's vectors have %d values and the teacher's %d: a projection stands between", own, theirs)
+    logger.info("hidden sizes: student %d, teacher %d; a projection maps the first to the second", own, theirs)
     projection = nn.Linear(own, theirs)
     initialise([projection], _INITIALIZER_RANGE)
     return projection

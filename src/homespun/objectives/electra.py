@@ -1,4 +1,4 @@
-"""Replaced token detection (Clark et al. 2020): a small generator fills masked places, a discriminator tells which."""
+"""Replaced token detection (Clark et al. 2020): a generator replaces tokens, a discriminator finds them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class ElectraObjective(nn.Module):
         self.weight = weight
 
     def forward(self, batch: Batch) -> Loss:
-        """Generator on the masked text, one sample a masked place, discriminator on the filled text."""
+        """Generator on the masked text, a sample for each label, discriminator on the text with the samples."""
         assert batch.positions is not None
         assert batch.labels is not None
         masked = gather_positions(self.generator.read(batch.input_ids, batch.context), batch.positions)
@@ -146,5 +146,5 @@ class ElectraObjective(nn.Module):
         )
 
     def export_model(self) -> tuple[Model, ModelConfig]:
-        """The discriminator; the generator is let go."""
+        """The discriminator; the generator is not kept."""
         return self.discriminator, self.config

@@ -44,10 +44,10 @@ class ElmoCollator:
 
 
 class BiLM(PretrainingConfig):
-    """Tell the next token from those before it, and the one before from those after it, each by its own network.
+    """Predict the next token from those before it, and the previous token from those after it, by separate networks.
 
-    The loss is the mean of both directions' cross entropies. Documents that are packed into a row are apart. Of an
-    adaptive softmax no accuracy is told, which would take all of it.
+    The loss is the mean of both directions' cross entropies. Documents in one row are independent. An adaptive softmax
+    has no accuracy, which would need the logits of all words.
     """
 
     kind: Literal["elmo"] = "elmo"
@@ -66,7 +66,7 @@ class BiLM(PretrainingConfig):
         return "objective.softmax=adaptive" if self.softmax == "full" else ""
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> BiLMObjective:
-        """Objective: a recurrent backbone whose directions are apart, under one softmax, its own where it has one.
+        """Objective: a recurrent backbone with independent directions under one softmax, its own where it has one.
 
         Words that are made of characters are spelled as the tokenizer has them.
 
@@ -76,8 +76,8 @@ class BiLM(PretrainingConfig):
         stack = model.one_text("objective elmo")
         if not stack.is_recurrent or not stack.independent_directions:
             raise UserError(
-                "objective elmo teaches two recurrent networks that never read each other, or each would read what it "
-                "is to tell; set model.bidirectional=true and model.independent_directions=true, or "
+                "objective elmo needs a recurrent network in each direction, independent of the other, which reads "
+                "its labels; set model.bidirectional=true and model.independent_directions=true, or "
                 "take model.preset=elmo-mini"
             )
         config = ModelConfig(backbone=stack, head=self._head(model, stack.vocab_size))

@@ -128,7 +128,7 @@ class GapSentenceCollator:
 
 
 class GapSentenceGeneration(PretrainingConfig):
-    """30 % of a text's sentences, those that tell most of the rest, as PEGASUS-large chose them (Ind-Orig).
+    """30 % of a text's sentences, those most similar to the rest, as PEGASUS-large chose them (Ind-Orig).
 
     As it was released, "mixed and stochastic": ``ratio: 0.15, highest_ratio: 0.45, noise: 0.2``. With a fifth of the
     sentences left where they are, to be copied: ``ratio: 0.45, intact: 0.2``.
@@ -150,7 +150,7 @@ class GapSentenceGeneration(PretrainingConfig):
     intact: float = Field(
         default=0.0, ge=0, lt=1, description="share of the chosen sentences that stay in the source and are only copied"
     )
-    mlm: float = Field(default=0.0, ge=0, lt=1, description="share of the other tokens that the encoder is to tell")
+    mlm: float = Field(default=0.0, ge=0, lt=1, description="share of the other tokens that the encoder is to predict")
     mask_share: float = Field(default=0.8, ge=0, le=1, description="of those, replaced by the mask token")
     random_share: float = Field(default=0.1, ge=0, le=1, description="of those, replaced by a random token")
 
@@ -191,7 +191,7 @@ class GapSentenceGeneration(PretrainingConfig):
         if self.mlm:
             if gap_id == tokenizer.mask_id:
                 raise UserError(
-                    f"objective.mlm={self.mlm} masks tokens beside sentences, and this tokenizer has one mask token "
+                    f"objective.mlm={self.mlm} masks tokens and sentences, and this tokenizer has one mask token "
                     f"for both; make one with `homespun tokenizer train --sentinels 1`, or "
                     f"`homespun tokenizer extend TOKENIZER --sentinels 1`, or set objective.mlm=0"
                 )
@@ -273,8 +273,8 @@ class MultiSentenceRows:
 class GapSentenceObjective(Objective):
     """Terms ``seq2seq`` and ``mlm``, and their accuracies. Keeps the model with its language model's head.
 
-    The encoder tells masked tokens through the word embeddings alone (where these are narrower, with a projection that
-    is not kept).
+    The encoder predicts masked tokens through the word embeddings, with a projection if these are narrower; it is not
+    kept.
     """
 
     def __init__(self, model: Model, config: ModelConfig, words: CausalLMHead) -> None:

@@ -168,7 +168,13 @@ def gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:
 
 
 def token_terms(
-    name: str, head: LanguageModelHead, hidden: Tensor, positions: Tensor | None, labels: Tensor | None
+    name: str,
+    head: LanguageModelHead,
+    hidden: Tensor,
+    positions: Tensor | None,
+    labels: Tensor | None,
+    *,
+    label_smoothing: float = 0.0,
 ) -> dict[str, Term]:
     """Cross-entropy ``name`` of predicted tokens, and their accuracy. The vocabulary projection runs only at labels.
 
@@ -177,10 +183,11 @@ def token_terms(
         hidden: (batch, seq, hidden).
         positions: (targets,) into batch * seq.
         labels: (targets,) token ids.
+        label_smoothing: as in `torch.nn.CrossEntropyLoss`.
     """
     assert positions is not None
     assert labels is not None
-    prediction = head.predict(gather_positions(hidden, positions), labels)
+    prediction = head.predict(gather_positions(hidden, positions), labels, label_smoothing=label_smoothing)
     return {
         name: Term(prediction.loss, len(labels)),
         f"{name}_accuracy": Term(prediction.correct, len(labels), weight=0.0),
@@ -200,7 +207,7 @@ class MaskedLM(PretrainingConfig):
     duplicates: int = Field(default=10, ge=1, description="how many masks of each row static masking goes round")
     whole_words: bool = Field(default=False, description="mask all pieces of a word together")
     next_sentence: bool = Field(default=False, description="BERT's second task; needs a corpus with sentences")
-    teacher: TokenTeacher | None = Field(default=None, description="a model to learn from beside (DistilBERT)")
+    teacher: TokenTeacher | None = Field(default=None, description="a teacher for distillation (DistilBERT)")
 
     @model_validator(mode="after")
     def _one_task(self) -> MaskedLM:
@@ -244,8 +251,8 @@ class MaskedLM(PretrainingConfig):
         """Objective: ``model``'s backbone under a masked LM head, its own where it has one, and the teacher.
 
         Raises:
-            UserError: the backbone is causal, or the next sentence is to be predicted and it cannot tell two segments
-                apart; a teacher that cannot be opened, or that does not fit.
+            UserError: the backbone is causal, or has one token type and the next sentence is to be predicted; a teacher
+                that cannot be opened, or that does not fit.
         """
         backbone = require_bidirectional(model, "mlm")
         if self.next_sentence and model.backbone.type_vocab_size < 2:
@@ -273,21 +280,21 @@ def build_mlm_head_config(backbone: StackConfig) -> MaskedLMHeadConfig:
 
 
 def require_bidirectional(model: ModelConfig, kind: str) -> StackConfig:
-    """The backbone, one stack that sees both sides of a place.
+    """Return the backbone, one bidirectional stack with word embeddings.
 
     Raises:
-        UserError: it is another, such as a causal one, which would have to fill a place from its left side alone.
+        UserError: it is another, such as a causal one.
     """
     backbone = model.one_text(f"objective {kind}")
     if backbone.causal:
         raise UserError(
-            f"objective {kind} fills places from both sides of them; set {backbone.causal_setting(False)} in a new "
+            f"objective {kind} needs a bidirectional model; set {backbone.causal_setting(False)} in a new "
             f"model; one given with --from stays as it is: set objective.kind=clm"
         )
     if not backbone.has_word_embeddings:
         raise UserError(
-            f"objective {kind} tells words by the vectors that they have, and the words of this model are made of "
-            f"their characters; set objective.kind=elmo, or leave model.characters out"
+            f"objective {kind} needs word embeddings, and this model builds its words from characters; set "
+            "objective.kind=elmo, or leave model.characters out"
         )
     return backbone
 

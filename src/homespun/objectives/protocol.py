@@ -126,9 +126,42 @@ class HasLogits(Protocol):
         """Model to save after training, with its config."""
 
 
+class WrappedClassifier(nn.Module):
+    """Base of objectives that add terms to the loss of an objective that predicts labels.
+
+    Args:
+        objective: the wrapped objective; its model is trained and exported.
+    """
+
+    def __init__(self, objective: HasLogits) -> None:
+        super().__init__()
+        self.objective = objective
+
+    @property
+    def model(self) -> Model:
+        """Trained model."""
+        return self.objective.model
+
+    def logits(self, batch: Batch) -> Tensor:
+        """(texts, labels) float32 of the wrapped objective."""
+        return self.objective.logits(batch)
+
+    def output(self, batch: Batch) -> ClassifierOutput:
+        """Output of the wrapped objective, its loss with further terms."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Loss:
+        """All terms."""
+        return self.output(batch).loss
+
+    def export_model(self) -> tuple[Model, ModelConfig]:
+        """Model to save after training, with its config."""
+        return self.objective.export_model()
+
+
 @dataclass(frozen=True)
 class WithTargetCounts:
-    """A collate that counts the targets of further terms: as many as of the term named, or of rows where none is."""
+    """Collate that counts the targets of further terms: as many as the named term has, or rows where it is None."""
 
     collate: Collate
     terms: Mapping[str, str | None]

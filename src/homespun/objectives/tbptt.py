@@ -117,15 +117,15 @@ class TbpttCollator:
 class StatefulCausalLM(PretrainingConfig):
     """Predict every next token of a long stream, a piece at a time, from the state that the piece before left.
 
-    This is truncated back-propagation through time (Mikolov et al. 2010): no gradient goes back into the piece before.
-    The corpus is read in order, as ``streams`` streams side by side, and the state goes on through the ends of its
-    documents; objective clm begins anew at each instead. A step of ``train.batch_size`` rows is a piece of each stream.
+    This is truncated back-propagation through time (Mikolov et al. 2010): no gradient flows into the piece before. The
+    corpus is read in order, as ``streams`` parallel streams, and the state is kept at the ends of documents; objective
+    clm resets it there. A step of ``train.batch_size`` rows is a piece of each stream.
     """
 
     kind: Literal["stateful_clm"] = "stateful_clm"
     row_order: ClassVar[Order] = "in_order"
     max_processes: ClassVar[int | None] = 1
-    streams: int = Field(default=0, ge=0, description="streams beside each other; 0: train.batch_size")
+    streams: int = Field(default=0, ge=0, description="parallel streams; 0: train.batch_size")
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> TbpttRows:
         """Pieces of the streams, in order."""
@@ -171,12 +171,12 @@ class StatefulCausalLM(PretrainingConfig):
 class StatefulCausalLMObjective(Objective):
     """Terms ``causal`` and its accuracy, as those of objective clm. Keeps the model with its LM head.
 
-    The states are buffers, so that a checkpoint holds them and a resumed run goes on from them. Beside the state that
-    each stream's last piece left there is the one that it began with, by the piece's number: a step that is made again,
-    because it ran out of memory, begins where it began. Validation has states of its own, which nothing keeps.
+    States are buffers, so that a checkpoint has them and a resumed run continues from them. ``before`` has the initial
+    state of each stream's last piece and ``piece`` its number: a step that is repeated after running out of memory
+    starts from the same state. Validation has its own states, which are not stored.
 
     Args:
-        streams: how many there are.
+        streams: number of streams.
     """
 
     before: Tensor
