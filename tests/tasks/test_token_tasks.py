@@ -13,9 +13,10 @@ from homespun.data.question_answering import Question, QuestionRows, question_ba
 from homespun.data.rows import Row
 from homespun.data.token_labels import IGNORE_INDEX
 from homespun.inference.question_answering import find_answers
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
-from homespun.tasks.question_answering import QuestionAnswering
+from homespun.tasks.question_answering import QuestionAnswering, QuestionData
 from homespun.tasks.token_classification import TokenClassification
 from homespun.text.tokenizer import Tokenizer
 
@@ -118,6 +119,13 @@ class TestAnswers:
             label = torch.from_numpy(np.asarray(row.label))
             alone.append(F.cross_entropy(logits.T, label))
         torch.testing.assert_close(objective(batch).total(), torch.stack(alone).mean())
+
+    def test_lengths_beyond_the_model_are_lowered(self, tokenizer: Tokenizer) -> None:
+        """A checkpoint of other software has no task metadata, and may be shorter than the defaults."""
+        loss = QuestionAnswering().build(*base())
+        stored = ModelBundle(loss.model, loss.config, tokenizer)
+        data = QuestionAnswering.task_from_metadata(QuestionData(), stored, source="x").data
+        assert (data.max_length, data.stride, data.max_question_length) == (64, 21, 21)
 
     def test_the_question_sees_all(self, tokenizer: Tokenizer) -> None:
         rows = questions(tokenizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ class Calibration(Config):
 
 def calibrate(
     logits: NDArray[np.float32], truth: NDArray[np.int64], settings: Calibration
-) -> tuple[DecisionRule, dict[str, Any]]:
+) -> tuple[DecisionRule, dict[str, object]]:
     """Choose temperature and thresholds for (rows, classes) logits of validation examples.
 
     Each is kept only if it is better in cross-validation, on examples that it was not chosen on.
@@ -36,7 +36,7 @@ def calibrate(
     """
     values = logits.astype(np.float64)
     temperature, reason = cross_val_temperature(values, truth) if settings.temperature else (1.0, "not asked for")
-    result: dict[str, Any] = {
+    result: dict[str, object] = {
         "rows": len(truth),
         "temperature": temperature,
         "log_loss_before": float(row_losses(values, truth).mean()),

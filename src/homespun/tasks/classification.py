@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -34,15 +34,14 @@ from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadCo
 from homespun.objectives import adversarial
 from homespun.objectives.adversarial import Adversary, check_not_frozen
 from homespun.objectives.auxiliary_lm import TERM, AuxiliaryLM, WithNextTokenCounts
-from homespun.objectives.distillation import LabelTeacher
-from homespun.objectives.protocol import HasLogits, WithTargetCounts
+from homespun.objectives.distillation import LabelDistillation, LabelTeacher
+from homespun.objectives.protocol import WithTargetCounts
 from homespun.tasks.calibration import Calibration, calibrate
 from homespun.tasks.head_training import ClassLoss, ClassTraining, TextLoss, build_text_head
 from homespun.tasks.protocol import CalibratedTask, Measured, TrainingSetup, task_metadata
 from homespun.tasks.texts import (
     TEXT_COUNTS,
     TEXT_KINDS,
-    LabelledData,
     LabelledText,
     TextsData,
     check_text_head,
@@ -50,9 +49,10 @@ from homespun.tasks.texts import (
     readable_texts,
     rows_of,
     rows_without,
-    second_texts,
+    second_texts_of_parts,
     unlabelled_rows,
 )
+from homespun.text.formats import Record
 from homespun.text.tokenizer import Tokenizer
 
 
@@ -71,7 +71,7 @@ class Classification(ClassTraining):
     kind: Literal["classification"] = "classification"
     head: SequenceHeadConfig = FeedForwardHeadConfig()
     auxiliary_lm: float = Field(
-        default=0.0, ge=0, description="weight of a causal model's own loss beside (GPT: 0.5); 0: there is none"
+        default=0.0, ge=0, description="weight of a causal model's own loss (GPT: 0.5); 0: without"
     )
     last_layers: LayerCount = 1
     layers: Layers = "last"
@@ -83,7 +83,7 @@ class Classification(ClassTraining):
     cache_size: Annotated[Count, Field(gt=0)] = Field(
         default=8_000_000_000, description="bytes that they may take there, such as 2G"
     )
-    teacher: LabelTeacher | None = Field(default=None, description="a classifier to learn from beside the labels")
+    teacher: LabelTeacher | None = Field(default=None, description="a classifier for distillation")
     adversarial: Adversary | None = Field(default=None, description="texts are perturbed besides (SiFT)")
 
     @model_validator(mode="after")
@@ -118,8 +118,7 @@ class Classification(ClassTraining):
             raise UserError(
                 f"{source} labels tokens, and texts are labelled here; homespun.load gives the logits of its tokens"
             )
-        if isinstance(data, LabelledData):
-            data = data.model_copy(update={"multi_label": labels.multi_label})
+        data = data.with_labels(labels)
         decision = validate(DecisionRule, stored.task.get("decision") or {}, source=source)
         if decision.thresholds is not None and len(decision.thresholds) != len(labels):
             raise UserError(
@@ -138,13 +137,13 @@ class Classification(ClassTraining):
             more[adversarial.TERM] = self.adversarial.like
         return WithTargetCounts(collate, more) if more else collate
 
-    def wrap(self, loss: ClassificationLoss, tokenizer: Tokenizer, labels: Labels) -> Any:
-        """Wrap the loss in an adversary and a teacher, where there are any: a module that is `HasLogits`.
+    def wrap(self, loss: ClassificationLoss, tokenizer: Tokenizer, labels: Labels) -> ClassificationModule:
+        """Wrap the loss in an adversary and a teacher, where there are any.
 
         Raises:
             UserError: a teacher that cannot be opened, or that does not fit.
         """
-        wrapped: HasLogits = loss
+        wrapped: ClassificationLoss | adversarial.AdversarialObjective = loss
         if self.adversarial is not None:
             distance = adversarial.binary_symmetric_kl if labels.multi_label else adversarial.symmetric_kl
             wrapped = adversarial.AdversarialObjective(wrapped, self.adversarial, distance)
@@ -236,6 +235,9 @@ class ClassificationLoss(TextLoss):
         return Loss(loss.terms | {TERM: self.auxiliary(hidden, batch)})
 
 
+ClassificationModule = ClassificationLoss | adversarial.AdversarialObjective | LabelDistillation
+
+
 class ClassificationTask:
     """Labels for texts, or for pairs of them; see `homespun.tasks.protocol.Task`."""
 
@@ -305,7 +307,7 @@ class ClassificationTask:
             prediction |= {"probability": row, "loss": loss}
         return Measured(metrics, predictions)
 
-    def _predictions(self, truth: NDArray[np.int64], predicted: NDArray[np.int64]) -> list[dict[str, Any]]:
+    def _predictions(self, truth: NDArray[np.int64], predicted: NDArray[np.int64]) -> list[dict[str, object]]:
         return [
             {"truth": self.labels.decode(right), "predicted": self.labels.decode(given)}
             for right, given in zip(truth, predicted, strict=True)
@@ -315,7 +317,7 @@ class ClassificationTask:
         """Evaluate the majority class, and TF-IDF with a linear model."""
         train_targets, test_targets = self.stratify_by(training), self.stratify_by(test)
         train_texts, test_texts = ([example.text for example in part] for part in (training, test))
-        seconds = second_texts(training, test)
+        seconds = second_texts_of_parts(training, test)
         found = {
             "majority": majority(train_targets, test_targets, self.labels),
             "tfidf": tfidf(train_texts, train_targets, test_texts, test_targets, self.labels, seconds=seconds),
@@ -325,16 +327,16 @@ class ClassificationTask:
             for name, baseline in found.items()
         }
 
-    def result_fields(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, object]:
         """Return the classes, and the treatment of long texts."""
         return {"labels": list(self.labels.names), "long_inputs": self.data.truncation.kind}
 
-    def to_metadata(self) -> dict[str, Any]:
+    def to_metadata(self) -> dict[str, object]:
         """Return how texts are read, and the decision rule if it was calibrated."""
         decision = {} if self.decision == DEFAULT_RULE else {"decision": self.decision.model_dump(mode="json")}
         return task_metadata("classification", self.data) | decision
 
-    def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
+    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
         """Yield the label, its probability, and that of every class."""
         predictor = Predictor(
             model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 from pydantic import Field
 
@@ -12,7 +12,7 @@ from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.classification import Classification
 from homespun.tasks.ordinal_regression import OrdinalRegression
-from homespun.tasks.protocol import Task, TaskData, TaskObjective
+from homespun.tasks.protocol import AnyTask, TaskData, TaskObjective
 from homespun.tasks.question_answering import QuestionAnswering, QuestionData
 from homespun.tasks.regression import Regression
 from homespun.tasks.sentence_classification import SentenceClassification, SentencesData
@@ -43,7 +43,7 @@ class _StoredData(Config):
     data: FinetuneData
 
 
-def task_from_metadata(data: TaskData, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
+def task_from_metadata(data: TaskData, stored: ModelBundle, *, source: str) -> AnyTask:
     """Rebuild the task that a model was fine-tuned on; without metadata, that of the data's usual objective.
 
     Raises:
@@ -65,8 +65,8 @@ def stored_task(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     data_set: str | None = None,
-    generation: Mapping[str, Any] | None = None,
-) -> Task[Any, Any]:
+    generation: Mapping[str, object] | None = None,
+) -> AnyTask:
     """Rebuild the task that a model was fine-tuned on, for files with other columns where they are given.
 
     Args:

@@ -20,7 +20,6 @@ from homespun.errors import UserError, nearest
 from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.config import HeadConfig, ModelConfig
 from homespun.models.encoder import initialise
-from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.heads import HeadSettings
 from homespun.models.layer_heads import LayerCount, Layers, on_layers
 from homespun.models.model import Model
@@ -88,7 +87,7 @@ def check_first_token(what: str, config: ModelConfig, *, way_out: str) -> None:
     Raises:
         UserError: ``what`` reads the first token of a causal model; ``way_out`` is the rest of the message.
     """
-    if not isinstance(config.backbone, EncoderDecoderConfig) and config.backbone.causal:
+    if not config.backbone.has_decoder and config.backbone.causal:
         raise UserError(
             f"{what} goes by the vector of [CLS], the first token, where a causal model has read nothing of the text; "
             f"{way_out}"

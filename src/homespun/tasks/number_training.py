@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, SupportsFloat, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from homespun.data.long_inputs import pad_chunks
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.inference.predict import predict_logits
+from homespun.metrics.classification import Metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
@@ -38,7 +39,7 @@ from homespun.tasks.texts import (
     readable_texts,
     rows_of,
     rows_without,
-    second_texts,
+    second_texts_of_parts,
 )
 
 _OUTSIDE = "a number outside: refuse says which and stops; leave_out counts it, and neither learns nor measures it"
@@ -57,7 +58,7 @@ class NumberHead(Protocol):
     def distance(self, predicted: Tensor, clean: Tensor) -> Tensor:
         """Compute the (texts,) distances of two predictions, for an adversary."""
 
-    def loss_from_metrics(self, metrics: Mapping[str, Any]) -> float:
+    def loss_from_metrics(self, metrics: Metrics) -> float:
         """Compute the mean loss of examples from their metrics."""
 
     def merge(self, config: ModelConfig) -> tuple[nn.Module, ModelConfig]:
@@ -143,7 +144,7 @@ class StandardizedHead(nn.Module):
         """(texts, 1) of each -> (texts,) squared differences of standardized numbers."""
         return squared_error(predicted / self.spread, clean / self.spread)
 
-    def loss_from_metrics(self, metrics: Mapping[str, Any]) -> float:
+    def loss_from_metrics(self, metrics: Metrics) -> float:
         """Compute the mean squared error of standardized numbers."""
         return float(metrics["squared_error"]) / float(self.spread) ** 2
 
@@ -168,7 +169,7 @@ class NumberObjective(TaskObjective):
         check_not_frozen(self.adversarial, frozen=self.frozen)
         return self
 
-    def wrap(self, loss: RegressionLoss, collate: Collate) -> tuple[Any, Collate]:
+    def wrap(self, loss: RegressionLoss, collate: Collate) -> tuple[RegressionLoss | AdversarialObjective, Collate]:
         """Wrap a loss and its collate in an adversary, if there is one."""
         if self.adversarial is None:
             return loss, collate
@@ -179,13 +180,9 @@ class NumberObjective(TaskObjective):
     def setup(self, loss: RegressionLoss, training: RegressionRows, collate: Collate) -> TrainingSetup:
         """Set up a training of ``loss``."""
         module, collate = self.wrap(loss, collate)
-        rows, loss_from_metrics = (
-            rows_without(training, left_out(training)),
-            cast(NumberHead, loss.model.head).loss_from_metrics,
-        )
-        return TrainingSetup(
-            module, module.model, rows, collate, module.export_model, loss_from_metrics=loss_from_metrics
-        )
+        rows = rows_without(training, left_out(training))
+        from_metrics = cast(NumberHead, loss.model.head).loss_from_metrics
+        return TrainingSetup(module, module.model, rows, collate, module.export_model, loss_from_metrics=from_metrics)
 
 
 @dataclass(frozen=True)
@@ -253,14 +250,14 @@ class NumberTask(ABC):
         self.refuses = refuses
 
     @abstractmethod
-    def learned(self) -> dict[str, Any]:
+    def learned(self) -> dict[str, object]:
         """Return the settings that the model was trained with, for metadata and result."""
 
     def texts(self, examples: Sequence[LabelledText]) -> list[str]:
         """Return each text, or both of a pair."""
         return readable_texts(examples)
 
-    def to_metadata(self) -> dict[str, Any]:
+    def to_metadata(self) -> dict[str, object]:
         """Return how texts are read, and the range or the levels."""
         out_of_range = "refuse" if self.refuses else "leave_out"
         return task_metadata(self.kind, self.data, self.learned() | {"out_of_range": out_of_range})
@@ -304,7 +301,7 @@ def known_mask(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
     return known
 
 
-def number_predictions(truth: NDArray[np.float64], predicted: NDArray[np.float64]) -> list[dict[str, Any]]:
+def number_predictions(truth: NDArray[np.float64], predicted: NDArray[np.float64]) -> list[dict[str, object]]:
     """Return a prediction a number; ``score`` is minus the absolute error, if the truth is known."""
     return [
         {"truth": right, "predicted": given, "score": -abs(right - given)}
@@ -318,13 +315,13 @@ def number_baselines(
     training: Sequence[LabelledText],
     numbers: NDArray[np.float64],
     test: Sequence[LabelledText],
-    constant: Callable[[NDArray[np.float64]], Any],
+    constant: Callable[[NDArray[np.float64]], SupportsFloat],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Predict each of ``test`` by a constant of the training's numbers, and by `tfidf_ridge`."""
     learned = [(example, number) for example, number in zip(training, numbers, strict=True) if np.isfinite(number)]
     examples, known = [example for example, _ in learned], np.array([number for _, number in learned])
     train_texts, test_texts = ([example.text for example in part] for part in (examples, test))
-    predicted = tfidf_ridge(train_texts, known, test_texts, seconds=second_texts(examples, test))
+    predicted = tfidf_ridge(train_texts, known, test_texts, seconds=second_texts_of_parts(examples, test))
     return np.full(len(test), float(constant(known))), predicted
 
 
@@ -332,5 +329,5 @@ def learned_settings(stored: ModelBundle, source: str, *keys: str) -> Mapping[st
     """Return ``learned`` of the stored task, or refuse if a key is missing."""
     learned = stored.task.get("learned")
     if not isinstance(learned, Mapping) or any(key not in learned for key in keys):
-        raise UserError(f"{source} does not say which numbers it tells; fine-tune it with this version of homespun")
+        raise UserError(f"{source} has no settings of a regression; fine-tune it with this version of homespun")
     return learned

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from homespun.data.labels import LabelledRows, Labels, RegressionRows
 from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError
+from homespun.metrics.classification import Metrics
 from homespun.metrics.regression import ordinal_regression_metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
@@ -45,6 +46,7 @@ from homespun.tasks.number_training import (
 )
 from homespun.tasks.protocol import Measured, TrainingSetup, prefix_errors
 from homespun.tasks.texts import LabelledText, TextsData, check_text_head, unlabelled_rows
+from homespun.text.formats import Record
 
 MAX_LEVELS = 50
 
@@ -188,7 +190,7 @@ class OrdinalHead(nn.Module):
         """(texts, levels - 1) logits of each -> (texts,) `symmetric_kl` of the ratings."""
         return symmetric_kl(_log_probabilities(predicted), _log_probabilities(clean))
 
-    def loss_from_metrics(self, metrics: Mapping[str, Any]) -> float:
+    def loss_from_metrics(self, metrics: Metrics) -> float:
         """Return the mean negative log likelihood."""
         return float(metrics["log_loss"])
 
@@ -329,21 +331,21 @@ class OrdinalRegressionTask(NumberTask):
             "tfidf": self._measured(truth, self._ranks(predicted)[0], predicted),
         }
 
-    def learned(self) -> dict[str, Any]:
+    def learned(self) -> dict[str, object]:
         """Return the ratings and the method."""
         return {"levels": list(self.levels), "method": self.method}
 
-    def result_fields(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, object]:
         """Return the ratings, and the treatment of long texts."""
         return {"levels": list(self.levels), "long_inputs": self.data.truncation.kind}
 
-    def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
+    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
         """Yield ``rating``, the ``expected`` rating, and ``probabilities`` of all ratings where there are any."""
         names = [f"{level:g}" for level in self.levels]
         for rows in unlabelled_rows(records, self.data, self.stored, source=source):
             ranks, expected, probabilities = self._predict(model, rows)
             for index, rank in enumerate(ranks.tolist()):
-                found: dict[str, Any] = {"rating": self.levels[rank], "expected": float(expected[index])}
+                found: dict[str, object] = {"rating": self.levels[rank], "expected": float(expected[index])}
                 if probabilities is not None:
                     found["probabilities"] = dict(zip(names, probabilities[index].tolist(), strict=True))
                 yield found | {"truncated": bool(rows.cut[index])}

@@ -30,6 +30,7 @@ from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.tasks.calibration import Calibration
+from homespun.text.formats import Record
 from homespun.training.validation import EvalResult, evaluate_loss
 
 Part = Literal["train", "validation", "test"]
@@ -85,9 +86,7 @@ def prefix_errors(files: str | Sequence[str] | float) -> Iterator[None]:
         raise UserError(f"{names}: {error}" if names else str(error)) from error
 
 
-def numbered_chunks(
-    records: Iterable[Mapping[str, Any]], size: int, *, source: str
-) -> Iterator[list[tuple[str, Mapping[str, Any]]]]:
+def numbered_chunks(records: Iterable[Record], size: int, *, source: str) -> Iterator[list[tuple[str, Record]]]:
     """Yield ``size`` records at a time, each with its position for error messages."""
     numbered = enumerate(records, start=1)
     while chunk := list(islice(numbered, size)):
@@ -106,6 +105,8 @@ class TaskRows(Rows, Protocol):
 
 
 RowsOfTask = TypeVar("RowsOfTask", bound=TaskRows)
+Examples = list[Any]
+"""Examples of one kind of data, which only the data and its task know."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Measured:
     """
 
     metrics: Metrics
-    predictions: Sequence[Mapping[str, Any]] = ()
+    predictions: Sequence[Mapping[str, object]] = ()
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,8 @@ class TrainingSetup:
 class CalibratedTask:
     """Task with a calibrated decision rule, and the values for ``tuning`` in the result."""
 
-    task: Task[Any, Any]
-    result: dict[str, Any]
+    task: AnyTask
+    result: dict[str, object]
 
 
 class Task(Protocol[Example_contra, RowsOfTask]):
@@ -197,18 +198,22 @@ class Task(Protocol[Example_contra, RowsOfTask]):
     def baselines(self, training: Sequence[Example_contra], test: Sequence[Example_contra]) -> Mapping[str, Measured]:
         """Evaluate the task's baselines, by name, with the metrics of `measure`."""
 
-    def result_fields(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, object]:
         """Return the task's own fields of ``result.json``."""
 
-    def to_metadata(self) -> dict[str, Any]:
+    def to_metadata(self) -> dict[str, object]:
         """Return ``task`` of the stored model, from which `TaskObjective.task_from_metadata` rebuilds this task."""
 
-    def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
+    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
         """Yield a prediction for each record, in order and in bounded memory; ``truncated`` where input was cut.
 
         Raises:
             UserError: beginning with ``source``: a record without the columns.
         """
+
+
+AnyTask = Task[Any, Any]
+"""A task whose examples and rows the caller does not look into."""
 
 
 class TaskData(Config, ABC):
@@ -238,7 +243,7 @@ class TaskData(Config, ABC):
         """Share of the training examples held out for validation; ``None`` where there are validation files."""
         return self.validation if isinstance(self.validation, float) else None
 
-    def read(self, part: Part) -> list[Any] | None:
+    def read(self, part: Part) -> Examples | None:
         """Read the examples of a part; ``None`` where it has no files.
 
         Raises:
@@ -248,11 +253,11 @@ class TaskData(Config, ABC):
         return self.read_files(files) if files else None
 
     @abstractmethod
-    def read_files(self, inputs: Sequence[str]) -> list[Any]:
+    def read_files(self, inputs: Sequence[str]) -> Examples:
         """Read examples from any files."""
 
     @abstractmethod
-    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """Return the fields of this config for other columns; no ``text`` or ``label=None`` keeps those columns."""
 
     def with_columns(
@@ -277,12 +282,12 @@ class TaskData(Config, ABC):
             raise UserError(f"{source} learned from one data set; leave --data-set {name} out")
         return self
 
-    def stored_settings(self) -> dict[str, Any]:
+    def stored_settings(self) -> dict[str, object]:
         """Return the settings that are stored with a model: no files, splits or `not_stored`."""
         left_out = {"kind", "train", "test", "validation", "split_seed", *self.not_stored}
         return self.model_dump(mode="json", exclude=left_out)
 
-    def task(self, objective: TaskObjective, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
+    def task(self, objective: TaskObjective, stored: ModelBundle, training: Examples) -> AnyTask:
         """Build the task of an objective on this data.
 
         Raises:
@@ -311,7 +316,7 @@ class TaskObjective(Config, ABC):
     kind: str
 
     @abstractmethod
-    def task(self, data: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
+    def task(self, data: Any, stored: ModelBundle, training: Examples) -> AnyTask:
         """Build the task for a model and its training examples.
 
         Raises:
@@ -320,7 +325,7 @@ class TaskObjective(Config, ABC):
 
     @classmethod
     @abstractmethod
-    def task_from_metadata(cls, data: Any, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
+    def task_from_metadata(cls, data: Any, stored: ModelBundle, *, source: str) -> AnyTask:
         """Rebuild the task of a fine-tuned model from `Task.to_metadata`.
 
         Raises:
@@ -328,7 +333,7 @@ class TaskObjective(Config, ABC):
         """
 
 
-def task_metadata(kind: str, data: TaskData, learned: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def task_metadata(kind: str, data: TaskData, learned: Mapping[str, object] | None = None) -> dict[str, object]:
     """Return ``task`` of a stored model: kinds of objective and data, settings of the data, values from training."""
     return {"kind": kind, "data": data.kind} | ({"learned": learned} if learned else {}) | data.stored_settings()
 

@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from homespun.tasks.protocol import (
     task_metadata,
 )
 from homespun.text.clean import sentence_spans
+from homespun.text.formats import Record
 from homespun.text.tokenizer import Tokenizer
 
 _CHUNK = 64  # records read ahead in prediction, of which one may be an article with many questions
@@ -67,10 +68,10 @@ class QuestionData(TaskData):
     max_answer_length: int = Field(default=30, ge=1, description="tokens of an answer at the most")
     n_best: int = Field(default=20, ge=1, description="candidates that are kept for each question")
     no_answer: bool | None = Field(
-        default=None, description="a text may not hold the answer; told by the training where not given"
+        default=None, description="a text may not hold the answer; found from the training examples where not given"
     )
     null_threshold: float = Field(
-        default=0.0, description="no answer is said where its score is so much above the best answer's"
+        default=0.0, description="predict no answer where its score is so much above the best answer's"
     )
 
     def read_files(self, inputs: Sequence[str]) -> list[Question]:
@@ -84,7 +85,7 @@ class QuestionData(TaskData):
             encoding=self.encoding,
         )
 
-    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """Take ``text`` for the columns of question and text, or the text alone; ``label`` for that of the answers."""
         return {
             "question": text[0] if len(text) > 1 else self.question,
@@ -137,7 +138,7 @@ class QuestionAnswering(TaskObjective):
             )
         length = min(data.max_length, stored.config.backbone.max_position_embeddings)
         if length < data.max_length:
-            limits = {"stride": length // 3, "question_length": length // 3, "length": length}
+            limits = {"stride": length // 3, "max_question_length": length // 3, "max_length": length}
             data = data.model_copy(update={name: min(getattr(data, name), most) for name, most in limits.items()})
         return QuestionAnsweringTask(data, stored)
 
@@ -271,16 +272,16 @@ class QuestionAnsweringTask:
             for name, spans in found.items()
         }
 
-    def result_fields(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, object]:
         """Return how the texts are searched."""
         settings = {name: getattr(self.data, name) for name in ("stride", "max_answer_length", "no_answer")}
         return {"length": self.data.max_length} | settings
 
-    def to_metadata(self) -> dict[str, Any]:
+    def to_metadata(self) -> dict[str, object]:
         """Return how the questions are read and answered."""
         return task_metadata("question_answering", self.data)
 
-    def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
+    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
         """Yield ``answer``, ``start`` and ``end`` in characters (``None`` without an answer), ``probability`` and
         ``n_best``, the candidates; of a record that is an article of SQuAD's, ``predictions``, a list of these.
         """
@@ -298,7 +299,7 @@ class QuestionAnsweringTask:
                 yield {"predictions": named, "truncated": any(given["truncated"] for given in predictions)}
 
 
-def _prediction(answers: Sequence[Answer], truncated: bool) -> dict[str, Any]:
+def _prediction(answers: Sequence[Answer], truncated: bool) -> dict[str, object]:
     best, *_ = listed = [
         {"answer": one.text, "start": one.start, "end": one.end, "probability": one.probability} for one in answers
     ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ from homespun.tasks.number_training import (
 )
 from homespun.tasks.protocol import Measured, TrainingSetup
 from homespun.tasks.texts import LabelledText, TextsData, check_text_head, unlabelled_rows
+from homespun.text.formats import Record
 
 
 class Regression(NumberObjective):
@@ -53,7 +54,7 @@ class Regression(NumberObjective):
     last_layers: LayerCount = 1
     layers: Layers = "last"
     range: tuple[float, float] | None = Field(
-        default=None, description="the least and the greatest number there can be; what is told lies within it too"
+        default=None, description="the least and the greatest number; predictions are clipped to them"
     )
     out_of_range: OutOfRange = "refuse"
 
@@ -152,15 +153,15 @@ class RegressionTask(NumberTask):
             name: self._measured(truth, predicted) for name, predicted in zip(("mean", "tfidf"), found, strict=True)
         }
 
-    def learned(self) -> dict[str, Any]:
+    def learned(self) -> dict[str, object]:
         """Return the range."""
         return {"range": self.bounds}
 
-    def result_fields(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, object]:
         """Return the range, and the treatment of long texts."""
         return self.learned() | {"long_inputs": self.data.truncation.kind}
 
-    def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
+    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
         """Yield ``number``."""
         for rows in unlabelled_rows(records, self.data, self.stored, source=source):
             for number, truncated in zip(self._predict(model, rows).tolist(), rows.cut.tolist(), strict=True):

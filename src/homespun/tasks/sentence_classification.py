@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from homespun.models.layer_heads import Layers
 from homespun.models.model import Model
 from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head
 from homespun.tasks.protocol import Measured, TaskData, TrainingSetup, check_length, numbered_chunks, task_metadata
+from homespun.text.formats import Record
 
 _CHUNK = 256  # documents read ahead in prediction
 _LEAST = np.finfo(np.float32).eps
@@ -66,7 +67,7 @@ class SentencesData(TaskData):
             inputs, sentences=self.sentences, labels=self.labels, columns=self.columns, encoding=self.encoding
         )
 
-    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """Take ``text`` for the column of the sentences, ``label`` for that of their labels."""
         if len(text) > 1:
             raise UserError("the sentences of a document are in one column; give --text-field once")
@@ -292,13 +293,13 @@ class SentenceClassificationTask:
 
     def _predictions(
         self, rows: SentenceWindows, predicted: NDArray[np.int64], table: NDArray[np.float64] | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, object]]:
         """Return an object a document; its ``score`` is the share of its sentences that are right."""
         assert rows.targets is not None
         predictions = []
         for start, end in _spans(rows):
             truth, given = rows.targets[start:end], predicted[start:end]
-            found: dict[str, Any] = {"truth": self._names(truth), "predicted": self._names(given)}
+            found: dict[str, object] = {"truth": self._names(truth), "predicted": self._names(given)}
             if end > start:
                 found["score"] = float((truth == given).mean())
             if table is not None:
@@ -323,15 +324,15 @@ class SentenceClassificationTask:
         }
         return {name: Measured(one.metrics, self._predictions(rows, one.predicted)) for name, one in found.items()}
 
-    def result_fields(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, object]:
         """Return the classes, and the tokens that a sentence is classified from."""
         return {"labels": list(self.labels.names), "vector": self.vector}
 
-    def to_metadata(self) -> dict[str, Any]:
+    def to_metadata(self) -> dict[str, object]:
         """Return how the documents are read."""
         return task_metadata("sentence_classification", self.data, {"vector": self.vector})
 
-    def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
+    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
         """Yield ``label``, a list with one for each sentence, and ``probability``, a list of those of all classes."""
         for chunk in numbered_chunks(records, _CHUNK, source=source):
             documents = [parse_document(record, self.data.sentences, where=where) for where, record in chunk]

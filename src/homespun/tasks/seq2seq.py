@@ -12,14 +12,14 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from homespun.batch import Batch, Loss, RowSeed, Term
+from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.loader import Collate
 from homespun.data.rows import Row, Rows, pad
 from homespun.data.source_target import (
@@ -31,24 +31,24 @@ from homespun.data.source_target import (
 )
 from homespun.errors import UserError
 from homespun.inference.batch_generation import generate_batch
+from homespun.metrics.classification import Metrics
 from homespun.metrics.rouge import METRICS, Rouge, mean_scores
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
-from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.generation.settings import check_beams
-from homespun.models.heads import CausalLMHead, CausalLMHeadConfig
+from homespun.models.heads import CausalLMHeadConfig
 from homespun.models.model import Model
-from homespun.objectives.mlm import gather_positions
+from homespun.objectives.mlm import token_terms
 from homespun.objectives.seq2seq import EQUAL_WEIGHTS, StreamWeights, add_decoder_inputs, decoder_loss
 from homespun.tasks.head_training import FineTuningLoss
 from homespun.tasks.protocol import Measured, TaskObjective, TrainingSetup, numbered_chunks, paths, task_metadata
 from homespun.tasks.seq2seq_data import TextPairsData
 from homespun.text.clean import sentence_spans
+from homespun.text.formats import Record
 from homespun.text.tokenizer import Tokenizer
 
-_TERMS = ("seq2seq", "seq2seq_accuracy")
 _CHUNK = 256  # texts read ahead in prediction, and sorted by length together
 
 
@@ -93,7 +93,7 @@ class TextToText(TaskObjective):
     def collate(self, config: ModelConfig) -> Collate:
         """Build the collate for two stacks or for one."""
         backbone = config.backbone
-        if isinstance(backbone, EncoderDecoderConfig):
+        if backbone.has_decoder:
             return Seq2SeqCollate(backbone.pad_token_id, backbone.decoder_start_token_id)
         return PrefixLMCollate(backbone.pad_token_id)
 
@@ -104,14 +104,13 @@ class TextToText(TaskObjective):
             UserError: the model cannot write, or there is no encoder to be frozen.
         """
         backbone = config.backbone
-        one_stack = not isinstance(backbone, EncoderDecoderConfig)
-        if one_stack and not backbone.causal:
+        if not backbone.has_decoder and not backbone.causal:
             raise UserError(
                 "objective seq2seq needs a model that writes, an encoder with a decoder or a causal stack, and "
                 "this one is an encoder alone; start from one such as bart-mini, t5-mini or gpt2-mini, or classify "
                 "with `homespun finetune classify`"
             )
-        if one_stack and self.frozen_encoder:
+        if not backbone.has_decoder and self.frozen_encoder:
             raise UserError("frozen_encoder=true, but a causal stack has no encoder of its own; leave it out")
         if not isinstance(config.head, CausalLMHeadConfig):
             head_config = CausalLMHeadConfig()
@@ -163,7 +162,7 @@ class PrefixLMCollate:
             batch,
             positions=torch.from_numpy(np.concatenate(positions)),
             labels=labels,
-            targets=dict.fromkeys(_TERMS, float(len(labels))),
+            targets=dict.fromkeys(("seq2seq", "seq2seq_accuracy"), float(len(labels))),
         )
 
 
@@ -196,18 +195,13 @@ class TextToTextLoss(FineTuningLoss):
     def forward(self, batch: Batch) -> Loss:
         """Compute the terms; the vocabulary projection runs only at labels."""
         smoothing = self.label_smoothing if self.training else 0.0
-        backbone, head = self.model.backbone, self.model.head
-        if isinstance(backbone, EncoderDecoder):
+        backbone = self.model.backbone
+        if backbone.has_decoder:
             source = backbone.encode(batch.input_ids, **batch.context)
             return Loss(decoder_loss(self.model, source, batch, self.streams, label_smoothing=smoothing))
-        assert isinstance(head, CausalLMHead)
-        assert batch.positions is not None
-        assert batch.labels is not None
-        hidden = backbone(batch.input_ids, **batch.context)
-        prediction = head.predict(gather_positions(hidden, batch.positions), batch.labels, label_smoothing=smoothing)
-        count = len(batch.labels)
-        terms = (Term(prediction.loss, count), Term(prediction.correct, count, weight=0.0))
-        return Loss(dict(zip(_TERMS, terms, strict=True)))
+        hidden, head = backbone(batch.input_ids, **batch.context), self.model.lm_head
+        terms = token_terms("seq2seq", head, hidden, batch.positions, batch.labels, label_smoothing=smoothing)
+        return Loss(terms)
 
 
 class TextToTextTask:
@@ -220,7 +214,7 @@ class TextToTextTask:
         self.data = data
         self.tokenizer: Tokenizer = stored.tokenizer
         backbone = stored.config.backbone
-        if isinstance(backbone, EncoderDecoderConfig):
+        if backbone.has_decoder:
             self.template = SourceTargetTemplate.for_encoder_decoder(
                 self.tokenizer, bos_id=backbone.bos_token_id, eos_id=backbone.eos_token_id
             )
@@ -278,7 +272,7 @@ class TextToTextTask:
 
     def _measured(self, pairs: Sequence[SourceTargetPair], texts: Sequence[str]) -> Measured:
         """Compute the metrics of all pairs with both texts, and of each data set."""
-        predictions: list[dict[str, Any]] = []
+        predictions: list[dict[str, object]] = []
         scored: list[tuple[SourceTargetPair, str, dict[str, float]]] = []
         for pair, text in zip(pairs, texts, strict=True):
             predictions.append({"truth": list(pair.targets), "predicted": text})
@@ -301,15 +295,15 @@ class TextToTextTask:
         found = sentence_baselines(targets, [pair.source for pair in test])
         return {name: self._measured(test, texts) for name, texts in found.items()}
 
-    def result_fields(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, object]:
         """Return the lengths."""
         return {"source_length": self.data.max_source_length, "target_length": self.data.max_target_length}
 
-    def to_metadata(self) -> dict[str, Any]:
+    def to_metadata(self) -> dict[str, object]:
         """Return how the texts are read and written."""
         return task_metadata("seq2seq", self.data)
 
-    def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
+    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
         """Yield ``text``: the generated target."""
         columns = paths(self.data.all_sets[0].source)
         for chunk in numbered_chunks(records, _CHUNK, source=source):
@@ -326,7 +320,7 @@ class TextToTextTask:
                 yield {"text": text, "truncated": cut}
 
 
-def _mean_metrics(scored: Sequence[tuple[SourceTargetPair, str, dict[str, float]]]) -> dict[str, Any]:
+def _mean_metrics(scored: Sequence[tuple[SourceTargetPair, str, dict[str, float]]]) -> Metrics:
     """Average the scores of pairs, each with its generated text."""
     targets = [pair.targets[0] for pair, _, _ in scored]
     return mean_scores([scores for _, _, scores in scored], [text for _, text, _ in scored], targets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,6 @@ from homespun.data.source_target import BREAK, Listed, Paragraphs, SourceTargetP
 from homespun.errors import UserError, nearest
 from homespun.inference.batch_generation import TextGenerationConfig
 from homespun.models.config import ModelConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.tasks.protocol import Part, TaskData, check_length, files_of, paths
 
 logger = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ class TextPairsData(TaskData):
             )
         ]
 
-    def read(self, part: Part) -> list[Any] | None:
+    def read(self, part: Part) -> list[SourceTargetPair] | None:
         """Read the pairs of a part, of all data sets."""
         found: list[SourceTargetPair] = []
         for number, one in enumerate(self.all_sets):
@@ -163,7 +162,7 @@ class TextPairsData(TaskData):
 
     def _check_lengths(self, config: ModelConfig) -> None:
         backbone = config.backbone
-        if isinstance(backbone, EncoderDecoderConfig):
+        if backbone.has_decoder:
             check_length("max_source_length", self.max_source_length, backbone.encoder.max_position_embeddings)
             check_length("max_target_length", self.max_target_length, backbone.decoder.max_position_embeddings)
             return
@@ -198,7 +197,7 @@ class TextPairsData(TaskData):
         one = self.all_sets[0 if name is None else names.index(name)]
         return self.model_copy(update={"sets": None, "source": one.source, "target": one.target, "prefix": one.prefix})
 
-    def stored_settings(self) -> dict[str, Any]:
+    def stored_settings(self) -> dict[str, object]:
         """Return the settings that are stored with a model; of the data sets, no files and no weights."""
         settings = super().stored_settings()
         if self.sets is not None:
@@ -206,7 +205,7 @@ class TextPairsData(TaskData):
             settings["sets"] = [{"train": ""} | one.model_dump(mode="json", include=kept) for one in self.sets]
         return settings
 
-    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """Take ``text`` for the columns of the source, ``label`` for that of the target."""
         source, target = list(text) if text else self.source, label or self.target
         if set(paths(source)) & set(paths(target)):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.head_training import TextHeadSettings, check_head
 from homespun.tasks.protocol import TaskData, check_length, numbered_chunks, paths
+from homespun.text.formats import Record
 
 TEXT_KINDS = ("texts", "sentence_pairs")
 TEXT_COUNTS = {
@@ -53,8 +54,12 @@ class TextsData(TaskData):
         def truncation(self) -> LongInputs:
             """Treatment of texts longer than ``length``."""
 
+    def with_labels(self, labels: Labels) -> Self:
+        """Copy for the classes of a stored model."""
+        return self
+
     @abstractmethod
-    def texts_of(self, record: Mapping[str, Any], *, where: str) -> tuple[str, str | None]:
+    def texts_of(self, record: Record, *, where: str) -> tuple[str, str | None]:
         """Return the text of a record, and the second text of a pair.
 
         Raises:
@@ -76,6 +81,10 @@ class LabelledData(TextsData):
     )
     truncation: LongInputs = Field(default=TRUNCATE, description="what is read of a text longer than that")
 
+    def with_labels(self, labels: Labels) -> Self:
+        """Copy with one label a text, or several, as the classes of a stored model."""
+        return self.model_copy(update={"multi_label": labels.multi_label})
+
     def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
         """Read labelled texts from any files."""
         texts, found = read_labelled_texts(
@@ -90,11 +99,11 @@ class LabelledData(TextsData):
         labels: Sequence[str | tuple[str, ...]] = found
         return [LabelledText(text, label) for text, label in zip(texts, labels, strict=True)]
 
-    def texts_of(self, record: Mapping[str, Any], *, where: str) -> tuple[str, str | None]:
+    def texts_of(self, record: Record, *, where: str) -> tuple[str, str | None]:
         """Return the text of a record."""
         return get_text(record, paths(self.text), where=where), None
 
-    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """Take ``text`` for the columns of the text, ``label`` for that of the label."""
         return {"text": list(text) if text else self.text, "label": label or self.label}
 
@@ -129,12 +138,12 @@ class PairsData(TextsData):
             pairs.append(LabelledText(first, label, second))
         return pairs
 
-    def texts_of(self, record: Mapping[str, Any], *, where: str) -> tuple[str, str]:
+    def texts_of(self, record: Record, *, where: str) -> tuple[str, str]:
         """Return both texts of a record."""
         first, second = (get_text(record, paths(columns), where=where) for columns in (self.first, self.second))
         return first, second
 
-    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """Take ``text`` for two columns, of the first text and of the second.
 
         Raises:
@@ -159,15 +168,22 @@ def check_text_head(objective: TextHeadSettings, data: TextsData, stored: ModelB
 
 def labels_of(examples: Sequence[LabelledText]) -> LabelNames:
     """Return the label, or the labels, of each example."""
-    names: Any = [example.label for example in examples]
-    return names  # type: ignore[no-any-return]  # all of one type or all of the other, as `read_labelled_texts` gave them
+    return cast(LabelNames, [example.label for example in examples])  # all are names, or all are tuples of names
 
 
-def second_texts(*parts: Sequence[LabelledText]) -> Any:
-    """Return the second texts of each part; ``None`` where a part has no pairs."""
-    if not all(examples and examples[0].second is not None for examples in parts):
+def second_texts(examples: Sequence[LabelledText]) -> list[str] | None:
+    """Return the second text of each pair; ``None`` without pairs."""
+    if not examples or examples[0].second is None:
         return None
-    return tuple([example.second or "" for example in examples] for examples in parts)
+    return [example.second or "" for example in examples]
+
+
+def second_texts_of_parts(
+    training: Sequence[LabelledText], test: Sequence[LabelledText]
+) -> tuple[list[str], list[str]] | None:
+    """Return `second_texts` of both parts; ``None`` if one has no pairs."""
+    first, second = second_texts(training), second_texts(test)
+    return None if first is None or second is None else (first, second)
 
 
 def readable_texts(examples: Sequence[LabelledText]) -> list[str]:
@@ -179,7 +195,6 @@ def rows_of(
     examples: Sequence[LabelledText], data: TextsData, stored: ModelBundle, *, names: Labels | None = None
 ) -> LabelledRows:
     """Return a row a text or pair; with ``names`` it has its class."""
-    seconds = second_texts(examples)
     return LabelledRows(
         [example.text for example in examples],
         None if names is None else labels_of(examples),
@@ -187,7 +202,7 @@ def rows_of(
         length=data.max_length,
         long_inputs=data.truncation,
         names=names,
-        pairs=None if seconds is None else seconds[0],
+        pairs=second_texts(examples),
         segments=stored.config.backbone.type_vocab_size > 1,
     )
 
@@ -209,7 +224,7 @@ def rows_without(rows: Rows, left_out: NDArray[np.bool_]) -> Rows:
 
 
 def unlabelled_rows(
-    records: Iterable[Mapping[str, Any]], data: TextsData, stored: ModelBundle, *, source: str
+    records: Iterable[Record], data: TextsData, stored: ModelBundle, *, source: str
 ) -> Iterator[LabelledRows]:
     """Yield rows of the records, a few thousand at a time."""
     for chunk in numbered_chunks(records, _CHUNK, source=source):

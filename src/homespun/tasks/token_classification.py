@@ -8,7 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from homespun.models.model import Model
 from homespun.objectives.mlm import gather_positions
 from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head
 from homespun.tasks.protocol import Measured, TaskData, TrainingSetup, check_length, numbered_chunks, task_metadata
+from homespun.text.formats import Record
 from homespun.text.tokenizer import Tokenizer
 
 _CHUNK = 1024  # records read ahead in prediction, and sorted by length together
@@ -65,7 +66,7 @@ class TaggedData(TaskData):
         """Read tagged sentences from any files."""
         return read_tagged_words(inputs, words=self.words, tags=self.tags, columns=self.columns, encoding=self.encoding)
 
-    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """Take ``text`` for the column of the words, ``label`` for that of the tags."""
         return {"words": text[0] if text else self.words, "tags": label or self.tags}
 
@@ -224,15 +225,15 @@ class TokenClassificationTask:
         """Evaluate the most frequent tag of each word."""
         return {"frequent-tag": self._measured(test, frequent_tags(training, [one.words for one in test]))}
 
-    def result_fields(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, object]:
         """Return the tags."""
         return {"labels": list(self.labels.names)}
 
-    def to_metadata(self) -> dict[str, Any]:
+    def to_metadata(self) -> dict[str, object]:
         """Return how the sentences are read."""
         return task_metadata("token_classification", self.data)
 
-    def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
+    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
         """Yield ``words``, ``tags``, and ``entities`` with their start and end in the text, in characters.
 
         A record has a list of words, whose text joins them by spaces; or a text, which is cut into words and
@@ -244,7 +245,7 @@ class TokenClassificationTask:
             for (text, spans), table in zip(texts, self._probabilities(model, rows), strict=True):
                 yield self._prediction(text, spans, decode_tags(table, self.labels), table)
 
-    def _words(self, record: Mapping[str, Any], where: str) -> tuple[str, list[tuple[int, int]]]:
+    def _words(self, record: Record, where: str) -> tuple[str, list[tuple[int, int]]]:
         value = record.get(self.data.words)
         if isinstance(value, list | tuple):
             words = get_list(record, self.data.words, where=where)
@@ -256,7 +257,7 @@ class TokenClassificationTask:
 
     def _prediction(
         self, text: str, spans: Sequence[tuple[int, int]], tags: list[str], table: NDArray[np.float64]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         found = [
             {
                 "label": name,
