@@ -47,6 +47,10 @@ class Check:
     advice: str = ""
 
 
+def _judge(name: str, good: bool, detail: str, advice: str, otherwise: Literal["warn", "fail"] = "warn") -> Check:
+    return Check(name, "ok", detail) if good else Check(name, otherwise, detail, advice)
+
+
 def examine() -> list[Check]:
     """Run all checks, most important first; takes about five seconds after the import of torch."""
     checks: list[Check] = []
@@ -60,10 +64,7 @@ def examine() -> list[Check]:
 
 def _python() -> Iterator[Check]:
     detail = f"{platform.python_version()} ({platform.system()} {platform.machine()})"
-    if (3, 11) <= sys.version_info < (3, 14):
-        yield Check("python", "ok", detail)
-    else:
-        yield Check("python", "fail", detail, "use Python 3.11, 3.12 or 3.13")
+    yield _judge("python", (3, 11) <= sys.version_info < (3, 14), detail, "use Python 3.11, 3.12 or 3.13", "fail")
 
 
 def _torch() -> Iterator[Check]:
@@ -71,10 +72,7 @@ def _torch() -> Iterator[Check]:
 
     numbers = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     detail = f"{torch.__version__}, {torch.get_num_threads()} threads"
-    if numbers >= (2, 11):
-        yield Check("torch", "ok", detail)
-    else:
-        yield Check("torch", "fail", detail, "pip install 'torch>=2.11'")
+    yield _judge("torch", numbers >= (2, 11), detail, "pip install 'torch>=2.11'", "fail")
 
 
 def _arithmetic() -> Iterator[Check]:
@@ -85,10 +83,8 @@ def _arithmetic() -> Iterator[Check]:
     onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     detail = f"BLAS {blas}, oneDNN {'yes' if onednn else 'no'}"
     detail += f", {torch.backends.cpu.get_cpu_capability()}"
-    if blas in ("none", "generic"):
-        yield Check("arithmetic", "warn", detail, "this build of torch is slow on a CPU; install an official wheel")
-    else:
-        yield Check("arithmetic", "ok", detail)
+    advice = "this build of torch is slow on a CPU; install an official wheel"
+    yield _judge("arithmetic", blas not in ("none", "generic"), detail, advice)
 
 
 def _cores() -> Iterator[Check]:
@@ -97,20 +93,15 @@ def _cores() -> Iterator[Check]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     detail = f"{usable} usable, {psutil.cpu_count(logical=False) or '?'} physical"
     threads = torch.get_num_threads()
-    if threads > usable:
-        advice = f"torch runs {threads} threads on {usable} cores: set OMP_NUM_THREADS={usable}"
-        yield Check("cores", "warn", detail, advice)
-    else:
-        yield Check("cores", "ok", detail)
+    advice = f"torch runs {threads} threads on {usable} cores: set OMP_NUM_THREADS={usable}"
+    yield _judge("cores", threads <= usable, detail, advice)
 
 
 def _memory() -> Iterator[Check]:
     memory = psutil.virtual_memory()
     detail = f"{memory.available / GIB:.1f} GiB free of {memory.total / GIB:.1f}"
-    if memory.available >= COMFORTABLE_MEMORY:
-        yield Check("memory", "ok", detail)
-    else:
-        yield Check("memory", "warn", detail, "close other programs, or lower train.micro_batch_size")
+    advice = "close other programs, or lower train.micro_batch_size"
+    yield _judge("memory", memory.available >= COMFORTABLE_MEMORY, detail, advice)
 
 
 def _disk() -> Iterator[Check]:
@@ -119,10 +110,9 @@ def _disk() -> Iterator[Check]:
     detail = f"{usage.free / GIB:.1f} GiB free in {here}"
     if not os.access(here, os.W_OK):
         yield Check("disk", "warn", f"cannot write to {here}", "run homespun in a folder of your own")
-    elif usage.free >= COMFORTABLE_DISK:
-        yield Check("disk", "ok", detail)
     else:
-        yield Check("disk", "warn", detail, "corpora and checkpoints are written here: make room, or go elsewhere")
+        advice = "corpora and checkpoints are written here: make room, or go elsewhere"
+        yield _judge("disk", usage.free >= COMFORTABLE_DISK, detail, advice)
 
 
 def _gpus() -> Iterator[Check]:
@@ -159,10 +149,9 @@ def _compiler() -> Iterator[Check]:
 
 def _extras() -> Iterator[Check]:
     for extra, (module, purpose) in EXTRAS.items():
-        if importlib.util.find_spec(module) is None:
-            yield Check(f"extra {extra}", "warn", f"not installed: {purpose}", f"pip install {module}")
-        else:
-            yield Check(f"extra {extra}", "ok", f"installed: {purpose}")
+        found = importlib.util.find_spec(module) is not None
+        detail = f"{'installed' if found else 'not installed'}: {purpose}"
+        yield _judge(f"extra {extra}", found, detail, f"pip install {module}")
 
 
 def _matmul() -> Iterator[Check]:
