@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from homespun.cli.options import CommandGroup, Json, Out, Overrides, Resume, print_run_result, split_list
 from homespun.errors import UserError
+
+if TYPE_CHECKING:
+    from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe
 
 distill_app = typer.Typer(
     cls=CommandGroup, help="Distil a teacher into a smaller student.", no_args_is_help=True, rich_markup_mode=None
@@ -36,25 +40,9 @@ def distill_pretrain(
     as_json: Json = False,
 ) -> None:
     """Distil in pretraining: masked tokens, the teacher's logits and hidden states (DistilBERT)."""
-    from homespun.commands.adaptation import split_overrides
-    from homespun.commands.distill import distill as command
     from homespun.commands.recipe import pretrain_recipe
-    from homespun.report.console import Display
 
-    of_recipe, changes = (overrides or [], {}) if from_scratch else split_overrides(overrides or [])
-    with Display(json=as_json) as display:
-        result = command(
-            pretrain_recipe(recipe, of_recipe),
-            out,
-            teacher=teacher,
-            start_from=start_from,
-            layers=_parse_layers(layers),
-            changes=changes,
-            from_scratch=from_scratch,
-            resume=resume,
-            display=display,
-        )
-    print_run_result(result, out, as_json)
+    _distill(pretrain_recipe, recipe, overrides, out, teacher, start_from, layers, from_scratch, resume, as_json)
 
 
 @distill_app.command("finetune", short_help="Distil a classifier in fine-tuning.")
@@ -69,20 +57,37 @@ def distill_finetune(
     as_json: Json = False,
 ) -> None:
     """Distil in fine-tuning: labels, and the logits of a fine-tuned teacher."""
+    from homespun.commands.recipe import finetune_recipe
+
+    _distill(finetune_recipe, recipe, overrides, out, teacher, start_from, layers, False, resume, as_json)
+
+
+def _distill(
+    load: Callable[[str, Sequence[str]], PretrainRecipe | FinetuneRecipe],
+    recipe: str,
+    overrides: list[str] | None,
+    out: Path,
+    teacher: str,
+    start_from: str | None,
+    layers: str | None,
+    from_scratch: bool,
+    resume: bool,
+    as_json: bool,
+) -> None:
     from homespun.commands.adaptation import split_overrides
     from homespun.commands.distill import distill as command
-    from homespun.commands.recipe import finetune_recipe
     from homespun.report.console import Display
 
-    of_recipe, changes = split_overrides(overrides or [])
+    of_recipe, changes = (overrides or [], {}) if from_scratch else split_overrides(overrides or [])
     with Display(json=as_json) as display:
         result = command(
-            finetune_recipe(recipe, of_recipe),
+            load(recipe, of_recipe),
             out,
             teacher=teacher,
             start_from=start_from,
             layers=_parse_layers(layers),
             changes=changes,
+            from_scratch=from_scratch,
             resume=resume,
             display=display,
         )
