@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from sklearn.svm import LinearSVC
 from homespun.data.labels import LabelNames, Labels
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics, classification_metrics, classify
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def tfidf(
 
 def text_features(
     train: Sequence[str], test: Sequence[str], *, seconds: tuple[Sequence[str], Sequence[str]] | None = None
-) -> tuple[Any, Any]:
+) -> tuple[csr_matrix, csr_matrix]:
     """Sparse (texts, features) of training and test: TF-IDF of words and word pairs, sublinear.
 
     For pairs with second texts ``seconds``: the TF-IDF product and absolute difference, the cosine, the share of common
@@ -121,7 +124,7 @@ def text_features(
     return learned, unseen
 
 
-def _pair_features(first: Any, second: Any) -> Any:
+def _pair_features(first: csr_matrix, second: csr_matrix) -> csr_matrix:
     from scipy.sparse import csr_matrix, hstack
 
     both = first.multiply(second)
@@ -151,7 +154,7 @@ def tfidf_ridge(
     return np.clip(predicted, train.min(), train.max())
 
 
-def _distances(features: Any, column: NDArray[np.int64], unseen: Any) -> NDArray[np.float64]:
+def _distances(features: csr_matrix, column: NDArray[np.int64], unseen: csr_matrix) -> NDArray[np.float64]:
     """(texts,) distances of the ``unseen`` texts from the plane of a class, trained on zeros and ones."""
     if column.min() == column.max():
         return np.full(unseen.shape[0], 1.0 if column[0] else -1.0)

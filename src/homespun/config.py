@@ -23,6 +23,7 @@ from pydantic import (
     ValidationError,
     WithJsonSchema,
 )
+from pydantic_core import ErrorDetails
 
 from homespun.errors import UserError, nearest
 from homespun.migration import RENAMED_KINDS, find_new_key
@@ -110,7 +111,7 @@ def read_yaml(path: str | Path) -> Tree:
     return tree
 
 
-def override(tree: Mapping[str, Any], assignments: Sequence[str]) -> Tree:
+def override(tree: Mapping[str, object], assignments: Sequence[str]) -> Tree:
     """Copy of ``tree`` with assignments such as ``"train.budget.time=2h"``; values are read as YAML.
 
     Raises:
@@ -134,7 +135,7 @@ def override(tree: Mapping[str, Any], assignments: Sequence[str]) -> Tree:
     return result
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     """Read as YAML; the text itself if it is not YAML or empty, such as ``|``."""
     try:
         value = yaml.safe_load(text)
@@ -146,7 +147,7 @@ def _value(text: str) -> Any:
 _NOTHING = ("~", "null", "Null", "NULL", "''", '""')
 
 
-def validate(kind: type[T], tree: Mapping[str, Any], *, source: str) -> T:
+def validate(kind: type[T], tree: Mapping[str, object], *, source: str) -> T:
     """``tree`` as a config of ``kind``; ``source`` (a file or recipe name) begins the error.
 
     Raises:
@@ -158,7 +159,7 @@ def validate(kind: type[T], tree: Mapping[str, Any], *, source: str) -> T:
         raise UserError(f"{source}: " + "; ".join(_problem(e, kind) for e in error.errors())) from error
 
 
-def _problem(error: Any, kind: type[BaseModel]) -> str:
+def _problem(error: ErrorDetails, kind: type[BaseModel]) -> str:
     location = [str(part) for part in error["loc"]]
     if error["type"] == "extra_forbidden":
         # pydantic puts the tag of a union into the location, so keys are walked and tags looked up on the way
@@ -198,7 +199,7 @@ def _keys_at(kind: type[BaseModel], location: Sequence[str]) -> tuple[list[str],
     return sorted({name for m in models for name in m.model_fields}), path
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def _models_in(annotation: object) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [m for part in getattr(annotation, "__args__", ()) for m in _models_in(part)]

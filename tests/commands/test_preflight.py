@@ -165,7 +165,7 @@ def test_auto_is_written_out_and_kept_by_a_resumed_run(
     assert result["size"]["name"] == "tiny"
     assert result["size"]["parameters"] == result["parameters"]
     assert not [warning for warning in warnings if "model.size=auto" in warning]
-    monkeypatch.setattr("homespun.commands.model_size.size_for", lambda *arguments: pytest.fail("chosen again"))
+    monkeypatch.setattr("homespun.commands.machine.size_for", lambda *arguments: pytest.fail("chosen again"))
     more, _ = run("spun-decoder", "train.budget.steps=3", resume=True)
     assert more["steps"] == 3
     assert "size" not in more

@@ -7,7 +7,7 @@ import sys
 import traceback
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -157,8 +157,16 @@ def evaluate(
     """Evaluate a fine-tuned model on labelled examples."""
     from homespun.commands.predict import evaluate as command
 
-    given: dict[str, Any] = {"encoding": encoding, "columns": split_list(columns), "data_set": data_set}
-    metrics = command(run, data, text=text, label=label, **given, generation=parse_overrides(generation))
+    metrics = command(
+        run,
+        data,
+        text=text,
+        label=label,
+        encoding=encoding,
+        columns=split_list(columns),
+        data_set=data_set,
+        generation=parse_overrides(generation),
+    )
     if as_json:
         print_result(metrics, as_json)
         return

@@ -150,10 +150,16 @@ def summarize(
     from homespun.commands.generate import summarize as command
     from homespun.report.console import Display
     from homespun.report.terminal import counter
+    from homespun.tasks.config import ReadOptions
     from homespun.text.sources import ReadProgress
 
-    given: dict[str, Any] = {"text": text, "encoding": encoding, "columns": split_list(columns), "data_set": data_set}
-    given["generation"] = parse_overrides(generation)
+    given = ReadOptions(
+        text=text,
+        encoding=encoding,
+        columns=split_list(columns),
+        data_set=data_set,
+        generation=parse_overrides(generation),
+    )
     if out is None:
         written = summaries(run, inputs, **given)
         if as_json:
@@ -165,7 +171,7 @@ def summarize(
     read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
         result = command(
-            run, inputs, out, **given, progress=counter(display, "writing", read_progress), read_progress=read_progress
+            run, inputs, out, progress=counter(display, "writing", read_progress), read_progress=read_progress, **given
         )
     print_result(result, as_json)
 

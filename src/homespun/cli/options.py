@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
 from homespun.errors import UserError, nearest
 from homespun.migration import RENAMED_COMMANDS, RENAMED_FLAGS
+
+T = TypeVar("T", bound=str)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Input = Annotated[list[str], typer.Option("--input", help="File, glob, folder, archive, URL or hub name; repeatable.")]
@@ -97,21 +99,22 @@ def split_list(value: str | None) -> list[str] | None:
     return None if value is None else [part.strip() for part in value.split(",")]
 
 
-def parse_overrides(values: list[str] | None) -> dict[str, Any]:
+def parse_overrides(values: list[str] | None) -> Mapping[str, object]:
     """Parse ``KEY=VALUE`` arguments into a mapping; values are YAML."""
     from homespun.config import override
 
     return override({}, values or ())
 
 
-def check_choice(value: str, allowed: Any, option: str) -> Any:
+def check_choice(value: str, allowed: Iterable[T], option: str) -> T:
     """Return ``value`` if it is allowed for ``option``."""
-    if value not in allowed:
-        raise UserError(f"{option} must be one of {', '.join(allowed)}, not {value!r}")
-    return value
+    for choice in allowed:
+        if choice == value:
+            return choice
+    raise UserError(f"{option} must be one of {', '.join(allowed)}, not {value!r}")
 
 
-def print_result(values: Mapping[str, Any], as_json: bool) -> None:
+def print_result(values: Mapping[str, object], as_json: bool) -> None:
     """Print a name and a value per line, or one JSON object."""
     if as_json:
         typer.echo(json.dumps(values, ensure_ascii=False, default=str))
@@ -121,7 +124,7 @@ def print_result(values: Mapping[str, Any], as_json: bool) -> None:
     print_facts(values)
 
 
-def print_run_result(result: Mapping[str, Any], out: Path, as_json: bool) -> None:
+def print_run_result(result: Mapping[str, object], out: Path, as_json: bool) -> None:
     """Print tables of a run, or its result as one JSON object."""
     if as_json:
         print_result({"run": str(out), **result}, as_json)

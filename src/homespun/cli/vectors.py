@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -73,7 +74,7 @@ def vectors_evaluate(
     if as_json:
         print_result(found, as_json)
         return
-    facts: dict[str, Any] = {}
+    facts: dict[str, str] = {}
     for name, list_ in found["analogies"].items():
         for section, score in list_["sections"].items():
             facts[f"{name}: {section}"] = _format_accuracy(score)
@@ -148,6 +149,6 @@ def _print_words(words: list[tuple[str, float]], as_json: bool) -> None:
         print_result({word: f"{cosine:.3f}" for word, cosine in words}, as_json)
 
 
-def _format_accuracy(score: dict[str, Any]) -> str:
+def _format_accuracy(score: Mapping[str, float | None]) -> str:
     accuracy = "-" if score["accuracy"] is None else f"{100 * score['accuracy']:.1f} %"
     return f"{accuracy} of {score['covered']:,} answered, of {score['questions']:,} questions"

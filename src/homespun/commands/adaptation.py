@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -76,7 +75,7 @@ def open_start(
     tokenizer: Tokenizer,
     *,
     corpus: str,
-    changes: Mapping[str, Any] | None = None,
+    changes: Mapping[str, object] | None = None,
     generator: str | None = None,
 ) -> Start:
     """Open a checkpoint to continue with ``tokenizer``.

@@ -148,7 +148,7 @@ def pool_depth(depth: np.ndarray) -> np.ndarray:
 
 def _kernel(attention: MultiHead) -> nn.Module:
     """Module that mixes tokens; n-gram attention is its own."""
-    kernel: Any = getattr(attention, "kernel", attention)
+    kernel: object = getattr(attention, "kernel", attention)
     assert isinstance(kernel, nn.Module)
     return kernel
 
@@ -235,11 +235,11 @@ def probe_attention(attention: MultiHead, length: int, config: EncoderConfig) ->
         units = torch.zeros(length, width)
         units.diagonal(-start).fill_(1)
 
-        def put_in(_: nn.Module, given: Any, units: Tensor = units) -> Any:
+        def put_in(_: nn.Module, given: Any, units: Tensor = units) -> tuple[object, ...]:
             *vectors, value, mask = given  # queries and keys are one, or two
             return (*vectors, units.expand_as(value), mask)
 
-        def take_out(_: nn.Module, given: Any, values: Tensor) -> None:
+        def take_out(_: nn.Module, given: object, values: Tensor) -> None:
             pieces.append(values[0] != 0)
 
         kernel = _kernel(attention)
@@ -252,7 +252,7 @@ def _order_by_bucket(attention: MultiHead, kernel: LSH, length: int, config: Enc
     """(heads, length) int64: the tokens in the order in which the first round of hashing cuts them into chunks."""
     found: list[Tensor] = []
 
-    def note(_: nn.Module, given: Any) -> None:
+    def note(module: nn.Module, given: tuple[Tensor, Tensor, Mask]) -> None:
         vectors, _, mask = given
         found.append(kernel.buckets(vectors, mask)[0, 0].argsort(dim=-1, stable=True))
 

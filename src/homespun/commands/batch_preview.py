@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +91,7 @@ class _Source:
         return loader.step(0)[0]
 
 
-def _pretraining_source(recipe: PretrainRecipe, start_from: str | None, changes: dict[str, Any]) -> _Source:
+def _pretraining_source(recipe: PretrainRecipe, start_from: str | None, changes: Mapping[str, object]) -> _Source:
     if not recipe.data.corpus:
         raise UserError("which corpus? give data.corpus=FOLDER, made by `homespun corpus build`")
     corpus = Corpus.open(recipe.data.corpus)

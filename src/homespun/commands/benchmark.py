@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypedDict
 
 import torch
 
@@ -17,7 +17,25 @@ from homespun.training.devices import DistributedContext, PeakMemory
 _LEAST, _MOST, _SECONDS = 3, 50, 0.5  # passes a length, and for how long they go on
 
 
-def benchmark(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int = 1) -> dict[str, Any]:
+class InferenceCost(TypedDict):
+    """Median time per text and peak memory, of the process or of the GPU, at one input length."""
+
+    length: int
+    batch_size: int
+    seconds_per_text: float
+    peak_bytes: int
+
+
+class Benchmark(TypedDict):
+    """Size of a model and its cost by input length."""
+
+    parameters: int
+    device: str
+    threads: int
+    inference: list[InferenceCost]
+
+
+def benchmark(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int = 1) -> Benchmark:
     """Time and memory of the model in ``run``, on texts of random tokens, all of one length.
 
     A fine-tuned model is measured with its head, another without: what a head over the vocabulary costs depends on how
@@ -27,11 +45,6 @@ def benchmark(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int 
         run: a run, a ``model/`` folder, or whatever else `open_model` opens.
         lengths: tokens a text; those that the model cannot read are left out.
         batch_size: texts at a time.
-
-    Returns:
-        ``parameters``, ``device``, ``threads`` and ``inference``, a list: ``length``, ``batch_size``,
-        ``seconds_per_text`` (median over several passes), ``peak_bytes`` (of the process, or of the GPU where there is
-        one).
 
     Raises:
         UserError: there is no such model, or it can read none of the lengths.
@@ -54,7 +67,7 @@ def benchmark(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int 
     }
 
 
-def _measured(stored: ModelBundle, length: int, batch_size: int, device: torch.device) -> dict[str, Any]:
+def _measured(stored: ModelBundle, length: int, batch_size: int, device: torch.device) -> InferenceCost:
     use = _use(stored, length, batch_size, device)
     with torch.inference_mode(), PeakMemory(device) as memory:
         use()  # the first pass makes what later ones find made
@@ -73,7 +86,7 @@ def _measured(stored: ModelBundle, length: int, batch_size: int, device: torch.d
     }
 
 
-def _use(stored: ModelBundle, length: int, batch_size: int, device: torch.device) -> Callable[[], Any]:
+def _use(stored: ModelBundle, length: int, batch_size: int, device: torch.device) -> Callable[[], object]:
     """Function that makes one pass over the same batch of random tokens."""
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(stored.tokenizer.vocab_size, (batch_size, length), generator=draw).to(device)

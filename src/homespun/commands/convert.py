@@ -160,7 +160,7 @@ def _refuse_other_things(out: Path, source: Path, to: Form) -> None:
     check_replaceable(out, *_FILES[to])
 
 
-def _tensors(opened: OpenedModel, back: OpenedModel) -> dict[str, Any]:
+def _tensors(opened: OpenedModel, back: OpenedModel) -> dict[str, object]:
     """Mapping of the source's tensors, and tensors of the result that are new."""
     dropped = {left.name: left.reason for left in opened.unused_tensors}
     kept = {name for names in back.mapped.values() for name in names}

@@ -8,7 +8,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic_core import to_jsonable_python
@@ -18,6 +17,7 @@ from homespun.commands.pretrain import pretrain
 from homespun.commands.provenance import FILE, InitialWeights, RunInputs, check_inputs, identify_model, write_inputs
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe
 from homespun.commands.workload import pretraining_rows
+from homespun.config import Tree
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader
 from homespun.errors import UserError
@@ -49,11 +49,11 @@ def distill(
     teacher: str,
     start_from: str | None = None,
     layers: Sequence[int] | None = None,
-    changes: Mapping[str, Any] | None = None,
+    changes: Mapping[str, object] | None = None,
     from_scratch: bool = False,
     resume: bool = False,
     display: Display | None = None,
-) -> dict[str, Any]:
+) -> Tree:
     """Train a student with a teacher into the run directory ``out``; returns its ``result.json``.
 
     ``distillation`` of the result has sizes, speed and quality of both, or the reason for missing quality
@@ -110,8 +110,8 @@ def distill(
     if not context.is_main:
         return {}
     learned = open_model(path)
-    summary = {"teacher": teacher, "layers": chosen} | _sizes(stored, learned)
-    result: dict[str, Any] = json.loads((path / "result.json").read_text(encoding="utf-8"))
+    summary: Tree = {"teacher": teacher, "layers": chosen} | _sizes(stored, learned)
+    result: Tree = json.loads((path / "result.json").read_text(encoding="utf-8"))
     summary["quality"] = _quality(recipe, stored, learned, result, context.device)
     summary |= {"quality_why": unmeasured} if unmeasured else {}
     summary["speed"] = compare_speed(stored, learned, length=int(learned.task["max_length"]), device=context.device)
@@ -130,7 +130,7 @@ def with_teacher(recipe: PretrainRecipe | FinetuneRecipe, source: str) -> Pretra
     objective = recipe.objective
     if isinstance(objective, MaskedLM):
         tokens = (objective.teacher or TokenTeacher()).model_copy(update={"source": source})
-        taught: Any = objective.model_copy(update={"teacher": tokens})
+        taught: MaskedLM | Classification = objective.model_copy(update={"teacher": tokens})
     elif isinstance(objective, Classification):
         labels = (objective.teacher or LabelTeacher()).model_copy(update={"source": source})
         taught = objective.model_copy(update={"teacher": labels})
@@ -146,7 +146,7 @@ def _check(
     recipe: PretrainRecipe | FinetuneRecipe,
     start_from: str | None,
     layers: Sequence[int] | None,
-    changes: Mapping[str, Any] | None,
+    changes: Mapping[str, object] | None,
     *,
     from_scratch: bool,
 ) -> None:
@@ -197,7 +197,7 @@ def _pair(teacher: ModelBundle, student: ModelBundle) -> dict[str, ModelBundle]:
     return {"teacher": teacher, "student": student}
 
 
-def _sizes(teacher: ModelBundle, student: ModelBundle) -> dict[str, Any]:
+def _sizes(teacher: ModelBundle, student: ModelBundle) -> dict[str, dict[str, int]]:
     """Parameters and bytes of the weights of both models."""
     pair = _pair(teacher, student)
     counts = {name: [p.numel() for p in stored.model.parameters()] for name, stored in pair.items()}
@@ -224,9 +224,9 @@ def _quality(
     recipe: PretrainRecipe | FinetuneRecipe,
     teacher: ModelBundle,
     student: ModelBundle,
-    result: Mapping[str, Any],
+    result: Tree,
     device: torch.device,
-) -> dict[str, Any]:
+) -> dict[str, dict[str, float]]:
     """Both on what neither was trained on: the test texts, or the held-out rows. Empty without test texts.
 
     A student of several trainings has the mean of them, and ``std``.
@@ -273,7 +273,7 @@ def compare_speed(
     device: torch.device,
     batch_sizes: Sequence[int] = (1, _BATCH),
     clock: Callable[[], float] = time.perf_counter,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, float]]:
     """Median seconds per text of both models, measured in turns so that other load slows both.
 
     A fine-tuned model is measured with its head, another without.
@@ -307,6 +307,6 @@ def compare_speed(
     return rows
 
 
-def _use(stored: ModelBundle, device: torch.device) -> Callable[[torch.Tensor], Any]:
+def _use(stored: ModelBundle, device: torch.device) -> Callable[[torch.Tensor], object]:
     model = stored.model.to(device).eval()
     return model if stored.labels is not None else model.backbone

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from homespun.commands.trials import PREDICTIONS, Trial
+from homespun.config import Tree
 from homespun.data.near_duplicates import THRESHOLD, NearDuplicatePairs, find_near_duplicates
 from homespun.results import DuplicatePair, Leakage
-from homespun.tasks.protocol import Task
+from homespun.tasks.protocol import Task, TaskRows
 
 _MAX_WRONG, _MAX_CONFIDENT = 20, 5
 _CHARACTERS = 320  # of a text that is shown
@@ -21,7 +22,7 @@ _KEPT = ("truth", "predicted", "loss", "score")
 
 
 def notable_predictions(
-    task: Task[Any, Any], trial: Trial, predictions: Sequence[Mapping[str, Any]]
+    task: Task[object, TaskRows], trial: Trial, predictions: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
     """Examples to show in a report.
 
@@ -33,7 +34,7 @@ def notable_predictions(
     wrong = [index for index in known if not _right(predictions[index])]
     right = [index for index in known if _right(predictions[index]) and "loss" in predictions[index]]
 
-    def described(indices: Sequence[int]) -> list[dict[str, Any]]:
+    def described(indices: Sequence[int]) -> list[Tree]:
         texts = task.texts([trial.measured[index] for index in indices])
         return [
             {"row": int(trial.measured_rows[index]), "text": shorten(text)}
@@ -67,7 +68,7 @@ def shorten(text: str) -> str:
 _PAIRS = 5  # near-duplicates that are listed
 
 
-def find_leakage(task: Task[Any, Any], trials: Sequence[Trial]) -> dict[int, NearDuplicatePairs]:
+def find_leakage(task: Task[object, TaskRows], trials: Sequence[Trial]) -> dict[int, NearDuplicatePairs]:
     """Find near-duplicates between training and test examples, by fold.
 
     Args:
@@ -94,7 +95,10 @@ def describe_leakage(found: Mapping[int, NearDuplicatePairs]) -> str:
 
 
 def summarize_leakage(
-    found: Mapping[int, NearDuplicatePairs], task: Task[Any, Any], trials: Sequence[Trial], folders: Sequence[Path]
+    found: Mapping[int, NearDuplicatePairs],
+    task: Task[object, TaskRows],
+    trials: Sequence[Trial],
+    folders: Sequence[Path],
 ) -> Leakage:
     """Counts of near-duplicates, a few of them, and the mean score on all and on unseen examples.
 

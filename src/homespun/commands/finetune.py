@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from homespun.commands.error_analysis import describe_leakage, find_leakage, summarize_leakage
 from homespun.commands.preparation import task_lengths
@@ -23,7 +21,15 @@ from homespun.commands.trial_training import (
     train_trial,
     with_seed,
 )
-from homespun.commands.trials import Trial, average_metrics, copy_model, plan_trials, write_run_predictions
+from homespun.commands.trials import (
+    Trial,
+    average_baselines,
+    average_metrics,
+    copy_model,
+    group_baselines,
+    plan_trials,
+    write_run_predictions,
+)
 from homespun.config import Tree
 from homespun.data.near_duplicates import NearDuplicatePairs
 from homespun.hf.match import dropped_head_warning
@@ -31,7 +37,7 @@ from homespun.hf.open import open_for_training
 from homespun.metrics.classification import Metrics
 from homespun.report.console import Display
 from homespun.report.page import write_report
-from homespun.tasks.protocol import Task
+from homespun.tasks.protocol import Measured, Task, TaskRows
 from homespun.training.devices import DistributedContext
 from homespun.training.run import Run
 from homespun.vectors.embedding_init import EmbeddingCoverage, init_embeddings
@@ -48,7 +54,7 @@ def finetune(
     vectors: str | Path | None = None,
     resume: bool = False,
     display: Display | None = None,
-) -> dict[str, Any]:
+) -> Tree:
     """Fine-tune a pretrained model into the run directory ``out``.
 
     With several seeds, folds or numbers of examples each trial is a run in ``out/trials``, and ``out/model`` is the
@@ -81,7 +87,7 @@ def finetune(
     if sentence := describe_leakage(leakage):
         logger.warning("%s", sentence)
     # before there is a run directory, so that a mistake in the recipe leaves none
-    first = None if resume else _prepare(recipe, inputs.trials[0], inputs, display)
+    first = None if resume else prepare_trial(recipe, inputs.trials[0], inputs.task, inputs.model.stored, display)
     if first is not None and context.is_main and (left := dropped_head_warning(first.setup.export_model()[1])):
         logger.warning("%s", left)
     run = create_run(out, recipe, inputs.identities, resume=resume, main=context.is_main)
@@ -116,10 +122,10 @@ class FinetuningInputs:
         identities: names and digests of the initial weights, by option.
     """
 
-    everything: Sequence[Any]
-    test: Sequence[Any] | None
+    everything: Sequence[object]
+    test: Sequence[object] | None
     model: ModelSource
-    task: Task[Any, Any]
+    task: Task[object, TaskRows]
     trials: list[Trial]
     coverage: EmbeddingCoverage | None
     identities: RunInputs
@@ -154,10 +160,6 @@ def read_inputs(recipe: FinetuneRecipe, start_from: str, vectors: str | Path | N
     return FinetuningInputs(everything, test, ModelSource(start_from, stored), task, trials, coverage, identities)
 
 
-def _prepare(recipe: FinetuneRecipe, trial: Trial, inputs: FinetuningInputs, display: Display) -> PreparedTrial:
-    return prepare_trial(recipe, trial, inputs.task, inputs.model.stored, display)
-
-
 def _train_trials(
     recipe: FinetuneRecipe,
     inputs: FinetuningInputs,
@@ -178,7 +180,7 @@ def _train_trials(
         if several and finished.is_file():
             results.append(TrialResult.model_validate_json(finished.read_bytes()))
             continue
-        prepared, first = first or _prepare(recipe, trial, inputs, display), None
+        prepared, first = first or prepare_trial(recipe, trial, inputs.task, inputs.model.stored, display), None
         results.append(train_trial(prepared, inputs.task, inputs.model, trial_run, display))
         if several:
             trial_run.write_result(results[-1].model_dump())
@@ -225,22 +227,16 @@ def _summarise(
     return result if inputs.coverage is None else result | {"vectors": inputs.coverage.summary()}
 
 
-def _baselines(task: Task[Any, Any], trials: Sequence[Trial], out: Path) -> dict[int, dict[str, Metrics]]:
+def _baselines(task: Task[object, TaskRows], trials: Sequence[Trial], out: Path) -> dict[int, dict[str, Metrics]]:
     """Metrics of the baselines by number of examples, averaged over folds; their predictions go to each trial's run."""
-    measured: dict[int, list[Mapping[str, Metrics]]] = {}
-    for _, found in groupby(trials, key=lambda trial: (trial.fold, trial.size)):
-        group = list(found)
-        first = group[0]
-        report = task.baselines(first.baseline_examples, first.measured)
+    measured: dict[int, list[Mapping[str, Measured]]] = {}
+    for group, report in group_baselines(task, trials):
         for trial in group:
             folder = out if len(trials) == 1 else out / "trials" / trial.name
             for name, baseline in report.items():
                 write_run_predictions(folder, name, trial.measured_rows, baseline.predictions)
-        measured.setdefault(first.size or 0, []).append({name: line.metrics for name, line in report.items()})
-    return {
-        size: {name: average_metrics([report[name] for report in reports]) for name in reports[0]}
-        for size, reports in measured.items()
-    }
+        measured.setdefault(group[0].size or 0, []).append(report)
+    return {size: average_baselines(reports) for size, reports in measured.items()}
 
 
 def _curve(

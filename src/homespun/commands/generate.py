@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from homespun.commands.predict import predict, predict_records, write_predictions
+from homespun.commands.predict import Prediction, predict, predict_records, write_predictions
 from homespun.data.corpus import Progress
 from homespun.data.labels import get_text
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.inference.text_generator import TextGenerator
 from homespun.models.bundle import ModelBundle
-from homespun.tasks.config import stored_task
+from homespun.tasks.config import ReadOptions, stored_task
 from homespun.text.formats import Record
 from homespun.text.sources import ReadProgress, read_records
 
@@ -31,7 +31,7 @@ def generate(
     columns: Sequence[str] | None = None,
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write after each text of ``inputs``: into ``out`` (.jsonl) each record with ``generated``, and ``tokens``.
 
     ``generated`` is a list where there are several texts to a prompt. The file is written as
@@ -58,7 +58,7 @@ def generate(
 
     tokens = 0
 
-    def pairs() -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    def pairs() -> Iterator[tuple[Mapping[str, object], Prediction]]:
         nonlocal tokens
         for rows, written in enumerate(generator.generate(prompts(), batch_size=batch_size, **arguments), start=1):
             texts, counts = [each.text for each in written], [each.tokens for each in written]
@@ -78,47 +78,29 @@ def summarize(
     inputs: Sequence[str],
     out: str | Path,
     *,
-    text: Sequence[str] | None = None,
-    encoding: str | None = None,
-    columns: Sequence[str] | None = None,
-    data_set: str | None = None,
-    generation: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
-) -> dict[str, Any]:
+    **options: Unpack[ReadOptions],
+) -> dict[str, object]:
     """`homespun.commands.predict.predict`, of a model that was fine-tuned to write texts of texts.
 
     Raises:
         UserError: it was not; and as there.
     """
     stored = _open_text_writer(run)
-    given: dict[str, Any] = {"text": text, "encoding": encoding, "columns": columns, "data_set": data_set}
-    return predict(
-        run, inputs, out, **given, generation=generation, stored=stored, progress=progress, read_progress=read_progress
-    )
+    return predict(run, inputs, out, stored=stored, progress=progress, read_progress=read_progress, **options)
 
 
-def summaries(
-    run: str,
-    inputs: Sequence[str],
-    *,
-    text: Sequence[str] | None = None,
-    encoding: str | None = None,
-    columns: Sequence[str] | None = None,
-    data_set: str | None = None,
-    generation: Mapping[str, Any] | None = None,
-) -> Iterator[str]:
+def summaries(run: str, inputs: Sequence[str], **options: Unpack[ReadOptions]) -> Iterator[str]:
     """The texts alone, in the order of the records of ``inputs``, as they are written.
 
     Raises:
         UserError: as `summarize`.
     """
     stored = _open_text_writer(run)
-    task = stored_task(
-        stored, source=run, text=text, encoding=encoding, columns=columns, data_set=data_set, generation=generation
-    )
+    task = stored_task(stored, source=run, **options)
     empty = True
-    for _, prediction in predict_records(stored, task, inputs, encoding):
+    for _, prediction in predict_records(stored, task, inputs, options.get("encoding")):
         empty = False
         yield prediction["text"]
     if empty:

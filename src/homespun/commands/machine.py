@@ -1,20 +1,25 @@
-"""Memory limits: the planner's choice of micro-batches and precision."""
+"""Choices of the planner for this machine: size of the model, micro-batches within a memory limit, precision."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 
 import torch
+from accelerate.utils import broadcast_object_list
 from pydantic import BaseModel, JsonValue
 from pydantic_core import to_jsonable_python
 
 from homespun.commands.probe import CLOCKS, Clock, ProbeJob, ProbeResult, run_probe
+from homespun.commands.recipe import PretrainRecipe
 from homespun.commands.workload import Work
-from homespun.planning.predict import Choice, Prediction, Workload, choose, predict
+from homespun.errors import UserError
+from homespun.models.auto_size import AutoSizeConfig
+from homespun.models.config import BackboneConfig
+from homespun.planning.budget import SizeCandidate, SizeChoice, choose_size, forecast_budget
+from homespun.planning.predict import Choice, NothingFits, Prediction, Workload, choose, predict
 from homespun.planning.rates import Rates, machine_rates, save_rates
 from homespun.planning.tracer import StepTracer
 from homespun.report import formats
@@ -70,7 +75,9 @@ class Machine:
         return cached
 
 
-def fit_memory(config: TrainConfig, work: Callable[[], Work], display: Display) -> tuple[TrainConfig, dict[str, Any]]:
+def fit_memory(
+    config: TrainConfig, work: Callable[[], Work], display: Display
+) -> tuple[TrainConfig, dict[str, int | str]]:
     """Config with the choices for its memory limit, and the choices; unchanged without a limit.
 
     Raises:
@@ -113,7 +120,7 @@ def with_precision(work: Work, device: torch.device) -> Work:
     return dataclasses.replace(work, workload=work.workload.with_train(precision=found.name))
 
 
-def choice_to_dict(choice: Choice) -> dict[str, Any]:
+def choice_to_dict(choice: Choice) -> dict[str, int | str]:
     """Choice as plain values, for result files."""
     train = choice.workload.train
     return {
@@ -144,7 +151,7 @@ def probe_choice(
     rows: int,
     *,
     start_from: str | None,
-    changes: Mapping[str, Any] | None,
+    changes: Mapping[str, object] | None,
     clock: Clock,
 ) -> ProbeResult:
     """Measure steps of a choice with micro-batches of ``rows`` rows."""
@@ -160,3 +167,102 @@ def probe_choice(
             clock=clock,
         )
     )
+
+
+WorkFactory = Callable[[PretrainRecipe], Work]
+"""What a recipe of known size trains."""
+
+
+def with_size(
+    recipe: PretrainRecipe, machine: Callable[[], Machine], work: WorkFactory, display: Display
+) -> tuple[PretrainRecipe, SizeChoice | None]:
+    """The recipe with a model of known size, and the choice; unchanged where the size is known.
+
+    Among several processes the first one chooses for all.
+
+    Args:
+        recipe: with its data and budget.
+        machine: where it is trained; asked for where a size is to be timed.
+        work: what a recipe of known size trains.
+        display: where the choice and its reason are shown.
+
+    Raises:
+        UserError: see `size_for`.
+    """
+    if not isinstance(recipe.model, AutoSizeConfig):
+        return recipe, None
+    context = DistributedContext.join()
+    line = display.task("model", total=1.0)
+    found: list[SizeChoice | None] = [size_for(recipe, recipe.model, machine, work) if context.is_main else None]
+    if context.world_size > 1:  # measured rates differ from process to process
+        broadcast_object_list(found)
+    choice = found[0]
+    assert choice is not None
+    line.update(1.0, note=choice.reason())
+    return recipe.model_copy(update={"model": recipe.model.candidates()[choice.chosen.name]}), choice
+
+
+def size_for(
+    recipe: PretrainRecipe, model: AutoSizeConfig, machine: Callable[[], Machine], work: WorkFactory
+) -> SizeChoice:
+    """The size of a family that suits the recipe's budget, by `homespun.planning.budget.choose_size`.
+
+    Args:
+        recipe: its data, objective and training.
+        model: the family.
+        machine: where it is trained; asked for where the budget is of time or memory.
+        work: what a recipe of known size trains.
+
+    Raises:
+        UserError: not even the smallest size can be trained, or the budget is of epochs of a text that is not known.
+    """
+    return choose_size(_candidates(recipe, model, machine, work))
+
+
+def size_to_dict(choice: SizeChoice) -> dict[str, object]:
+    """The choice for result files."""
+    chosen = choice.chosen
+    return {
+        "name": chosen.name,
+        "parameters": chosen.parameters,
+        "tokens_per_parameter": chosen.tokens_per_parameter,
+        "expected": asdict(chosen.reach),
+        "reason": choice.reason(),
+    }
+
+
+def _candidates(
+    recipe: PretrainRecipe, model: AutoSizeConfig, machine: Callable[[], Machine], work: WorkFactory
+) -> Iterator[SizeCandidate]:
+    budget, processes = recipe.train.budget, DistributedContext.join().world_size
+    for number, (name, backbone) in enumerate(model.candidates().items()):
+        sized = work(recipe.model_copy(update={"model": backbone}))
+        row_tokens, seconds = sized.row_tokens, None
+        if budget.time is None and budget.memory is None:  # then all sizes see as many tokens
+            with StepTracer():
+                parameters = sum(parameter.numel() for parameter in sized.workload.build().parameters())
+        else:
+            try:
+                choice = machine().choose(with_precision(sized, machine().device).workload, budget.memory)
+            except NothingFits:
+                if number == 0:
+                    raise
+                return
+            prediction = choice.prediction
+            parameters, row_tokens = prediction.parameters["total"], prediction.tokens
+            seconds = choice.step_seconds / processes
+        reach = forecast_budget(
+            budget,
+            sized.dataset,
+            batch_size=recipe.train.batch_size,
+            row_tokens=row_tokens,
+            step_seconds=seconds,
+        )
+        if not reach.tokens:
+            raise UserError("model.size=auto needs data.corpus for a budget of epochs; give it, or a budget of time")
+        yield SizeCandidate(name, _shape(backbone), parameters, reach, sized.dataset)
+
+
+def _shape(backbone: BackboneConfig) -> str:
+    layers = " + ".join(str(stack.num_hidden_layers) for stack in backbone.stacks)
+    return f"{layers} layers of {backbone.hidden_size}"

@@ -7,17 +7,24 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from homespun.commands.adaptation import open_start
-from homespun.commands.memory import Machine, choice_to_dict, probe_choice, with_precision
-from homespun.commands.model_size import WorkFactory, size_to_dict, with_size
+from homespun.commands.machine import (
+    Machine,
+    WorkFactory,
+    choice_to_dict,
+    probe_choice,
+    size_to_dict,
+    with_precision,
+    with_size,
+)
 from homespun.commands.preflight import check_pretraining, training_warnings
 from homespun.commands.probe import Clock, LinearFit, probe_sizes
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe
 from homespun.commands.trials import plan_trials
 from homespun.commands.workload import Work, finetuning_work, made_up_corpus, pretraining_work
-from homespun.config import parse_bytes, parse_count, parse_duration
+from homespun.config import Tree, parse_bytes, parse_count, parse_duration
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.hf.open import open_model
@@ -28,6 +35,7 @@ from homespun.report.console import Display
 from homespun.training.config import Budget
 
 Recipe = PretrainRecipe | FinetuneRecipe
+N = TypeVar("N", int, float)
 
 
 def plan(
@@ -39,10 +47,10 @@ def plan(
     steps: str | int | None = None,
     probe: bool = False,
     start_from: str | None = None,
-    changes: Mapping[str, Any] | None = None,
+    changes: Mapping[str, object] | None = None,
     display: Display | None = None,
     clock: Clock = "wall",
-) -> dict[str, Any]:
+) -> Tree:
     """Plan a recipe; returns plain values, which ``docs/planning.md`` explains.
 
     Args:
@@ -96,7 +104,7 @@ def plan(
 
 @contextmanager
 def recipe_work(
-    recipe: Recipe, *, start_from: str | None = None, changes: Mapping[str, Any] | None = None
+    recipe: Recipe, *, start_from: str | None = None, changes: Mapping[str, object] | None = None
 ) -> Iterator[Work]:
     """Workload of a recipe on its data, or on made-up text for pretraining without a corpus.
 
@@ -140,7 +148,7 @@ def _budget(
     tokens: str | int | None,
     steps: str | int | None,
 ) -> Budget:
-    given: dict[str, Any] = {
+    given: dict[str, float | None] = {
         "time": _parsed(parse_duration, time, "--time"),
         "tokens": _parsed(parse_count, tokens, "--tokens"),
         "steps": _parsed(parse_count, steps, "--steps"),
@@ -151,10 +159,10 @@ def _budget(
     for name, value in given.items():
         if value is not None and value <= 0:
             raise UserError(f"--{name} must be above zero, not {value}")
-    return Budget(**given, memory=limit)
+    return Budget.model_validate(given | {"memory": limit})
 
 
-def _parsed(parse: Callable[[object], Any], value: object, option: str) -> Any:
+def _parsed(parse: Callable[[object], N], value: object, option: str) -> N | None:
     if value is None:
         return None
     try:
@@ -163,7 +171,7 @@ def _parsed(parse: Callable[[object], Any], value: object, option: str) -> Any:
         raise UserError(f"{option}: {error}") from error
 
 
-def _described(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> dict[str, Any]:
+def _described(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> Tree:
     prediction, budget = choice.prediction, recipe.train.budget
     memory = prediction.memory
     tokens = prediction.rows * prediction.tokens
@@ -205,12 +213,12 @@ def _described(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> 
 def _checked(
     recipe: Recipe,
     work: Work,
-    planned: dict[str, Any],
+    planned: Tree,
     sized: WorkFactory,
     machine: Machine,
     *,
     from_scratch: bool,
-) -> dict[str, Any]:
+) -> Tree:
     """The warnings of a plan with those of `homespun.commands.preflight`, and the forecast of a pretraining."""
     reach = BudgetForecast(**planned["expected"])
     with StepTracer():
@@ -242,9 +250,9 @@ def _corrected(
     choice: Choice,
     machine: Machine,
     start_from: str | None,
-    changes: Mapping[str, Any] | None,
+    changes: Mapping[str, object] | None,
     clock: Clock,
-) -> dict[str, Any]:
+) -> Tree:
     """The plan with memory and time from real steps.
 
     Memory beside the process grows in the prediction's proportion from what the larger of two probes took: a line

@@ -8,16 +8,17 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import tee
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, Unpack
 
+from homespun.config import Tree
 from homespun.data.corpus import Progress
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.io.atomic import atomic_path
 from homespun.metrics.classification import Metrics
 from homespun.models.bundle import ModelBundle
-from homespun.tasks.config import stored_task
-from homespun.tasks.protocol import Task, prefix_errors
+from homespun.tasks.config import ReadOptions, stored_task
+from homespun.tasks.protocol import Task, TaskRows, prefix_errors
 from homespun.text.sources import ReadProgress, read_records
 
 _BATCH = 32
@@ -26,34 +27,21 @@ _BATCH = 32
 def evaluate(
     run: str,
     data: Sequence[str],
-    *,
-    text: Sequence[str] | None = None,
-    label: str | None = None,
-    encoding: str | None = None,
-    columns: Sequence[str] | None = None,
-    data_set: str | None = None,
-    generation: Mapping[str, Any] | None = None,
+    **options: Unpack[ReadOptions],
 ) -> Metrics:
     """Evaluate a fine-tuned model on labelled examples; returns metrics and counts.
 
-    Columns are those it was trained with where not given. A model that learned from several data sets, each with its
-    prefix, is measured on one of them, ``data_set``. Texts are written as in its training but for ``generation``, such
-    as ``{"num_beams": 4}``.
+    Args:
+        run: the model.
+        data: files, globs or folders.
+        options: ``text``, ``label``, ``encoding``, ``columns``, ``data_set`` and ``generation``, such as
+            ``{"num_beams": 4}``: see `homespun.tasks.config.ReadOptions`.
 
     Raises:
         UserError: a model that was not fine-tuned, no such column or data set, a label unseen in training.
     """
     stored = open_model(run)
-    task = stored_task(
-        stored,
-        source=run,
-        text=text,
-        label=label,
-        encoding=encoding,
-        columns=columns,
-        data_set=data_set,
-        generation=generation,
-    )
+    task = stored_task(stored, source=run, **options)
     examples = task.data.read_files(data)
     with prefix_errors(data):
         task.stratify_by(examples)
@@ -69,20 +57,21 @@ def predict(
     inputs: Sequence[str],
     out: str | Path,
     *,
-    text: Sequence[str] | None = None,
-    encoding: str | None = None,
-    columns: Sequence[str] | None = None,
-    data_set: str | None = None,
-    generation: Mapping[str, Any] | None = None,
     stored: ModelBundle | None = None,
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
-) -> dict[str, Any]:
+    **options: Unpack[ReadOptions],
+) -> dict[str, object]:
     """Write predictions for the records of ``inputs`` into ``out`` (.jsonl or .csv), each with its record.
 
-    Each text is read as in the training, that of ``data_set`` where a model learned from several, and written as there
-    but for ``generation``; the file is written as `homespun.commands.predict.write_predictions` does.
-    ``stored`` is the model of ``run``, where it is open already.
+    Args:
+        run: the model.
+        inputs: files, globs or folders.
+        out: see `write_predictions`.
+        stored: model of ``run``, if it is open already.
+        progress: called with 0 and the number of rows.
+        read_progress: of the inputs.
+        options: columns, encoding, data set and generation settings, see `homespun.tasks.config.ReadOptions`.
 
     Returns:
         ``rows``, ``truncated``, ``length``, `Task.result_fields`, ``out``, and ``labels`` {name: how often} of a
@@ -95,16 +84,14 @@ def predict(
     if path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"--out must end in .jsonl or .csv, not {path.name!r}")
     stored = open_model(run) if stored is None else stored
-    task = stored_task(
-        stored, source=run, text=text, encoding=encoding, columns=columns, data_set=data_set, generation=generation
-    )
+    task = stored_task(stored, source=run, **options)
     counts: dict[str, int] = {} if stored.labels is None else dict.fromkeys(stored.labels.names, 0)
     truncated = 0
 
-    def pairs() -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    def pairs() -> Iterator[tuple[Mapping[str, object], Prediction]]:
         nonlocal truncated
         for rows, (record, prediction) in enumerate(
-            predict_records(stored, task, inputs, encoding, read_progress), start=1
+            predict_records(stored, task, inputs, options.get("encoding"), read_progress), start=1
         ):
             label = prediction.get("label", prediction.get("tags", ()))
             for name in [label] if isinstance(label, str) else label:
@@ -117,29 +104,25 @@ def predict(
     rows = write_predictions(path, pairs())
     if not rows:
         raise UserError(f"{', '.join(inputs)} holds no rows to predict")
-    result: dict[str, Any] = {"out": str(path), "rows": rows, "truncated": truncated}
-    return (
-        result
-        | {"length": stored.task.get("max_length")}
-        | task.result_fields()
-        | ({"labels": counts} if counts else {})
-    )
+    result = {"out": str(path), "rows": rows, "truncated": truncated, "length": stored.task.get("max_length")}
+    return result | task.result_fields() | ({"labels": counts} if counts else {})
 
 
 def predict_records(
     stored: ModelBundle,
-    task: Task[Any, Any],
+    task: Task[object, TaskRows],
     inputs: Sequence[str],
     encoding: str | None,
     read_progress: ReadProgress | None = None,
-) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+) -> Iterator[tuple[Mapping[str, object], Prediction]]:
     """Yield each record of ``inputs``, in order, with its prediction."""
     records = read_records(inputs, encoding=encoding, columns=task.data.columns, read_progress=read_progress)
     for_output, for_texts = tee(records)
     return zip(for_output, task.predict(stored.model, for_texts, source=", ".join(inputs)), strict=False)
 
 
-Pairs = Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]
+Prediction = Mapping[str, Any]
+Pairs = Iterable[tuple[Mapping[str, object], Prediction]]
 
 
 def write_predictions(path: Path, pairs: Pairs) -> int:
@@ -169,12 +152,17 @@ def write_predictions(path: Path, pairs: Pairs) -> int:
     return rows
 
 
-def _write(path: Path, rows: Iterable[Any], fields: Sequence[str], names: Mapping[str, str]) -> None:
+def _write(path: Path, rows: Iterable[Sequence[Tree]], fields: Sequence[str], names: Mapping[str, str]) -> None:
     """Write records with the renamed columns of their predictions, atomically."""
+    lines = (given | {names[name]: value for name, value in cells.items()} for given, cells in rows)
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
-        write = _jsonl_writer(stream) if path.suffix == ".jsonl" else _csv_writer(stream, [*fields, *names.values()])
-        for given, cells in rows:
-            write(given | {names[name]: value for name, value in cells.items()})
+        if path.suffix == ".jsonl":
+            stream.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            return
+        writer = csv.DictWriter(stream, [*fields, *names.values()])
+        writer.writeheader()
+        for line in lines:
+            writer.writerow({name: _cell(value) if isinstance(value, list) else value for name, value in line.items()})
 
 
 def _is_plain(value: object) -> bool:
@@ -185,31 +173,14 @@ def _unused(name: str, fields: Container[str]) -> str:
     return name if name not in fields else _unused(f"predicted_{name}", fields)
 
 
-def _csv_cells(prediction: Mapping[str, Any]) -> dict[str, Any]:
+def _csv_cells(prediction: Prediction) -> dict[str, object]:
     """Columns of a prediction, one for each probability."""
     cells = {name: value for name, value in prediction.items() if name != "probabilities"}
     return cells | {f"probability_{name}": p for name, p in prediction.get("probabilities", {}).items()}
 
 
-def _jsonl_writer(stream: Any) -> Any:
-    def write(row: dict[str, Any]) -> None:
-        stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-    return write
-
-
-def _cell(values: Sequence[Any]) -> str:
+def _cell(values: Sequence[object]) -> str:
     """Names joined with a bar, nested values as JSON."""
     if any(isinstance(value, dict | list) for value in values):
         return json.dumps(values, ensure_ascii=False)
     return "|".join(map(str, values))
-
-
-def _csv_writer(stream: Any, header: Sequence[str]) -> Any:
-    writer = csv.DictWriter(stream, header)
-    writer.writeheader()
-
-    def write(row: dict[str, Any]) -> None:
-        writer.writerow({name: _cell(value) if isinstance(value, list) else value for name, value in row.items()})
-
-    return write

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from homespun.commands.adaptation import Start
-from homespun.commands.memory import Machine, with_precision
-from homespun.commands.model_size import WorkFactory, size_for
+from homespun.commands.machine import Machine, WorkFactory, size_for, with_precision
 from homespun.commands.recipe import PretrainRecipe
 from homespun.commands.workload import Work, mixes_documents, pretraining_work
 from homespun.data.corpus import Corpus

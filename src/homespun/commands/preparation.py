@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from homespun.data.labels import get_text
 from homespun.data.lengths import length_statistics
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.tasks.protocol import Task
+from homespun.tasks.protocol import Task, TaskRows
 from homespun.text.clean import ExactDuplicates, NearDuplicates, normalise
 from homespun.text.sources import Document, ReadProgress, digest_files, read_documents, read_records
 from homespun.text.tokenizer import Kind, Tokenizer
@@ -212,7 +213,7 @@ def make_corpus(
     )
 
 
-def describe_corpus(corpus: Corpus, path: str | Path) -> dict[str, Any]:
+def describe_corpus(corpus: Corpus, path: str | Path) -> dict[str, object]:
     """Sizes of a corpus, for output."""
     return {
         "corpus": str(path),
@@ -250,7 +251,7 @@ def reading(
 _CHUNK = 1024  # texts encoded at a time
 
 
-def corpus_lengths(path: str | Path) -> list[dict[str, Any]]:
+def corpus_lengths(path: str | Path) -> list[dict[str, object]]:
     """Length statistics of a corpus, by class if it has labels; see `homespun.data.lengths.length_statistics`."""
     corpus = Corpus.open(path)
     labels = corpus.labels()
@@ -266,7 +267,7 @@ def file_lengths(
     label_field: str | None = None,
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Length statistics of files, each one split, such as train.csv and test.csv."""
     loaded = Tokenizer.load(tokenizer)
     lengths: list[int] = []
@@ -282,21 +283,16 @@ def file_lengths(
             columns=columns,
             duplicates="keep",
         ).documents()
-        batch: list[str] = []
-        for document in documents:
-            batch.append(document.text)
-            classes.append(document.label)
-            if len(batch) == _CHUNK:
-                lengths += map(len, loaded.encode_batch(batch))
-                batch = []
-        lengths += map(len, loaded.encode_batch(batch))
+        while chunk := list(islice(documents, _CHUNK)):
+            lengths += map(len, loaded.encode_batch([document.text for document in chunk]))
+            classes += [document.label for document in chunk]
         splits[entry] = np.arange(start, len(lengths))
     return length_statistics(np.array(lengths), splits=splits, classes=classes if label_field is not None else None)
 
 
 def task_lengths(
-    task: Task[Any, Any], tokenizer: Tokenizer, parts: Mapping[str, Sequence[Any]]
-) -> list[dict[str, Any]]:
+    task: Task[object, TaskRows], tokenizer: Tokenizer, parts: Mapping[str, Sequence[object]]
+) -> list[dict[str, object]]:
     """Length statistics of the texts of a task, by part, and by class if each example has one."""
     lengths: list[int] = []
     classes: list[str | None] = []

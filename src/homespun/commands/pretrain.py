@@ -7,14 +7,12 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from homespun.commands.adaptation import Start, open_start
 from homespun.commands.adaptation_metrics import measure_adaptation
-from homespun.commands.memory import Machine, fit_memory
-from homespun.commands.model_size import size_to_dict, with_size
+from homespun.commands.machine import Machine, fit_memory, size_to_dict, with_size
 from homespun.commands.preflight import Preflight, preflight_pretraining
 from homespun.commands.processes import check_processes, processes_to_start, run_in_processes
 from homespun.commands.provenance import RunInputs, create_run, identify_model, identify_vectors, restore_settings
@@ -62,13 +60,13 @@ def pretrain(
     out: str | Path,
     *,
     start_from: str | None = None,
-    changes: Mapping[str, Any] | None = None,
+    changes: Mapping[str, object] | None = None,
     generator: str | None = None,
     vectors: str | Path | None = None,
     resume: bool = False,
     preflight: bool = True,
     display: Display | None = None,
-) -> dict[str, Any]:
+) -> Tree:
     """Pretrain a model into the run directory ``out``.
 
     Args:
@@ -208,7 +206,7 @@ class _InitialWeights:
 def _read_inputs(
     recipe: PretrainRecipe,
     start_from: str | None,
-    changes: Mapping[str, Any] | None,
+    changes: Mapping[str, object] | None,
     generator: str | None,
     vectors: str | Path | None,
 ) -> _Inputs:

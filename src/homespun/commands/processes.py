@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.objectives.config import PretrainingObjective
 from homespun.report.console import Display
@@ -14,7 +14,7 @@ from homespun.training.config import TrainConfig
 from homespun.training.devices import DistributedContext, trains_on_cpu
 from homespun.training.processes import is_launched, launch
 
-Job = Callable[..., dict[str, Any]]
+Job = Callable[..., Tree]
 
 
 def processes_to_start(config: TrainConfig) -> int:
@@ -51,8 +51,8 @@ def check_processes(objective: PretrainingObjective, count: int) -> None:
 
 
 def run_in_processes(
-    count: int, job: Job, recipe: object, out: str | Path, *, display: Display, **options: Any
-) -> dict[str, Any]:
+    count: int, job: Job, recipe: object, out: str | Path, *, display: Display, **options: object
+) -> Tree:
     """Call ``job(recipe, out, display=..., **options)`` in ``count`` processes; returns the ``result.json`` in ``out``.
 
     Raises:
@@ -60,10 +60,10 @@ def run_in_processes(
     """
     display.stop()  # the first process shows its own
     launch(count, _run, job, recipe, out, display.json, options)
-    result: dict[str, Any] = json.loads((Path(out) / "result.json").read_text(encoding="utf-8"))
+    result: Tree = json.loads((Path(out) / "result.json").read_text(encoding="utf-8"))
     return result
 
 
-def _run(job: Job, recipe: object, out: str | Path, json: bool, options: dict[str, Any]) -> None:
+def _run(job: Job, recipe: object, out: str | Path, json: bool, options: dict[str, object]) -> None:
     with Display(json=json or not DistributedContext.join().is_main) as display:
         job(recipe, out, display=display, **options)

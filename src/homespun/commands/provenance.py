@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import yaml
@@ -140,14 +140,14 @@ def restore_settings(recipe: R, out: str | Path, *, main: bool = True) -> R:
         recipe = recipe.model_copy(update={"model": _sized(recipe.model, tree)})
     if "split_seed" in recipe.data.model_fields_set:
         return recipe
-    known = _split_seed(tree)
-    seed = _train_seed(tree) if known is None else known
+    known = _seed(tree, "data", "split_seed")
+    seed = (_seed(tree, "train", "seed") or 0) if known is None else known
     if known is None and main:
         _write_split_seed(Path(out), seed)
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"split_seed": seed})})
 
 
-def _sized(model: AutoSizeConfig, tree: dict[str, Any]) -> BackboneConfig | AutoSizeConfig:
+def _sized(model: AutoSizeConfig, tree: Mapping[str, object]) -> BackboneConfig | AutoSizeConfig:
     """The size of ``model`` that the config of a run has; ``model`` where it has another model."""
     try:
         known = TypeAdapter[BackboneConfig](BackboneConfig).validate_python(tree.get("model"))
@@ -157,16 +157,10 @@ def _sized(model: AutoSizeConfig, tree: dict[str, Any]) -> BackboneConfig | Auto
     return next((backbone for backbone in sizes if same_model(backbone, known, FROM_TRAINING)), model)
 
 
-def _split_seed(tree: dict[str, Any]) -> int | None:
-    data = tree.get("data")
-    found = data.get("split_seed") if isinstance(data, dict) else None
+def _seed(tree: Mapping[str, object], section: str, key: str) -> int | None:
+    part = tree.get(section)
+    found = part.get(key) if isinstance(part, dict) else None
     return found if isinstance(found, int) else None
-
-
-def _train_seed(tree: dict[str, Any]) -> int:
-    train = tree.get("train")
-    found = train.get("seed") if isinstance(train, dict) else None
-    return found if isinstance(found, int) else 0
 
 
 def _write_split_seed(run: Path, seed: int) -> None:

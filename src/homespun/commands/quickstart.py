@@ -8,14 +8,14 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from homespun.commands.finetune import finetune
 from homespun.commands.preparation import clean_documents
 from homespun.commands.pretrain import pretrain
-from homespun.commands.recipe import finetune_recipe, pretrain_recipe
+from homespun.commands.recipe import PretrainRecipe, finetune_recipe, pretrain_recipe
 from homespun.data.corpus import build_corpus
 from homespun.errors import UserError
 from homespun.io.atomic import write_text
@@ -67,7 +67,20 @@ _ALIASES = {
 }
 
 
-def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | None = None) -> dict[str, Any]:
+class Quickstart(TypedDict):
+    """Result of `quickstart`: paths, accuracies, held-out losses (nats a token) by candidate, and next commands."""
+
+    page: str
+    classifier: str
+    chosen: str
+    losses: dict[str, float]
+    accuracy: float
+    baselines: dict[str, float]
+    seconds: float
+    next: str
+
+
+def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | None = None) -> Quickstart:
     """Collect, tokenize, pretrain five attentions on equal tokens, go on with one, fine-tune, compare, report.
 
     Another attention than full is chosen where its held-out loss is lower by more than `DISTINGUISHABLE`.
@@ -76,10 +89,6 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
         out: a new folder.
         seconds: for all of it; what preparation leaves goes to pretraining.
         display: where progress is shown.
-
-    Returns:
-        ``page`` and ``classifier`` (paths), ``accuracy``, ``baselines`` {name: accuracy}, ``chosen``, ``losses``
-        {candidate: held-out loss, nats a token}, ``seconds``, ``next`` (the commands for one's own files).
 
     Raises:
         UserError: ``out`` is not a new folder, or there is too little time or documentation.
@@ -234,7 +243,7 @@ def _collect(display: Display) -> list[Document]:
     return documents
 
 
-def _recipe(out: Path, changes: Sequence[str], budget: str) -> Any:
+def _recipe(out: Path, changes: Sequence[str], budget: str) -> PretrainRecipe:
     return pretrain_recipe(
         "spun-decoder",
         [
@@ -277,9 +286,5 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    def lines() -> Iterator[str]:
-        for row in rows:
-            yield json.dumps(row, ensure_ascii=False) + "\n"
-
-    write_text(path, "".join(lines()))
+def _write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Annotated, Any, Literal
 
@@ -39,7 +39,7 @@ class CorpusData(Config):
     validation_rows: int = Field(default=512, ge=1, description="maximum number of held-out rows per validation")
 
 
-def _kind_of_model(tree: Any) -> Any:
+def _kind_of_model(tree: object) -> object:
     if isinstance(tree, dict):
         size = tree.get("size")
         if size == "auto" or (size is None and tree.get("preset") in FAMILIES):
@@ -71,7 +71,7 @@ class PretrainRecipe(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_streams(cls, tree: Any) -> Any:
+    def _default_streams(cls, tree: Any) -> object:
         objective, train = (tree.get(name) if isinstance(tree, dict) else None for name in ("objective", "train"))
         if not isinstance(objective, dict) or not isinstance(train, dict) or objective.get("kind") != "stateful_clm":
             return tree
@@ -120,7 +120,7 @@ class FinetuneRecipe(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_kinds(cls, tree: Any) -> Any:
+    def _default_kinds(cls, tree: object) -> object:
         # recipes and run directories from before there were other kinds
         if not isinstance(tree, dict):
             return tree
@@ -234,6 +234,6 @@ def schema() -> Tree:
     return json_schema(Recipe)
 
 
-def as_recipe(tree: dict[str, Any]) -> PretrainRecipe | FinetuneRecipe:
+def as_recipe(tree: Mapping[str, object]) -> PretrainRecipe | FinetuneRecipe:
     """A recipe from the complete config of a run."""
     return TypeAdapter[PretrainRecipe | FinetuneRecipe](Recipe).validate_python(tree)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pydantic_core import to_jsonable_python
 
@@ -36,14 +35,14 @@ def watch(trainer: Trainer, display: Display, description: str) -> None:
         task.update(step.share, rate=rate, left=step.eta_seconds, note=note)
 
 
-def validate_result(result: Mapping[str, Any]) -> Tree:
+def validate_result(result: Mapping[str, object]) -> Tree:
     """Plain values of a result, with the types of `homespun.results.RunResult`."""
     return RunResult.model_validate(to_jsonable_python(result)).to_json()
 
 
 def summarise(
     path: Path, *, kind: str, parameters: int, precision: Precision | None = None, flops_per_token: float | None = None
-) -> dict[str, Any]:
+) -> Tree:
     """Fields of ``result.json`` that all runs have, from their metrics.
 
     Args:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from pydantic import BaseModel
 
 from homespun.commands.error_analysis import notable_predictions
-from homespun.commands.memory import fit_memory
+from homespun.commands.machine import fit_memory
 from homespun.commands.recipe import FinetuneRecipe
 from homespun.commands.result import summarise, watch
 from homespun.commands.trials import Trial, write_run_predictions
@@ -19,12 +18,13 @@ from homespun.commands.workload import finetuning_work, typical_batch
 from homespun.config import Tree
 from homespun.data.loader import Loader
 from homespun.hf.export import export_run
+from homespun.metrics.classification import Metrics
 from homespun.metrics.registry import check_best_metric
 from homespun.models.bundle import ModelBundle, load_weights, save_model
 from homespun.models.layer_heads import summarize_mix
 from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
-from homespun.tasks.protocol import CalibratedTask, Task, TrainingSetup, validate
+from homespun.tasks.protocol import CalibratedTask, Task, TaskRows, TrainingSetup, validate
 from homespun.training.config import TrainConfig
 from homespun.training.devices import DistributedContext
 from homespun.training.run import Run
@@ -48,11 +48,11 @@ class TrialResult(BaseModel):
 
     trial: str = ""
     score: float = 0.0
-    summary: dict[str, Any] = {}
-    test: dict[str, Any] = {}
-    tuning: dict[str, Any] = {}
-    most_wrong: list[dict[str, Any]] = []
-    most_confident: list[dict[str, Any]] = []
+    summary: Tree = {}
+    test: Metrics = {}
+    tuning: Tree = {}
+    most_wrong: list[Tree] = []
+    most_confident: list[Tree] = []
     counts: dict[str, int] = {}
 
 
@@ -80,8 +80,8 @@ class PreparedTrial:
     recipe: FinetuneRecipe
     trial: Trial
     config: TrainConfig
-    plan: Mapping[str, Any]
-    parts: list[Any]
+    plan: Mapping[str, object]
+    parts: list[TaskRows]
     setup: TrainingSetup
 
 
@@ -91,7 +91,7 @@ def with_seed(recipe: FinetuneRecipe, trial: Trial) -> FinetuneRecipe:
 
 
 def prepare_trial(
-    recipe: FinetuneRecipe, trial: Trial, task: Task[Any, Any], stored: ModelBundle, display: Display
+    recipe: FinetuneRecipe, trial: Trial, task: Task[object, TaskRows], stored: ModelBundle, display: Display
 ) -> PreparedTrial:
     """Make the rows of a trial and build its model.
 
@@ -109,7 +109,7 @@ def prepare_trial(
 
 
 def train_trial(
-    prepared: PreparedTrial, task: Task[Any, Any], start_from: ModelSource, run: Run, display: Display
+    prepared: PreparedTrial, task: Task[object, TaskRows], start_from: ModelSource, run: Run, display: Display
 ) -> TrialResult:
     """Train, load the best checkpoint, save the model and evaluate it; empty in all processes but the first.
 
@@ -156,7 +156,7 @@ def rows_that_fit(trainer: Trainer) -> int:
 
 def _evaluate(
     prepared: PreparedTrial,
-    task: Task[Any, Any],
+    task: Task[object, TaskRows],
     start_from: ModelSource,
     run: Run,
     trainer: Trainer,

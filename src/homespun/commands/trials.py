@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from homespun.commands.recipe import FinetuneRecipe
+from homespun.config import Tree
 from homespun.data.splits import stratified_folds, stratified_order, stratified_split
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.io.atomic import atomic_path, write_text
 from homespun.metrics.classification import Metrics, summarise
 from homespun.results import VERSION
-from homespun.tasks.protocol import Task, prefix_errors
+from homespun.tasks.protocol import Measured, Task, TaskRows, prefix_errors
 from homespun.training.run import Run
 
 PREDICTIONS = "predictions"
@@ -39,24 +39,24 @@ class Trial:
     seed: int
     fold: int
     size: int | None  # the number of training examples, where the recipe asks for several; None: all there are
-    training: Sequence[Any]
-    validation: Sequence[Any]
-    test: Sequence[Any] | None
+    training: Sequence[object]
+    validation: Sequence[object]
+    test: Sequence[object] | None
     measured_rows: Rows  # the numbers, in their file, of the examples that it is measured on
-    baseline_examples: Sequence[Any]  # with the validation examples where there is a test: baselines need none
+    baseline_examples: Sequence[object]  # with the validation examples where there is a test: baselines need none
 
     @property
-    def measured(self) -> Sequence[Any]:
+    def measured(self) -> Sequence[object]:
         """Test examples, or the validation examples without any."""
         return self.validation if self.test is None else self.test
 
 
 def plan_trials(
     recipe: FinetuneRecipe,
-    task: Task[Any, Any],
-    everything: Sequence[Any],
-    validation: Sequence[Any] | None,
-    test: Sequence[Any] | None,
+    task: Task[object, TaskRows],
+    everything: Sequence[object],
+    validation: Sequence[object] | None,
+    test: Sequence[object] | None,
 ) -> list[Trial]:
     """Plan the trials of a recipe: for each fold, each number of examples, each seed.
 
@@ -84,9 +84,9 @@ def plan_trials(
 def _trials(
     recipe: FinetuneRecipe,
     strata: Rows,
-    everything: Sequence[Any],
-    validation: Sequence[Any] | None,
-    test: Sequence[Any] | None,
+    everything: Sequence[object],
+    validation: Sequence[object] | None,
+    test: Sequence[object] | None,
 ) -> Iterator[Trial]:
     first, share, split_seed = recipe.train.seed, recipe.data.share, recipe.data.split_seed
     everyone = np.arange(len(everything))
@@ -123,7 +123,7 @@ def _divided(rows: Rows, strata: Rows, share: float, seed: int) -> tuple[Rows, R
     return rows[training], rows[chosen]
 
 
-def _take(examples: Sequence[Any], rows: Rows) -> list[Any]:
+def _take(examples: Sequence[object], rows: Rows) -> list[object]:
     return [examples[row] for row in rows.tolist()]
 
 
@@ -157,7 +157,7 @@ def average_metrics(measured: Sequence[Metrics]) -> Metrics:
     return means | {"rows": measured[0]["rows"], "std": {name: values["std"] for name, values in over.items()}}
 
 
-def write_run_predictions(run: Path, name: str, rows: Rows, predictions: Sequence[Mapping[str, Any]]) -> None:
+def write_run_predictions(run: Path, name: str, rows: Rows, predictions: Sequence[Mapping[str, object]]) -> None:
     """Write ``predictions/NAME.jsonl``: one line per example, with its number in its file."""
     folder = run / PREDICTIONS
     folder.mkdir(exist_ok=True)
@@ -188,9 +188,7 @@ _MODEL_FIELDS = {
 _TRUTH_FIELDS = {"kind", "range", "out_of_range", "levels"}  # what of an objective says what the truth is
 
 
-def measure_baselines(
-    recipe: FinetuneRecipe, out: str | Path, *, start_from: str, resume: bool = False
-) -> dict[str, Any]:
+def measure_baselines(recipe: FinetuneRecipe, out: str | Path, *, start_from: str, resume: bool = False) -> Tree:
     """Measure the baselines of a recipe on the test examples of `finetune`.
 
     Args:
@@ -210,12 +208,8 @@ def measure_baselines(
     trials = plan_trials(recipe, task, everything, data.read("validation"), test)
     run = Run.create(out, recipe, resume=resume)
     largest = max(trial.size or 0 for trial in trials)
-    reports, rows, predictions = [], [], []
-    for _, group in groupby((t for t in trials if (t.size or 0) == largest), key=lambda trial: trial.fold):
-        first = next(group)
-        report = task.baselines(first.baseline_examples, first.measured)
-        reports.append(report)
-        rows.append(first.measured_rows)
+    groups, reports = zip(*group_baselines(task, [t for t in trials if (t.size or 0) == largest]), strict=True)
+    rows = [group[0].measured_rows for group in groups]
     for name in reports[0]:
         predictions = [line for report in reports for line in report[name].predictions]
         write_run_predictions(run.path, name, np.concatenate(rows), predictions)
@@ -224,13 +218,27 @@ def measure_baselines(
         "name": run.path.name,
         "measured_on": "folds" if recipe.folds else "test" if test is not None else "validation",
         "rows": int(sum(map(len, rows))),
-        "baselines": {name: average_metrics([report[name].metrics for report in reports]) for name in reports[0]},
+        "baselines": average_baselines(reports),
     }
     run.write_result({"version": VERSION, "of": baseline_settings(recipe)} | result)
     return result
 
 
-def baseline_settings(recipe: FinetuneRecipe) -> dict[str, Any]:
+def group_baselines(
+    task: Task[object, TaskRows], trials: Sequence[Trial]
+) -> Iterator[tuple[list[Trial], Mapping[str, Measured]]]:
+    """Trials that differ in their seed alone, and the baselines of each such group."""
+    for _, found in groupby(trials, key=lambda trial: (trial.fold, trial.size)):
+        group = list(found)
+        yield group, task.baselines(group[0].baseline_examples, group[0].measured)
+
+
+def average_baselines(reports: Sequence[Mapping[str, Measured]]) -> dict[str, Metrics]:
+    """Metrics of each baseline, averaged over folds."""
+    return {name: average_metrics([report[name].metrics for report in reports]) for name in reports[0]}
+
+
+def baseline_settings(recipe: FinetuneRecipe) -> dict[str, object]:
     """Settings that the baselines depend on: equal for recipes with the same baselines."""
     data, objective = recipe.data, recipe.objective
     return {

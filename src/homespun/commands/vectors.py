@@ -7,15 +7,15 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from homespun.commands.recipe import pretrain_recipe
 from homespun.commands.workload import with_vocabulary
-from homespun.config import override, validate
+from homespun.config import Tree, override, validate
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.io.atomic import write_bytes
@@ -48,7 +48,7 @@ def vectors_config(method: str, overrides: Sequence[str] = ()) -> VectorsConfig:
 
 def train_vectors(
     corpus: str | Path, config: VectorsConfig, out: str | Path, *, display: Display | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Train word vectors of ``corpus`` and write them to ``out``; returns what came of it.
 
     Args:
@@ -118,7 +118,7 @@ def _glove(
     folder: Path,
     seconds: dict[str, float],
     display: Display,
-) -> tuple[NDArray[np.float32], dict[str, Any]]:
+) -> tuple[NDArray[np.float32], dict[str, JsonValue]]:
     with _TimedStage("counting pairs", seconds, display) as on_progress:
         matrix = count_pairs(text, folder, window=method.window, workers=config.workers, on_progress=on_progress)
     if not matrix.cells:
@@ -142,7 +142,7 @@ def _word2vec(
     folder: Path,
     seconds: dict[str, float],
     display: Display,
-) -> tuple[NDArray[np.float32], dict[str, Any]]:
+) -> tuple[NDArray[np.float32], dict[str, JsonValue]]:
     with _TimedStage("training", seconds, display) as on_progress:
         vectors = train_word2vec(
             text, method, folder, seed=config.seed, workers=config.workers, on_progress=on_progress
@@ -150,7 +150,7 @@ def _word2vec(
     return vectors, {}
 
 
-def measure_vectors(vectors: str | Path, data: str | Path) -> dict[str, Any]:
+def measure_vectors(vectors: str | Path, data: str | Path) -> Tree:
     """Analogies and similarities of the lists in ``data``: see `homespun.vectors.evaluation.evaluate_vectors`.
 
     Raises:
@@ -167,7 +167,7 @@ def map_vectors(
     top: int | None = None,
     method: Projection = "pca",
     seed: int = 0,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Draw words in a plane, into the .png or .svg file ``out``.
 
     Args:
@@ -206,7 +206,7 @@ def init_model(
     *,
     tokenizer: str | Path,
     vectors: str | Path,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write the model of a pretraining recipe into the ``model/`` folder ``out`` as it is drawn, but with the
     embeddings of ``vectors``: what `finetune --from` can start from without any pretraining.
 

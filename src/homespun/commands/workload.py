@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.planning.budget import DatasetSize
 from homespun.planning.predict import Workload
 from homespun.planning.tracer import StepTracer
-from homespun.tasks.protocol import Task, TrainingSetup
+from homespun.tasks.protocol import Task, TaskObjective, TaskRows, TrainingSetup
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_extension import with_sentinels
@@ -209,7 +209,7 @@ def pretraining_work(recipe: PretrainRecipe, corpus: Corpus, start: Start | None
 
 
 def finetuning_work(
-    task: Task[Any, Any], objective: Any, stored: ModelBundle, training: Any, train: TrainConfig
+    task: Task[object, TaskRows], objective: TaskObjective, stored: ModelBundle, training: TaskRows, train: TrainConfig
 ) -> Work:
     """Work of fine-tuning; its model is built, not copied, so that tracing takes no memory."""
 

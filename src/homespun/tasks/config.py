@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, get_args
+from typing import Annotated, TypedDict, Unpack, get_args
 
 from pydantic import Field
 
@@ -56,29 +56,30 @@ def task_from_metadata(data: TaskData, stored: ModelBundle, *, source: str) -> A
     return objective.task_from_metadata(data, stored, source=source)
 
 
-def stored_task(
-    stored: ModelBundle,
-    *,
-    source: str,
-    text: Sequence[str] | None = None,
-    label: str | None = None,
-    encoding: str | None = None,
-    columns: Sequence[str] | None = None,
-    data_set: str | None = None,
-    generation: Mapping[str, object] | None = None,
-) -> AnyTask:
+class ReadOptions(TypedDict, total=False):
+    """How to read records for a fine-tuned model; None: as in training, and encoding detected."""
+
+    text: Sequence[str] | None
+    """Columns of the texts."""
+    label: str | None
+    """Column of the labels."""
+    encoding: str | None
+    """Of the files."""
+    columns: Sequence[str] | None
+    """Names of the columns of files without a header."""
+    data_set: str | None
+    """One of several data sets that the model learned from, each with its prefix."""
+    generation: Mapping[str, object] | None
+    """Generation settings that differ from training: `homespun.inference.batch_generation.TextGenerationConfig`."""
+
+
+def stored_task(stored: ModelBundle, *, source: str, **options: Unpack[ReadOptions]) -> AnyTask:
     """Rebuild the task that a model was fine-tuned on, for files with other columns where they are given.
 
     Args:
         stored: the model.
         source: beginning of error messages.
-        text: columns of the texts.
-        label: column of the labels.
-        encoding: of the files.
-        columns: names for those without a header.
-        data_set: one of several data sets that it learned from, each with its prefix.
-        generation: generation settings that differ from training, see
-            `homespun.inference.batch_generation.TextGenerationConfig`.
+        options: see `ReadOptions`.
 
     Raises:
         UserError: it was not fine-tuned, or by another version; several data sets and no ``data_set``; or
@@ -91,11 +92,16 @@ def stored_task(
             if head.kind in data_class.from_heads:
                 kind = data_class.model_fields["kind"].default
                 settings = {name: value for name, value in settings.items() if name == "max_length"}
-    if generation:
+    if generation := options.get("generation"):
         if not any(kind == one.model_fields["kind"].default and "generation" in one.model_fields for one in _DATA):
             raise UserError(f"{source} writes no texts; leave --generation out")
         settings["generation"] = {**settings.get("generation", {}), **generation}
     data: TaskData = validate(_StoredData, {"data": settings | {"kind": kind}}, source=source).data
-    data = data.select_set(data_set, source=source)
-    data = data.with_columns(text=text, label=label, encoding=encoding, columns=columns)
+    data = data.select_set(options.get("data_set"), source=source)
+    data = data.with_columns(
+        text=options.get("text"),
+        label=options.get("label"),
+        encoding=options.get("encoding"),
+        columns=options.get("columns"),
+    )
     return task_from_metadata(data, stored, source=source)
