@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 import typing
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -203,3 +204,35 @@ def test_every_member_of_a_union_has_its_own_tag() -> None:
     for name, union in found.items():
         kinds = kinds_of(union)
         assert len(set(kinds)) == len(kinds), f"{name}: {kinds}"
+
+
+KINDS_ASKED = {  # isinstance checks on kinds of configs, without `hf/`, which translates them, and `build` methods
+    "commands": 25,
+    "models": 3,
+    "objectives": 2,
+    "report": 12,  # blocks of a document
+}
+
+
+def test_few_modules_ask_for_the_class_of_a_config() -> None:
+    """A new kind must not need a case elsewhere: what others ask of a config is an attribute or method of it."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+    classes = [node for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef)]
+    kinds = {
+        node.name
+        for node in classes
+        if any(isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == "kind" for line in node.body)
+    }
+    asked: Counter[str] = Counter()
+    for path, tree in trees.items():
+        package = path.relative_to(PACKAGE).parts[0]
+        builds = {id(n) for f in ast.walk(tree) if getattr(f, "name", "") == "build" for n in ast.walk(f)}
+        for node in ast.walk(tree):
+            names: set[str] = set()
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+                names = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+            elif isinstance(node, ast.MatchClass):
+                names = {ast.unparse(node.cls)}
+            if names & kinds and package != "hf" and id(node) not in builds:
+                asked[package] += 1
+    assert asked == KINDS_ASKED, "use a capability of the config; lower the number here if one is gone"
