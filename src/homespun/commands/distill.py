@@ -24,12 +24,10 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.bundle import ModelBundle, save_model
 from homespun.models.weight_transfer import build_student
-from homespun.objectives.distillation import LabelTeacher, TokenTeacher
-from homespun.objectives.mlm import MaskedLM, MaskedLMObjective
+from homespun.objectives.mlm import MaskedLMObjective
 from homespun.objectives.teacher import teacher_folder
 from homespun.report.console import Display
 from homespun.report.page import write_report
-from homespun.tasks.classification import Classification
 from homespun.tasks.config import task_from_metadata
 from homespun.training.devices import DistributedContext
 from homespun.training.run import Run, holds_run
@@ -128,18 +126,14 @@ def with_teacher(recipe: PretrainRecipe | FinetuneRecipe, source: str) -> Pretra
         UserError: its objective has none.
     """
     objective = recipe.objective
-    if isinstance(objective, MaskedLM):
-        tokens = (objective.teacher or TokenTeacher()).model_copy(update={"source": source})
-        taught: MaskedLM | Classification = objective.model_copy(update={"teacher": tokens})
-    elif isinstance(objective, Classification):
-        labels = (objective.teacher or LabelTeacher()).model_copy(update={"source": source})
-        taught = objective.model_copy(update={"teacher": labels})
-    else:
+    if "teacher" not in type(objective).model_fields:
         raise UserError(
-            f"objective {objective.kind} has no place for a teacher; distil with mlm in pretraining, or with "
-            f"classification in fine-tuning"
+            f"objective.kind={objective.kind} takes no teacher; distil with mlm in pretraining, or with classification "
+            f"in fine-tuning"
         )
-    return recipe.model_copy(update={"objective": taught})
+    tree = objective.model_dump(exclude_unset=True)
+    tree["teacher"] = (tree.get("teacher") or {}) | {"source": source}
+    return recipe.model_copy(update={"objective": type(objective).model_validate(tree)})
 
 
 def _check(
@@ -253,7 +247,6 @@ def _masked(
     recipe: PretrainRecipe, stored: ModelBundle, student: ModelBundle, device: torch.device
 ) -> dict[str, float]:
     """Loss and accuracy on the same masked tokens for both models."""
-    assert isinstance(recipe.objective, MaskedLM)
     corpus = Corpus.open(recipe.data.corpus)
     # the student's backbone decides which rows there are, and whether packed documents are masked
     _, rows = pretraining_rows(recipe.model_copy(update={"model": student.config.backbone}), corpus)
