@@ -8,7 +8,7 @@ import pytest
 import torch
 from commands_world import World
 
-from homespun.commands import memory
+from homespun.commands import machine
 from homespun.commands.plan import plan
 from homespun.commands.recipe import pretrain_recipe
 from homespun.commands.workload import pretraining_work
@@ -127,8 +127,8 @@ def test_new_words_are_known_without_training(world: World, elmo: Path, tmp_path
 
 def test_it_is_planned(words: Path, elmo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = Rates(**{field.name: 1e9 for field in dataclasses.fields(Rates)} | {"call": 1e-6, "base": 1e8})
-    here = memory.Machine(torch.device("cpu"), rates)
-    monkeypatch.setattr(memory.Machine, "here", classmethod(lambda cls, *, clock="wall": here))
+    here = machine.Machine(torch.device("cpu"), rates)
+    monkeypatch.setattr(machine.Machine, "here", classmethod(lambda cls, *, clock="wall": here))
     # short, since the shadow of a network with projections goes from token to token
     short = ["model.num_hidden_layers=1", "data.max_length=8", "objective.softmax=adaptive", "objective.cutoffs=[7]"]
     recipe = pretrain_recipe("elmo-mini", [f"data.corpus={words / 'corpus'}", *SIZES, *STEPS, *short])
@@ -157,9 +157,9 @@ def test_invalid_recipes_fail_before_training(world: World, words: Path, tmp_pat
     for change, message in (
         (f"data.corpus={world.corpus}", "pieces of words"),
         ("objective={kind: clm}", "objective clm"),
-        ("objective={kind: mlm}", "their characters"),
+        ("objective={kind: mlm}", "characters"),
         ("objective={kind: electra}", "recurrent"),
-        ("model={preset: bilstm-tiny}", "two recurrent networks"),
+        ("model={preset: bilstm-tiny}", "independent_directions=true"),
     ):
         given = [word for word in start if not (change.startswith("model=") and str(word).startswith("model."))]
         with pytest.raises(UserError, match=message):

@@ -15,7 +15,7 @@ from commands_world import World, write_table
 
 import homespun
 from homespun.cli import app
-from homespun.commands import memory, probe
+from homespun.commands import machine, probe
 from homespun.commands.plan import plan
 from homespun.commands.pretrain import pretrain
 from homespun.commands.probe import LinearFit, ProbeJob, ProbeResult, probe_sizes
@@ -42,9 +42,9 @@ TINY = [
 
 @pytest.fixture(scope="module", autouse=True)
 def rates() -> Iterator[None]:
-    here = memory.Machine(CPU, RATES)
+    here = machine.Machine(CPU, RATES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory.Machine, "here", classmethod(lambda cls, *, clock="wall": here))
+        patch.setattr(machine.Machine, "here", classmethod(lambda cls, *, clock="wall": here))
         yield
 
 
@@ -127,7 +127,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
         parameters = {"total": total, "trained": total, "embeddings": 0}
         return Prediction(rows, parameters, Memory(0, 0, 0, 0, {}, 100, 100 + rows), 29.0, 5.0, 5.0, 1.0, 1.0)
 
-    monkeypatch.setattr(memory.Machine, "predict", lambda self: predicted)
+    monkeypatch.setattr(machine.Machine, "predict", lambda self: predicted)
 
 
 def planned_from(world: World, *words: str) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def test_a_probe_is_of_the_changed_checkpoint(
         jobs.append(job)
         return result(job.rows)
 
-    monkeypatch.setattr(memory, "run_probe", run)
+    monkeypatch.setattr(machine, "run_probe", run)
     planned_from(world, "--from", str(world.base), "model.num_hidden_layers=3", "--probe")
     assert [job.changes for job in jobs] == [{"num_hidden_layers": 3}] * 2
     built: list[Any] = []
@@ -275,7 +275,7 @@ def test_a_probe_corrects_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> No
     def probed(recipe: Any, choice: Any, rows: int, **options: Any) -> ProbeResult:
         return ProbeResult(rows=rows, peak_bytes=100 + 22 * rows, seconds=0.1 * rows, update_seconds=0.05)
 
-    monkeypatch.setattr(memory.Machine, "predict", lambda self: predicted)
+    monkeypatch.setattr(machine.Machine, "predict", lambda self: predicted)
     monkeypatch.setattr("homespun.commands.plan.probe_choice", probed)
     corrected = plan(given, probe=True)
     assert corrected["memory"]["peak"] == 100 + 22 * 8

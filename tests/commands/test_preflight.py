@@ -13,7 +13,7 @@ import yaml
 from torch import nn
 
 from homespun.cli import app
-from homespun.commands import memory
+from homespun.commands.machine import Machine
 from homespun.commands.plan import plan
 from homespun.commands.preflight import check_first_step, export_warning, training_warnings
 from homespun.commands.pretrain import pretrain
@@ -32,9 +32,9 @@ SLOW = Rates(**{field.name: 1e9 for field in dataclasses.fields(Rates)} | {"call
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = memory.Machine(torch.device("cpu"), SLOW)
-    monkeypatch.setattr(memory.Machine, "here", classmethod(lambda cls, *, clock="wall": here))
-    monkeypatch.setattr(memory.Machine, "timed", classmethod(lambda cls: here))
+    here = Machine(torch.device("cpu"), SLOW)
+    monkeypatch.setattr(Machine, "here", classmethod(lambda cls, *, clock="wall": here))
+    monkeypatch.setattr(Machine, "timed", classmethod(lambda cls: here))
 
 
 def recipe(name: str, *changes: str) -> PretrainRecipe:
@@ -125,7 +125,7 @@ def test_a_budget_that_holds_no_step_exits_with_2(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slowest = dataclasses.replace(SLOW, call=10.0)
-    monkeypatch.setattr(memory.Machine, "timed", classmethod(lambda cls: memory.Machine(torch.device("cpu"), slowest)))
+    monkeypatch.setattr(Machine, "timed", classmethod(lambda cls: Machine(torch.device("cpu"), slowest)))
     words = ["pretrain", "spun-decoder", f"data.corpus={corpus.path}", *SMALL, "train.budget.time=70s"]
     with pytest.raises(UserError, match=r"train\.budget\.time=70 s"):
         app([*words, "--out", str(tmp_path / "run")], standalone_mode=False)

@@ -132,7 +132,7 @@ def test_adaptation_reports_both_stacks(world: World, prepared: Path, tmp_path: 
     assert read["relative_distance"] == pytest.approx(0, abs=1e-6)
     assert written["relative_distance"] > 1e-3
     page = (tmp_path / "run" / "report" / "report.md").read_text()
-    for row in ("| layers of the decoder | 1 | 3 |", "| longest text of the decoder | 32 | 53 |", "| stack |"):
+    for row in ("| layers of the decoder | 1 | 3 |", "| longest input of the decoder | 32 | 53 |", "| stack |"):
         assert row in page
     changes = tuple(f"model.{stack}.max_position_embeddings=61" for stack in ("encoder", "decoder"))
     longer = pretrain(

@@ -170,7 +170,7 @@ def test_a_head_of_ones_own_goes_on(tokenizer: Tokenizer) -> None:
 def test_what_cannot_be_taught_so_is_refused(tokenizer: Tokenizer) -> None:
     elmo = tiny_elmo(tokenizer)
     for objective, model, message in (
-        (BiLM(), tiny_recurrent(tokenizer), "two recurrent networks"),
+        (BiLM(), tiny_recurrent(tokenizer), "independent_directions=true"),
         (BiLM(), tiny_recurrent(tokenizer, bidirectional=True), "set model.bidirectional=true"),
         (BiLM(), tiny_model(tokenizer), "take model.preset=elmo-mini"),
         (BiLM(), tiny_writer(tokenizer), "one stack"),

@@ -378,7 +378,7 @@ def test_mismatched_predictions_are_reported(folder: Path, tmp_path: Path, undra
     content = write(path)
     notices = "\n".join(content["notices"])
     assert re.search(r"bert, phrasebank .*line 997 of model\.jsonl", notices)
-    assert re.search("reformer .*the same rows", notices)
+    assert re.search("reformer .*different rows", notices)
     assert re.search("causal, phrasebank, 3 rows", notices)
     by_name = {row["name"]: row for row in content["tasks"]["phrasebank"]["contenders"]}
     assert by_name["reformer"]["texts"] is None

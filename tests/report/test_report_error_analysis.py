@@ -20,7 +20,7 @@ def notice(path: Path, finetuning: Make, **figures: float) -> str:
 
 def test_near_duplicate_notice_matches_the_numbers(tmp_path: Path, finetuning: Make) -> None:
     better = notice(tmp_path / "a", finetuning, all=0.95, unseen=0.93)
-    assert better.startswith("10 of 50 test examples of a (20.0 %)")
+    assert better.startswith("10 of 50 evaluated examples of a (20.0 %)")
     assert "with them 0.950, without them 0.930." in better
     for unseen in (0.93, 0.90):
         no_better = notice(tmp_path / f"b{unseen}", finetuning, all=0.90, unseen=unseen)

@@ -25,7 +25,7 @@ def test_clear_win_is_reported() -> None:
 
 def test_a_win_within_noise_is_cautioned_with_the_number_of_texts() -> None:
     words = describe([0.912], 0.90, 500)
-    assert words.startswith("is 1.2 points above TF-IDF (90.0 %), not significant on 500 test examples")
+    assert words.startswith("is 1.2 points above TF-IDF (90.0 %), not significant on 500 examples")
     assert "−2.4 to +4.9" in words
 
 
@@ -219,7 +219,7 @@ def test_models_are_ranked_only_with_equal_budgets(
         ({"seeds": 1}, "seeds=3"),
         ({"measured_on": "validation"}, "data.test"),
         ({"tfidf": 0.95}, "use TF-IDF"),
-        ({"tfidf": 0.905}, "more test examples"),
+        ({"tfidf": 0.905}, "more examples"),
     ],
 )
 def test_next_step(tmp_path: Path, finetuning: Make, values: dict[str, Any], words: str) -> None:

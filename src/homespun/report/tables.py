@@ -80,7 +80,8 @@ def _results(records: Sequence[RunRecord]) -> Table:
     )
     note = "±: standard deviation over trainings (seeds, folds)."
     note = f"95 % interval: Wilson, over test examples. {note}" if classes else note
-    return Table("results", "Test set", columns, tuple(rows), note).without_empty_columns()
+    title = "Validation set" if all(r.result.measured_on == "validation" for r in records) else "Test set"
+    return Table("results", title, columns, tuple(rows), note).without_empty_columns()
 
 
 def distinct_baselines(records: Sequence[RunRecord], metrics: Sequence[str]) -> dict[str, tuple[Metrics, float | None]]:

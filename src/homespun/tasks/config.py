@@ -57,7 +57,7 @@ def task_from_metadata(data: TaskData, stored: ModelBundle, *, source: str) -> A
 
 
 class ReadOptions(TypedDict, total=False):
-    """How to read records for a fine-tuned model; None: as in training, and encoding detected."""
+    """Options for reading records for a fine-tuned model; None: as in training, and encoding detected."""
 
     text: Sequence[str] | None
     """Columns of the texts."""
