@@ -127,7 +127,7 @@ def test_leakage_is_counted_and_logged(run: Path) -> None:
     assert [pair["row"] for pair in found["pairs"]] == [37, 38]
     assert 0 <= found["unseen"] <= 1
     page = (run / "report" / "index.html").read_text(encoding="utf-8")
-    assert "2 of 40 test examples" in page
+    assert "2 of 40 evaluated examples" in page
 
 
 def test_of_several_trainings_temperature_and_calibration_are_those_of_the_one_that_is_kept(folder: Path) -> None:
