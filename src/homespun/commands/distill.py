@@ -65,7 +65,7 @@ def distill(
         start_from: the student, where there is one already.
         layers: of the teacher, which the student begins as; by default every second.
         changes: to that student, of what `homespun.models.weight_transfer.CHANGEABLE` names.
-        fresh: draw the recipe's model, in place of the teacher's layers; in pretraining.
+        from_scratch: draw the recipe's model, in place of the teacher's layers; in pretraining.
         resume: go on with the run in ``out``.
         display: where progress is shown; nowhere by default.
 
