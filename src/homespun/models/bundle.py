@@ -54,7 +54,7 @@ def build_on_meta(config: ModelConfig, weights: Mapping[str, Tensor], *, source:
     computed = sum(buffer.numel() for name, buffer in model.named_buffers() if name not in kept)
     if computed > _MOST_COMPUTED:
         raise UserError(
-            f"{source} describes tables of {computed:,} numbers beside the weights, to be computed for "
+            f"{source} describes tables of {computed:,} numbers besides the weights, to be computed for "
             f"max_position_embeddings={backbone.max_position_embeddings}; there may be {_MOST_COMPUTED:,}"
         )
     return model

@@ -37,7 +37,7 @@ class PositionSettings(Config):
 
     Attributes:
         projectable: a projection of the embeddings can be applied in advance to what is added to them.
-        is_positional: positions are told from each other.
+        is_positional: the output depends on the order of the tokens.
     """
 
     projectable: ClassVar[bool] = False

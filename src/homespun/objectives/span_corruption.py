@@ -50,7 +50,7 @@ def _partition(count: int, parts: int, generator: torch.Generator) -> np.ndarray
 
 
 def cut_out(ids: np.ndarray, noise: np.ndarray, sentinel_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(seq,) ids, of which ``noise`` (seq,) is hidden -> what is left of them, and what is to be written.
+    """(seq,) ids, of which ``noise`` (seq,) is hidden -> source ids and target ids.
 
     Each span of noise is one sentinel in the former, and comes after the same sentinel in the latter.
 
