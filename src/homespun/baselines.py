@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
 from sklearn.svm import LinearSVC
 
 from homespun.data.labels import LabelNames, Labels
-from homespun.errors import UserError
 from homespun.metrics.classification import Metrics, classification_metrics, classify
+from homespun.ngrams import WORDS, Texts, features, fit_vectorizers
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -109,32 +108,10 @@ def text_features(
     Raises:
         UserError: the training texts hold no word.
     """
-    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
-    others = ((), ()) if seconds is None else seconds
-    try:
-        vectorizer.fit([*train, *others[0]])
-    except ValueError as error:
-        raise UserError("the training texts hold no word; set data.text to a column of text") from error
-    if seconds is None:
-        return vectorizer.transform(train), vectorizer.transform(test)
-    learned, unseen = (
-        _pair_features(vectorizer.transform(texts), vectorizer.transform(second))
-        for texts, second in zip((train, test), seconds, strict=True)
-    )
-    return learned, unseen
-
-
-def _pair_features(first: csr_matrix, second: csr_matrix) -> csr_matrix:
-    from scipy.sparse import csr_matrix, hstack
-
-    both = first.multiply(second)
-    cosine = np.asarray(both.sum(axis=1))
-    present = [(side > 0).astype(np.int64) for side in (first, second)]
-    sizes = [np.asarray(side.sum(axis=1)) for side in present]
-    common = np.asarray(present[0].multiply(present[1]).sum(axis=1))
-    shared = common / (sizes[0] + sizes[1] - common).clip(min=1)
-    ratio = np.minimum(*sizes) / np.maximum(*sizes).clip(min=1)
-    return hstack([both, abs(first - second), csr_matrix(np.hstack([cosine, shared, ratio]))], format="csr")
+    others = (None, None) if seconds is None else seconds
+    known, unseen = (Texts(texts, second) for texts, second in zip((train, test), others, strict=True))
+    vectorizers = fit_vectorizers(WORDS, known)
+    return features(vectorizers, known), features(vectorizers, unseen)
 
 
 def tfidf_ridge(

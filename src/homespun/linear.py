@@ -1,0 +1,326 @@
+"""Linear models of texts on TF-IDF n-grams: fitted in seconds, chosen by cross-validation, stored without pickle.
+
+Each class has a linear support vector machine, one against the rest. Their distances are used as logits, with a
+temperature from cross-validation. Numbers are predicted by ridge regression.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from scipy.sparse import csr_matrix
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import Ridge
+from sklearn.metrics import f1_score, r2_score
+from sklearn.model_selection import KFold, StratifiedKFold
+from sklearn.svm import LinearSVC
+
+from homespun.config import Config, validate
+from homespun.data.labels import Labels
+from homespun.data.splits import stratified_order
+from homespun.errors import UserError
+from homespun.io.atomic import file_digest
+from homespun.io.json import read_object
+from homespun.metrics.calibration import find_temperature
+from homespun.ngrams import CHARACTERS, WORDS, Ngrams, Texts, count_ngrams, features, fit_vectorizers, fold_features
+
+DESCRIPTION, WEIGHTS = "linear.json", "linear.safetensors"
+FORMAT = 1
+SEARCH_ROWS = 8_000
+"""Examples of the cross-validation at most; the chosen settings are then fitted on all."""
+OTHER_STRENGTHS = (0.1, 0.3, 3.0)
+"""Inverse regularisation strengths that are tried besides 1."""
+
+Floats = NDArray[np.float64]
+Targets = NDArray[np.int64] | NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings tried in cross-validation, and the score: accuracy, micro F1 of several labels, R² of numbers."""
+
+    ngrams: tuple[Ngrams, ...]
+    strength: float
+    score: float
+
+
+PLAIN = Candidate(WORDS, 1.0, float("nan"))
+"""Settings without a search: words and word pairs."""
+
+
+@dataclass(frozen=True)
+class LinearModel:
+    """TF-IDF n-grams and a linear function of them.
+
+    Args:
+        ngrams: blocks of features.
+        vectorizers: fitted, one a block.
+        weights: (outputs, features) float32.
+        biases: (outputs,) float32.
+        labels: classes of the outputs; ``None``: one output, a number.
+        bounds: least and greatest predicted number, those of the training.
+        pairs: reads pairs of texts.
+        task: metadata, as of `homespun.models.bundle.ModelBundle`.
+    """
+
+    ngrams: tuple[Ngrams, ...]
+    vectorizers: tuple[TfidfVectorizer, ...]
+    weights: NDArray[np.float32]
+    biases: NDArray[np.float32]
+    labels: Labels | None
+    bounds: tuple[float, float] | None = None
+    pairs: bool = False
+    task: Mapping[str, object] = field(default_factory=dict)
+
+    def outputs(self, texts: Texts) -> Floats:
+        """Compute (texts, classes) logits, or (texts,) numbers."""
+        values: Floats = (features(self.vectorizers, texts) @ self.weights.T).astype(np.float64) + self.biases
+        if self.labels is not None:
+            return values
+        return values[:, 0] if self.bounds is None else np.clip(values[:, 0], *self.bounds)
+
+    def top_ngrams(self, output: int, count: int = 10) -> list[str]:
+        """Return the n-grams with the largest weights for an output; empty for pairs."""
+        if self.pairs:
+            return []
+        names = np.concatenate([vectorizer.get_feature_names_out() for vectorizer in self.vectorizers])
+        order = np.argsort(-self.weights[output])[:count]
+        return [str(names[index]).strip() for index in order if self.weights[output, index] > 0]
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights and biases."""
+        return self.weights.size + self.biases.size
+
+    def save(self, folder: Path) -> None:
+        """Write ``linear.safetensors`` and ``linear.json`` into an existing folder."""
+        tensors = {"weights": self.weights, "biases": self.biases}
+        tensors |= {f"idf.{i}": v.idf_ for i, v in enumerate(self.vectorizers)}
+        save_file(tensors, folder / WEIGHTS)
+        description = {
+            "format": FORMAT,
+            "ngrams": [block.model_dump(mode="json") for block in self.ngrams],
+            "vocabularies": [v.get_feature_names_out().tolist() for v in self.vectorizers],
+            "labels": None if self.labels is None else self.labels.to_dict(),
+            "bounds": self.bounds,
+            "pairs": self.pairs,
+            "task": dict(self.task),
+            "weights": file_digest(folder / WEIGHTS),
+        }
+        (folder / DESCRIPTION).write_text(json.dumps(description, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> LinearModel:
+        """Read a model of `save`.
+
+        Raises:
+            UserError: a file is missing, truncated, altered, or of another version.
+        """
+        path = folder / DESCRIPTION
+        stored = validate(_Stored, read_object(path), source=str(path))
+        try:
+            if file_digest(folder / WEIGHTS) != stored.weights:
+                raise UserError(f"{folder / WEIGHTS} was altered since it was written: its digest differs")
+            tensors = load_file(folder / WEIGHTS)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+        labels = None if stored.labels is None else Labels.from_dict(stored.labels)
+        outputs = 1 if labels is None else len(labels)
+        sizes = [len(vocabulary) for vocabulary in stored.vocabularies]
+        columns = sum(sizes) * (2 if stored.pairs else 1) + (3 if stored.pairs else 0)
+        shapes: dict[str, tuple[int, ...]] = {"weights": (outputs, columns), "biases": (outputs,)}
+        shapes |= {f"idf.{index}": (size,) for index, size in enumerate(sizes)}
+        if {name: tensor.shape for name, tensor in tensors.items()} != shapes or len(sizes) != len(stored.ngrams):
+            raise UserError(f"{folder / WEIGHTS} does not fit {path}; fit the model again")
+        vectorizers = []
+        for index, (block, vocabulary) in enumerate(zip(stored.ngrams, stored.vocabularies, strict=True)):
+            vectorizer = block.vectorizer(vocabulary)
+            vectorizer.idf_ = tensors[f"idf.{index}"]
+            vectorizers.append(vectorizer)
+        return cls(
+            stored.ngrams,
+            tuple(vectorizers),
+            tensors["weights"],
+            tensors["biases"],
+            labels,
+            stored.bounds,
+            stored.pairs,
+            stored.task,
+        )
+
+
+class _Stored(Config):
+    format: Literal[1]
+    ngrams: tuple[Ngrams, ...]
+    vocabularies: tuple[tuple[str, ...], ...]
+    labels: dict[str, object] | None
+    bounds: tuple[float, float] | None
+    pairs: bool
+    task: dict[str, object]
+    weights: str
+
+
+@dataclass(frozen=True)
+class LinearFit:
+    """A fitted model, its temperature from cross-validation, and the settings tried, the best first."""
+
+    model: LinearModel
+    temperature: float
+    candidates: tuple[Candidate, ...]
+
+
+def is_linear(folder: Path) -> bool:
+    """True if a folder holds a linear model."""
+    return (folder / DESCRIPTION).is_file()
+
+
+def fit_linear(
+    texts: Texts,
+    targets: Targets,
+    labels: Labels | None,
+    *,
+    settings: Candidate | None = None,
+    feature_sets: Sequence[tuple[Ngrams, ...]] = (WORDS, CHARACTERS),
+    search_rows: int = SEARCH_ROWS,
+    seed: int = 0,
+) -> LinearFit:
+    """Choose features and regularisation by cross-validation, and fit on all texts.
+
+    Args:
+        texts: training texts or pairs.
+        targets: (texts,) classes, (texts, classes) zeros and ones, or (texts,) numbers without ``labels``.
+        labels: the classes.
+        settings: what to fit, without a search.
+        feature_sets: blocks of features to choose from.
+        search_rows: examples of the cross-validation at most.
+        seed: of the folds.
+
+    Raises:
+        UserError: the texts hold no word.
+    """
+    if settings is not None:
+        model = _fit(settings.ngrams, texts, targets, labels, settings.strength)
+        return LinearFit(model, 1.0, (settings,))
+    found: list[Candidate] = []
+    temperature = 1.0
+    rows = np.arange(len(texts))
+    if len(texts) > search_rows:
+        order = targets if labels is not None else np.zeros((len(texts), 0), dtype=np.int64)
+        rows = np.sort(stratified_order(order.astype(np.int64), seed)[:search_rows])
+    searched, searched_targets = texts.take(rows), targets[rows]
+    folds = list(_folds(searched_targets, labels, seed))
+    best: _Tried | None = None
+    for step in range(len(feature_sets) + 1) if folds else ():
+        # features are chosen first, then the regularisation of the better ones
+        last = step == len(feature_sets)
+        ngrams, strengths = (found[0].ngrams, OTHER_STRENGTHS) if last else (feature_sets[step], (1.0,))
+        for tried in _cross_validate(ngrams, strengths, searched, searched_targets, labels, folds):
+            found.append(tried.candidate)
+            best = tried if best is None or tried.candidate.score > best.candidate.score else best
+        found.sort(key=lambda candidate: -candidate.score)
+    if best is not None and labels is not None:
+        temperature = find_temperature(best.outputs, searched_targets[best.rows].astype(np.int64))
+    found = found or [PLAIN]
+    model = _fit(found[0].ngrams, texts, targets, labels, found[0].strength)
+    return LinearFit(model, temperature, tuple(found))
+
+
+def _folds(targets: Targets, labels: Labels | None, seed: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Five folds of few examples, three of many; none if a class would be missing from training."""
+    count = 5 if len(targets) <= 2_000 else 3
+    if labels is None or labels.multi_label:
+        if len(targets) >= 2 * count:
+            yield from KFold(count, shuffle=True, random_state=seed).split(targets)
+        return
+    counts = np.bincount(targets.astype(np.int64))
+    count = min(count, int(np.sort(counts[counts > 0])[-2]))  # the smallest classes may be missing from some folds
+    if count >= 2:
+        for train, test in StratifiedKFold(count, shuffle=True, random_state=seed).split(targets, targets):
+            if len(np.unique(targets[train])) > 1:
+                yield train, test
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A candidate with its (rows, outputs) held-out outputs."""
+
+    candidate: Candidate
+    outputs: Floats
+    rows: NDArray[np.int64]
+
+
+def _cross_validate(
+    ngrams: tuple[Ngrams, ...],
+    strengths: Sequence[float],
+    texts: Texts,
+    targets: Targets,
+    labels: Labels | None,
+    folds: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+) -> Iterator[_Tried]:
+    """Yield the candidate of each strength."""
+    outputs: dict[float, list[Floats]] = {strength: [] for strength in strengths}
+    counts = count_ngrams(ngrams, texts)
+    for train, test in folds:
+        known, unseen = fold_features(counts, train, test, len(texts))
+        for strength in strengths:
+            weights, biases = _fit_outputs(known, targets[train], labels, strength)
+            outputs[strength].append(unseen @ weights.T + biases)
+    rows = np.concatenate([test for _, test in folds])
+    for strength, held_out in outputs.items():
+        values = np.concatenate(held_out)
+        yield _Tried(Candidate(ngrams, strength, _score(values, targets[rows], labels)), values, rows)
+
+
+def _fit(
+    ngrams: tuple[Ngrams, ...], texts: Texts, targets: Targets, labels: Labels | None, strength: float
+) -> LinearModel:
+    vectorizers = fit_vectorizers(ngrams, texts)
+    weights, biases = _fit_outputs(features(vectorizers, texts), targets, labels, strength)
+    bounds = None if labels is not None else (float(targets.min()), float(targets.max()))
+    return LinearModel(
+        ngrams,
+        vectorizers,
+        weights.astype(np.float32),
+        biases.astype(np.float32),
+        labels,
+        bounds=bounds,
+        pairs=texts.second is not None,
+    )
+
+
+def _fit_outputs(known: csr_matrix, targets: Targets, labels: Labels | None, strength: float) -> tuple[Floats, Floats]:
+    """Fit (outputs, features) weights and (outputs,) biases.
+
+    A class that every text has, or none, is predicted as such.
+    """
+    if labels is None:
+        ridge = Ridge(alpha=1.0 / strength, random_state=0).fit(known, targets)
+        return ridge.coef_[None], np.array([ridge.intercept_])
+    columns = targets if labels.multi_label else np.eye(len(labels), dtype=np.int64)[targets.astype(np.int64)]
+    weights, biases = np.zeros((len(labels), known.shape[1])), np.zeros(len(labels))
+    for index, column in enumerate(columns.T):
+        if column.min() == column.max():
+            biases[index] = 1.0 if column[0] else -1.0
+            continue
+        if index == 1 and len(labels) == 2 and not labels.multi_label and weights[0].any():
+            weights[1], biases[1] = -weights[0], -biases[0]  # the same plane from its other side
+            continue
+        machine = LinearSVC(C=strength, random_state=0).fit(known, column)
+        weights[index], biases[index] = machine.coef_[0], machine.intercept_[0]
+    return weights, biases
+
+
+def _score(outputs: Floats, targets: Targets, labels: Labels | None) -> float:
+    if labels is None:
+        return float(r2_score(targets, outputs[:, 0]))
+    if labels.multi_label:
+        return float(f1_score(targets, outputs > 0, average="micro", zero_division=0.0))
+    return float((outputs.argmax(axis=1) == targets).mean())

@@ -1,0 +1,151 @@
+"""TF-IDF features of texts and of pairs of texts: n-grams of words and of characters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix, hstack
+from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer, TfidfVectorizer
+
+from homespun.config import Config
+from homespun.errors import UserError
+
+
+class Ngrams(Config):
+    """One block of features: the TF-IDF of n-grams with sublinear term frequency, normalised to unit length."""
+
+    analyzer: Literal["word", "char_wb"] = "word"
+    shortest: int = 1
+    longest: int = 2
+    min_texts: int = 1  # texts that hold an n-gram, at least
+
+    def counter(self) -> CountVectorizer:
+        """Return an unfitted vectorizer of counts of all n-grams."""
+        return CountVectorizer(analyzer=self.analyzer, ngram_range=self._range, token_pattern=self._pattern)
+
+    def vectorizer(self, vocabulary: Sequence[str] | None = None) -> TfidfVectorizer:
+        """Return an unfitted vectorizer, or one of a stored vocabulary, whose ``idf_`` must be set."""
+        return TfidfVectorizer(
+            analyzer=self.analyzer,
+            ngram_range=self._range,
+            min_df=self.min_texts,
+            sublinear_tf=True,
+            token_pattern=self._pattern,
+            vocabulary=vocabulary,
+        )
+
+    @property
+    def _range(self) -> tuple[int, int]:
+        return self.shortest, self.longest
+
+    @property
+    def _pattern(self) -> str | None:
+        return r"(?u)\b\w+\b" if self.analyzer == "word" else None
+
+
+WORDS = (Ngrams(),)
+CHARACTERS = (Ngrams(), Ngrams(analyzer="char_wb", shortest=2, longest=5, min_texts=2))
+"""Feature sets that are tried: words and word pairs, with or without characters inside words."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts, or pairs of texts with ``second``."""
+
+    first: Sequence[str]
+    second: Sequence[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def both(self) -> list[str]:
+        """First texts, followed by second ones."""
+        return [*self.first, *(self.second or ())]
+
+    def take(self, rows: NDArray[np.int64]) -> Texts:
+        """Return the texts of some rows."""
+        first, second = self.first, self.second
+        return Texts([first[row] for row in rows], None if second is None else [second[row] for row in rows])
+
+
+def features(vectorizers: Sequence[TfidfVectorizer], texts: Texts) -> csr_matrix:
+    """Compute sparse (texts, features): TF-IDF of every block, or of pairs `pair_features`."""
+    first = _transform(vectorizers, texts.first)
+    return first if texts.second is None else pair_features(first, _transform(vectorizers, texts.second))
+
+
+def _transform(vectorizers: Sequence[TfidfVectorizer], texts: Sequence[str]) -> csr_matrix:
+    blocks = [vectorizer.transform(texts) for vectorizer in vectorizers]
+    return blocks[0] if len(blocks) == 1 else hstack(blocks, format="csr")
+
+
+def fit_vectorizers(ngrams: Sequence[Ngrams], texts: Texts) -> tuple[TfidfVectorizer, ...]:
+    """Fit the vectorizers of all blocks on texts, or on both texts of pairs.
+
+    Raises:
+        UserError: the texts hold no word.
+    """
+    with _refuse_without_words():
+        return tuple(block.vectorizer().fit(texts.both) for block in ngrams)
+
+
+@contextmanager
+def _refuse_without_words() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UserError("the training texts hold no word; set data.text to a column of text") from error
+
+
+def pair_features(first: csr_matrix, second: csr_matrix) -> csr_matrix:
+    """Compute sparse (pairs, features) from the features of both texts.
+
+    These are their product and absolute difference, the cosine, the share of common features, and the ratio of their
+    counts.
+    """
+    both = first.multiply(second)
+    cosine = np.asarray(both.sum(axis=1))
+    present = [(side > 0).astype(np.int64) for side in (first, second)]
+    sizes = [np.asarray(side.sum(axis=1)) for side in present]
+    common = np.asarray(present[0].multiply(present[1]).sum(axis=1))
+    shared = common / (sizes[0] + sizes[1] - common).clip(min=1)
+    ratio = np.minimum(*sizes) / np.maximum(*sizes).clip(min=1)
+    return hstack([both, abs(first - second), csr_matrix(np.hstack([cosine, shared, ratio]))], format="csr")
+
+
+def count_ngrams(ngrams: Sequence[Ngrams], texts: Texts) -> list[tuple[Ngrams, csr_matrix]]:
+    """Count the n-grams of every block, in (texts, n-grams); of pairs, the second texts follow the first.
+
+    Raises:
+        UserError: the texts hold no word.
+    """
+    with _refuse_without_words():
+        return [(block, block.counter().fit_transform(texts.both)) for block in ngrams]
+
+
+def fold_features(
+    counts: Sequence[tuple[Ngrams, csr_matrix]], train: NDArray[np.int64], test: NDArray[np.int64], texts: int
+) -> tuple[csr_matrix, csr_matrix]:
+    """Compute the features of both parts of a fold as `fit_vectorizers` on the training part does.
+
+    Args:
+        counts: of each block, (texts, n-grams) counts; of pairs, those of the second texts follow.
+        train, test: rows.
+        texts: number of texts or pairs.
+    """
+    paired = bool(counts) and counts[0][1].shape[0] > texts
+    fitted = np.concatenate([train, train + texts]) if paired else train
+    blocks = []
+    for block, table in counts:
+        kept = table[fitted].getnnz(axis=0) >= block.min_texts
+        table = table[:, np.flatnonzero(kept)]
+        blocks.append(TfidfTransformer(sublinear_tf=True).fit(table[fitted]).transform(table))
+    both = hstack(blocks, format="csr")
+    known, unseen = (pair_features(both[rows], both[rows + texts]) if paired else both[rows] for rows in (train, test))
+    return known, unseen
