@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -29,6 +29,7 @@ from homespun.errors import UserError, nearest
 from homespun.migration import RENAMED_KINDS, find_new_key
 
 T = TypeVar("T", bound=BaseModel)
+N = TypeVar("N", int, float)
 Tree = dict[str, Any]
 
 
@@ -78,6 +79,20 @@ def parse_bytes(value: object) -> int:
 
 
 # the schemas accept more types than the fields have
+def parse_option(parse: Callable[[object], N], value: object, option: str) -> N | None:
+    """Parse the value of a command-line option; ``None`` if it was not given.
+
+    Raises:
+        UserError: beginning with ``option``.
+    """
+    if value is None:
+        return None
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise UserError(f"{option}: {error}") from error
+
+
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),

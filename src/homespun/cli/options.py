@@ -52,7 +52,8 @@ _REMOVED_COMMANDS = {
 
 
 SECTIONS = {
-    "Main path": ("quickstart", "tokenizer", "corpus", "pretrain", "finetune", "evaluate", "predict"),
+    "Main path": ("quickstart", "fit", "evaluate", "predict"),
+    "Steps": ("tokenizer", "corpus", "pretrain", "finetune"),
     "Further steps": ("plan", "compare", "distill", "generate", "summarize", "few-shot", "vectors"),
     "Tools": ("recipes", "show", "report", "baselines", "benchmark", "convert", "export", "doctor"),
 }
@@ -122,6 +123,20 @@ def print_result(values: Mapping[str, object], as_json: bool) -> None:
     from homespun.report.terminal import print_facts
 
     print_facts(values)
+
+
+def print_prediction(prediction: Mapping[str, object], as_json: bool) -> None:
+    """Print a prediction: its label with the probability, or the first value, or one JSON object."""
+    if as_json:
+        print_result(prediction, as_json)
+        return
+    label, probability = prediction.get("label"), prediction.get("probability")
+    if isinstance(label, tuple | list):
+        typer.echo("|".join(map(str, label)) or "(no label)")
+    elif isinstance(probability, float):
+        typer.echo(f"{label}  {100 * probability:.1f} %")
+    else:
+        typer.echo(str(next(iter(prediction.values()))))
 
 
 def print_run_result(result: Mapping[str, object], out: Path, as_json: bool) -> None:

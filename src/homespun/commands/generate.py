@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from homespun.commands.predict import Prediction, predict, predict_records, write_predictions
+from homespun.commands.predict import Prediction, predict, predict_records, task_predictor, write_predictions
 from homespun.data.corpus import Progress
 from homespun.data.labels import get_text
 from homespun.errors import UserError
@@ -100,7 +100,7 @@ def summaries(run: str, inputs: Sequence[str], **options: Unpack[ReadOptions]) -
     stored = _open_text_writer(run)
     task = stored_task(stored, source=run, **options)
     empty = True
-    for _, prediction in predict_records(stored, task, inputs, options.get("encoding")):
+    for _, prediction in predict_records(task_predictor(stored, task), inputs, options.get("encoding")):
         empty = False
         yield prediction["text"]
     if empty:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from homespun.commands.probe import Clock, LinearFit, probe_sizes
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe
 from homespun.commands.trials import plan_trials
 from homespun.commands.workload import Work, finetuning_work, made_up_corpus, pretraining_work
-from homespun.config import Tree, parse_bytes, parse_count, parse_duration
+from homespun.config import Tree, parse_bytes, parse_count, parse_duration, parse_option
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.hf.open import open_model
@@ -149,26 +149,17 @@ def _budget(
     steps: str | int | None,
 ) -> Budget:
     given: dict[str, float | None] = {
-        "time": _parsed(parse_duration, time, "--time"),
-        "tokens": _parsed(parse_count, tokens, "--tokens"),
-        "steps": _parsed(parse_count, steps, "--steps"),
+        "time": parse_option(parse_duration, time, "--time"),
+        "tokens": parse_option(parse_count, tokens, "--tokens"),
+        "steps": parse_option(parse_count, steps, "--steps"),
     }
-    limit = _parsed(parse_bytes, memory, "--memory") or budget.memory
+    limit = parse_option(parse_bytes, memory, "--memory") or budget.memory
     if all(value is None for value in given.values()):
         return budget.model_copy(update={"memory": limit})
     for name, value in given.items():
         if value is not None and value <= 0:
             raise UserError(f"--{name} must be above zero, not {value}")
     return Budget.model_validate(given | {"memory": limit})
-
-
-def _parsed(parse: Callable[[object], N], value: object, option: str) -> N | None:
-    if value is None:
-        return None
-    try:
-        return parse(value)
-    except ValueError as error:
-        raise UserError(f"{option}: {error}") from error
 
 
 def _described(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> Tree:

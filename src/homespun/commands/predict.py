@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import tee
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -12,13 +14,16 @@ from typing import Any, Unpack
 
 from homespun.config import Tree
 from homespun.data.corpus import Progress
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.io.atomic import atomic_path
 from homespun.metrics.classification import Metrics
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.config import ReadOptions, stored_task
-from homespun.tasks.protocol import Task, TaskRows, prefix_errors
+from homespun.tasks.protocol import AnyTask, TaskData, prefix_errors
+from homespun.tasks.text_models import find_text_model, measure, open_text_model
+from homespun.tasks.text_models import predict as predict_with
 from homespun.text.sources import ReadProgress, read_records
 
 _BATCH = 32
@@ -40,6 +45,11 @@ def evaluate(
     Raises:
         UserError: a model that was not fine-tuned, no such column or data set, a label unseen in training.
     """
+    if find_text_model(run) is not None:
+        model = open_text_model(run, **options)
+        found = model.data.read_files(data)
+        with prefix_errors(data):
+            return measure(model, found).metrics
     stored = open_model(run)
     task = stored_task(stored, source=run, **options)
     examples = task.data.read_files(data)
@@ -83,15 +93,14 @@ def predict(
     path = Path(out)
     if path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"--out must end in .jsonl or .csv, not {path.name!r}")
-    stored = open_model(run) if stored is None else stored
-    task = stored_task(stored, source=run, **options)
-    counts: dict[str, int] = {} if stored.labels is None else dict.fromkeys(stored.labels.names, 0)
+    predictor = _open_predictor(run, stored, **options)
+    counts: dict[str, int] = {} if predictor.labels is None else dict.fromkeys(predictor.labels.names, 0)
     truncated = 0
 
     def pairs() -> Iterator[tuple[Mapping[str, object], Prediction]]:
         nonlocal truncated
         for rows, (record, prediction) in enumerate(
-            predict_records(stored, task, inputs, options.get("encoding"), read_progress), start=1
+            predict_records(predictor, inputs, options.get("encoding"), read_progress), start=1
         ):
             label = prediction.get("label", prediction.get("tags", ()))
             for name in [label] if isinstance(label, str) else label:
@@ -104,21 +113,51 @@ def predict(
     rows = write_predictions(path, pairs())
     if not rows:
         raise UserError(f"{', '.join(inputs)} holds no rows to predict")
-    result = {"out": str(path), "rows": rows, "truncated": truncated, "length": stored.task.get("max_length")}
-    return result | task.result_fields() | ({"labels": counts} if counts else {})
+    result = {"out": str(path), "rows": rows, "truncated": truncated}
+    return result | predictor.fields | ({"labels": counts} if counts else {})
+
+
+def predict_texts(run: str, texts: Sequence[str], **options: Unpack[ReadOptions]) -> Iterator[dict[str, object]]:
+    """Yield a prediction for each text; see `predict`.
+
+    Raises:
+        UserError: a model that reads several columns, such as pairs, or that was not fine-tuned.
+    """
+    predictor = _open_predictor(run, None, **options)
+    yield from predictor.predict(map(predictor.data.record_of, texts), source="the texts given")
+
+
+@dataclass(frozen=True)
+class RecordPredictor:
+    """Any fine-tuned model of records: its data and classes, its function, and fields of the result."""
+
+    data: TaskData
+    labels: Labels | None
+    predict: Callable[..., Iterator[dict[str, object]]]
+    fields: dict[str, object]
+
+
+def task_predictor(stored: ModelBundle, task: AnyTask) -> RecordPredictor:
+    """Return the predictor of a network."""
+    fields = {"length": stored.task.get("max_length")} | task.result_fields()
+    return RecordPredictor(task.data, stored.labels, partial(task.predict, stored.model), fields)
+
+
+def _open_predictor(run: str, stored: ModelBundle | None, **options: Unpack[ReadOptions]) -> RecordPredictor:
+    if stored is None and find_text_model(run) is not None:
+        model = open_text_model(run, **options)
+        return RecordPredictor(model.data, model.labels, partial(predict_with, model), {"model": model.kind})
+    stored = open_model(run) if stored is None else stored
+    return task_predictor(stored, stored_task(stored, source=run, **options))
 
 
 def predict_records(
-    stored: ModelBundle,
-    task: Task[object, TaskRows],
-    inputs: Sequence[str],
-    encoding: str | None,
-    read_progress: ReadProgress | None = None,
+    predictor: RecordPredictor, inputs: Sequence[str], encoding: str | None, read_progress: ReadProgress | None = None
 ) -> Iterator[tuple[Mapping[str, object], Prediction]]:
     """Yield each record of ``inputs``, in order, with its prediction."""
-    records = read_records(inputs, encoding=encoding, columns=task.data.columns, read_progress=read_progress)
-    for_output, for_texts = tee(records)
-    return zip(for_output, task.predict(stored.model, for_texts, source=", ".join(inputs)), strict=False)
+    columns = predictor.data.columns
+    for_output, for_texts = tee(read_records(inputs, encoding=encoding, columns=columns, read_progress=read_progress))
+    return zip(for_output, predictor.predict(for_texts, source=", ".join(inputs)), strict=False)
 
 
 Prediction = Mapping[str, Any]

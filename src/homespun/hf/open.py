@@ -34,6 +34,7 @@ from homespun.text.vocabularies import VOCABULARIES
 logger = logging.getLogger(__name__)
 
 _NATIVE, _FOREIGN = "homespun.json", "config.json"
+_WITHOUT_NETWORK = ("linear.json", "average.json")  # `homespun.tasks.text_models`
 _DROPPED_HEAD = "of a head, and the model is opened without"
 
 
@@ -97,6 +98,8 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
             return _open_native(candidate, head)
     if (folder / _FOREIGN).is_file():
         return open_huggingface(folder, head=head)
+    if any((candidate / name).is_file() for candidate in (folder, folder / "model") for name in _WITHOUT_NETWORK):
+        raise UserError(f"{folder} holds a linear model, or one of several parts; predict and evaluate open it")
     if (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is a run that has no model/ yet; finish it with --resume")
     if (folder / "state.json").is_file():

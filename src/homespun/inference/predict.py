@@ -145,7 +145,9 @@ def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 3
     return result
 
 
-def probabilities(logits: NDArray[np.float32], labels: Labels, *, temperature: float = 1.0) -> NDArray[np.float64]:
+def probabilities(
+    logits: NDArray[np.float32] | NDArray[np.float64], labels: Labels, *, temperature: float = 1.0
+) -> NDArray[np.float64]:
     """Softmax of logits / temperature, (rows, classes); the sigmoid for multi-label."""
     values = torch.from_numpy(logits).double() / temperature
     result: NDArray[np.float64] = (values.sigmoid() if labels.multi_label else values.softmax(dim=1)).numpy()

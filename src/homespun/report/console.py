@@ -103,6 +103,13 @@ class Display:
         if self._bars is not None:
             self._bars.stop()
 
+    def line(self, text: str) -> None:
+        """Show a line above the bars; nothing with ``json``."""
+        if self._bars is not None:
+            self._bars.console.print(_plain(text), markup=False, highlight=False, soft_wrap=True)
+        elif not self.json:
+            print(_plain(text), file=self._stream, flush=True)
+
     def task(self, description: str, *, total: float | None, unit: str = "") -> ProgressTask:
         """Start work of ``total`` ``unit``; None: unknown. A total without a unit is shown in percent."""
         clock = _Clock(total, unit)

@@ -287,31 +287,21 @@ class ClassificationTask:
         assert validation.targets is not None
         logits = predict_logits(model, validation, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
         decision, result = calibrate(logits, validation.targets, settings)
-        return CalibratedTask(ClassificationTask(self.data, self.labels, self.stored, decision=decision), result)
+        return CalibratedTask(self.with_decision(decision), result)
 
     def measure(self, model: Model, rows: LabelledRows, *, batch_size: int) -> Measured:
         """Compute `classification_metrics` and `calibration`; predictions have the probability of every class and the
         ``loss``."""
         assert rows.targets is not None
-        logits = predict_logits(model, rows, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
-        temperature = self.decision.temperature
-        table = probabilities(logits, self.labels, temperature=temperature)
-        predicted = classify(table, self.labels, self.decision.thresholds)
-        metrics = classification_metrics(self.labels, rows.targets, predicted, probabilities=table)
-        values = logits.astype(np.float64)
-        errors = measure_calibration(values, rows.targets, temperature)
-        metrics |= {"ece": errors["after"]["ece"], "calibration": errors}
-        losses = row_losses(values / temperature, rows.targets)
-        predictions = self._predictions(rows.targets, predicted)
-        for prediction, row, loss in zip(predictions, table.tolist(), losses.tolist(), strict=True):
-            prediction |= {"probability": row, "loss": loss}
-        return Measured(metrics, predictions)
+        return measure_logits(self.outputs(model, rows, batch_size), rows.targets, self.labels, self.decision)
 
-    def _predictions(self, truth: NDArray[np.int64], predicted: NDArray[np.int64]) -> list[dict[str, object]]:
-        return [
-            {"truth": self.labels.decode(right), "predicted": self.labels.decode(given)}
-            for right, given in zip(truth, predicted, strict=True)
-        ]
+    def outputs(self, model: Model, rows: LabelledRows, batch_size: int = 32) -> NDArray[np.float64]:
+        """Compute (rows, classes) logits."""
+        return predict_logits(model, rows, pad_id=self.tokenizer.pad_id, batch_size=batch_size).astype(np.float64)
+
+    def with_decision(self, decision: DecisionRule) -> ClassificationTask:
+        """Return a copy with another temperature and other thresholds."""
+        return ClassificationTask(self.data, self.labels, self.stored, decision=decision)
 
     def baselines(self, training: Sequence[LabelledText], test: Sequence[LabelledText]) -> dict[str, Measured]:
         """Evaluate the majority class, and TF-IDF with a linear model."""
@@ -323,7 +313,7 @@ class ClassificationTask:
             "tfidf": tfidf(train_texts, train_targets, test_texts, test_targets, self.labels, seconds=seconds),
         }
         return {
-            name: Measured(baseline.metrics, self._predictions(test_targets, baseline.predicted))
+            name: Measured(baseline.metrics, _predictions(test_targets, baseline.predicted, self.labels))
             for name, baseline in found.items()
         }
 
@@ -348,3 +338,34 @@ class ClassificationTask:
         )
         for rows in unlabelled_rows(records, self.data, self.stored, source=source):
             yield from map(asdict, predictor.predict_rows(rows))
+
+
+def measure_logits(
+    logits: NDArray[np.float64], truth: NDArray[np.int64], labels: Labels, decision: DecisionRule
+) -> Measured:
+    """Compute `classification_metrics`, ``calibration``, and predictions with ``probability`` and ``loss``.
+
+    Args:
+        logits: (texts, classes).
+        truth: (texts,) classes, or (texts, classes) zeros and ones.
+        labels: the classes.
+        decision: temperature and thresholds.
+    """
+    temperature = decision.temperature
+    table = probabilities(logits, labels, temperature=temperature)
+    predicted = classify(table, labels, decision.thresholds)
+    metrics = classification_metrics(labels, truth, predicted, probabilities=table)
+    errors = measure_calibration(logits, truth, temperature)
+    metrics |= {"ece": errors["after"]["ece"], "calibration": errors}
+    losses = row_losses(logits / temperature, truth)
+    predictions = _predictions(truth, predicted, labels)
+    for prediction, row, loss in zip(predictions, table.tolist(), losses.tolist(), strict=True):
+        prediction |= {"probability": row, "loss": loss}
+    return Measured(metrics, predictions)
+
+
+def _predictions(truth: NDArray[np.int64], predicted: NDArray[np.int64], labels: Labels) -> list[dict[str, object]]:
+    return [
+        {"truth": labels.decode(right), "predicted": labels.decode(given)}
+        for right, given in zip(truth, predicted, strict=True)
+    ]

@@ -82,26 +82,35 @@ def stored_task(stored: ModelBundle, *, source: str, **options: Unpack[ReadOptio
         options: see `ReadOptions`.
 
     Raises:
-        UserError: it was not fine-tuned, or by another version; several data sets and no ``data_set``; or
-            ``generation`` for a model that does not generate text.
+        UserError: it was not fine-tuned, or by another version; or as in `stored_data`.
     """
-    settings = {name: value for name, value in stored.task.items() if name not in _NOT_DATA and value is not None}
-    kind = stored.task.get("data", "texts")
-    if "data" not in stored.task and (head := stored.config.head) is not None:
+    metadata: Mapping[str, object] = stored.task
+    if "data" not in metadata and (head := stored.config.head) is not None:
         for data_class in _DATA:
             if head.kind in data_class.from_heads:
                 kind = data_class.model_fields["kind"].default
-                settings = {name: value for name, value in settings.items() if name == "max_length"}
+                metadata = {"data": kind} | {k: v for k, v in metadata.items() if k in ("kind", "max_length")}
+    return task_from_metadata(stored_data(metadata, source=source, **options), stored, source=source)
+
+
+def stored_data(metadata: Mapping[str, object], *, source: str, **options: Unpack[ReadOptions]) -> TaskData:
+    """Rebuild the data config of a fine-tuned model from `Task.to_metadata`.
+
+    Raises:
+        UserError: several data sets and no ``data_set``; or ``generation`` for a model that does not generate text.
+    """
+    settings = {name: value for name, value in metadata.items() if name not in _NOT_DATA and value is not None}
+    kind = metadata.get("data", "texts")
     if generation := options.get("generation"):
         if not any(kind == one.model_fields["kind"].default and "generation" in one.model_fields for one in _DATA):
             raise UserError(f"{source} writes no texts; leave --generation out")
-        settings["generation"] = {**settings.get("generation", {}), **generation}
+        earlier = settings.get("generation", {})
+        settings["generation"] = {**(earlier if isinstance(earlier, Mapping) else {}), **generation}
     data: TaskData = validate(_StoredData, {"data": settings | {"kind": kind}}, source=source).data
     data = data.select_set(options.get("data_set"), source=source)
-    data = data.with_columns(
+    return data.with_columns(
         text=options.get("text"),
         label=options.get("label"),
         encoding=options.get("encoding"),
         columns=options.get("columns"),
     )
-    return task_from_metadata(data, stored, source=source)

@@ -272,6 +272,14 @@ class TaskData(Config, ABC):
         kept = {"columns": list(columns) if columns else self.columns, "encoding": encoding}
         return self.model_copy(update=self.rename_columns(text or (), label) | kept)
 
+    def record_of(self, text: str) -> Record:
+        """Return the record of a single text, for prediction.
+
+        Raises:
+            UserError: a record has more than one text.
+        """
+        raise UserError("the model reads more than a single text; give a file with --input")
+
     def select_set(self, name: str | None, *, source: str) -> TaskData:
         """Select one of several data sets by name; ``None``: the only one.
 

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from homespun.data.labels import LabelledRows, RegressionRows
 from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError
+from homespun.inference.predict import DEFAULT_RULE, DecisionRule
 from homespun.metrics.regression import regression_metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
@@ -94,6 +95,7 @@ class RegressionTask(NumberTask):
     kind = "regression"
     labels = None
     reported_metrics = ("spearman", "pearson", "absolute_error")
+    decision = DEFAULT_RULE
 
     def __init__(
         self, data: TextsData, stored: ModelBundle, *, bounds: tuple[float, float] | None, refuses: bool = True
@@ -135,11 +137,16 @@ class RegressionTask(NumberTask):
 
     def measure(self, model: Model, rows: RegressionRows, *, batch_size: int) -> Measured:
         """Compute `regression_metrics`; the ``score`` of an example is minus its absolute error."""
-        return self._measured(rows.numbers, self._predict(model, rows, batch_size))
+        return self._measured(rows.numbers, self.outputs(model, rows, batch_size))
 
-    def _predict(self, model: Model, rows: RegressionRows | LabelledRows, batch_size: int = 32) -> NDArray[np.float64]:
+    def outputs(self, model: Model, rows: RegressionRows | LabelledRows, batch_size: int = 32) -> NDArray[np.float64]:
+        """Compute (rows,) numbers, within the range."""
         predicted = self.logits(model, rows, batch_size)[:, 0].astype(np.float64)
         return predicted if self.bounds is None else np.clip(predicted, *self.bounds)
+
+    def with_decision(self, decision: DecisionRule) -> RegressionTask:
+        """Return the task itself: numbers are not decided."""
+        return self
 
     def _measured(self, truth: NDArray[np.float64], predicted: NDArray[np.float64]) -> Measured:
         known = known_mask(truth)
@@ -164,5 +171,5 @@ class RegressionTask(NumberTask):
     def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
         """Yield ``number``."""
         for rows in unlabelled_rows(records, self.data, self.stored, source=source):
-            for number, truncated in zip(self._predict(model, rows).tolist(), rows.cut.tolist(), strict=True):
+            for number, truncated in zip(self.outputs(model, rows).tolist(), rows.cut.tolist(), strict=True):
                 yield {"number": number, "truncated": truncated}

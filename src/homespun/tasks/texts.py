@@ -59,6 +59,10 @@ class TextsData(TaskData):
         return self
 
     @abstractmethod
+    def example_record(self, example: LabelledText) -> Record:
+        """Return the record that is read as an example."""
+
+    @abstractmethod
     def texts_of(self, record: Record, *, where: str) -> tuple[str, str | None]:
         """Return the text of a record, and the second text of a pair.
 
@@ -99,6 +103,16 @@ class LabelledData(TextsData):
         labels: Sequence[str | tuple[str, ...]] = found
         return [LabelledText(text, label) for text, label in zip(texts, labels, strict=True)]
 
+    def record_of(self, text: str) -> Record:
+        """Return the record of a single text."""
+        first, *others = paths(self.text)
+        return {first: text} | dict.fromkeys(others, "")
+
+    def example_record(self, example: LabelledText) -> Record:
+        """Return the record that is read as an example: its text in the first column."""
+        label = list(example.label) if isinstance(example.label, tuple) else example.label
+        return {**self.record_of(example.text), self.label: label}
+
     def texts_of(self, record: Record, *, where: str) -> tuple[str, str | None]:
         """Return the text of a record."""
         return get_text(record, paths(self.text), where=where), None
@@ -137,6 +151,12 @@ class PairsData(TextsData):
             first, second = self.texts_of(record, where=where)
             pairs.append(LabelledText(first, label, second))
         return pairs
+
+    def example_record(self, example: LabelledText) -> Record:
+        """Return the record that is read as an example: both texts in the first of their columns."""
+        sides = ((paths(self.first), example.text), (paths(self.second), example.second or ""))
+        columns = {name: "" for names, _ in sides for name in names}
+        return columns | {names[0]: text for names, text in sides} | {self.label: example.label}
 
     def texts_of(self, record: Record, *, where: str) -> tuple[str, str]:
         """Return both texts of a record."""
