@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from homespun.commands.vectors import init_model, map_vectors, measure_vectors, train_vectors, vectors_config
     from homespun.compare.recipe import compare_recipe
     from homespun.compare.runner import run_comparison
+    from homespun.fitting.ladder import fit
     from homespun.hf.open import load
     from homespun.report.comparison import write_comparison
     from homespun.report.page import write_report
@@ -55,6 +56,7 @@ _LAZY_IMPORTS = {
     "extend_tokenizer": "homespun.commands.preparation.extend_tokenizer",
     "file_lengths": "homespun.commands.preparation.file_lengths",
     "finetune": "homespun.commands.finetune.finetune",
+    "fit": "homespun.fitting.ladder.fit",
     "finetune_recipe": "homespun.commands.recipe.finetune_recipe",
     "generate": "homespun.commands.generate.generate",
     "generator": "homespun.commands.generate.generator",
@@ -102,6 +104,7 @@ __all__ = [
     "file_lengths",
     "finetune",
     "finetune_recipe",
+    "fit",
     "generate",
     "generator",
     "init_model",

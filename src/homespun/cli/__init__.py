@@ -14,6 +14,7 @@ import typer
 from homespun.cli.compare import baselines, benchmark, compare
 from homespun.cli.convert import convert, export
 from homespun.cli.distill import distill_app
+from homespun.cli.fit import fit
 from homespun.cli.generate import few_shot, generate, summarize
 from homespun.cli.options import (
     Columns,
@@ -21,13 +22,13 @@ from homespun.cli.options import (
     DataSet,
     Encoding,
     Generation,
-    Input,
     Json,
     Out,
     Overrides,
     Resume,
     StartingVectors,
     parse_overrides,
+    print_prediction,
     print_result,
     print_run_result,
     split_list,
@@ -53,6 +54,7 @@ app.add_typer(recipes_app, name="recipes")
 app.add_typer(show_app, name="show")
 app.add_typer(distill_app, name="distill")
 app.add_typer(vectors_app, name="vectors")
+app.command(short_help="Train the best model of labelled files that a time allows.")(fit)
 app.command(short_help="Convert a model to or from transformers, and check it.")(convert)
 app.command(short_help="Export a model to ONNX, and check the file.")(export)
 app.command()(generate)
@@ -178,8 +180,11 @@ def evaluate(
 @app.command()
 def predict(
     run: Model,
-    inputs: Input,
-    out: Annotated[Path, typer.Option("--out", help="Output file, .jsonl or .csv.")],
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to classify.")] = None,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", help="File, glob, folder, archive, URL or hub name; repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Output file for --input, .jsonl or .csv.")] = None,
     text: Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")] = None,
     data_set: DataSet = None,
     generation: Generation = None,
@@ -187,12 +192,21 @@ def predict(
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Predict labels or outputs of new inputs, in their order."""
+    """Predict labels or outputs of texts or files, in their order."""
     from homespun.commands.predict import predict as command
+    from homespun.commands.predict import predict_texts
     from homespun.report.console import Display
     from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
 
+    if bool(texts) == bool(inputs):
+        raise UserError("give texts as arguments, or files with --input, not both")
+    if texts:
+        for prediction in predict_texts(run, texts):
+            print_prediction(prediction, as_json)
+        return
+    if out is None or inputs is None:
+        raise UserError("--out is missing; give a file for the predictions, .jsonl or .csv")
     read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
         result = command(

@@ -1,0 +1,64 @@
+"""Command `homespun fit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homespun.cli.options import Columns, Encoding, Json, check_choice, print_result, split_list
+
+
+def fit(
+    train: Annotated[list[str], typer.Argument(help="Labelled files, globs or folders.")],
+    test: Annotated[list[str] | None, typer.Option("--test", help="Labelled test file; repeatable.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Option("--texts", help="Texts without labels to pretrain on; repeatable.")
+    ] = None,
+    start_from: Annotated[list[str] | None, typer.Option("--from", help="Pretrained model to try; repeatable.")] = None,
+    time: Annotated[str, typer.Option("--time", help="Time for all of it, such as 30m or 2h.")] = "30m",
+    memory: Annotated[str | None, typer.Option("--memory", help="Memory limit, such as 8GB.")] = None,
+    task: Annotated[str, typer.Option("--task", help="auto, classification, multi-label or regression.")] = "auto",
+    text: Annotated[
+        list[str] | None, typer.Option("--text-field", help="Text column; default: found. Repeatable, joined.")
+    ] = None,
+    label: Annotated[str | None, typer.Option("--label-field", help="Label column; default: found.")] = None,
+    encoding: Encoding = None,
+    columns: Columns = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of splits and trainings.")] = 0,
+    out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("runs/fit"),
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped fit.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train the best model of labelled texts that a time allows, and prove it."""
+    from homespun.config import parse_bytes, parse_duration, parse_option
+    from homespun.fitting.inspection import TASKS
+    from homespun.fitting.ladder import fit as command
+    from homespun.report.console import Display
+
+    with Display(json=as_json) as display:
+        result = command(
+            train,
+            out,
+            test=test or (),
+            texts=texts or (),
+            start_from=start_from or (),
+            seconds=parse_option(parse_duration, time, "--time") or 0.0,
+            memory=parse_option(parse_bytes, memory, "--memory"),
+            task=check_choice(task, TASKS, "--task"),
+            text=text or (),
+            label=label,
+            columns=split_list(columns),
+            encoding=encoding,
+            seed=seed,
+            resume=resume,
+            display=display,
+        )
+    if as_json:
+        print_result({"run": str(out), **result}, as_json)
+        return
+    from homespun.fitting.verdict import verdict
+
+    for line in verdict(result, out):
+        typer.echo(line)

@@ -1,0 +1,208 @@
+"""Candidates of a fit: models trained on the same examples, with their outputs on the validation examples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.data.labels import Labels
+from homespun.fitting.inspection import Inspection
+from homespun.inference.predict import DEFAULT_RULE, DecisionRule
+from homespun.linear import Candidate as NgramSettings
+from homespun.linear import LinearFit, fit_linear
+from homespun.metrics.calibration import row_losses
+from homespun.metrics.classification import Metrics
+from homespun.ngrams import CHARACTERS, WORDS, Ngrams
+from homespun.tasks.protocol import Measured
+from homespun.tasks.text_models import (
+    AverageTextModel,
+    LinearTextModel,
+    TextModel,
+    average,
+    choose_decision,
+    measure_outputs,
+    targets_of,
+    texts_of,
+    to_predictions,
+)
+from homespun.tasks.texts import LabelledText
+
+Floats = NDArray[np.float64]
+
+METRICS: Mapping[str, str] = {"classification": "accuracy", "multi-label": "micro_f1", "regression": "spearman"}
+"""Metric by which a candidate is selected, by task."""
+_WEIGHTS = tuple(step / 10 for step in range(1, 10))  # of the network in an average
+_SEARCH_CHARACTERS = 3_000_000  # of the cross-validation of a linear model, at most
+# seconds a character on one core: search and fit with characters, fit without
+_SEARCH_COST, _FIT_COST, _WORD_COST = 12e-6, 5e-6, 1.5e-6
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Wall and processor seconds."""
+
+    wall: float
+    processor: float
+
+
+@dataclass
+class Stopwatch:
+    """Times of a block."""
+
+    spent: Clock = field(default_factory=lambda: Clock(0.0, 0.0))
+
+
+@contextmanager
+def stopwatch() -> Iterator[Stopwatch]:
+    """Measure the time of a block."""
+    watch, wall, processor = Stopwatch(), time.monotonic(), time.process_time()
+    yield watch
+    watch.spent = Clock(time.monotonic() - wall, time.process_time() - processor)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model with its outputs on the validation examples.
+
+    Attributes:
+        name: key in results, and name of its folder.
+        title: name in tables.
+        model: the model; ``None`` for the baseline of the majority class or the mean, which reads no text.
+        outputs: (examples,) numbers or (examples, classes) logits of the validation examples.
+        decision: temperature and thresholds.
+        validation: metrics of the validation examples.
+        seconds: time of its training.
+    """
+
+    name: str
+    title: str
+    model: TextModel | None
+    outputs: Floats
+    decision: DecisionRule
+    validation: Metrics
+    seconds: Clock
+
+
+def candidate(name: str, title: str, model: TextModel, inspection: Inspection, seconds: Clock) -> Candidate:
+    """Return a candidate of a model, measured on the validation examples."""
+    outputs = model.outputs(inspection.validation).values
+    measured = measure_outputs(outputs, inspection.validation, inspection.labels, model.decision)
+    return Candidate(name, title, model, outputs, model.decision, measured.metrics, seconds)
+
+
+def constant_outputs(inspection: Inspection, examples: Sequence[LabelledText]) -> Floats:
+    """Return the outputs of the baseline: logits of the class shares, or the mean of the training numbers."""
+    targets = targets_of([*inspection.train, *inspection.validation], inspection.labels)
+    labels = inspection.labels
+    if labels is None:
+        return np.full(len(examples), float(targets.mean()))
+    if labels.multi_label:
+        shares = targets.mean(axis=0)
+    else:
+        shares = np.bincount(targets.astype(np.int64), minlength=len(labels)) / len(targets)
+    return average([np.tile(shares, (len(examples), 1))], [1.0], labels)
+
+
+def constant_candidate(inspection: Inspection) -> Candidate:
+    """Return the baseline of the majority class, or of the mean."""
+    outputs = constant_outputs(inspection, inspection.validation)
+    measured = measure_outputs(outputs, inspection.validation, inspection.labels, DEFAULT_RULE)
+    title = "mean" if inspection.labels is None else "majority class"
+    return Candidate("constant", title, None, outputs, DEFAULT_RULE, measured.metrics, Clock(0.0, 0.0))
+
+
+@dataclass(frozen=True)
+class LinearPlan:
+    """Settings of `fit_linear` that fit into a time, and the seconds that they are expected to take."""
+
+    feature_sets: tuple[tuple[Ngrams, ...], ...]
+    search_rows: int
+    seconds: float
+
+
+def plan_linear(inspection: Inspection, seconds: float) -> LinearPlan:
+    """Choose features and size of the cross-validation for a time."""
+    lengths = [len(example.text) + len(example.second or "") for example in inspection.train]
+    characters, mean = sum(lengths), sum(lengths) / len(lengths)
+    rows = max(500, min(len(lengths), 8_000, int(_SEARCH_CHARACTERS / mean)))
+    cost = min(characters, rows * mean) * _SEARCH_COST + characters * _FIT_COST
+    if cost <= seconds:
+        return LinearPlan((WORDS, CHARACTERS), rows, cost)
+    return LinearPlan((WORDS,), rows, 3 * characters * _WORD_COST)
+
+
+def fit_linear_model(
+    inspection: Inspection,
+    examples: Sequence[LabelledText],
+    *,
+    plan: LinearPlan | None = None,
+    settings: NgramSettings | None = None,
+    decision: DecisionRule | None = None,
+    seed: int = 0,
+) -> tuple[LinearTextModel, LinearFit]:
+    """Fit a linear model; with ``settings`` without a search."""
+    labels, plan = inspection.labels, plan or LinearPlan((WORDS,), 8_000, 0.0)
+    found = fit_linear(
+        texts_of(examples),
+        targets_of(examples, labels),
+        labels,
+        settings=settings,
+        feature_sets=plan.feature_sets,
+        search_rows=plan.search_rows,
+        seed=seed,
+    )
+    if decision is None:
+        decision = DEFAULT_RULE if labels is None else DecisionRule(temperature=found.temperature)
+    model = LinearTextModel(found.model, inspection.data, decision)
+    if settings is None and labels is not None and labels.multi_label:
+        outputs = model.outputs(inspection.validation).values
+        model = LinearTextModel(found.model, inspection.data, choose_decision(outputs, inspection.validation, labels))
+    return model, found
+
+
+def average_candidate(network: Candidate, linear: Candidate, inspection: Inspection) -> Candidate:
+    """Return the average of a network and a linear model, with the weight of the least validation loss.
+
+    The temperature of a network is chosen first, as its probabilities are not calibrated by its training.
+    """
+    labels, examples = inspection.labels, inspection.validation
+    assert network.model is not None
+    assert linear.model is not None
+    parts = [to_predictions(one.outputs, labels, one.decision) for one in (network, linear)]
+    losses = {}
+    for weight in _WEIGHTS:
+        values = average(parts, (weight, 1 - weight), labels)
+        losses[weight] = _loss(values, examples, labels)
+    weight = min(losses, key=lambda one: losses[one])
+    values = average(parts, (weight, 1 - weight), labels)
+    decision = choose_decision(values, examples, labels)
+    members = {"network": network.model, "linear": linear.model}
+    model = AverageTextModel(members, (weight, round(1 - weight, 3)), decision)
+    measured = measure_outputs(values, examples, labels, decision)
+    title = f"average of {network.title} ({weight:.0%}) and {linear.title} ({1 - weight:.0%})"
+    return Candidate("average", title, model, values, decision, measured.metrics, Clock(0.0, 0.0))
+
+
+def _loss(values: Floats, examples: Sequence[LabelledText], labels: Labels | None) -> float:
+    targets = targets_of(examples, labels)
+    if labels is None:
+        return float(np.square(values - targets).mean())
+    return float(row_losses(values, targets.astype(np.int64)).mean())
+
+
+def score(metrics: Metrics, metric: str) -> float:
+    """Return a metric for comparison; what is not defined is the lowest."""
+    value = metrics.get(metric)
+    return float("-inf") if value is None else float(value)
+
+
+def example_scores(measured: Measured, labels: Labels | None) -> Floats:
+    """Return (examples,) scores for paired tests: 1 for right predictions; of numbers minus the absolute error."""
+    if labels is None:
+        return np.array([float(str(one["score"])) for one in measured.predictions])
+    return np.array([float(one["truth"] == one["predicted"]) for one in measured.predictions])

@@ -1,0 +1,342 @@
+"""Inspection of labelled files: columns, task, splits, and what is wrong with the data."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.data.labels import Labels, label_name
+from homespun.data.near_duplicates import find_near_duplicates
+from homespun.data.splits import stratified_split
+from homespun.errors import UserError
+from homespun.tasks.number_training import numbers_of_examples
+from homespun.tasks.text_models import targets_of
+from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData, labels_of, readable_texts
+from homespun.text.formats import Record
+from homespun.text.sources import read_records
+
+TaskName = Literal["auto", "classification", "multi-label", "regression"]
+TASKS: tuple[TaskName, ...] = ("auto", "classification", "multi-label", "regression")
+
+LABEL_NAMES = (
+    *("label", "labels", "class", "category", "categories", "target", "sentiment", "topic", "tag", "tags"),
+    *("rating", "score", "stars", "similarity", "y"),
+)
+TEXT_NAMES = (
+    *("text", "sentence", "content", "document", "abstract", "review", "body", "tweet", "message", "comment"),
+    *("description", "question", "headline", "title"),
+)
+PAIR_NAMES = (
+    ("sentence1", "sentence2"),
+    ("text1", "text2"),
+    ("text_a", "text_b"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("first", "second"),
+)
+_NUMBER_NAMES = ("score", "similarity", "rating", "stars")
+
+_SAMPLE = 2_000  # records that columns are judged by
+_MAX_CLASSES = 50  # distinct whole numbers that are still taken for classes
+_LONG = 40  # characters of a column name from which it is taken for a text
+_TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.15
+_MAX_TEST, _MAX_VALIDATION = 10_000, 2_000
+_RARE = 20  # examples of a class, below which it is named
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Examples in three parts, how they were read, and what was found.
+
+    Attributes:
+        data: columns.
+        labels: classes; ``None`` for numbers.
+        train, validation, test: examples; no text is in two of them.
+        test_from: ``files``, or ``split``: held out of the training files.
+        decisions: what was chosen and why, a line each.
+        warnings: what may spoil the result, a line each.
+    """
+
+    data: TextsData
+    labels: Labels | None
+    train: Sequence[LabelledText]
+    validation: Sequence[LabelledText]
+    test: Sequence[LabelledText]
+    test_from: Literal["files", "split"]
+    decisions: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def task(self) -> TaskName:
+        """Kind of the task."""
+        if self.labels is None:
+            return "regression"
+        return "multi-label" if self.labels.multi_label else "classification"
+
+    def data_for(self, length: int) -> TextsData:
+        """Return the data config of a network with inputs of ``length`` tokens."""
+        return self.data.model_copy(update={"max_length": length})
+
+
+def inspect(
+    train: Sequence[str],
+    test: Sequence[str] = (),
+    *,
+    text: Sequence[str] = (),
+    label: str | None = None,
+    columns: Sequence[str] | None = None,
+    encoding: str | None = None,
+    task: TaskName = "auto",
+    seed: int = 0,
+) -> Inspection:
+    """Read labelled files, and divide them.
+
+    Args:
+        train: files, globs or folders.
+        test: the same; empty: a fifth of the training examples is held out.
+        text: columns of the text; one, several to be joined, or found by name and content.
+        label: column of the label; found by name and content where not given.
+        columns: names of the columns of a csv without a header.
+        encoding: of text files; detected where not given.
+        task: kind of the task; ``auto``: from the labels.
+        seed: of the splits.
+
+    Raises:
+        UserError: files that cannot be read, columns that are missing or ambiguous, one class, too few examples.
+    """
+    decisions: list[str] = []
+    sample = list(islice(read_records(train, encoding=encoding, columns=columns), _SAMPLE))
+    source = ", ".join(train)
+    if not sample:
+        raise UserError(f"{source} holds no rows; give a file with a text and a label in each row")
+    _check_header(sample, source)
+    label = _label_column(sample, label, text, source, decisions)
+    texts = _text_columns(sample, label, text, source, decisions)
+    kind = _task_of([record.get(label) for record in sample], label, task, decisions)
+    data = _data_config(texts, label, kind, train, columns, encoding)
+    examples = _without_empty(data.read_files(train), source, decisions)
+    labels = None if kind == "regression" else Labels.collect(labels_of(examples), multi_label=kind == "multi-label")
+    if labels is None:
+        numbers_of_examples(examples)
+    given = None
+    if test:
+        given = data.read_files(test)
+        targets_of(given, labels)  # an unknown label is an error now
+    learned, validation, held_out = _split(examples, labels, given, seed, decisions)
+    found = Inspection(data, labels, learned, validation, held_out, "files" if test else "split", decisions)
+    found.warnings.extend(_warnings(found))
+    return found
+
+
+def _check_header(sample: Sequence[Record], source: str) -> None:
+    names = [str(name) for name in sample[0]]
+    data_like = [name for name in names if len(name) > _LONG or re.fullmatch(r"-?\d+(\.\d+)?", name.strip())]
+    if len(names) > 1 and data_like:
+        raise UserError(
+            f"the first row of {source} looks like data, not like names of columns ({data_like[0][:_LONG]!r}); "
+            f"name its {len(names)} columns, such as --columns label,text"
+        )
+
+
+def _label_column(
+    sample: Sequence[Record], given: str | None, text: Sequence[str], source: str, decisions: list[str]
+) -> str:
+    names = [str(name) for name in sample[0]]
+    if given is not None:
+        if given not in names:
+            raise UserError(f"{source} has no column {given!r}; there are: {', '.join(names)}")
+        return given
+    others = [name for name in names if name not in text]
+    named = [name for name in others if name.lower() in LABEL_NAMES]
+    found = named or [name for name in others if _repeats([record.get(name) for record in sample])]
+    if len(found) == 1:
+        decisions.append(f"label column: {found[0]!r} ({'by its name' if named else 'few distinct values'})")
+        return found[0]
+    if not found:
+        raise UserError(
+            f"{source} has no column that looks like a label; name it with --label-field, out of {', '.join(names)}; "
+            f"texts without labels are for `homespun pretrain`"
+        )
+    raise UserError(f"which column of {source} is the label? {', '.join(found)} could be; name it with --label-field")
+
+
+def _repeats(values: Sequence[object]) -> bool:
+    """True for values that look like classes: short, and repeated."""
+    names = [label_name(value) for value in values if isinstance(value, str | int | float | bool)]
+    if len(names) < len(values) or not all(names):
+        return False
+    distinct = len(set(names))
+    return 2 <= distinct <= max(2, min(_MAX_CLASSES * 2, len(names) // 3)) and max(map(len, set(names))) <= _LONG
+
+
+def _text_columns(
+    sample: Sequence[Record], label: str, given: Sequence[str], source: str, decisions: list[str]
+) -> list[str]:
+    names = [str(name) for name in sample[0]]
+    for name in given:
+        if name not in names:
+            raise UserError(f"{source} has no column {name!r}; there are: {', '.join(names)}")
+    if given:
+        return list(given)
+    lower = {name.lower(): name for name in names if name != label}
+    for pair in PAIR_NAMES:
+        if all(name in lower for name in pair):
+            decisions.append(f"texts: pairs of {lower[pair[0]]!r} and {lower[pair[1]]!r} (by their names)")
+            return [lower[name] for name in pair]
+    texts = [
+        name
+        for name in names
+        if name != label and _is_text([record.get(name) for record in sample], distinct=name.lower() not in TEXT_NAMES)
+    ]
+    if not texts:
+        raise UserError(f"{source} has no column of text; name it with --text-field, out of {', '.join(names)}")
+    if len(texts) == 1:
+        decisions.append(f"text column: {texts[0]!r} (the only text)")
+        return texts
+    named = [lower[name] for name in TEXT_NAMES if lower.get(name) in texts]
+    if "title" in lower and lower["title"] in texts and len(named) == 2:
+        decisions.append(f"text columns: {lower['title']!r} and {named[0]!r}, joined")
+        return [lower["title"], *(name for name in named if name != lower["title"])]
+    if len(named) == 1:
+        decisions.append(f"text column: {named[0]!r} (by its name)")
+        return named
+    raise UserError(
+        f"which column of {source} is the text? {', '.join(texts)} could be; name one or several with --text-field"
+    )
+
+
+def _is_text(values: Sequence[object], *, distinct: bool) -> bool:
+    """True for values that look like texts: strings of several words and, if asked for, mostly ``distinct``."""
+    texts = [value for value in values if isinstance(value, str) and value.strip()]
+    if len(texts) < len(values) / 2:
+        return False
+    words = sum(len(text.split()) for text in texts) / len(texts)
+    return words >= 2 and (not distinct or len(set(texts)) > len(texts) / 2)
+
+
+def _task_of(values: Sequence[Any], label: str, given: TaskName, decisions: list[str]) -> TaskName:
+    if given != "auto":
+        return given
+    if any(isinstance(value, list | tuple) for value in values):
+        decisions.append("task: multi-label classification (a row holds a list of labels)")
+        return "multi-label"
+    names = [name for value in values if (name := label_name(value))]
+    try:
+        numbers = np.array([float(name) for name in names])
+    except ValueError:
+        numbers = np.array([])
+    distinct = len(set(names))
+    if len(numbers) and (numbers != np.round(numbers)).any():
+        decisions.append(f"task: regression ({label!r} holds numbers with fractions)")
+        return "regression"
+    if len(numbers) and (distinct > _MAX_CLASSES or (label.lower() in _NUMBER_NAMES and distinct > 10)):
+        decisions.append(f"task: regression ({label!r} holds {distinct} distinct numbers)")
+        return "regression"
+    decisions.append(f"task: classification ({distinct} distinct labels)")
+    return "classification"
+
+
+def _data_config(
+    texts: Sequence[str],
+    label: str,
+    kind: TaskName,
+    train: Sequence[str],
+    columns: Sequence[str] | None,
+    encoding: str | None,
+) -> TextsData:
+    read = {"train": list(train), "label": label, "encoding": encoding}
+    read |= {"columns": None if columns is None else list(columns)}
+    if tuple(name.lower() for name in texts) in PAIR_NAMES and kind != "multi-label":
+        return PairsData.model_validate(read | {"first": texts[0], "second": texts[1]})
+    text = texts[0] if len(texts) == 1 else list(texts)
+    return LabelledData.model_validate(read | {"text": text, "multi_label": kind == "multi-label"})
+
+
+def _without_empty(examples: Sequence[LabelledText], source: str, decisions: list[str]) -> list[LabelledText]:
+    kept = [example for example in examples if example.text.strip()]
+    if not kept:
+        raise UserError(f"all texts of {source} are empty; name another column with --text-field")
+    if len(kept) < len(examples):
+        decisions.append(f"{len(examples) - len(kept):,} of {len(examples):,} examples have an empty text: left out")
+    return kept
+
+
+def _split(
+    examples: Sequence[LabelledText],
+    labels: Labels | None,
+    test: Sequence[LabelledText] | None,
+    seed: int,
+    decisions: list[str],
+) -> tuple[list[LabelledText], list[LabelledText], list[LabelledText]]:
+    """Divide examples; repeated texts stay together."""
+    rest, held_out = list(examples), list(test or ())
+    if test is None:
+        rest, held_out = _hold_out(rest, labels, min(_TEST_SHARE, _MAX_TEST / len(rest)), seed, "test")
+        decisions.append(f"test: {len(held_out):,} examples held out, none was given with --test")
+    learned, validation = _hold_out(
+        rest, labels, min(_VALIDATION_SHARE, _MAX_VALIDATION / len(rest)), seed, "validation"
+    )
+    decisions.append(f"train {len(learned):,}, validation {len(validation):,}, test {len(held_out):,} examples")
+    return learned, validation, held_out
+
+
+def _hold_out(
+    examples: Sequence[LabelledText], labels: Labels | None, share: float, seed: int, part: str
+) -> tuple[list[LabelledText], list[LabelledText]]:
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, text in enumerate(readable_texts(examples)):
+        groups[" ".join(text.lower().split())].append(index)
+    firsts = np.array([rows[0] for rows in groups.values()])
+    try:
+        kept, held_out = stratified_split(_strata(examples, labels)[firsts], share, seed)
+    except UserError as error:
+        raise UserError(
+            f"{len(examples)} examples are too few to hold a {part} part out: {error}; give more examples"
+            + (", or test examples with --test" if part == "test" else "")
+        ) from error
+    members = list(groups.values())
+    return tuple(  # type: ignore[return-value]
+        [examples[index] for index in sorted(row for group in chosen for row in members[group])]
+        for chosen in (kept, held_out)
+    )
+
+
+def _strata(examples: Sequence[LabelledText], labels: Labels | None) -> NDArray[np.int64]:
+    targets = targets_of(examples, labels)
+    return np.zeros((len(examples), 0), dtype=np.int64) if labels is None else targets.astype(np.int64)
+
+
+def _warnings(found: Inspection) -> list[str]:
+    warnings = []
+    counts = Counter(" ".join(text.lower().split()) for text in readable_texts(found.train))
+    if repeated := sum(counts.values()) - len(counts):
+        warnings.append(f"{repeated:,} of {len(found.train):,} training texts repeat another one")
+    if conflicts := _conflicts(found.train):
+        warnings.append(f"{conflicts:,} training texts occur with different labels")
+    if found.labels is not None and not found.labels.multi_label:
+        sizes = Counter(str(example.label) for example in found.train)
+        if rare := [f"{name} ({sizes[name]})" for name in found.labels.names if sizes[name] < _RARE]:
+            warnings.append(f"classes with fewer than {_RARE} training examples: {', '.join(rare)}")
+    if found.test_from == "files":
+        learned = readable_texts([*found.train, *found.validation])
+        near = find_near_duplicates(learned, readable_texts(found.test))
+        if near.rows:
+            warnings.append(
+                f"{len(near.rows):,} of {len(found.test):,} test examples are near-duplicates of training examples "
+                f"({near.same:,} word for word); metrics may be better than on new texts"
+            )
+    return warnings
+
+
+def _conflicts(examples: Sequence[LabelledText]) -> int:
+    labels: Mapping[str, set[object]] = defaultdict(set)
+    for example, text in zip(examples, readable_texts(examples), strict=True):
+        labels[" ".join(text.lower().split())].add(example.label)
+    return sum(len(different) > 1 for different in labels.values())

@@ -1,0 +1,354 @@
+"""The ladder of a fit: models from the cheapest to the dearest until the time is used, then the best on validation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from homespun.commands.trials import write_run_predictions
+from homespun.config import Tree
+from homespun.errors import UserError
+from homespun.fitting.candidates import (
+    METRICS,
+    Candidate,
+    Clock,
+    average_candidate,
+    candidate,
+    constant_candidate,
+    fit_linear_model,
+    plan_linear,
+    score,
+    stopwatch,
+)
+from homespun.fitting.inspection import Inspection, TaskName, inspect
+from homespun.fitting.networks import (
+    MIN_CHARACTERS,
+    Source,
+    finetune_source,
+    fit_frozen,
+    open_source,
+    pretrain_own,
+    write_parts,
+)
+from homespun.fitting.results import FitSettings, summarise, write_results
+from homespun.fitting.verdict import metric_text
+from homespun.io.atomic import atomic_path, write_text
+from homespun.io.json import read_object
+from homespun.linear import LinearFit
+from homespun.report import formats
+from homespun.report.console import Display
+from homespun.tasks.text_models import LinearTextModel, TextModel, open_text_model, save_text_model
+
+SETTINGS, RESULT = "fit.json", "result.json"
+_LINEAR_SHARE = 0.25  # of the time, at most, for the linear model
+_MIN_NETWORK = 60.0  # seconds that a network needs at least
+_REST = 2.0  # seconds for the average, the test and the report, besides their predictions
+_REFIT = 0.5  # of the time of a linear model with its search, without a search
+_PRETRAINING_SHARE = 0.55  # of the time of an own network; the rest is for its fine-tuning
+
+
+def fit(
+    train: Sequence[str],
+    out: str | Path,
+    *,
+    test: Sequence[str] = (),
+    texts: Sequence[str] = (),
+    start_from: Sequence[str] = (),
+    seconds: float = 1800.0,
+    memory: int | None = None,
+    task: TaskName = "auto",
+    text: Sequence[str] = (),
+    label: str | None = None,
+    columns: Sequence[str] | None = None,
+    encoding: str | None = None,
+    seed: int = 0,
+    resume: bool = False,
+    display: Display | None = None,
+) -> Tree:
+    """Train the best model of labelled texts that a time allows.
+
+    Trains a linear model, then networks as far as the time goes, then the average of both. The validation examples
+    select the model; the test examples are used once, for the result.
+
+    Args:
+        train: labelled files, globs or folders.
+        out: a new folder; with ``resume`` that of a stopped fit.
+        test: labelled files for the result; without them a fifth of ``train`` is held out.
+        texts: files without labels, to pretrain on.
+        start_from: pretrained models: runs, folders, or names on the hub.
+        seconds: for all of it.
+        memory: limit of a training, in bytes.
+        task: see `homespun.fitting.inspection.inspect`, as for the next four.
+        text: columns of the text.
+        label: column of the label.
+        columns: names of the columns of a csv without a header.
+        encoding: of text files.
+        seed: of splits and trainings.
+        resume: continue the fit in ``out``; finished candidates are kept.
+        display: shows decisions and progress.
+
+    Returns:
+        The content of ``result.json``.
+
+    Raises:
+        UserError: files or columns that cannot be used, a folder with other content, a checkpoint that cannot be
+            opened.
+    """
+    display, folder = display or Display(json=True), Path(out)
+    settings = FitSettings(
+        train=list(train),
+        test=list(test),
+        texts=list(texts),
+        start_from=list(start_from),
+        seconds=seconds,
+        memory=memory,
+        task=task,
+        text=list(text),
+        label=label,
+        columns=None if columns is None else list(columns),
+        encoding=encoding,
+        seed=seed,
+    )
+    if resume and (folder / RESULT).is_file() and (folder / SETTINGS).is_file():
+        return read_object(folder / RESULT)
+    start = time.monotonic()
+    inspection = inspect(train, test, text=text, label=label, columns=columns, encoding=encoding, task=task, seed=seed)
+    sources = [open_source(path, inspection) for path in start_from]
+    _open_folder(folder, settings, resume=resume)
+    for line in inspection.decisions:
+        display.line(line)
+    for line in inspection.warnings:
+        display.line(f"warning: {line}")
+    ladder = _Ladder(inspection, folder, settings, sources, display, start)
+    ladder.climb()
+    result, predictions = summarise(inspection, ladder.candidates, ladder.final(), settings, ladder.skipped, start)
+    for name, rows in predictions.items():
+        write_run_predictions(folder, name, rows.rows, rows.predictions)
+    write_results(folder, result)
+    return result
+
+
+def _open_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:
+    """Create the folder of a fit, or check that it is that of the same one.
+
+    Raises:
+        UserError: the folder has other content, or was made with other settings.
+    """
+    path = folder / SETTINGS
+    if path.is_file():
+        if not resume:
+            raise UserError(f"{folder} holds a fit; give --resume to continue it, or another --out")
+        earlier = read_object(path)
+        different = sorted(
+            name for name, value in settings.model_dump(mode="json").items() if earlier.get(name) != value
+        )
+        if different and different != ["seconds"]:
+            raise UserError(f"{folder} was made with another {', '.join(different)}; give the same, or another --out")
+        return
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise UserError(f"{folder} is not empty; give --out a new folder")
+    write_text(path, json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
+
+
+@dataclass
+class _Ladder:
+    """State of a fit: candidates so far and the time that is left."""
+
+    inspection: Inspection
+    folder: Path
+    settings: FitSettings
+    sources: Sequence[Source]
+    display: Display
+    start: float
+
+    def __post_init__(self) -> None:
+        self.candidates: list[Candidate] = [constant_candidate(self.inspection)]
+        self.skipped: list[str] = []
+        self.metric = METRICS[self.inspection.task]
+        self.linear: LinearFit | None = None
+        for path in (self.folder / "candidates").glob("*/candidate.json"):
+            # time that earlier calls used counts
+            self.start -= float(read_object(path)["seconds"]["wall"])
+
+    def left(self) -> float:
+        """Seconds that remain for training, without those that the result will take."""
+        linear = sum(one.seconds.wall for one in self.candidates if one.name == "linear")
+        return self.settings.seconds - (time.monotonic() - self.start) - _REST - _REFIT * linear
+
+    def evaluation(self, source: Source) -> float:
+        """Seconds that a network takes for the validation and the test examples."""
+        return 1.3 * (len(self.inspection.validation) + len(self.inspection.test)) / source.texts_per_second
+
+    def best(self) -> Candidate:
+        """Best candidate on the validation examples; of equal ones the earlier, which is the cheaper."""
+        return max(self.candidates, key=lambda one: score(one.validation, self.metric))
+
+    def climb(self) -> None:
+        """Train the candidates."""
+        plan = plan_linear(self.inspection, _LINEAR_SHARE * self.settings.seconds)
+
+        def linear() -> TextModel:
+            model, self.linear = fit_linear_model(
+                self.inspection, self.inspection.train, plan=plan, seed=self.settings.seed
+            )
+            return model
+
+        self._rung("linear", "linear model on TF-IDF n-grams", plan.seconds, linear)
+        for number, source in enumerate(self.sources):
+            self._from_checkpoint(source, number + 1, self.left() / (len(self.sources) - number))
+        if not self.sources:
+            self._own_network()
+        networks = [one for one in self.candidates if one.model is not None and one.model.kind == "network"]
+        if networks:
+            network = max(networks, key=lambda one: score(one.validation, self.metric))
+            linear_model = next(one for one in self.candidates if one.name == "linear")
+            self.candidates.append(average_candidate(network, linear_model, self.inspection))
+            self._show(self.candidates[-1])
+
+    def _from_checkpoint(self, source: Source, number: int, seconds: float) -> None:
+        name = Path(source.path).name or source.path
+        texts = len(self.inspection.train) + len(self.inspection.validation)
+        frozen = 1.3 * texts / source.texts_per_second
+        self.display.line(
+            f"{name}: inputs of {source.length} tokens, which hold 95 % of the training texts or are the most that is "
+            f"read; {source.texts_per_second:.0f} texts/s"
+        )
+        started = time.monotonic()
+        seconds -= 2 * self.evaluation(source)  # of the frozen encoder and of the fine-tuned one
+        if frozen <= seconds:
+            self._rung(
+                f"frozen-{number}",
+                f"{name}, frozen, with a linear classifier",
+                frozen,
+                lambda: fit_frozen(source, self.inspection)[0],
+            )
+        else:
+            self._skip(
+                f"{name}, frozen: about {formats.duration(frozen)} of {formats.duration(max(0.0, seconds))} left"
+            )
+        seconds -= time.monotonic() - started
+        # forward and backward pass cost three times a prediction, and the network needs one epoch at least
+        epoch = 3.3 * len(self.inspection.train) / source.texts_per_second
+        if seconds < max(_MIN_NETWORK, epoch):
+            self._skip(
+                f"{name}, fine-tuned: an epoch takes about {formats.duration(epoch)}, and "
+                f"{formats.duration(max(0.0, seconds))} is left; give more --time"
+            )
+            return
+        self._rung(
+            f"finetuned-{number}",
+            f"{name}, fine-tuned",
+            seconds,
+            lambda: finetune_source(
+                source,
+                self.inspection,
+                write_parts(self.inspection, self.folder / "data"),
+                self.folder / "candidates" / f"finetuned-{number}" / "run",
+                own=False,
+                seconds=0.85 * seconds,
+                memory=self.settings.memory,
+                display=self.display,
+            ),
+        )
+
+    def _own_network(self) -> None:
+        seconds = self.left()
+        characters = sum(len(example.text) for example in self.inspection.train)
+        if characters < MIN_CHARACTERS and not self.settings.texts:
+            self._skip(
+                f"own network: the training texts have {characters:,} characters, and pretraining needs "
+                f"{MIN_CHARACTERS:,}; give more text with --texts, or a checkpoint with --from"
+            )
+            return
+        if seconds < 2 * _MIN_NETWORK:
+            self._skip(
+                f"own network: {formats.duration(max(0.0, seconds))} is left, and pretraining with fine-tuning takes "
+                f"{formats.duration(2 * _MIN_NETWORK)} at least; give more --time, or a checkpoint with --from"
+            )
+            return
+
+        def own() -> TextModel:
+            started = time.monotonic()
+            run, result = pretrain_own(
+                self.settings.texts,
+                self.inspection,
+                self.folder / "pretrained",
+                seconds=_PRETRAINING_SHARE * seconds,
+                memory=self.settings.memory,
+                display=self.display,
+            )
+            self.display.line(
+                f"own network: {formats.count(result['parameters'])} parameters, pretrained on "
+                f"{formats.count(result['tokens'])} tokens"
+            )
+            source = open_source(run, self.inspection)
+            remaining = seconds - (time.monotonic() - started) - self.evaluation(source)
+            return finetune_source(
+                source,
+                self.inspection,
+                write_parts(self.inspection, self.folder / "data"),
+                self.folder / "candidates" / "own" / "run",
+                own=True,
+                seconds=max(10.0, 0.85 * remaining),
+                memory=self.settings.memory,
+                display=self.display,
+            )
+
+        self._rung("own", "own network, pretrained and fine-tuned", seconds, own)
+
+    def _rung(self, name: str, title: str, expected: float, make: Callable[[], TextModel]) -> None:
+        """Train a candidate, or open the one that an earlier call finished."""
+        best = self.best()
+        self.display.line(f"{title}: about {formats.duration(expected)}; to beat: {self._value(best)} ({best.title})")
+        folder = self.folder / "candidates" / name
+        described = folder / "candidate.json"
+        if described.is_file() and name != "linear":  # a linear model is fitted again in seconds
+            seconds = Clock(**read_object(described)["seconds"])
+            model = open_text_model(folder / "model")
+        else:
+            with stopwatch() as watch:
+                model = make()
+            seconds = watch.spent
+            save_text_model(folder / "model", model)
+            write_text(described, json.dumps({"title": title, "seconds": asdict(seconds)}) + "\n")
+        self.candidates.append(candidate(name, title, model, self.inspection, seconds))
+        self._show(self.candidates[-1])
+
+    def _show(self, found: Candidate) -> None:
+        self.display.line(
+            f"{found.title}: {self._value(found)} on {len(self.inspection.validation):,} validation examples"
+        )
+
+    def _value(self, found: Candidate) -> str:
+        value = metric_text(found.validation.get(self.metric), self.inspection.task)
+        return f"{formats.metric_title(self.metric)} {value}"
+
+    def _skip(self, reason: str) -> None:
+        self.skipped.append(reason)
+        self.display.line(f"skipped: {reason}")
+
+    def final(self) -> Candidate:
+        """Save the selected model; linear parts are fitted again on training and validation examples together."""
+        best = self.best()
+        if best.model is None:
+            best = next(one for one in self.candidates if one.name == "linear")
+        model = best.model
+        assert model is not None
+        everything = [*self.inspection.train, *self.inspection.validation]
+
+        def refit(linear: LinearTextModel) -> LinearTextModel:
+            assert self.linear is not None
+            settings = self.linear.candidates[0]
+            return fit_linear_model(self.inspection, everything, settings=settings, decision=linear.decision)[0]
+
+        model = model.refit(refit)
+        save_text_model(self.folder / "model", model)
+        hf = self.folder / "candidates" / best.name / "run" / "hf"
+        if hf.is_dir():
+            with atomic_path(self.folder / "hf") as temporary:
+                shutil.copytree(hf, temporary)
+        return replace(best, model=model)

@@ -1,0 +1,301 @@
+"""Networks of a fit: frozen encoders with a linear classifier, pretraining on the user's text, fine-tuning."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+
+from homespun.commands.finetune import finetune
+from homespun.commands.preparation import make_corpus, reading, train_tokenizer
+from homespun.commands.pretrain import pretrain
+from homespun.commands.recipe import FinetuneRecipe, finetune_recipe, pretrain_recipe
+from homespun.config import Tree
+from homespun.data.labels import Labels
+from homespun.data.rows import pad
+from homespun.errors import UserError
+from homespun.fitting.candidates import METRICS, score
+from homespun.fitting.inspection import Inspection
+from homespun.hf.open import open_model
+from homespun.inference.predict import DEFAULT_RULE
+from homespun.io.atomic import write_text
+from homespun.io.json import read_object, read_optional
+from homespun.models.bundle import ModelBundle
+from homespun.models.model import Model, eval_mode
+from homespun.models.sequence_heads import PICKS, LinearHeadConfig, MeanHeadConfig
+from homespun.report.console import Display
+from homespun.tasks.classification import ClassificationTask
+from homespun.tasks.regression import RegressionTask
+from homespun.tasks.text_models import NetworkTextModel, measure_outputs, open_network, targets_of
+from homespun.tasks.texts import LabelledText, TextsData, rows_of
+
+MAX_LENGTH = 256  # tokens of a text that a network reads
+MIN_CHARACTERS = 20_000  # of text, without which a network is not pretrained
+_VOCABULARY = 8_000
+_CHARACTERS_PER_TOKEN = 150  # of text for each entry of a new vocabulary
+_STRENGTHS = (0.01, 0.1, 1.0)  # inverse regularisation of the classifier on a frozen encoder
+_MEASURED_TEXTS = 64
+_BATCH = 32
+_EPOCHS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A pretrained model to start from.
+
+    Attributes:
+        path: run, model folder, Hugging Face folder or name.
+        stored: the model without a head.
+        length: tokens of a text that it is given.
+        texts_per_second: measured rate of prediction.
+    """
+
+    path: str
+    stored: ModelBundle
+    length: int
+    texts_per_second: float
+
+
+def open_source(path: str, inspection: Inspection) -> Source:
+    """Open a model, choose the length of its inputs, and measure its rate.
+
+    The length is the 95th percentile of the training texts, of at most `MAX_LENGTH` tokens.
+
+    Raises:
+        UserError: there is no model, or it is no encoder or decoder of texts.
+    """
+    stored = open_model(path, head=None)
+    if stored.config.backbone.has_decoder and not stored.config.backbone.causal:
+        raise UserError(f"{path} is an encoder-decoder; fit classifies with an encoder or a decoder alone")
+    sample = list(inspection.train[:: max(1, len(inspection.train) // 2_000)])
+    texts = [f"{example.text} {example.second or ''}" for example in sample]
+    tokens = np.array([len(ids) for ids in stored.tokenizer.encode_batch(texts)]) + 3
+    longest = min(MAX_LENGTH, stored.config.backbone.max_position_embeddings)
+    length = int(np.clip(8 * np.ceil(np.percentile(tokens, 95) / 8), 16, longest))
+    data = inspection.data_for(length)
+    few = sample[:_MEASURED_TEXTS]
+    pooled(stored, data, few[:8])
+    start = time.perf_counter()
+    pooled(stored, data, few)
+    return Source(path, stored, length, len(few) / (time.perf_counter() - start))
+
+
+def pooled(stored: ModelBundle, data: TextsData, examples: Sequence[LabelledText]) -> dict[str, NDArray[np.float32]]:
+    """Compute (texts, hidden) vectors by pooling: the mean of the tokens and, if it is trained to, the first token."""
+    rows = rows_of(examples, data, stored)
+    kinds = ["mean"] if stored.config.backbone.causal else ["mean", "first"]
+    size = stored.config.backbone.hidden_size
+    found = {kind: np.empty((len(examples), size), dtype=np.float32) for kind in kinds}
+    order = np.argsort(-rows.lengths, kind="stable").tolist()
+    with eval_mode(stored.model):
+        for start in range(0, len(order), _BATCH):
+            chosen = order[start : start + _BATCH]
+            batch = pad([rows[index] for index in chosen], stored.tokenizer.pad_id)
+            hidden = stored.model.read(batch.input_ids, batch.context)
+            for kind, table in found.items():
+                table[chosen] = PICKS[kind](hidden, batch.attention_mask).float().numpy()
+    return found
+
+
+def declared_pooling(path: str) -> str | None:
+    """Return the pooling of a sentence-transformers folder: ``mean``, ``first`` or, without one, ``None``."""
+    settings = read_optional(Path(path).expanduser() / "1_Pooling" / "config.json")
+    names = {"mean": "pooling_mode_mean_tokens", "first": "pooling_mode_cls_token"}
+    return next((name for name, key in names.items() if settings.get(key) is True), None)
+
+
+def fit_frozen(source: Source, inspection: Inspection) -> tuple[NetworkTextModel, str]:
+    """Fit a linear classifier or regression on the vectors of a frozen encoder.
+
+    Pooling (unless the checkpoint declares one) and regularisation are chosen on the validation examples.
+
+    Returns:
+        The model, and the choice in words.
+    """
+    data = inspection.data_for(source.length)
+    vectors, held_out = (pooled(source.stored, data, part) for part in (inspection.train, inspection.validation))
+    targets = targets_of(inspection.train, inspection.labels)
+    declared, metric = declared_pooling(source.path), METRICS[inspection.task]
+    best: tuple[float, str, float, nn.Linear] | None = None
+    for kind in [declared] if declared in vectors else list(vectors):
+        for strength in _STRENGTHS:
+            layer = _fit_layer(vectors[kind], targets, inspection.labels, strength)
+            with torch.no_grad():
+                outputs = layer(torch.from_numpy(held_out[kind])).double().numpy()
+            values = outputs[:, 0] if inspection.labels is None else outputs
+            measured = measure_outputs(values, inspection.validation, inspection.labels, DEFAULT_RULE)
+            found = score(measured.metrics, metric)
+            if best is None or found > best[0]:
+                best = found, kind, strength, layer
+    assert best is not None
+    _, kind, strength, layer = best
+    return _with_layer(source.stored, kind, layer, data, inspection), f"{kind} pooling, C={strength:g}"
+
+
+def _fit_layer(
+    vectors: NDArray[np.float32], targets: NDArray[np.generic], labels: Labels | None, strength: float
+) -> nn.Linear:
+    """Fit a linear layer on (texts, hidden) vectors; their scaling is part of its weights."""
+    scaler = StandardScaler().fit(vectors)
+    scaled = scaler.transform(vectors)
+    if labels is None:
+        ridge = RidgeCV(alphas=np.logspace(-1, 4, 11)).fit(scaled, targets)
+        weights, biases = ridge.coef_[None], np.array([ridge.intercept_])
+    else:
+        regression = LogisticRegression(C=strength, max_iter=1_000)
+        if labels.multi_label:
+            several = OneVsRestClassifier(regression).fit(scaled, targets)
+            weights = np.concatenate([one.coef_ for one in several.estimators_])
+            biases = np.concatenate([one.intercept_ for one in several.estimators_])
+        else:
+            regression.fit(scaled, targets)
+            weights, biases = regression.coef_, regression.intercept_
+            if len(labels) == 2:
+                weights, biases = np.concatenate([-weights, weights]) / 2, np.concatenate([-biases, biases]) / 2
+    weights = weights / scaler.scale_
+    layer = nn.Linear(vectors.shape[1], len(weights))
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(weights))
+        layer.bias.copy_(torch.from_numpy(biases - weights @ scaler.mean_))
+    return layer
+
+
+def _with_layer(
+    source: ModelBundle, kind: str, layer: nn.Linear, data: TextsData, inspection: Inspection
+) -> NetworkTextModel:
+    """Put a linear layer on the encoder as its head, and calibrate it."""
+    labels = inspection.labels
+    outputs = layer.out_features
+    head = MeanHeadConfig(num_labels=outputs) if kind == "mean" else LinearHeadConfig(num_labels=outputs)
+    built = head.build(source.model.backbone)
+    built.classifier = layer
+    config = source.config.model_copy(update={"head": head})
+    model = Model(source.model.backbone, built, reader=config.reader, special_tokens=source.model.special_tokens)
+    bundle = ModelBundle(model.eval(), config, source.tokenizer, labels)
+    if labels is None:
+        return NetworkTextModel(bundle, RegressionTask(data, bundle, bounds=None))
+    return NetworkTextModel(bundle, ClassificationTask(data, labels, bundle)).calibrated(inspection.validation)
+
+
+def write_parts(inspection: Inspection, folder: Path) -> dict[str, Path]:
+    """Write the training and validation examples for `finetune`, with the columns of the user's files."""
+    files = {}
+    for name, examples in (("train", inspection.train), ("validation", inspection.validation)):
+        records = map(inspection.data.example_record, examples)
+        files[name] = folder / f"{name}.jsonl"
+        write_text(files[name], "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    return files
+
+
+def pretrain_own(
+    texts: Sequence[str], inspection: Inspection, folder: Path, *, seconds: float, memory: int | None, display: Display
+) -> tuple[str, Tree]:
+    """Train a tokenizer and a masked language model on the user's text; a stopped training resumes.
+
+    Args:
+        texts: files without labels; empty: the training examples alone.
+        inspection: the training examples, which are read besides.
+        folder: for the tokenizer, the corpus and the run.
+        seconds: for all of it.
+        memory: limit in bytes.
+        display: shows progress.
+
+    Returns:
+        The run, and its result.
+    """
+    start = time.monotonic()
+    own = folder / "texts.jsonl"
+    if not own.is_file():
+        lines = (f"{example.text} {example.second or ''}".strip() for example in inspection.train)
+        write_text(own, "".join(json.dumps({"text": line}, ensure_ascii=False) + "\n" for line in lines))
+    read = reading([*texts, str(own)], duplicates="exact")
+    characters = sum(len(document.text) for document in read.documents())
+    size = int(np.clip(characters // _CHARACTERS_PER_TOKEN, 400, _VOCABULARY))
+    if not (folder / "tokenizer" / "tokenizer.json").is_file():
+        train_tokenizer(read, folder / "tokenizer", kind="bpe", vocab_size=size)
+    if not (folder / "corpus" / "corpus.json").is_file():
+        make_corpus(read, folder / "tokenizer", folder / "corpus")
+    run = folder / "run"
+    resume = (run / "config.yaml").is_file()
+    if (run / "result.json").is_file():
+        return str(run), read_object(run / "result.json")
+    left = max(20.0, seconds - (time.monotonic() - start))
+    settings = [f"data.corpus={folder / 'corpus'}", f"train.budget.time={left:.0f}"]
+    settings += [] if memory is None else [f"train.budget.memory={memory}"]
+    recipe = pretrain_recipe(str(run / "config.yaml") if resume else "spun-encoder", [] if resume else settings)
+    return str(run), pretrain(recipe, run, resume=resume, display=display)
+
+
+def finetune_source(
+    source: Source,
+    inspection: Inspection,
+    files: dict[str, Path],
+    run: Path,
+    *,
+    own: bool,
+    seconds: float,
+    memory: int | None,
+    display: Display,
+) -> NetworkTextModel:
+    """Fine-tune a whole model within a time; a stopped training resumes.
+
+    Args:
+        source: the model.
+        inspection: the examples.
+        files: written by `write_parts`.
+        run: run folder.
+        own: a small model pretrained here, which has a CNN head, and not a checkpoint, which has the head of its
+            pooling.
+        seconds: time of the training.
+        memory: limit in bytes.
+        display: shows progress.
+    """
+    if not (run / "result.json").is_file():
+        resume = (run / "config.yaml").is_file()
+        if resume:
+            recipe = finetune_recipe(str(run / "config.yaml"), [])
+        else:
+            recipe = _finetuning_recipe(source, inspection, files, own=own, seconds=seconds, memory=memory)
+        finetune(recipe, run, start_from=source.path, resume=resume, display=display)
+    return open_network(run).calibrated(inspection.validation)
+
+
+def _finetuning_recipe(
+    source: Source,
+    inspection: Inspection,
+    files: dict[str, Path],
+    *,
+    own: bool,
+    seconds: float,
+    memory: int | None,
+) -> FinetuneRecipe:
+    numbers = inspection.labels is None
+    columns = inspection.data_for(source.length).model_dump(
+        mode="json", exclude={"train", "validation", "test", "columns", "encoding", "split_seed"}
+    )
+    settings: dict[str, object] = {f"data.{name}": value for name, value in columns.items()} | {
+        "data.train": str(files["train"]),
+        "data.validation": str(files["validation"]),
+        "objective.head": {"kind": "cnn", "dropout": 0.5} if own else {"kind": "mean"},
+        "train.budget.time": round(seconds),
+        "train.budget.epochs": _EPOCHS,
+        "train.validate_every": 0.25,
+        "train.best_metric": METRICS[inspection.task],
+        "baselines": False,
+    }
+    if memory is not None:
+        settings["train.budget.memory"] = memory
+    if numbers:
+        settings["train.optimizer.learning_rate"] = 1e-3 if own else 3e-4
+    name = "similarity" if numbers else "classify-cnn" if own else "classify"
+    return finetune_recipe(name, [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()])

@@ -1,0 +1,230 @@
+"""Results of a fit: test metrics of all candidates, significance, learning curve, cost, and what to do next."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from homespun.config import Config, Tree
+from homespun.fitting.candidates import (
+    METRICS,
+    Candidate,
+    constant_outputs,
+    example_scores,
+    fit_linear_model,
+    score,
+)
+from homespun.fitting.inspection import Inspection
+from homespun.io.atomic import write_text
+from homespun.linear import PLAIN
+from homespun.metrics.classification import Metrics
+from homespun.report.significance import bootstrap_interval, permutation_test, wilson_interval
+from homespun.results import VERSION
+from homespun.tasks.protocol import Measured
+from homespun.tasks.text_models import TextModel, measure, measure_outputs
+from homespun.tasks.texts import readable_texts
+
+_CURVE_SHARES = (0.25, 0.5, 1.0)  # of the training examples
+_TIMED = 200  # texts whose prediction is timed
+_ERRORS = 10
+_CHARACTERS = 240
+LEVEL = 0.05
+
+
+class FitSettings(Config):
+    """Arguments of `homespun.fitting.ladder.fit`."""
+
+    train: list[str]
+    test: list[str] = Field(default_factory=list)
+    texts: list[str] = Field(default_factory=list)
+    start_from: list[str] = Field(default_factory=list)
+    seconds: float = 1800.0
+    memory: int | None = None
+    task: str = "auto"
+    text: list[str] = Field(default_factory=list)
+    label: str | None = None
+    columns: list[str] | None = None
+    encoding: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions of one candidate for the test examples."""
+
+    rows: NDArray[np.int64]
+    predictions: Sequence[Mapping[str, object]]
+
+
+def summarise(
+    inspection: Inspection,
+    candidates: Sequence[Candidate],
+    final: Candidate,
+    settings: FitSettings,
+    skipped: Sequence[str],
+    start: float,
+) -> tuple[Tree, dict[str, Predictions]]:
+    """Measure all candidates on the test examples.
+
+    Args:
+        inspection: the examples.
+        candidates: all that were trained.
+        final: the selected one, with the model that was saved.
+        settings: of the fit.
+        skipped: reasons why a candidate was not trained.
+        start: of the fit, by `time.monotonic`.
+
+    Returns:
+        The content of ``result.json``, and the predictions by name.
+    """
+    metric, examples = METRICS[inspection.task], inspection.test
+    measured = {one.name: _test(one, inspection) for one in candidates}
+    assert final.model is not None
+    measured[final.name] = measure(final.model, examples)
+    scores = {name: example_scores(one, inspection.labels) for name, one in measured.items()}
+    others = [one for one in candidates if one.name != final.name]
+    rivals = sorted(others, key=lambda one: -score(one.validation, metric))
+    test = measured[final.name].metrics
+    result: Tree = {
+        "version": VERSION,
+        "kind": "fit",
+        "task": inspection.task,
+        "metric": metric,
+        "selected": final.name,
+        "title": final.title,
+        "test": test,
+        "interval": _interval(test, metric, scores[final.name]),
+        "labels": None if inspection.labels is None else list(inspection.labels.names),
+        "examples": {name: len(getattr(inspection, name)) for name in ("train", "validation", "test")},
+        "test_from": inspection.test_from,
+        "decisions": inspection.decisions,
+        "warnings": inspection.warnings,
+        "skipped": list(skipped),
+        "candidates": [_row(one, measured[one.name].metrics, scores, final.name) for one in candidates],
+        "next_best": rivals[0].name if rivals else None,
+        "never_predicted": _never_predicted(test),
+        "errors": _confident_errors(inspection, measured[final.name]),
+        "learning_curve": _learning_curve(inspection, metric),
+        "cost": _cost(final.model, inspection),
+        "settings": settings.model_dump(mode="json"),
+    }
+    result["next"] = next_steps(result, settings)
+    result["seconds"] = time.monotonic() - start
+    rows = np.arange(len(examples))
+    return result, {name: Predictions(rows, one.predictions) for name, one in measured.items()}
+
+
+def write_results(folder: Path, result: Tree) -> None:
+    """Write ``result.json``, which makes the folder a finished fit."""
+    write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+def _test(one: Candidate, inspection: Inspection) -> Measured:
+    if one.model is not None:
+        return measure(one.model, inspection.test)
+    outputs = constant_outputs(inspection, inspection.test)
+    return measure_outputs(outputs, inspection.test, inspection.labels, one.decision)
+
+
+def _row(one: Candidate, test: Metrics, scores: Mapping[str, NDArray[np.float64]], selected: str) -> Tree:
+    row: Tree = {
+        "name": one.name,
+        "title": one.title,
+        "validation": _plain(one.validation),
+        "test": _plain(test),
+        "parameters": 0 if one.model is None else one.model.parameters,
+        "seconds": round(one.seconds.wall, 1),
+        "processor_seconds": round(one.seconds.processor, 1),
+    }
+    if one.name != selected:
+        differences = scores[selected] - scores[one.name]
+        row["difference"] = float(differences.mean())
+        row["difference_interval"] = bootstrap_interval(differences)
+        row["p"] = permutation_test(differences, 1.0 if set(np.unique(np.abs(differences))) <= {0.0, 1.0} else None)
+    return row
+
+
+def _plain(metrics: Metrics) -> Metrics:
+    return {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
+
+
+def _interval(test: Metrics, metric: str, scores: NDArray[np.float64]) -> tuple[float, float] | None:
+    return wilson_interval(float(test["accuracy"]), len(scores)) if metric == "accuracy" else None
+
+
+def _never_predicted(test: Metrics) -> list[str]:
+    """Classes that occur in the test examples and are never predicted right."""
+    classes: Mapping[str, Metrics] = test.get("per_class", {})
+    return [name for name, values in classes.items() if values["support"] and not values["recall"]]
+
+
+def _confident_errors(inspection: Inspection, measured: Measured) -> list[Tree]:
+    """Wrong test predictions with the greatest loss."""
+    if inspection.labels is None:
+        return []
+    wrong = [index for index, one in enumerate(measured.predictions) if one["truth"] != one["predicted"]]
+    wrong.sort(key=lambda index: -float(str(measured.predictions[index]["loss"])))
+    texts = readable_texts([inspection.test[index] for index in wrong[:_ERRORS]])
+    return [
+        {
+            "row": index,
+            "text": " ".join(text.split())[:_CHARACTERS],
+            "truth": measured.predictions[index]["truth"],
+            "predicted": measured.predictions[index]["predicted"],
+        }
+        for index, text in zip(wrong, texts, strict=False)
+    ]
+
+
+def _learning_curve(inspection: Inspection, metric: str) -> list[Tree]:
+    """Validation metric of a linear model on words, by number of training examples."""
+    order = np.random.default_rng(0).permutation(len(inspection.train))
+    curve = []
+    for share in _CURVE_SHARES:
+        count = int(share * len(order))
+        part = [inspection.train[index] for index in np.sort(order[:count])]
+        if inspection.labels is not None and len({str(example.label) for example in part}) < 2:
+            continue
+        model, _ = fit_linear_model(inspection, part, settings=PLAIN)
+        curve.append({"examples": count, metric: score(measure(model, inspection.validation).metrics, metric)})
+    return curve
+
+
+def _cost(model: TextModel, inspection: Inspection) -> Tree:
+    examples = list(inspection.test[:_TIMED])
+    start, processor = time.perf_counter(), time.process_time()
+    model.outputs(examples)
+    wall, used = time.perf_counter() - start, time.process_time() - processor
+    return {
+        "seconds_per_1000": 1000 * wall / len(examples),
+        "processor_seconds_per_1000": 1000 * used / len(examples),
+        "parameters": model.parameters,
+    }
+
+
+def next_steps(result: Tree, settings: FitSettings) -> list[str]:
+    """Return what would improve the model, the most promising first, as sentences with commands."""
+    steps = []
+    train = " ".join(shlex.quote(name) for name in settings.train)
+    curve = result["learning_curve"]
+    gain = curve[-1][result["metric"]] - curve[-2][result["metric"]] if len(curve) > 1 else 0.0
+    if gain > 0.01:
+        steps.append(
+            f"label more examples: the last doubling raised the linear model by {100 * gain:.1f} points on validation"
+        )
+    if result["skipped"] or not settings.start_from:
+        minutes = max(10, round(2 * settings.seconds / 60))
+        steps.append(f"give more time: homespun fit {train} --time {minutes}m --out NEW")
+    if not settings.start_from:
+        steps.append(f"start from a pretrained encoder: homespun fit {train} --from CHECKPOINT --out NEW")
+    if not settings.texts and not settings.start_from:
+        steps.append(f"pretrain on more text without labels: homespun fit {train} --texts 'FILES' --out NEW")
+    return steps

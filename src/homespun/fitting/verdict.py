@@ -1,0 +1,121 @@
+"""The verdict of a fit in sentences, the same on the console and on the report page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from homespun.config import Tree
+from homespun.report import formats
+
+LEVEL = 0.05
+
+
+def verdict(result: Tree, folder: Path) -> list[str]:
+    """Return the verdict, a table of the candidates, what went wrong, and what to do next."""
+    return [
+        *headline(result),
+        "",
+        *table(result),
+        "",
+        *problems(result),
+        *(["", "next:", *(f"  {step}" for step in result["next"])] if result["next"] else []),
+        "",
+        *(f"use: {command}" for command in commands(folder)),
+    ]
+
+
+def headline(result: Tree) -> list[str]:
+    """Return model, score with interval, and difference to the next best, a sentence each."""
+    test, metric = result["test"], result["metric"]
+    count = result["examples"]["test"]
+    held_out = "" if result["test_from"] == "files" else " (held out of the training files)"
+    interval = result["interval"]
+    shown = f", 95 % interval {_percent(interval[0])} to {_percent(interval[1])}" if interval else ""
+    value = metric_text(test[metric], result["task"])
+    lines = [
+        f"Selected: {result['title']}.",
+        f"{formats.metric_title(metric)} {value} on {count:,} test examples{held_out}{shown}"
+        + (f"; macro F1 {_percent(test['macro_f1'])}" if "macro_f1" in test else "")
+        + ".",
+    ]
+    rival = next((one for one in result["candidates"] if one["name"] == result["next_best"]), None)
+    if rival is not None:
+        lines.append(_difference(result, rival))
+    cost = result["cost"]
+    lines.append(
+        f"{cost['parameters']:,} parameters; {formats.duration(cost['seconds_per_1000'])} for 1,000 texts "
+        f"({formats.duration(cost['processor_seconds_per_1000'])} of processor time)."
+    )
+    return lines
+
+
+def _difference(result: Tree, rival: Tree) -> str:
+    low, high = rival["difference_interval"]
+    better = "better" if rival["difference"] > 0 else "worse"
+    significant = "significant" if rival["p"] < LEVEL else "not significant"
+    if result["task"] == "regression":
+        amount = f"absolute error {abs(rival['difference']):.3g} lower" if rival["difference"] > 0 else "no lower error"
+        return f"Next best on validation: {rival['title']}; {amount} ({significant}, p={rival['p']:.2g})."
+    return (
+        f"{abs(100 * rival['difference']):.1f} points {better} than the next best, {rival['title']} "
+        f"({100 * low:+.1f} to {100 * high:+.1f}; {significant}, p={rival['p']:.2g})."
+    )
+
+
+def table(result: Tree) -> list[str]:
+    """Return the candidates with their metrics, as lines of equal columns."""
+    metric = result["metric"]
+    rows = [("", "validation", "test", "time", "parameters")]
+    for one in result["candidates"]:
+        mark = "> " if one["name"] == result["selected"] else "  "
+        rows.append(
+            (
+                mark + one["title"],
+                metric_text(one["validation"].get(metric), result["task"]),
+                metric_text(one["test"].get(metric), result["task"]),
+                formats.duration(one["seconds"]),
+                formats.count(one["parameters"]),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    ]
+
+
+def problems(result: Tree) -> list[str]:
+    """Return what a user should know before relying on the model."""
+    lines = []
+    if names := result["never_predicted"]:
+        lines.append(
+            f"Never recognised: {formats.listed(names)}: no test example of {_these(names)} was predicted right."
+        )
+    lines += [f"Warning: {text}." for text in result["warnings"]]
+    lines += [f"Skipped: {text}." for text in result["skipped"]]
+    return lines
+
+
+def commands(folder: Path) -> list[str]:
+    """Return the commands that use the model."""
+    name = shlex.quote(str(folder))
+    return [f'homespun predict {name} "A text."', f"homespun predict {name} --input FILE --out predictions.csv"]
+
+
+def _these(names: Sequence[str]) -> str:
+    return "this class" if len(names) == 1 else "these classes"
+
+
+def metric_text(value: float | None, task: str) -> str:
+    """Return a metric in percent, or of numbers with three digits."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if task == "regression" else _percent(value)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"

@@ -1,0 +1,174 @@
+"""``homespun fit``: the ladder in small, what it leaves, predict and evaluate of every kind of model, refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands_world import World, write_table
+
+from homespun.cli import app
+from homespun.errors import UserError
+from homespun.fitting import ladder
+from homespun.fitting.candidates import Clock, average_candidate, candidate, fit_linear_model
+from homespun.fitting.inspection import inspect
+from homespun.fitting.networks import declared_pooling, fit_frozen, open_source
+from homespun.tasks.text_models import measure, open_text_model, save_text_model
+
+
+@pytest.fixture(scope="module")
+def fitted(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A fit that starts from the pretrained run of the world, whose last rung is too dear for the time."""
+    out = tmp_path_factory.mktemp("fit") / "run"
+    result = world.run("fit", world.train, "--test", world.test, "--from", world.base, "--time", "55s", "--out", out)
+    return out, result
+
+
+def test_it_selects_on_validation_and_reports_the_test(fitted: tuple[Path, dict[str, Any]], world: World) -> None:
+    out, result = fitted
+    names = [one["name"] for one in result["candidates"]]
+    assert names == ["constant", "linear", "frozen-1", "average"]
+    scores = {one["name"]: one["validation"]["accuracy"] for one in result["candidates"]}
+    assert scores[result["selected"]] == max(scores.values())
+    assert result["test"]["rows"] == 61
+    assert result["test"]["accuracy"] > 0.8
+    assert result["interval"][0] < result["test"]["accuracy"] <= result["interval"][1]
+    assert result["skipped"]
+    assert "fine-tuned" in result["skipped"][0]
+    assert json.loads((out / "result.json").read_text())["selected"] == result["selected"]
+    metrics = world.run("evaluate", out, "--data", world.test)
+    assert metrics["accuracy"] == result["test"]["accuracy"]
+
+
+def test_predictions_of_files_and_of_texts_agree(
+    fitted: tuple[Path, dict[str, Any]], world: World, tmp_path: Path
+) -> None:
+    out, _ = fitted
+    text = "The striker was said to be fit. The goal and the penalty"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"sentence": text}) + "\n")
+    summary = world.run("predict", out, "--input", rows, "--out", tmp_path / "p.jsonl")
+    line = json.loads((tmp_path / "p.jsonl").read_text())
+    alone = world.run("predict", out, text)
+    assert summary["rows"] == 1
+    assert alone["label"] == line["label"] == "sport"
+    assert alone["probability"] == pytest.approx(line["probability"])
+
+
+def test_resume_returns_the_finished_fit_and_refuses_other_settings(
+    fitted: tuple[Path, dict[str, Any]], world: World
+) -> None:
+    out, result = fitted
+    again = world.run(
+        *("fit", world.train, "--test", world.test, "--from", world.base, "--time", "55s", "--out", out, "--resume")
+    )
+    assert again["candidates"] == result["candidates"]
+    with pytest.raises(UserError, match="--resume"):
+        world.run("fit", world.train, "--out", out)
+    (out / "result.json").rename(out / "kept.json")
+    with pytest.raises(UserError, match="another seed"):
+        world.run(
+            *("fit", world.train, "--test", world.test, "--from", world.base, "--time", "55s"),
+            *("--seed", "4", "--out", out, "--resume"),
+        )
+    (out / "kept.json").rename(out / "result.json")
+
+
+def test_a_stopped_fit_keeps_its_finished_candidates(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, frozen = tmp_path / "run", ladder.fit_frozen
+    words = ("fit", world.train, "--test", world.test, "--from", world.base, "--time", "50s", "--out", out)
+
+    def stop(*_: object) -> None:
+        raise RuntimeError("stopped")
+
+    monkeypatch.setattr(ladder, "average_candidate", stop)
+    with pytest.raises(RuntimeError, match="stopped"):
+        world.run(*words)
+    monkeypatch.undo()
+    calls: list[object] = []
+    monkeypatch.setattr(ladder, "fit_frozen", lambda *args: calls.append(args) or frozen(*args))
+    result = world.run(*words, "--resume")
+    assert not calls
+    assert [one["name"] for one in result["candidates"]] == ["constant", "linear", "frozen-1", "average"]
+
+
+def test_a_time_too_short_for_a_network_still_gives_the_linear_model(world: World, tmp_path: Path) -> None:
+    result = world.run("fit", world.train, "--time", "20s", "--out", tmp_path / "run")
+    assert result["selected"] == "linear"
+    assert result["test_from"] == "split"
+    assert any("own network" in reason for reason in result["skipped"])
+    assert (tmp_path / "run" / "model" / "linear.json").is_file()
+    with pytest.raises(UserError, match="linear model"):
+        world.run("generate", tmp_path / "run", "--prompt", "a")
+
+
+def test_the_console_leads_with_the_verdict(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    app(["fit", str(world.train), "--time", "20s", "--out", str(tmp_path / "run")], standalone_mode=False)
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[0] == "Selected: linear model on TF-IDF n-grams."
+    assert "95 % interval" in lines[1]
+    assert any(line.startswith("> linear model") for line in lines)
+    assert any(line.startswith("use: homespun predict") for line in lines)
+    assert "task: classification (3 distinct labels)" in printed.err
+
+
+def test_frozen_encoders_equal_their_stored_models(world: World, tmp_path: Path) -> None:
+    inspection = inspect([str(world.train)], [str(world.test)])
+    source = open_source(str(world.base), inspection)
+    model, choice = fit_frozen(source, inspection)
+    assert "pooling" in choice
+    linear, _ = fit_linear_model(inspection, inspection.train)
+    spent = Clock(0.0, 0.0)
+    mean = average_candidate(
+        candidate("network", "n", model, inspection, spent),
+        candidate("linear", "l", linear, inspection, spent),
+        inspection,
+    )
+    for number, one in enumerate((model, linear, mean.model)):
+        assert one is not None
+        save_text_model(tmp_path / str(number), one)
+        opened = open_text_model(tmp_path / str(number))
+        np.testing.assert_allclose(
+            opened.outputs(inspection.test).values, one.outputs(inspection.test).values, atol=1e-5
+        )
+        accuracies = [measure(each, inspection.test).metrics["accuracy"] for each in (opened, one)]
+        assert accuracies[0] == accuracies[1]
+
+
+def test_pooling_is_read_from_sentence_transformers_folders(tmp_path: Path) -> None:
+    assert declared_pooling(str(tmp_path)) is None
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    assert declared_pooling(str(tmp_path)) == "first"
+
+
+@pytest.mark.slow
+def test_an_own_network_is_pretrained_and_fine_tuned(world: World, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(ladder, "_MIN_NETWORK", 8.0)
+    table = write_table(tmp_path / "train.csv", 300, seed=3)
+    result = world.run("fit", table, "--time", "45s", "--out", tmp_path / "run")
+    assert [one["name"] for one in result["candidates"]] == ["constant", "linear", "own", "average"]
+    assert (tmp_path / "run" / "pretrained" / "run" / "hf").is_dir()
+    assert result["test"]["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--time", "0s"), "--time"),
+        (("--task", "tags"), "--task"),
+        (("--label-field", "lable"), "lable"),
+        (("--from", "runs/none"), "runs/none"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(
+    words: tuple[str, ...], message: str, world: World, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        world.run("fit", world.train, *words, "--out", tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()

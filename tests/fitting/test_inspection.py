@@ -1,0 +1,141 @@
+"""Inspection of labelled files: columns, task, splits, refusals."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from homespun.errors import UserError
+from homespun.fitting.inspection import Inspection, inspect
+from homespun.tasks.texts import LabelledData, PairsData
+
+TEXTS = ["the match was a goal", "profits of the bank rose", "a soup with bread and salt", "a team and its coach"]
+
+
+def table(path: Path, names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows([names, *rows])
+    return str(path)
+
+
+def classes(rows: int = 60) -> list[tuple[str, str]]:
+    return [(f"{TEXTS[row % 4]} number {row}", "ab"[row % 2]) for row in range(rows)]
+
+
+def test_columns_and_task_are_found(tmp_path: Path) -> None:
+    rows = [(row, text, label, "x") for row, (text, label) in enumerate(classes())]
+    found = inspect([table(tmp_path / "t.csv", ("id", "sentence", "Label", "source"), rows)])
+    assert isinstance(found.data, LabelledData)
+    assert (found.data.text, found.data.label, found.task) == ("sentence", "Label", "classification")
+    assert found.labels is not None
+    assert found.labels.names == ("a", "b")
+    assert (len(found.train), len(found.validation), len(found.test)) == (40, 8, 12)
+    assert found.test_from == "split"
+
+
+def test_a_label_without_a_known_name_is_found_by_its_repeated_values(tmp_path: Path) -> None:
+    found = inspect([table(tmp_path / "t.csv", ("words", "kind"), classes())])
+    assert (found.data.label, found.data.texts_of({"words": "w"}, where="")[0]) == ("kind", "w")
+
+
+def test_title_and_text_are_joined(tmp_path: Path) -> None:
+    rows = [(f"title of {text}", text, label) for text, label in classes()]
+    found = inspect([table(tmp_path / "t.csv", ("title", "abstract", "label"), rows)])
+    assert isinstance(found.data, LabelledData)
+    assert found.data.text == ["title", "abstract"]
+
+
+def test_pairs_are_found_by_their_names(tmp_path: Path) -> None:
+    rows = [(text, text.upper(), label) for text, label in classes()]
+    found = inspect([table(tmp_path / "t.csv", ("Sentence1", "Sentence2", "label"), rows)])
+    assert isinstance(found.data, PairsData)
+    assert found.test[0].second is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "task"),
+    [
+        ("score", [row / 7 for row in range(60)], "regression"),
+        ("score", [str(row % 30) for row in range(60)], "regression"),
+        ("label", [row % 5 for row in range(60)], "classification"),
+        ("label", list(range(120)), "regression"),
+    ],
+)
+def test_task_from_the_labels(name: str, values: list[object], task: str, tmp_path: Path) -> None:
+    rows = [(f"{TEXTS[row % 4]} {row}", value) for row, value in enumerate(values)]
+    assert inspect([table(tmp_path / "t.csv", ("text", name), rows)]).task == task
+
+
+def test_lists_are_several_labels(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    lines = [{"text": f"{TEXTS[row % 4]} {row}", "labels": ["a", "b"][: row % 3]} for row in range(60)]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    found = inspect([str(path)])
+    assert found.task == "multi-label"
+    assert found.labels is not None
+    assert found.labels.names == ("a", "b")
+
+
+def all_texts(found: Inspection) -> list[set[str]]:
+    return [{e.text.lower() for e in part} for part in (found.train, found.validation, found.test)]
+
+
+def test_repeated_texts_stay_in_one_part(tmp_path: Path) -> None:
+    rows = [(text, label) for text, label in classes(40) for _ in range(3)]
+    train, validation, test = all_texts(inspect([table(tmp_path / "t.csv", ("text", "label"), rows)]))
+    assert not train & validation
+    assert not train & test
+    assert not validation & test
+
+
+def test_conflicts_rare_classes_and_leakage_are_warned_about(tmp_path: Path) -> None:
+    rows = [*classes(), ("same words here", "a"), ("same words here", "b"), *[(f"rare one {n}", "c") for n in range(9)]]
+    train = table(tmp_path / "train.csv", ("text", "label"), rows)
+    test = table(tmp_path / "test.csv", ("text", "label"), [(classes()[0][0], "a"), ("all new", "b")])
+    warnings = " ".join(inspect([train], [test]).warnings)
+    assert "near-duplicates" in warnings
+    assert "c (" in warnings
+    assert "different labels" in warnings
+
+
+def test_the_split_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", ("text", "label"), classes())
+    assert all_texts(inspect([path], seed=3)) == all_texts(inspect([path], seed=3))
+    assert all_texts(inspect([path], seed=3)) != all_texts(inspect([path], seed=4))
+
+
+@pytest.mark.parametrize(
+    ("names", "rows", "message"),
+    [
+        (("text", "label", "topic"), [(*one, "ab"[n % 3 == 0]) for n, one in enumerate(classes())], "--label-field"),
+        (("summary", "report", "label"), [(t, t[::-1], n) for t, n in classes()], "--text-field"),
+        (("1", "a title that is longer than forty characters, as data"), [(2, "x y"), (1, "z w")], "--columns"),
+        (("text", "label"), [(text, "a") for text, _ in classes()], "one class"),
+        (("text", "label"), classes(4), "too few"),
+        (("text", "label"), [("", label) for _, label in classes()], "text"),
+        (("text",), [(text,) for text, _ in classes()], "pretrain"),
+        (("text", "label"), [], "is empty"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_a_way_out(
+    names: tuple[str, ...], rows: list, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        inspect([table(tmp_path / "t.csv", names, rows)])
+    assert "\n" not in str(error.value)
+
+
+def test_a_label_unseen_in_training_is_refused(tmp_path: Path) -> None:
+    train = table(tmp_path / "train.csv", ("text", "label"), classes())
+    test = table(tmp_path / "test.csv", ("text", "label"), [("a b", "z")])
+    with pytest.raises(UserError, match="'z' was not seen"):
+        inspect([train], [test])
+
+
+def test_given_columns_must_exist(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", ("text", "label"), classes())
+    for options in ({"label": "lable"}, {"text": ["txt"]}):
+        with pytest.raises(UserError, match="there are: text, label"):
+            inspect([path], **options)
