@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from homespun.commands.few_shot import Prompting, few_shot
     from homespun.commands.finetune import finetune
     from homespun.commands.generate import generate, generator, summaries, summarize
+    from homespun.commands.pipeline import Pipeline
+    from homespun.commands.pipeline import open_pipeline as open
     from homespun.commands.plan import plan
     from homespun.commands.predict import evaluate, predict
     from homespun.commands.preparation import (
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY_IMPORTS = {
+    "Pipeline": "homespun.commands.pipeline.Pipeline",
     "Prompting": "homespun.commands.few_shot.Prompting",
     "init_model": "homespun.commands.vectors.init_model",
     "compare_recipe": "homespun.compare.recipe.compare_recipe",
@@ -67,6 +70,7 @@ _LAZY_IMPORTS = {
     "benchmark": "homespun.commands.benchmark.benchmark",
     "measure_baselines": "homespun.commands.trials.measure_baselines",
     "measure_vectors": "homespun.commands.vectors.measure_vectors",
+    "open": "homespun.commands.pipeline.open_pipeline",
     "open_vectors": "homespun.vectors.store.open_vectors",
     "plan": "homespun.commands.plan.plan",
     "predict": "homespun.commands.predict.predict",
@@ -90,6 +94,7 @@ _LAZY_IMPORTS = {
 }
 
 __all__ = [
+    "Pipeline",
     "Prompting",
     "benchmark",
     "compare_recipe",
@@ -114,6 +119,7 @@ __all__ = [
     "map_vectors",
     "measure_baselines",
     "measure_vectors",
+    "open",
     "open_vectors",
     "plan",
     "predict",

@@ -59,7 +59,7 @@ class Inspection:
         data: columns.
         labels: classes; ``None`` for numbers.
         train, validation, test: examples; no text is in two of them.
-        test_from: ``files``, or ``split``: held out of the training files.
+        test_from: ``files``; ``split``: held out of the training files; ``none``: there is no test.
         decisions: what was chosen and why, a line each.
         warnings: what may spoil the result, a line each.
     """
@@ -69,7 +69,7 @@ class Inspection:
     train: Sequence[LabelledText]
     validation: Sequence[LabelledText]
     test: Sequence[LabelledText]
-    test_from: Literal["files", "split"]
+    test_from: Literal["files", "split", "none"]
     decisions: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -79,6 +79,11 @@ class Inspection:
         if self.labels is None:
             return "regression"
         return "multi-label" if self.labels.multi_label else "classification"
+
+    @property
+    def measured(self) -> Sequence[LabelledText]:
+        """Test examples; the validation examples without a test."""
+        return self.test or self.validation
 
     def data_for(self, length: int) -> TextsData:
         """Return the data config of a network with inputs of ``length`` tokens."""
@@ -133,6 +138,19 @@ def inspect(
     found = Inspection(data, labels, learned, validation, held_out, "files" if test else "split", decisions)
     found.warnings.extend(_warnings(found))
     return found
+
+
+def split_examples(
+    data: TextsData, examples: Sequence[LabelledText], labels: Labels | None, *, seed: int = 0
+) -> Inspection:
+    """Divide examples that are in memory into training and validation; there is no test.
+
+    Raises:
+        UserError: too few examples.
+    """
+    decisions: list[str] = []
+    learned, validation, _ = _split(examples, labels, [], seed, decisions)
+    return Inspection(data, labels, learned, validation, [], "none", decisions)
 
 
 def _check_header(sample: Sequence[Record], source: str) -> None:

@@ -98,7 +98,7 @@ def fit(
         UserError: files or columns that cannot be used, a folder with other content, a checkpoint that cannot be
             opened.
     """
-    display, folder = display or Display(json=True), Path(out)
+    folder = Path(out)
     settings = FitSettings(
         train=list(train),
         test=list(test),
@@ -117,7 +117,30 @@ def fit(
         return read_object(folder / RESULT)
     start = time.monotonic()
     inspection = inspect(train, test, text=text, label=label, columns=columns, encoding=encoding, task=task, seed=seed)
-    sources = [open_source(path, inspection) for path in start_from]
+    return fit_examples(inspection, folder, settings, resume=resume, display=display, start=start)
+
+
+def fit_examples(
+    inspection: Inspection,
+    folder: Path,
+    settings: FitSettings,
+    *,
+    resume: bool = False,
+    display: Display | None = None,
+    start: float | None = None,
+) -> Tree:
+    """Train the best model of examples; see `fit`.
+
+    Args:
+        inspection: the examples.
+        folder: a new folder; with ``resume`` that of a stopped fit.
+        settings: time, texts and pretrained models; for ``resume`` they must be those of the stopped fit.
+        resume: continue the fit in ``folder``.
+        display: shows decisions and progress.
+        start: of the time, by `time.monotonic`; now by default.
+    """
+    display, start = display or Display(json=True), time.monotonic() if start is None else start
+    sources = [open_source(path, inspection) for path in settings.start_from]
     _open_folder(folder, settings, resume=resume)
     for line in inspection.decisions:
         display.line(line)

@@ -22,17 +22,17 @@ from homespun.commands.pretrain import pretrain
 from homespun.commands.recipe import FinetuneRecipe, finetune_recipe, pretrain_recipe
 from homespun.config import Tree
 from homespun.data.labels import Labels
-from homespun.data.rows import pad
 from homespun.errors import UserError
 from homespun.fitting.candidates import METRICS, score
 from homespun.fitting.inspection import Inspection
 from homespun.hf.open import open_model
+from homespun.inference.embedding import embed_rows
 from homespun.inference.predict import DEFAULT_RULE
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object, read_optional
 from homespun.models.bundle import ModelBundle
-from homespun.models.model import Model, eval_mode
-from homespun.models.sequence_heads import PICKS, LinearHeadConfig, MeanHeadConfig
+from homespun.models.model import Model
+from homespun.models.sequence_heads import LinearHeadConfig, MeanHeadConfig
 from homespun.report.console import Display
 from homespun.tasks.classification import ClassificationTask
 from homespun.tasks.regression import RegressionTask
@@ -45,7 +45,6 @@ _VOCABULARY = 8_000
 _CHARACTERS_PER_TOKEN = 150  # of text for each entry of a new vocabulary
 _STRENGTHS = (0.01, 0.1, 1.0)  # inverse regularisation of the classifier on a frozen encoder
 _MEASURED_TEXTS = 64
-_BATCH = 32
 _EPOCHS = 4
 
 
@@ -92,19 +91,9 @@ def open_source(path: str, inspection: Inspection) -> Source:
 
 def pooled(stored: ModelBundle, data: TextsData, examples: Sequence[LabelledText]) -> dict[str, NDArray[np.float32]]:
     """Compute (texts, hidden) vectors by pooling: the mean of the tokens and, if it is trained to, the first token."""
+    poolings = ("mean",) if stored.config.backbone.causal else ("mean", "first")
     rows = rows_of(examples, data, stored)
-    kinds = ["mean"] if stored.config.backbone.causal else ["mean", "first"]
-    size = stored.config.backbone.hidden_size
-    found = {kind: np.empty((len(examples), size), dtype=np.float32) for kind in kinds}
-    order = np.argsort(-rows.lengths, kind="stable").tolist()
-    with eval_mode(stored.model):
-        for start in range(0, len(order), _BATCH):
-            chosen = order[start : start + _BATCH]
-            batch = pad([rows[index] for index in chosen], stored.tokenizer.pad_id)
-            hidden = stored.model.read(batch.input_ids, batch.context)
-            for kind, table in found.items():
-                table[chosen] = PICKS[kind](hidden, batch.attention_mask).float().numpy()
-    return found
+    return embed_rows(stored.model, rows, pad_id=stored.tokenizer.pad_id, poolings=poolings)
 
 
 def declared_pooling(path: str) -> str | None:

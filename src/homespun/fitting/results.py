@@ -85,7 +85,7 @@ def summarise(
     Returns:
         The content of ``result.json``, and the predictions by name.
     """
-    metric, examples = METRICS[inspection.task], inspection.test
+    metric, examples = METRICS[inspection.task], inspection.measured
     measured = {one.name: _test(one, inspection) for one in candidates}
     assert final.model is not None
     measured[final.name] = measure(final.model, examples)
@@ -129,9 +129,9 @@ def write_results(folder: Path, result: Tree) -> None:
 
 def _test(one: Candidate, inspection: Inspection) -> Measured:
     if one.model is not None:
-        return measure(one.model, inspection.test)
-    outputs = constant_outputs(inspection, inspection.test)
-    return measure_outputs(outputs, inspection.test, inspection.labels, one.decision)
+        return measure(one.model, inspection.measured)
+    outputs = constant_outputs(inspection, inspection.measured)
+    return measure_outputs(outputs, inspection.measured, inspection.labels, one.decision)
 
 
 def _row(one: Candidate, test: Metrics, scores: Mapping[str, NDArray[np.float64]], selected: str) -> Tree:
@@ -172,7 +172,7 @@ def _confident_errors(inspection: Inspection, measured: Measured) -> list[Tree]:
         return []
     wrong = [index for index, one in enumerate(measured.predictions) if one["truth"] != one["predicted"]]
     wrong.sort(key=lambda index: -float(str(measured.predictions[index]["loss"])))
-    texts = readable_texts([inspection.test[index] for index in wrong[:_ERRORS]])
+    texts = readable_texts([inspection.measured[index] for index in wrong[:_ERRORS]])
     return [
         {
             "row": index,
@@ -199,7 +199,7 @@ def _learning_curve(inspection: Inspection, metric: str) -> list[Tree]:
 
 
 def _cost(model: TextModel, inspection: Inspection) -> Tree:
-    examples = list(inspection.test[:_TIMED])
+    examples = list(inspection.measured[:_TIMED])
     start, processor = time.perf_counter(), time.process_time()
     model.outputs(examples)
     wall, used = time.perf_counter() - start, time.process_time() - processor

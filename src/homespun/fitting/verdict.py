@@ -29,8 +29,8 @@ def verdict(result: Tree, folder: Path) -> list[str]:
 def headline(result: Tree) -> list[str]:
     """Return model, score with interval, and difference to the next best, a sentence each."""
     test, metric = result["test"], result["metric"]
-    count = result["examples"]["test"]
-    held_out = "" if result["test_from"] == "files" else " (held out of the training files)"
+    count = test["rows"]
+    held_out = " (held out of the training files)" if result["test_from"] == "split" else ""
     interval = result["interval"]
     shown = f", 95 % interval {_percent(interval[0])} to {_percent(interval[1])}" if interval else ""
     value = metric_text(test[metric], result["task"])

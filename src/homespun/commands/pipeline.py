@@ -1,0 +1,124 @@
+"""A model opened for use on raw texts: labels, numbers, vectors, generated text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.data.labels import LabelledRows, Labels
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.inference.embedding import embed_rows
+from homespun.inference.text_generator import TextGenerator
+from homespun.models.bundle import ModelBundle
+from homespun.models.generation.settings import GenerationArguments
+from homespun.tasks.text_models import TextModel, find_text_model, open_text_model, predict_examples, to_predictions
+from homespun.tasks.texts import LabelledText
+
+Text = str | tuple[str, str]
+"""A text, or a pair of texts."""
+
+
+class Pipeline:
+    """A model with its tokenizer, labels, decision rule and treatment of long texts.
+
+    Args:
+        source: a fit, a run, a ``model/`` folder, a Hugging Face folder, or a name on the hub.
+
+    Example:
+        ``homespun.open("runs/mine").predict(["Margins fell for the third quarter."])``
+
+    Raises:
+        UserError: there is no model in ``source``.
+    """
+
+    def __init__(self, source: str | Path) -> None:
+        self.source = str(source)
+        self._bundle: ModelBundle | None = None
+        if find_text_model(source) is None:
+            self._bundle = open_model(source)
+
+    @cached_property
+    def text_model(self) -> TextModel:
+        """Classifier or regressor of the model.
+
+        Raises:
+            UserError: the model was not fine-tuned for either.
+        """
+        return open_text_model(self.source)
+
+    @property
+    def labels(self) -> Labels | None:
+        """Classes; ``None`` without classes."""
+        return self.text_model.labels
+
+    def predict(self, texts: Sequence[Text]) -> list[str] | list[tuple[str, ...]] | NDArray[np.float64]:
+        """Predict a label for each text, its labels where it may have several, or (texts,) numbers.
+
+        Raises:
+            UserError: the model does not classify, or predict numbers.
+        """
+        predictions = list(predict_examples(self.text_model, self._examples(texts))) if len(texts) else []
+        if self.labels is None:
+            return np.array([one["number"] for one in predictions], dtype=np.float64)
+        return [one["label"] for one in predictions]  # type: ignore[return-value]
+
+    def predict_proba(self, texts: Sequence[Text]) -> NDArray[np.float64]:
+        """Compute (texts, classes) probabilities, in the order of `labels`.
+
+        Raises:
+            UserError: the model is no classifier.
+        """
+        model = self.text_model
+        if model.labels is None:
+            raise UserError(f"{self.source} predicts numbers and has no classes; use predict")
+        if not len(texts):
+            return np.zeros((0, len(model.labels)))
+        return to_predictions(model.outputs(self._examples(texts)).values, model.labels, model.decision)
+
+    def embed(self, texts: Sequence[str], *, pooling: str = "mean", max_length: int = 128) -> NDArray[np.float32]:
+        """Compute (texts, hidden) vectors of the encoder or decoder.
+
+        Args:
+            texts: the texts.
+            pooling: ``mean`` of the tokens, ``first`` or ``last`` token.
+            max_length: tokens that are read of a text.
+
+        Raises:
+            UserError: the model has no network, or no such pooling.
+        """
+        bundle = self._network
+        length = min(max_length, bundle.config.backbone.max_position_embeddings)
+        rows = LabelledRows(list(texts), None, bundle.tokenizer, length=length)
+        return embed_rows(bundle.model, rows, pad_id=bundle.tokenizer.pad_id, poolings=(pooling,))[pooling]
+
+    def generate(self, prompts: Sequence[str], **arguments: Unpack[GenerationArguments]) -> list[list[str]]:
+        """Generate text after each prompt; a list for each, of ``num_return_sequences`` texts.
+
+        Raises:
+            UserError: the model generates no text, or as in `homespun.models.model.Model.generate`.
+        """
+        generator = TextGenerator(self._network)
+        return [[one.text for one in found] for found in generator.generate(prompts, **arguments)]
+
+    @property
+    def _network(self) -> ModelBundle:
+        if self._bundle is None:
+            raise UserError(f"{self.source} is a linear model or an average; embed and generate need a network")
+        return self._bundle
+
+    @staticmethod
+    def _examples(texts: Sequence[Text]) -> list[LabelledText]:
+        return [
+            LabelledText(text, "") if isinstance(text, str) else LabelledText(text[0], "", text[1]) for text in texts
+        ]
+
+
+def open_pipeline(source: str | Path) -> Pipeline:
+    """Open a model for use on raw texts; see `Pipeline`."""
+    return Pipeline(source)

@@ -1,0 +1,167 @@
+"""Estimators for scikit-learn, which train as `homespun fit` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import Tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d
+
+from homespun.config import parse_bytes, parse_duration, parse_option
+from homespun.data.labels import Labels
+from homespun.fitting.inspection import split_examples
+from homespun.fitting.ladder import fit_examples
+from homespun.fitting.results import FitSettings
+from homespun.report.console import Display
+from homespun.tasks.text_models import open_text_model, to_predictions
+from homespun.tasks.texts import LabelledData, LabelledText
+
+
+class _TextEstimator(BaseEstimator):  # type: ignore[misc]
+    """Parameters and training of both estimators.
+
+    Args:
+        time: for the training, such as ``10m``.
+        start_from: pretrained models to try.
+        texts: files of text without labels, to pretrain on.
+        memory: limit of a training, such as ``8GB``.
+        folder: new folder for the candidates and the result; a temporary one by default.
+        random_state: seed of the validation split and of trainings.
+        verbose: show decisions and progress on standard error.
+    """
+
+    def __init__(
+        self,
+        *,
+        time: str | float = "10m",
+        start_from: Sequence[str] = (),
+        texts: Sequence[str] = (),
+        memory: str | int | None = None,
+        folder: str | None = None,
+        random_state: int = 0,
+        verbose: bool = False,
+    ) -> None:
+        self.time = time
+        self.start_from = start_from
+        self.texts = texts
+        self.memory = memory
+        self.folder = folder
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _train(self, texts: list[str], labels: Sequence[str], classes: Labels | None) -> None:
+        settings = FitSettings(
+            train=[],
+            texts=list(self.texts),
+            start_from=list(self.start_from),
+            seconds=parse_option(parse_duration, self.time, "time") or 0.0,
+            memory=parse_option(parse_bytes, self.memory, "memory"),
+            task="regression" if classes is None else "classification",
+            seed=self.random_state,
+        )
+        examples = [LabelledText(text, label) for text, label in zip(texts, labels, strict=True)]
+        inspection = split_examples(LabelledData(), examples, classes, seed=self.random_state)
+        with TemporaryDirectory() as temporary:
+            folder = Path(self.folder or temporary) / ("" if self.folder else "fit")
+            with Display(json=not self.verbose) as display:
+                self.result_ = fit_examples(inspection, folder, settings, display=display)
+            self.model_ = open_text_model(folder)
+
+    def _outputs(self, X: ArrayLike) -> NDArray[np.float64]:
+        check_is_fitted(self, "model_")
+        examples = [LabelledText(text, "") for text in _texts(X)]
+        model = self.model_
+        return to_predictions(model.outputs(examples).values, model.labels, model.decision)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string, tags.input_tags.two_d_array = True, False
+        tags.non_deterministic = True  # trainings are limited by time
+        return tags
+
+
+class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
+    """Classifier of texts; parameters as in `homespun.sklearn._TextEstimator`.
+
+    Attributes:
+        classes_: labels, sorted.
+        model_: the selected model.
+        result_: scores of all candidates, as in ``result.json`` of `homespun fit`.
+
+    Example:
+        ``TextClassifier(time="5m").fit(texts, labels).predict(["Margins fell."])``
+    """
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Train on texts ``X`` and labels ``y``.
+
+        Raises:
+            ValueError: texts and labels of different lengths, numbers that are no classes, one class.
+        """
+        texts, labels = _texts(X), column_or_1d(y)
+        _check_lengths(texts, labels)
+        check_classification_targets(labels)
+        self.classes_, indices = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"TextClassifier needs two classes or more; the labels have one class, {self.classes_[0]!r}"
+            )
+        names = tuple(map(str, range(len(self.classes_))))
+        self._train(texts, [names[index] for index in indices], Labels(names))
+        return self
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Compute (texts, classes) probabilities, in the order of ``classes_``."""
+        return self._outputs(X)
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Predict the label of each text."""
+        best = self._outputs(X).argmax(axis=1)
+        return self.classes_[best]  # type: ignore[no-any-return]
+
+
+class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
+    """Regressor of texts; parameters as in `homespun.sklearn._TextEstimator`.
+
+    Attributes:
+        model_: the selected model.
+        result_: scores of all candidates, as in ``result.json`` of `homespun fit`.
+    """
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Train on texts ``X`` and numbers ``y``.
+
+        Raises:
+            ValueError: texts and numbers of different lengths, or a number that is not finite.
+        """
+        texts, numbers = _texts(X), column_or_1d(y).astype(np.float64)
+        _check_lengths(texts, numbers)
+        if not np.isfinite(numbers).all():
+            raise ValueError("y has NaN or infinity")
+        self._train(texts, [repr(float(number)) for number in numbers], None)
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Predict a number for each text."""
+        return self._outputs(X)
+
+
+def _texts(X: ArrayLike) -> list[str]:
+    if isinstance(X, str):
+        raise ValueError("X must be a sequence of texts, not a single text")
+    texts = [str(text) for text in np.asarray(X, dtype=object).ravel()]
+    if not texts:
+        raise ValueError("X has no texts")
+    return texts
+
+
+def _check_lengths(texts: Sequence[str], labels: Sequence[object]) -> None:
+    if len(texts) != len(labels):
+        raise ValueError(f"X has {len(texts)} texts and y has {len(labels)} values; they must be of equal length")
