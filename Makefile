@@ -32,7 +32,7 @@ help: ## list the targets
 	.venv/bin/pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-quickstart: .venv/.installed ## the whole job on the documentation of installed packages,, start to end in minutes
+quickstart: .venv/.installed ## homespun fit on the documentation of installed packages, in minutes
 	.venv/bin/homespun quickstart
 
 lint: .venv/.installed ## ruff and mypy

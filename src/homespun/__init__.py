@@ -31,13 +31,13 @@ if TYPE_CHECKING:
         train_tokenizer,
     )
     from homespun.commands.pretrain import pretrain
-    from homespun.commands.quickstart import quickstart
     from homespun.commands.recipe import finetune_recipe, load_recipe, pretrain_recipe
     from homespun.commands.trials import measure_baselines
     from homespun.commands.vectors import init_model, map_vectors, measure_vectors, train_vectors, vectors_config
     from homespun.compare.recipe import compare_recipe
     from homespun.compare.runner import run_comparison
     from homespun.fitting.ladder import fit
+    from homespun.fitting.quickstart import quickstart
     from homespun.hf.open import load
     from homespun.report.comparison import write_comparison
     from homespun.report.page import write_report
@@ -77,7 +77,7 @@ _LAZY_IMPORTS = {
     "pretrain": "homespun.commands.pretrain.pretrain",
     "pretrain_recipe": "homespun.commands.recipe.pretrain_recipe",
     "few_shot": "homespun.commands.few_shot.few_shot",
-    "quickstart": "homespun.commands.quickstart.quickstart",
+    "quickstart": "homespun.fitting.quickstart.quickstart",
     "reading": "homespun.commands.preparation.reading",
     "run_comparison": "homespun.compare.runner.run_comparison",
     "save_vectors": "homespun.vectors.store.save_vectors",

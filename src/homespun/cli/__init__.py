@@ -14,7 +14,7 @@ import typer
 from homespun.cli.compare import baselines, benchmark, compare
 from homespun.cli.convert import convert, export
 from homespun.cli.distill import distill_app
-from homespun.cli.fit import fit
+from homespun.cli.fit import fit, print_fit
 from homespun.cli.generate import few_shot, generate, summarize
 from homespun.cli.options import (
     Columns,
@@ -249,25 +249,20 @@ def report(
     print_result({"report": str(write_report(runs, out or Path("report"), title=title or "Report"))}, as_json)
 
 
-@app.command(short_help="Train and fine-tune a small model on installed documentation.")
+@app.command(short_help="Fit a classifier on the documentation of installed packages.")
 def quickstart(
     out: Out = Path("runs/quickstart"),
     minutes: Annotated[float, typer.Option(help="Total time in minutes.")] = 5.5,
     as_json: Json = False,
 ) -> None:
-    """Build a corpus of installed Python documentation, pretrain, fine-tune and report."""
-    from homespun.commands.quickstart import quickstart as command
+    """Fit a classifier: which Python package does a passage document?"""
+    from homespun.fitting.quickstart import fit_folder
+    from homespun.fitting.quickstart import quickstart as command
     from homespun.report.console import Display
 
     with Display(json=as_json) as display:
         result = command(out, seconds=60 * minutes, display=display)
-    if as_json:
-        print_result(result, as_json)
-        return
-    from homespun.report.terminal import print_run
-
-    print_run(result["classifier"])
-    typer.echo(result["next"])
+    print_fit(result, fit_folder(out), as_json)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -55,10 +56,15 @@ def fit(
             resume=resume,
             display=display,
         )
+    print_fit(result, out, as_json)
+
+
+def print_fit(result: Mapping[str, object], out: Path, as_json: bool) -> None:
+    """Print the verdict of a fit, or its result as one JSON object."""
     if as_json:
         print_result({"run": str(out), **result}, as_json)
         return
     from homespun.fitting.verdict import verdict
 
-    for line in verdict(result, out):
+    for line in verdict(dict(result), out):
         typer.echo(line)

@@ -208,7 +208,11 @@ def pretrain_own(
         lines = (f"{example.text} {example.second or ''}".strip() for example in inspection.train)
         write_text(own, "".join(json.dumps({"text": line}, ensure_ascii=False) + "\n" for line in lines))
     read = reading([*texts, str(own)], duplicates="exact")
-    characters = sum(len(document.text) for document in read.documents())
+    characters = 0
+    for document in read.documents():
+        characters += len(document.text)
+        if characters >= _VOCABULARY * _CHARACTERS_PER_TOKEN:
+            break
     size = int(np.clip(characters // _CHARACTERS_PER_TOKEN, 400, _VOCABULARY))
     if not (folder / "tokenizer" / "tokenizer.json").is_file():
         train_tokenizer(read, folder / "tokenizer", kind="bpe", vocab_size=size)
