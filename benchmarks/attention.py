@@ -362,7 +362,7 @@ def _plot(
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    from homespun.report.plots import CARD, PALETTE, STYLE, render
+    from homespun.report.figure import CARD, PALETTE, STYLE, render
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.6, 3.4), facecolor=CARD, layout="constrained")

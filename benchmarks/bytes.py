@@ -32,7 +32,7 @@ from homespun.models.backbone import Encoder
 from homespun.models.heads import CausalLMHead
 from homespun.models.model import Model
 from homespun.report.console import Display
-from homespun.report.plots import CARD, PALETTE, STYLE, End, label_ends, render
+from homespun.report.figure import PALETTE, Curve, Look, drawing
 from homespun.text.sources import Document
 from homespun.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 
@@ -207,18 +207,8 @@ def _curve(metrics: Path) -> list[dict[str, float]]:
 
 
 def _plot(curve: list[dict[str, float]], five_gram: float) -> bytes:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.7, 2.9), facecolor=CARD, layout="constrained")
-        axes = figure.add_subplot(facecolor=CARD)
-        bits = [point["bits"] for point in curve]
-        axes.plot([point["minutes"] for point in curve], bits, "o-", color=PALETTE[0], markersize=3.5, linewidth=1.0)
-        axes.axhline(five_gram, color=PALETTE[1], linewidth=1.0, linestyle="--")
-        axes.set_xlabel("time of training, minutes")
-        axes.set_ylabel("bits per byte, held out")
-        figure.draw_without_rendering()
-        ends = [End(bits[-1], "byte model", PALETTE[0]), End(five_gram, "5-gram", PALETTE[1], "--")]
-        label_ends(axes, ends, 2.9)
-        return render(figure, "svg")
+    minutes, bits = [point["minutes"] for point in curve], [point["bits"] for point in curve]
+    with drawing("bytes", "", xlabel="time of training, minutes", ylabel="bits per byte, held out") as canvas:
+        canvas.draw(Curve(minutes, bits, Look(PALETTE[0]), "byte model", size=3.5))
+        canvas.draw(Curve((), [five_gram], Look(PALETTE[1], "--", ""), "5-gram"))
+    return canvas.plot.svg

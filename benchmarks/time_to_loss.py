@@ -42,7 +42,7 @@ from homespun.io.atomic import write_bytes
 from homespun.models.config import ModelConfig
 from homespun.objectives.mlm import MaskedLM
 from homespun.objectives.protocol import unigram_losses
-from homespun.report.plots import CARD, PALETTE, STYLE, End, label_ends, render
+from homespun.report import figure as figures
 from homespun.training.config import Budget, LinearSchedule
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
@@ -360,24 +360,11 @@ def _minutes(trials: list[dict[str, Any]], loss: float) -> float | None:
 
 
 def _plot(curves: dict[str, Curve], unigram: float | None) -> bytes:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.6, 3.2), facecolor=CARD, layout="constrained")
-        axes = figure.add_subplot(facecolor=CARD)
-        for number, curve in enumerate(curves.values()):
-            minutes = [point["seconds"] / 60 for point in curve]
-            axes.plot(minutes, [point["loss"] for point in curve], color=PALETTE[number % len(PALETTE)], linewidth=1.2)
-        axes.set_xlabel("processor time, minutes")
-        axes.set_ylabel("held-out loss, nats")
-        figure.draw_without_rendering()
-        ends = [
-            End(curve[-1]["loss"], name, PALETTE[number % len(PALETTE)])
-            for number, (name, curve) in enumerate(curves.items())
-        ]
+    with figures.drawing("", "", xlabel="processor time, minutes", ylabel="held-out loss, nats", height=3.2) as canvas:
+        for number, (name, curve) in enumerate(curves.items()):
+            minutes, losses = [point["seconds"] / 60 for point in curve], [point["loss"] for point in curve]
+            look = figures.Look(figures.PALETTE[number % len(figures.PALETTE)], marker="")
+            canvas.draw(figures.Curve(minutes, losses, look, name, width=1.2))
         if unigram is not None:
-            axes.axhline(unigram, color="#8a8a86", linewidth=0.8, linestyle=":")
-            ends.append(End(unigram, "unigram", "#8a8a86", ":"))
-        label_ends(axes, ends, 3.2)
-        return render(figure, "svg")
+            canvas.draw(figures.Curve((), [unigram], figures.Look("#8a8a86", ":", ""), "unigram", width=0.8))
+    return canvas.plot.svg

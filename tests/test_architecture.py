@@ -210,7 +210,6 @@ KINDS_ASKED = {  # isinstance checks on kinds of configs, without `hf/`, which t
     "commands": 22,
     "models": 3,
     "objectives": 2,
-    "report": 12,  # blocks of a document
 }
 
 

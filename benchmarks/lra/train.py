@@ -31,8 +31,8 @@ from homespun.models.model import Model
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.report import formats
 from homespun.report.console import Display
+from homespun.report.document import Column, Table
 from homespun.report.significance import wilson_interval
-from homespun.report.table import Column, Table
 from homespun.tasks.classification import Classification
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig

@@ -36,11 +36,10 @@ from homespun.cli import app
 from homespun.comparison_results import ComparisonResult
 from homespun.errors import UserError
 from homespun.report.comparison import write_comparison
-from homespun.report.comparison_plots import crossovers, pareto
 from homespun.report.comparison_records import read_comparison
-from homespun.report.comparison_tables import ablations
+from homespun.report.comparison_tables import ablations, crossovers, pareto
+from homespun.report.document import slug
 from homespun.report.records import Series, mean_series
-from homespun.report.table import slug
 
 Content = dict[str, Any]
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from homespun.report import console, formats
 from homespun.report.console import Display, rich_table
-from homespun.report.table import Column, Table
+from homespun.report.document import Column, Table
 
 
 class Clock:

@@ -12,32 +12,22 @@ import pytest
 
 from homespun.errors import UserError
 from homespun.report.document import (
-    Chapter,
-    Details,
+    Column,
     Document,
-    Gallery,
-    TableBlock,
+    Table,
     csv_text,
+    details,
     escape,
+    gallery,
     markdown,
     markdown_table,
+    tabular,
 )
 from homespun.report.error_analysis import confusion, mistakes
+from homespun.report.figure import Plot, _warn_missing_glyphs, assign_looks, style
 from homespun.report.page import Section, write_report
-from homespun.report.plots import (
-    BY_STEP,
-    BY_TIME,
-    MAX_POINTS,
-    Line,
-    Plot,
-    _warn_missing_glyphs,
-    assign_styles,
-    loss_plots,
-    smooth,
-    style,
-)
+from homespun.report.plots import BY_STEP, BY_TIME, MAX_POINTS, Line, loss_plots, smooth
 from homespun.report.records import read_runs
-from homespun.report.table import Column, Table
 from homespun.results import Metrics
 
 Make = Callable[..., Any]
@@ -167,9 +157,9 @@ def test_two_tables_are_two_files(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_taken_is_given_a_number() -> None:
-    one, two, three = (TableBlock(Table(name, title, (), ())) for name, title in (("a", "1"), ("a", "2"), ("a-2", "3")))
-    gallery = Gallery("", [Plot("a", "", b"1", b"1"), Plot("a", "", b"2", b"2")], "")
-    document = Document("", [one], [Chapter("", [Details("", [two, gallery]), three])])
+    one, two, three = (tabular(Table(name, title, (), ((),))) for name, title in (("a", "1"), ("a", "2"), ("a-2", "3")))
+    drawn = gallery("", [Plot("a", "", b"1", b"1"), Plot("a", "", b"2", b"2")], "")
+    document = Document("", one, {"": [*details("", two + drawn), *three]})
     assert [(table.name, table.title) for table in document.tables()] == [("a", "1"), ("a-2", "2"), ("a-2-2", "3")]
     assert [(plot.name, plot.svg) for plot in document.plots()] == [("a", b"1"), ("a-2", b"2")]
     assert "(plots/a-2.svg)" in markdown(document)
@@ -262,15 +252,15 @@ def test_long_curves_are_thinned_and_same_colours_are_kept(tmp_path: Path, pretr
     runs = read_runs([pretraining(tmp_path / name, steps=53) for name in "abc"])
     series = runs[0].train["generator"]
     series.steps, series.seconds, series.values = ([float(i) for i in range(100_000)] for _ in range(3))
-    styles = assign_styles([run.name for run in runs])
-    assert len({own.colour for own in styles.values()}) == 3
-    lines = [Line(run.name, styles[run.name], [run]) for run in runs]
+    looks = assign_looks([run.name for run in runs])
+    assert len({own.colour for own in looks.values()}) == 3
+    lines = [Line(run.name, looks[run.name], [run]) for run in runs]
     plots = {plot.name: plot for plot in loss_plots(lines, (BY_STEP, BY_TIME), "")}
     assert set(plots) == {f"{t}-by-{x}" for t in ("generator", "discriminator", "overall") for x in ("step", "time")}
     svg = plots["generator-by-step"].svg.decode()
     longest = max(path.count("L") for path in re.findall(r' d="([^"]*)"', svg))
     assert longest < MAX_POINTS
-    assert all(f"stroke: {own.colour.lower()}" in svg.lower() for own in styles.values())
+    assert all(f"stroke: {own.colour.lower()}" in svg.lower() for own in looks.values())
 
 
 def test_smoothing_keeps_length_level_and_straight_lines() -> None:

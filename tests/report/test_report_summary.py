@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from homespun.report import tables
+from homespun.report.document import fill
 from homespun.report.records import read_run, read_runs
-from homespun.report.summary import compare_with_baseline, compare_with_unigram_baseline, summary, warnings
+from homespun.report.summary import baseline_difference, compare_with_unigram_baseline, summary, warnings
 from homespun.results import Metrics
 
 Make = Callable[..., Any]
@@ -16,7 +17,8 @@ Make = Callable[..., Any]
 
 def describe(first: list[float], second: float, rows: float | None) -> str:
     tests = [Metrics(accuracy=accuracy) for accuracy in first]
-    return compare_with_baseline(tests, Metrics(accuracy=second), "TF-IDF", rows=rows).replace("\u00a0", " ")
+    found = baseline_difference(tests, Metrics(accuracy=second), "TF-IDF", rows)
+    return fill("summary", "baseline_difference", **found).replace("\u00a0", " ")
 
 
 def test_clear_win_is_reported() -> None:

@@ -172,7 +172,7 @@ def evaluate(
     if as_json:
         print_result(metrics, as_json)
         return
-    from homespun.report.terminal import print_metrics
+    from homespun.report.console import print_metrics
 
     print_metrics(metrics)
 
@@ -195,8 +195,7 @@ def predict(
     """Predict labels or outputs of texts or files, in their order."""
     from homespun.commands.predict import predict as command
     from homespun.commands.predict import predict_texts
-    from homespun.report.console import Display
-    from homespun.report.terminal import counter
+    from homespun.report.console import Display, counter
     from homespun.text.sources import ReadProgress
 
     if bool(texts) == bool(inputs):
@@ -276,7 +275,7 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         print_result({"checks": [asdict(check) for check in checks]}, as_json)
     else:
-        from homespun.report.terminal import print_checks
+        from homespun.report.console import print_checks
 
         print_checks(checks)
     if any(check.status == "fail" for check in checks):

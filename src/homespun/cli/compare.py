@@ -12,7 +12,7 @@ from homespun.cli.options import Json, Out, Overrides, Resume, print_result, spl
 from homespun.errors import UserError
 
 if TYPE_CHECKING:
-    from homespun.report.table import Table
+    from homespun.report.document import Table
 
 
 def compare(
@@ -76,7 +76,7 @@ def benchmark(
         return
     from homespun.report import formats
     from homespun.report.console import print_tables
-    from homespun.report.table import Column, Table
+    from homespun.report.document import Column, Table
 
     columns = (
         Column("tokens", formats.integer),
@@ -114,8 +114,8 @@ def baselines(
 def _baselines_table(result: Mapping[str, Any]) -> Table:
     """Metrics of each baseline; over folds means and deviations."""
     from homespun.report import formats
+    from homespun.report.document import Column, Table
     from homespun.report.formats import baseline_title, metric_title
-    from homespun.report.table import Column, Table
 
     lines: dict[str, dict[str, Any]] = result["baselines"]
     floats = (name for line in lines.values() for name, value in line.items() if isinstance(value, float))

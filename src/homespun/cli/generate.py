@@ -110,8 +110,7 @@ def _generate_file(
     as_json: bool,
 ) -> None:
     from homespun.commands.generate import generate as command
-    from homespun.report.console import Display
-    from homespun.report.terminal import counter
+    from homespun.report.console import Display, counter
     from homespun.text.sources import ReadProgress
 
     read_progress = ReadProgress(inputs)
@@ -148,8 +147,7 @@ def summarize(
     """Summarise texts with the input and generation settings of the fine-tuning; prints one line each."""
     from homespun.commands.generate import summaries
     from homespun.commands.generate import summarize as command
-    from homespun.report.console import Display
-    from homespun.report.terminal import counter
+    from homespun.report.console import Display, counter
     from homespun.tasks.config import ReadOptions
     from homespun.text.sources import ReadProgress
 
@@ -216,7 +214,7 @@ def few_shot(
     from homespun.commands.few_shot import few_shot as job
     from homespun.config import validate
     from homespun.report.console import Display, print_tables
-    from homespun.report.learning_curve import in_context_table
+    from homespun.report.tables import in_context
 
     pairs = [given.partition("=") for given in answers or ()]
     if wrong := [given for given, (name, equals, _) in zip(answers or (), pairs, strict=True) if not (name and equals)]:
@@ -257,5 +255,5 @@ def few_shot(
     if as_json:
         print_result(result, as_json)
         return
-    print_tables(in_context_table(result))
+    print_tables(in_context(result))
     typer.echo(f"report: {result['page']}")

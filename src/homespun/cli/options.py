@@ -120,7 +120,7 @@ def print_result(values: Mapping[str, object], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(values, ensure_ascii=False, default=str))
         return
-    from homespun.report.terminal import print_facts
+    from homespun.report.console import print_facts
 
     print_facts(values)
 
@@ -144,6 +144,6 @@ def print_run_result(result: Mapping[str, object], out: Path, as_json: bool) -> 
     if as_json:
         print_result({"run": str(out), **result}, as_json)
         return
-    from homespun.report.terminal import print_run
+    from homespun.report.console import print_run
 
     print_run(out)

@@ -38,8 +38,8 @@ def show_attention(
     if as_json:
         typer.echo(json.dumps(result))
         return
+    from homespun.report.console import print_facts
     from homespun.report.formats import percent
-    from homespun.report.terminal import print_facts
 
     depth = result["all_reach_all"]
     shares = [percent(layer["share"]) for layer in result["layers"]]
@@ -69,7 +69,7 @@ def show_alignment(
     if as_json:
         typer.echo(json.dumps(result))
         return
-    from homespun.report.terminal import print_facts
+    from homespun.report.console import print_facts
 
     tokens = {"source": len(result["source"]), "target": len(result["target"])}
     written = {} if result["written"] is None else {"written": result["written"]}
@@ -93,7 +93,7 @@ def show_batch(
     if as_json:
         typer.echo(json.dumps(result, ensure_ascii=False))
         return
-    from homespun.report.terminal import print_facts
+    from homespun.report.console import print_facts
 
     batch = result["batch"]
     size = f"{batch['rows']} rows of {batch['length']} tokens, {batch['padding']:.1%} padding"

@@ -44,8 +44,7 @@ def tokenizer_train(
 ) -> None:
     """Train a tokenizer on your text."""
     from homespun.commands.preparation import reading, train_tokenizer
-    from homespun.report.console import Display
-    from homespun.report.terminal import counter
+    from homespun.report.console import Display, counter
     from homespun.text.sources import ReadProgress
     from homespun.text.tokenizer import KINDS
 
@@ -97,8 +96,7 @@ def tokenizer_extend(
 ) -> None:
     """Add words or sentinel tokens to a model's tokenizer, for a corpus to continue pretraining on (`--from`)."""
     from homespun.commands.preparation import extend_tokenizer, reading
-    from homespun.report.console import Display
-    from homespun.report.terminal import counter
+    from homespun.report.console import Display, counter
     from homespun.text.sources import ReadProgress
 
     if inputs and not add:
@@ -158,8 +156,7 @@ def corpus_build(
     The same command resumes a killed build.
     """
     from homespun.commands.preparation import describe_corpus, make_corpus, reading
-    from homespun.report.console import Display
-    from homespun.report.terminal import counter
+    from homespun.report.console import Display, counter
     from homespun.text.sources import ReadProgress
 
     what = reading(
@@ -219,6 +216,6 @@ def corpus_lengths(
     if as_json:
         print_result({"lengths": rows}, as_json)
         return
-    from homespun.report.terminal import print_lengths
+    from homespun.report.console import print_lengths
 
     print_lengths(rows)

@@ -31,7 +31,7 @@ from homespun.models.config import BackboneConfig
 from homespun.models.model import Model
 from homespun.report.console import Display
 from homespun.report.document import write_document
-from homespun.report.learning_curve import in_context_document
+from homespun.report.page import in_context_document
 from homespun.text.tokenizer import Tokenizer
 
 _CONTENT_FREE = ("N/A", "[MASK]", "")  # Zhao et al. 2021, section 5

@@ -22,7 +22,7 @@ from homespun.io.atomic import write_bytes
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
 from homespun.report.console import Display
-from homespun.report.embedding_plot import draw_embeddings
+from homespun.report.plots import draw_embeddings
 from homespun.text.tokenizer import Tokenizer
 from homespun.vectors.cooccurrence import count_pairs
 from homespun.vectors.embedding_init import init_embeddings

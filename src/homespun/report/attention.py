@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from homespun.report.figure import CARD, FAINT, INK, PALETTE, STYLE, Plot, style
 from homespun.report.formats import percent
-from homespun.report.plots import CARD, FAINT, INK, PALETTE, STYLE, Plot, render, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,7 +96,7 @@ def draw_attention(picture: AttentionPlot) -> Plot:
             _draw_panel(page.axes(*position), panel, picture, first=position[1] == 0)
         _draw_depth(page.axes(*depth_at), picture, first=depth_at[1] == 0)
         _draw_reached(page.axes(*bars_at, columns=2), picture)
-        return Plot("attention", _caption(picture), render(page.figure, "svg"), render(page.figure, "png"))
+        return Plot.of("attention", _caption(picture), page.figure)
 
 
 def _flow(groups: Sequence[int]) -> list[tuple[int, int]]:
@@ -279,9 +279,7 @@ def draw_alignment(source: Sequence[str], target: Sequence[str], weights: np.nda
         axes.set_xticks(range(len(source)), [_short(token) for token in source], rotation=90)
         axes.set_yticks(range(len(target)), [_short(token) for token in target])
         axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
-        return Plot(
-            "alignment", _alignment_caption(source, target, weights), render(figure, "svg"), render(figure, "png")
-        )
+        return Plot.of("alignment", _alignment_caption(source, target, weights), figure)
 
 
 def _short(token: str) -> str:

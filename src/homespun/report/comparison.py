@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -13,46 +13,35 @@ from pydantic import JsonValue
 
 from homespun.comparison_results import CandidateResult, ComparisonResult, Overhead, TableResult, TaskResult
 from homespun.io.atomic import write_text
-from homespun.report import comparison_plots as own_plots
 from homespun.report import comparison_summary as summary
 from homespun.report import comparison_tables as tables
 from homespun.report import formats, plots, significance
-from homespun.report.comparison_plots import ByLength, Cost, crossovers, pareto
 from homespun.report.comparison_quality import Candidate, TaskComparison, evaluate
 from homespun.report.comparison_records import Comparison, Variant, comparable_variants, is_comparison, read_comparison
+from homespun.report.comparison_tables import ByLength, Cost, crossovers, pareto
 from homespun.report.document import (
-    Chapter,
-    Code,
-    Content,
-    Details,
+    Block,
     Document,
-    Gallery,
-    Notice,
-    Paragraph,
-    TableBlock,
+    Table,
+    code,
     csv_text,
+    details,
+    first_open,
+    gallery,
+    notices,
+    paragraphs,
+    slug,
+    tabular,
     write_document,
 )
 from homespun.report.error_analysis import confusion
-from homespun.report.formats import number
-from homespun.report.page import confusion_contents, length_contents, tabular
+from homespun.report.figure import assign_looks
+from homespun.report.formats import Writer, number
+from homespun.report.page import confusion_blocks, length_blocks
 from homespun.report.plots import BY_STEP, BY_TIME, BY_TOKENS, Line
 from homespun.report.records import RunRecord, config_text
-from homespun.report.table import Table, Writer, slug
 from homespun.report.tables import environment, losses
 from homespun.results import VERSION, ConfusionMatrix
-
-
-@dataclass(frozen=True)
-class _Target:
-    """A quantity of ablations, with its values by variant."""
-
-    name: str
-    title: str
-    values: Mapping[str, Sequence[float]]
-    stages: Sequence[str]
-    write: Writer
-    write_pair: Writer
 
 
 class Report:
@@ -61,7 +50,7 @@ class Report:
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison
         self.tasks = evaluate(comparison)
-        self.styles = plots.assign_styles([variant.name for variant in comparison.variants])
+        self.looks = assign_looks([variant.name for variant in comparison.variants])
         self.stages = [*(["pretrain"] if comparison.pretrains else []), *comparison.tasks]
         self.seconds = self._seconds(self.stages)
         self.latency = self._in_inference("seconds_per_text")
@@ -78,71 +67,53 @@ class Report:
     def _variants(self) -> Sequence[Variant]:
         return self.comparison.variants
 
+    def _means(self, stage: str) -> dict[str, RunRecord]:
+        """Mean run of a stage by variant."""
+        return {v.name: mean for v in self._variants if (mean := v.mean(stage)) is not None}
+
     def _memory(self) -> dict[str, float]:
         """Peak bytes of all stages by variant."""
-        means = {v.name: [mean for stage in self.stages if (mean := v.mean(stage))] for v in self._variants}
-        found = {
-            name: [peak for mean in of_stages if (peak := mean.summary.get("peak_bytes")) is not None]
-            for name, of_stages in means.items()
-        }
-        return {name: max(peaks) for name, peaks in found.items() if peaks}
+        found: dict[str, float] = {}
+        for name, mean in (item for stage in self.stages for item in self._means(stage).items()):
+            if (peak := mean.summary.get("peak_bytes")) is not None:
+                found[name] = max(peak, found.get(name, peak))
+        return found
 
     def _in_inference(self, what: str) -> dict[str, ByLength]:
         return {v.name: found for v in self._variants if (found := tables.inference(v, what))}
 
     def document(self) -> Document:
-        """The page; chapters without content are left out."""
-        comparison = self.comparison
-        about = formats.text(comparison.recipe.get("description")) if comparison.recipe.get("description") else ""
-        sure = summary.certainty(comparison, self.tasks)
-        lead: list[Content] = [Paragraph(about)] if about else []
-        lead += [Paragraph(text) for text in summary.advice(comparison, self.tasks, self.seconds)]
-        lead += [Paragraph(sure)] if sure else []
-        lead += [Paragraph(summary.limits(comparison, self.tasks))]
-        progress = summary.progress(comparison)
-        lead += [Notice(progress)] if progress else []
-        lead += [Notice(warning) for task in self.tasks for warning in task.warnings]
-        lead += [Notice(warning) for warning in comparison.warnings]
-        if len(found := tables.machines(comparison)) > 1:
-            lead.append(Notice(summary.machines(len(found))))
-        chapters = [
-            Chapter("Quality", self._quality()),
-            Chapter("Resources", self._resources()),
-            Chapter("Quality against time and memory", self._tradeoffs()),
-            Chapter("Loss curves", self._curves()),
-            Chapter("Ablations", self._ablations()),
-            Chapter("Inference cost by length", self._inference()),
-            Chapter("Classes", self._classes()),
-            Chapter("Text lengths", self._lengths()),
-            Chapter("Configuration", self._configuration()),
-        ]
-        title = f"Comparison: {comparison.path.resolve().name}"
-        return Document(title, lead, [chapter for chapter in chapters if chapter.contents])
+        """The page."""
+        comparison, tasks = self.comparison, self.tasks
+        about = comparison.recipe.get("description")
+        lead = paragraphs(formats.text(about) if about else "", *summary.advice(comparison, tasks, self.seconds))
+        lead += paragraphs(summary.certainty(comparison, tasks), summary.limits(comparison, tasks))
+        lead += notices(summary.progress(comparison), *(warning for task in tasks for warning in task.warnings))
+        lead += notices(*comparison.warnings, summary.machines(len(tables.machines(comparison))))
+        chapters = {
+            "Quality": self._quality(),
+            "Resources": first_open({_stage_title(stage): self._resources(stage) for stage in self.stages}),
+            "Quality against time and memory": self._tradeoffs(),
+            "Loss curves": first_open({_stage_title(stage): self._curves(stage) for stage in self.stages}),
+            "Ablations": self._ablations(),
+            "Inference cost by length": self._inference(),
+            "Classes": self._classes(),
+            "Text lengths": [b for s in self.stages for b in length_blocks(self._means(s), s, f"-{slug(s)}")],
+            "Configuration": self._configuration(),
+        }
+        return Document(f"Comparison: {comparison.path.resolve().name}", lead, chapters)
 
-    def _quality(self) -> list[Content]:
-        contents: list[Content] = []
-        for task in (task for task in self.tasks if task.candidates):
-            contents.append(TableBlock(tables.quality(task)))
-            if (pairs := tables.pairs(task)) is not None:
-                contents.append(Details(f"{task.name}: every pair", [TableBlock(pairs)]))
-        return [*contents, Details("All trials by variation", tabular(tables.trials(self.comparison)))]
+    def _quality(self) -> list[Block]:
+        blocks: list[Block] = []
+        for task in self.tasks:
+            blocks += tabular(tables.quality(task))
+            blocks += details(f"{task.name}: every pair", tabular(tables.pairs(task)))
+        return blocks + details("All trials by variation", tabular(tables.trials(self.comparison)))
 
-    def _by_stage(self, found: Mapping[str, Sequence[Content]]) -> list[Content]:
-        """Contents of the first stage; those of the others folded."""
-        return [
-            *found[self.stages[0]],
-            *(Details(_stage_title(stage), found[stage]) for stage in self.stages[1:] if found[stage]),
-        ]
-
-    def _resources(self) -> list[Content]:
-        contents: dict[str, list[Content]] = {}
-        for stage in self.stages:
-            means = [mean for v in self._variants if (mean := v.mean(stage)) is not None]
-            by_part = [replace(table, name=f"{table.name}-{slug(stage)}") for table in losses(means)]
-            contents[stage] = own = tabular(tables.resources(self.comparison, stage), *by_part)
-            shared = summary.shared(self.comparison) if stage == "pretrain" and own else ""
-            own += [Paragraph(shared)] if shared else []
-        return self._by_stage(contents) if contents else []
+    def _resources(self, stage: str) -> list[Block]:
+        by_part = [replace(t, name=f"{t.name}-{slug(stage)}") for t in losses(list(self._means(stage).values()))]
+        found = tabular(tables.resources(self.comparison, stage), *by_part)
+        return found + (paragraphs(summary.shared(self.comparison)) if stage == "pretrain" and found else [])
 
     def _costs(self, task: TaskComparison) -> list[Cost]:
         """Time and memory of training, and latency at the longest measured length."""
@@ -162,31 +133,24 @@ class Report:
             costs += [Cost(kind, title, known, front)] if len(known) > 1 else []
         return costs
 
-    def _tradeoffs(self) -> list[Content]:
-        contents: list[Content] = []
-        for task in (task for task in self.tasks if self.costs[task.name]):
-            costs = self.costs[task.name]
-            drawn = [own_plots.tradeoff(task, cost, self.styles, f"{slug(task.name)}-by-{cost.kind}") for cost in costs]
-            fronts = "; ".join(f"{cost.kind}: {', '.join(cost.front)}" for cost in costs)
-            note = (
-                f"Up is better, left is cheaper. Thin line: Pareto front by mean ({fronts}). Bars: standard deviation "
-                f"over trainings. Baselines far below are not drawn."
-            )
-            contents.append(Gallery(task.name, drawn, note))
-        return contents
+    def _tradeoffs(self) -> list[Block]:
+        blocks: list[Block] = []
+        for task in self.tasks:
+            costs, file = self.costs[task.name], f"{slug(task.name)}-by-"
+            drawn = [plots.tradeoff_plot(task, cost, self.looks, f"{file}{cost.kind}") for cost in costs]
+            blocks += gallery(task.name, drawn, summary.fronts([(cost.kind, cost.front) for cost in costs]))
+        return blocks
 
-    def _curves(self) -> list[Content]:
-        contents: dict[str, list[Content]] = {stage: [] for stage in self.stages}
+    def _curves(self, stage: str) -> list[Block]:
+        blocks: list[Block] = []
+        groups = comparable_variants(self.comparison, stage)
         note = "Means over trainings. Thin line: training, smoothed. Line with dots: validation, and its range."
-        for stage in self.stages:
-            found = comparable_variants(self.comparison, stage)
-            several = " Only variations whose losses are the same quantity share axes." if len(found) > 1 else ""
-            for i, group in enumerate(found, start=1):
-                prefix = f"{slug(stage)}-" + ("" if len(found) == 1 else f"{i}-")
-                drawn = plots.loss_plots(self._lines(group, stage), (BY_STEP, BY_TOKENS, BY_TIME), prefix)
-                title = f"{_stage_title(stage)}: {', '.join(variant.name for variant in group)}"
-                contents[stage] += [Gallery(title, drawn, note + several)] if drawn else []
-        return self._by_stage(contents) if contents else []
+        note += " Only variations whose losses are the same quantity share axes." if len(groups) > 1 else ""
+        for i, group in enumerate(groups, start=1):
+            prefix = f"{slug(stage)}-" if len(groups) == 1 else f"{slug(stage)}-{i}-"
+            drawn = plots.loss_plots(self._lines(group, stage), (BY_STEP, BY_TOKENS, BY_TIME), prefix)
+            blocks += gallery(f"{_stage_title(stage)}: {', '.join(variant.name for variant in group)}", drawn, note)
+        return blocks
 
     def _lines(self, group: Sequence[Variant], stage: str) -> list[Line]:
         """A line for each variant; variants that share their runs are one line with all names."""
@@ -195,96 +159,89 @@ class Report:
             records = variant.records(stage)
             runs = tuple(str(record.path.resolve()) for record in records)
             known = lines.get(runs)
-            style = self.styles[variant.name] if known is None else known.style
-            lines[runs] = Line(variant.name if known is None else f"{known.name}, {variant.name}", style, records)
+            look = self.looks[variant.name] if known is None else known.look
+            lines[runs] = Line(variant.name if known is None else f"{known.name}, {variant.name}", look, records)
         return list(lines.values())
 
-    def _ablations(self) -> list[Content]:
-        contents: list[Content] = []
-        for target in self._targets():
-            drawn, listed = [], []
-            for found in tables.ablations(self.comparison, target.values, target.stages):
-                file = f"{slug(target.name)}-along-{slug(found.setting)}"
-                drawn.append(own_plots.ablation_plot(found, target.title, file, target.write))
-                listed.append(TableBlock(tables.ablation_table(found, target.title, file, target.write_pair)))
-            if drawn:
-                note = "Lines differ in one setting only. Bars: standard deviation over trainings."
-                contents += [Gallery(target.title, drawn, note), Details(f"{target.title}: the numbers", listed)]
-        return contents
-
-    def _targets(self) -> list[_Target]:
-        targets = []
+    def _ablations(self) -> list[Block]:
+        blocks: list[Block] = []
         for task in self.tasks:
             values = {c.name: c.values for c in task.candidates if c.kind == "model"}
             stages = [stage for stage in self.stages if stage in ("pretrain", task.name)]
             title = f"{task.title}, {task.name}"
-            targets.append(_Target(task.name, title, values, stages, formats.percent, formats.spread))
+            blocks += self._along_settings(task.name, title, values, stages, (formats.percent, formats.spread))
         for i, group in enumerate(comparable_variants(self.comparison, "pretrain"), start=1):
             held_out = {v.name: v.validation_losses() for v in group}
-            title = "validation loss"
-            targets.append(_Target(f"loss-{i}", title, held_out, ["pretrain"], formats.loss, formats.loss_spread))
-        return targets
+            writers = formats.loss, formats.loss_spread
+            blocks += self._along_settings(f"loss-{i}", "validation loss", held_out, ["pretrain"], writers)
+        return blocks
 
-    def _inference(self) -> list[Content]:
+    def _along_settings(
+        self,
+        name: str,
+        title: str,
+        values: Mapping[str, Sequence[float]],
+        stages: Sequence[str],
+        writers: tuple[Writer, Writer],
+    ) -> list[Block]:
+        """Ablations of one quantity, given by variant; formats of a number and of a mean with its deviation."""
+        drawn, listed = [], []
+        for found in tables.ablations(self.comparison, values, stages):
+            file = f"{slug(name)}-along-{slug(found.setting)}"
+            drawn.append(plots.ablation_plot(found, title, file, writers[0]))
+            listed.append(tables.ablation_table(found, title, file, writers[1]))
+        note = "Lines differ in one setting only. Bars: standard deviation over trainings."
+        return gallery(title, drawn, note) + details(f"{title}: the numbers", tabular(*listed))
+
+    def _inference(self) -> list[Block]:
         latency, memory = self.latency, self.inference_memory
         drawn = [
-            own_plots.by_length(latency, self.styles, "milliseconds a text", "latency-by-length", 1e-3),
-            own_plots.by_length(memory, self.styles, "peak memory, MB", "memory-by-length", 1e6),
+            plots.by_length_plot(latency, self.looks, "milliseconds a text", "latency-by-length", 1e-3),
+            plots.by_length_plot(memory, self.looks, "peak memory, MB", "memory-by-length", 1e6),
         ]
-        contents: list[Content] = []
-        if found := [plot for plot in drawn if plot is not None]:
-            note = "Logarithmic axes: a straight line is a power law. Bars: range over trials."
-            contents.append(Gallery("By length", found, note))
+        note = "Logarithmic axes: a straight line is a power law. Bars: range over trials."
+        blocks = gallery("By length", drawn, note)
         if latency and not self.crossings["latency"]:
-            contents.append(Paragraph("No crossover of latency within the measured lengths."))
-        return contents + tabular(
+            blocks += paragraphs("No crossover of latency within the measured lengths.")
+        return blocks + tabular(
             tables.in_inference(latency, "Seconds a text", "latency", formats.step_seconds),
             tables.in_inference(memory, "Peak memory in inference", "inference-memory", formats.memory),
             tables.crossings(self.crossings["latency"], "seconds a text", "crossovers-latency"),
             tables.crossings(self.crossings["memory"], "peak memory", "crossovers-memory"),
         )
 
-    def _classes(self) -> list[Content]:
-        contents: list[Content] = []
+    def _classes(self) -> list[Block]:
+        blocks: list[Block] = []
         by_name = {variant.name: variant for variant in self._variants}
         for task in self.tasks:
             for rank, candidate in enumerate(task.trained):
                 found = _summed(by_name[candidate.name].records(task.name))
-                if found is None:
-                    continue
-                title, end = f"{task.name}: {candidate.name}", f"-{slug(task.name)}-{rank + 1}"
-                own = confusion_contents(found, end, title, f"Most frequent mistakes of {candidate.name}")
-                contents += own if rank == 0 and found.is_readable else [Details(title, own)]
-        if contents:
-            contents.insert(0, Paragraph("Best variation of each task first; counts are summed over trainings."))
-        return contents
+                if found is not None:
+                    title, end = f"{task.name}: {candidate.name}", f"-{slug(task.name)}-{rank + 1}"
+                    own = confusion_blocks(found, end, title, f"Most frequent mistakes of {candidate.name}")
+                    blocks += own if rank == 0 and found.is_readable else details(title, own)
+        intro = paragraphs("Best variation of each task first; counts are summed over trainings.")
+        return intro + blocks if blocks else []
 
-    def _lengths(self) -> list[Content]:
-        contents: list[Content] = []
-        for stage in self.stages:
-            means = {v.name: mean for v in self._variants if (mean := v.mean(stage)) is not None}
-            contents += length_contents(means, stage, f"-{slug(stage)}")
-        return contents
-
-    def _configuration(self) -> list[Content]:
+    def _configuration(self) -> list[Block]:
         comparison, found = self.comparison, tables.machines(self.comparison)
-        contents = tabular(tables.differences(comparison, self.stages))
-        heads = [f"machine {i} ({formats.integer(len(who))} trials)" for i, (_, who) in enumerate(found, start=1)]
-        if table := environment(list(zip(heads, (tree for tree, _ in found), strict=True))):
-            contents.append(TableBlock(table) if len(found) > 1 else Details(table.title, [TableBlock(table)]))
+        blocks = tabular(tables.differences(comparison, self.stages))
+        heads = [f"machine {i} ({formats.integer(len(users))} trials)" for i, (_, users) in enumerate(found, start=1)]
+        table = environment(list(zip(heads, (tree for tree, _ in found), strict=True)))
+        blocks += tabular(table) if len(found) > 1 else details(table.title, tabular(table))
         if len(found) > 1:
-            listed = [f"Machine {i}: {'; '.join(who)}." for i, (_, who) in enumerate(found, start=1)]
-            contents.append(Details("Trials by machine", [Paragraph(text) for text in listed]))
+            listed = (f"Machine {i}: {'; '.join(users)}." for i, (_, users) in enumerate(found, start=1))
+            blocks += details("Trials by machine", paragraphs(*listed))
         file = comparison.path / "comparison.yaml"
         if file.is_file():
-            contents.append(Details("comparison.yaml", [Code(file.read_text(encoding="utf-8", errors="replace"))]))
+            blocks += details("comparison.yaml", code(file.read_text(encoding="utf-8", errors="replace")))
         for variant in self._variants:
-            configs: list[Content] = []
+            configs: list[Block] = []
             for stage in self.stages:
                 if (records := variant.records(stage)) and records[0].config:
-                    configs += [Paragraph("", title=f"{stage}/config.yaml"), Code(config_text(records[0]))]
-            contents += [Details(f"Configs of {variant.name}", configs)] if configs else []
-        return contents
+                    configs += [Block("paragraph", f"{stage}/config.yaml"), *code(config_text(records[0]))]
+            blocks += details(f"Configs of {variant.name}", configs)
+        return blocks
 
 
 def _stage_title(stage: str) -> str:
@@ -336,8 +293,8 @@ def _result(report: Report, document: Document) -> ComparisonResult:
     return ComparisonResult(
         version=VERSION,
         trials={status: statuses.count(status) for status in dict.fromkeys(statuses)},
-        advice=[item.text for item in document.lead if isinstance(item, Paragraph)],
-        notices=[item.text for item in document.lead if isinstance(item, Notice)],
+        advice=[block.text for block in document.lead if block.kind == "paragraph"],
+        notices=[block.text for block in document.lead if block.kind == "notice"],
         tasks={task.name: _task_result(task) for task in report.tasks},
         fronts={task: {cost.kind: list(cost.front) for cost in costs} for task, costs in report.costs.items()},
         crossovers=report.crossings,
@@ -359,7 +316,6 @@ def _task_result(task: TaskComparison) -> TaskResult:
 
 
 def _candidate_result(task: TaskComparison, candidate: Candidate) -> CandidateResult:
-    test = task.against_best.get(candidate.name)
     mean, deviation = candidate.spread or (None, None)
     values = {
         "name": candidate.name,
@@ -369,7 +325,7 @@ def _candidate_result(task: TaskComparison, candidate: Candidate) -> CandidateRe
         "values": list(candidate.values),
         "mean": mean,
         "deviation": deviation,
-        **(test.model_dump() if test else {"not_worse": False}),
+        **(task.test(candidate).model_dump() if candidate.name in task.against_best else {"not_worse": False}),
     }
     own = task.own.get(candidate.name)
     return CandidateResult.model_validate(values | ({"own_baselines": dict(own)} if own else {}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -91,6 +92,10 @@ class TaskComparison:
         others = {lower: test for (higher, lower), test in self.between.items() if higher == best.name}
         return {best.name: SignificanceTest(not_worse=True)} | others
 
+    def test(self, candidate: Candidate) -> SignificanceTest:
+        """Test of a candidate against the best; an empty one without a result."""
+        return self.against_best.get(candidate.name, SignificanceTest())
+
     @property
     def best(self) -> Candidate | None:
         """Candidate with the highest mean."""
@@ -105,15 +110,7 @@ class TaskComparison:
     @property
     def among_best(self) -> list[Candidate]:
         """The best and all that are not significantly worse, the best first."""
-        return [c for c in self.candidates if c.name in self.against_best and self.against_best[c.name].not_worse]
-
-
-@dataclass
-class _ScoreTotals:
-    sums: dict[int, float] = field(default_factory=dict)
-    counts: dict[int, int] = field(default_factory=dict)
-    truths: dict[int, str] = field(default_factory=dict)
-    plain: bool = True
+        return [candidate for candidate in self.candidates if self.test(candidate).not_worse]
 
 
 def evaluate(comparison: Comparison) -> list[TaskComparison]:
@@ -124,23 +121,20 @@ def evaluate(comparison: Comparison) -> list[TaskComparison]:
 def _task(comparison: Comparison, name: str) -> TaskComparison:
     warnings: list[str] = []
     records = [record for variant in comparison.variants for record in variant.records(name)]
-    measure = _measure(records)
+    named = [key for record in records for key in record.result.measures[:1]]
+    tests = [test for record in records for test in record.result.trainings()]
+    known = (key for key in [*named, *MAIN_METRICS] if any(test.number(key) is not None for test in tests))
+    measure = next(known, "accuracy")
     candidates = [_model(variant, name, measure, warnings) for variant in comparison.variants]
-    measured = _measured(comparison, name, warnings)
-    for one in measured:
+    sets = _baseline_sets(comparison, name, warnings)
+    for one in sets:
         candidates += _baselines(comparison, name, measure, one, warnings)
     ranked = sorted(candidates, key=lambda c: -math.inf if c.mean is None else c.mean, reverse=True)
     between, own = _test_pairs([c for c in ranked if c.values], warnings)
     seed_variance = any(len(c.values) > 1 for c in ranked)
-    results = [*(one.result for one in measured), *(record.result for record in records)]
+    results = [*(one.result for one in sets), *(record.result for record in records)]
     part = "validation" if any(result.measured_on == "validation" for result in results) else "test"
     return TaskComparison(name, measure, ranked, between, list(dict.fromkeys(warnings)), own, seed_variance, part)
-
-
-def _measure(records: Sequence[RunRecord]) -> str:
-    named = [key for record in records for key in record.result.measures[:1]]
-    tests = [test for record in records for test in record.result.trainings()]
-    return next((key for key in [*named, *MAIN_METRICS] if any(t.number(key) is not None for t in tests)), "accuracy")
 
 
 def _values(records: Sequence[RunRecord], measure: str) -> list[float]:
@@ -162,15 +156,20 @@ def _model(variant: Variant, task: str, measure: str, warnings: list[str]) -> Ca
         others={other: _values(records, other) for other in FURTHER_METRICS if other != measure},
         log_loss=_values(records, "log_loss"),
         rows=_rows([record.path for record in records], "model", measure, f"{variant.name}, {task}", warnings),
-        texts=next((texts for record in records if (texts := record.test_rows())), None),
+        texts=_examples(records),
         repeated=constant_output([test for record in records for test in record.result.trainings()]),
         state=variant.state,
         why=variant.why,
     )
 
 
+def _examples(records: Sequence[RunRecord]) -> float | None:
+    """Number of test examples."""
+    return next((examples for record in records if (examples := record.test_rows())), None)
+
+
 @dataclass(frozen=True)
-class _Measured:
+class _BaselineSet:
     """Baselines that were measured once for several variants."""
 
     name: str  # of the folder
@@ -179,104 +178,94 @@ class _Measured:
     result: RunResult  # empty if missing or damaged
 
 
-def _measured(comparison: Comparison, task: str, warnings: list[str]) -> list[_Measured]:
+def _baseline_sets(comparison: Comparison, task: str, warnings: list[str]) -> list[_BaselineSet]:
     """Baselines of a task in the folder of the comparison: one set for all variants that share it."""
     sharing: dict[str, list[Variant]] = {}
     for variant in comparison.variants:
         if (name := variant.baseline_set(task)) is not None:
             sharing.setdefault(name, []).append(variant)
-    return [
-        _Measured(name, of, variants, _result(comparison, name, f"baselines of {task}{of}", warnings))
-        for name, variants in (sharing or {task: []}).items()
-        for of in [f" of {', '.join(v.name for v in variants)}" if len(sharing) > 1 else ""]
-    ]
+    sets = []
+    for name, variants in (sharing or {task: []}).items():
+        of = f" of {', '.join(v.name for v in variants)}" if len(sharing) > 1 else ""
+        result = _result(comparison, name, f"baselines of {task}{of}", warnings)
+        sets.append(_BaselineSet(name, of, variants, result))
+    return sets
 
 
-def _result(comparison: Comparison, name: str, who: str, warnings: list[str]) -> RunResult:
+def _result(comparison: Comparison, name: str, title: str, warnings: list[str]) -> RunResult:
     if name not in comparison.baselines:
         return RunResult()
     try:
         result = RunResult.read(comparison.baselines[name] / "result.json")
     except UserError as error:
-        warnings.append(f"{who}: {str(error).replace(str(comparison.path), '').lstrip('/')}.")
+        warnings.append(f"{title}: {str(error).replace(str(comparison.path), '').lstrip('/')}.")
         return RunResult()
     why = comparison.baselines[name] / "why.txt"
     if not result.baselines and why.is_file():
-        warnings.append(f"The {who} could not be measured: {why.read_text(encoding='utf-8', errors='replace')}.")
+        warnings.append(f"The {title} could not be measured: {why.read_text(encoding='utf-8', errors='replace')}.")
     return result
 
 
 def _baselines(
-    comparison: Comparison, task: str, measure: str, measured: _Measured, warnings: list[str]
+    comparison: Comparison, task: str, measure: str, own: _BaselineSet, warnings: list[str]
 ) -> Iterator[Candidate]:
     """Baselines of the comparison, else of the first trial that has any."""
-    records = [record for variant in measured.variants for record in variant.records(task)]
+    records = [record for variant in own.variants for record in variant.records(task)]
     found = [(record.path, record.result.baselines) for record in records]
-    if measured.result.baselines:
-        found.insert(0, (comparison.baselines[measured.name], measured.result.baselines))
+    if own.result.baselines:
+        found.insert(0, (comparison.baselines[own.name], own.result.baselines))
     path, metrics = next(((path, metrics) for path, metrics in found if metrics), (comparison.path, {}))
-    texts = next((texts for record in records if (texts := record.test_rows())), None)
     for key, values in metrics.items():
-        title = f"{baseline_title(key)}{measured.of}"
-        known = {
-            what: [mean[0]] if (mean := values.spread(what)) is not None else []
-            for what in dict.fromkeys([measure, *FURTHER_METRICS])
-        }
-        rows = _rows([path], key, measure, f"{title}, {task}", warnings)
+        title = f"{baseline_title(key)}{own.of}"
+        means = {what: values.spread(what) for what in (measure, *FURTHER_METRICS)}
+        known = {what: [] if mean is None else [mean[0]] for what, mean in means.items()}
         yield Candidate(
             name=title,
             kind="baseline",
-            baseline_set=measured.name,
+            baseline_set=own.name,
             values=known.pop(measure),
             others=known,
-            rows=rows,
-            texts=texts,
+            rows=_rows([path], key, measure, f"{title}, {task}", warnings),
+            texts=_examples(records),
             state="baseline",
         )
 
 
-def _rows(runs: Sequence[Path], name: str, measure: str, who: str, warnings: list[str]) -> RowScores | None:
+def _rows(runs: Sequence[Path], name: str, measure: str, title: str, warnings: list[str]) -> RowScores | None:
     """Scores from ``predictions/NAME.jsonl`` of the runs, and of their seeds and folds."""
     own = f"predictions/{name}.jsonl"
     files = [file for run in runs for file in (run / own, *_largest(sorted(run.glob(f"trials/*/{own}"))))]
-    totals = _ScoreTotals()
+    sums: dict[int, float] = {}
+    counts: Counter[int] = Counter()
+    truths: dict[int, str] = {}
+    binary = True
     try:
-        for file in files:
-            if file.is_file():
-                _add_scores(file, measure, totals)
+        for file in (file for file in files if file.is_file()):
+            for row, truth, score in read_scores(file, measure):
+                if score is not None:
+                    sums[row] = sums.get(row, 0.0) + score
+                    counts[row] += 1
+                    binary &= score in (0.0, 1.0)
+                    if truths.setdefault(row, truth) != truth:
+                        raise UserError(f"row {row} has different truths in two trainings")
     except UserError as error:
-        warnings.append(f"The predictions of {who} are left out: {error}.")
+        warnings.append(f"The predictions of {title} are left out: {error}.")
         return None
-    if not totals.counts:
+    if not counts:
         return None
-    most = max(totals.counts.values())
-    kept = [row for row, count in totals.counts.items() if count == most]
-    if len(kept) < len(totals.counts):
-        warnings.append(f"Of {who}, {len(totals.counts) - len(kept)} rows were not predicted by every training.")
-    means = {row: totals.sums[row] / most for row in kept}
-    return RowScores(means, {row: totals.truths[row] for row in kept}, most if totals.plain else None)
+    most = max(counts.values())
+    kept = [row for row, count in counts.items() if count == most]
+    if len(kept) < len(counts):
+        warnings.append(f"Of {title}, {len(counts) - len(kept)} rows were not predicted by every training.")
+    means = {row: sums[row] / most for row in kept}
+    return RowScores(means, {row: truths[row] for row in kept}, most if binary else None)
 
 
 def _largest(files: Sequence[Path]) -> list[Path]:
     """Files of trainings on the most examples, where a run has several numbers: ``examples-100-seed-0``."""
-
-    def size(file: Path) -> int:
-        found = re.search(r"examples-(\d+)", file.parents[1].name)
-        return int(found[1]) if found else 0
-
-    most = max(map(size, files), default=0)
-    return [file for file in files if size(file) == most]
-
-
-def _add_scores(file: Path, measure: str, totals: _ScoreTotals) -> None:
-    for row, truth, score in read_scores(file, measure):
-        if score is None:
-            continue
-        totals.plain &= score in (0.0, 1.0)
-        totals.sums[row] = totals.sums.get(row, 0.0) + score
-        totals.counts[row] = totals.counts.get(row, 0) + 1
-        if totals.truths.setdefault(row, truth) != truth:
-            raise UserError(f"row {row} has different truths in two trainings")
+    sizes = [re.search(r"examples-(\d+)", file.parents[1].name) for file in files]
+    numbers = [int(size[1]) if size else 0 for size in sizes]
+    return [file for file, number in zip(files, numbers, strict=True) if number == max(numbers)]
 
 
 def _differences(first: Candidate, second: Candidate, warnings: list[str]) -> tuple[np.ndarray, float | None] | None:

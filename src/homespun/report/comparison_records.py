@@ -105,9 +105,11 @@ class Variant:
         reasons = [f"{trial.stage}: {trial.why}" if trial.stage else trial.why for trial in self.trials if trial.why]
         return "; ".join(dict.fromkeys(reasons)) or None
 
-    def records(self, stage: str) -> list[RunRecord]:
-        """Runs of a stage in finished trials, by seed."""
-        found = [trial.stages[stage].record for trial in self.done if stage in trial.stages]
+    def records(self, stage: str, *, finished: bool = True) -> list[RunRecord]:
+        """Runs of a stage by seed, in finished trials or in all."""
+        found = [
+            trial.stages[stage].record for trial in (self.done if finished else self.trials) if stage in trial.stages
+        ]
         return [record for record in found if record is not None]
 
     def mean(self, stage: str) -> RunRecord | None:
@@ -152,8 +154,7 @@ class Comparison:
         """Groups of variants that share runs of a stage."""
         found: list[tuple[set[Path], list[str]]] = []
         for variant in self.variants:
-            records = [trial.stages[stage].record for trial in variant.trials if stage in trial.stages]
-            runs = {record.path.resolve() for record in records if record is not None}
+            runs = {record.path.resolve() for record in variant.records(stage, finished=False)}
             same = next((group for group in found if group[0] & runs), None)
             if same is None:
                 found.append((runs, [variant.name]))

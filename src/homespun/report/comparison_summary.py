@@ -9,9 +9,10 @@ from homespun.comparison_results import SignificanceTest
 from homespun.report import formats, significance
 from homespun.report.comparison_quality import Candidate, TaskComparison
 from homespun.report.comparison_records import STATUSES, Comparison, Variant, comparable_variants
+from homespun.report.document import fill
 from homespun.report.formats import FURTHER_METRICS, metric_title, number
 from homespun.report.records import as_tree
-from homespun.report.summary import compare_with_unigram_baseline, paragraph
+from homespun.report.summary import compare_with_unigram_baseline
 from homespun.results import mean_and_deviation
 
 _FEW = 500  # test examples, below which only large differences are significant
@@ -41,47 +42,36 @@ def advice(comparison: Comparison, tasks: Sequence[TaskComparison], seconds: Map
 
 
 def _sentence(macro: str, **values: object) -> str:
-    return paragraph("comparison_summary", macro, **values)
+    return fill("comparison_summary", macro, **values)
 
 
 def _task(task: TaskComparison, seconds: Mapping[str, float]) -> str:
-    best = task.best
-    assert best is not None
     models = [c for c in task.among_best if c.kind == "model"]
-    times = {c.name: seconds[c.name] for c in models if c.name in seconds}
-    known = len(times) == len(models) > 1
-    below = [c for c in task.trained if c not in models]
+    times = sorted(((seconds[c.name], c.name) for c in models if c.name in seconds), key=lambda pair: pair[0])
     return _sentence(
         "task",
-        name=task.name,
-        measure=task.title,
-        part=task.part,
-        best=best,
-        trainings=len(best.values) if len(best.values) > 1 or best.kind == "model" else 0,
-        examples=best.texts,
-        trained=bool(task.trained),
+        task=task,
+        best=task.best,
         models=[(c.name, c.spread) for c in models],
-        fastest=min(times, key=lambda name: times[name]) if known else None,
-        least=min(times.values()) if known else None,
-        most=max(times.values()) if known else None,
-        worse=[(c.name, task.against_best[c.name].gap) for c in below],
-        against=_against_baselines(task, best),
+        times=times if len(times) == len(models) > 1 else [],
+        worse=[(c.name, task.against_best[c.name].gap) for c in task.trained if c not in models],
+        against=_against_baselines(task),
         others=_by_other_metrics(task),
         constant=[(c.name, c.repeated) for c in task.trained if c.repeated],
     )
 
 
-def _against_baselines(task: TaskComparison, best: Candidate) -> list[tuple[str, Candidate, SignificanceTest]]:
+def _against_baselines(task: TaskComparison) -> list[tuple[str, Candidate, SignificanceTest]]:
     """The best model against its baselines; of models with other baselines the best ones against theirs."""
-    highest = {best.baseline_set: best}
-    for model in task.trained:
-        highest.setdefault(model.baseline_set, model)
-    baselines = [c for c in task.candidates if c.kind == "baseline" and c.values]
+    highest: dict[str, Candidate] = {}
+    for candidate in [task.best, *task.trained]:
+        if candidate is not None:
+            highest.setdefault(candidate.baseline_set, candidate)
     found = []
-    for model in highest.values():
-        tests = task.against_best if model is best else task.own.get(model.name, {})
-        own = [c for c in baselines if c.baseline_set == model.baseline_set and c.name in tests]
-        found += [(model.name, c, tests[c.name]) for c in own if model.kind == "model"]
+    for model in (candidate for candidate in highest.values() if candidate.kind == "model"):
+        tests = task.against_best if model is task.best else task.own.get(model.name, {})
+        baselines = [c for c in task.candidates if c.kind == "baseline" and c.baseline_set == model.baseline_set]
+        found += [(model.name, c, tests[c.name]) for c in baselines if c.values and c.name in tests]
     return found
 
 
@@ -129,33 +119,28 @@ def certainty(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
     counts = sorted({len(v.done) for v in comparison.variants if v.done})
     if not counts:
         return ""
-    tested = [task for task in judged if any(v.texts is not None for v in task.against_best.values())]
-    by_means = [task for task in judged if len(task.against_best) > 1 and all(c.rows is None for c in task.candidates)]
+    tested = [task for task in judged if any(test.texts is not None for test in task.against_best.values())]
     return _sentence(
         "certainty",
         trainings=[counts[0]] if len(counts) == 1 else [counts[0], counts[-1]],
-        tested=bool(tested),
+        tested=tested,
         seeds=all(task.seed_variance for task in tested),
-        by_means=[(task.name, task.title, task.seed_variance) for task in by_means],
+        by_means=[t for t in judged if len(t.against_best) > 1 and all(c.rows is None for c in t.candidates)],
         few=[task.name for task in judged if task.best and task.best.texts and task.best.texts < _FEW],
     )
 
 
 def limits(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
     """Limits of the comparison."""
-    variants, recipe = comparison.variants, comparison.recipe
-    asked = number(recipe.get("seeds"))
-    search = as_tree(recipe.get("search"))
-    searched = search.get("task") or next(iter(comparison.tasks), "") if search else None
-    budget = as_tree(recipe.get("budget"))
+    recipe = comparison.recipe
+    search, budget = as_tree(recipe.get("search")), as_tree(recipe.get("budget"))
     return _sentence(
         "limits",
-        lost=[(v.name, v.state) for v in variants if len(v.done) < len(v.trials)],
-        seeds=f"{asked:.0f}" if asked is not None and any(len(v.trials) < asked for v in variants) else None,
-        empty=[task.name for task in tasks if task.best is None],
-        validation=[(t.name, t.name == searched) for t in tasks if t.best and t.part == "validation"],
+        variants=comparison.variants,
+        tasks=tasks,
+        seeds=number(recipe.get("seeds")) or 0,
+        searched=search.get("task") or next(iter(comparison.tasks), "") if search else None,
         without_baseline=[found for task in tasks if (found := _without_baselines(task))],
-        one_seed=bool(variants) and all(len(v.done) <= 1 for v in variants),
         inference=any(row.length for trial in comparison.trials for row in trial.inference),
         budget=" and ".join(f"{key} {formats.text(value)}" for key, value in budget.items() if value is not None),
     )
@@ -173,15 +158,20 @@ def shared(comparison: Comparison) -> str:
     return _sentence("shared", groups=comparison.sharing("pretrain"))
 
 
+def fronts(found: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Note of the figures of quality against cost: variants on the Pareto front of each kind of cost."""
+    return _sentence("fronts", fronts=found)
+
+
 def machines(count: int) -> str:
-    """A warning about several machines."""
-    return _sentence("machines", count=count)
+    """A warning about several machines; empty for one."""
+    return _sentence("machines", count=count) if count > 1 else ""
 
 
-def progress(comparison: Comparison) -> str | None:
-    """Count trials by state; None if all are done."""
+def progress(comparison: Comparison) -> str:
+    """Count trials by state; empty if all are done."""
     statuses = [trial.status for trial in comparison.trials]
     if statuses and set(statuses) == {"done"}:
-        return None
+        return ""
     counts = [(count, status) for status in STATUSES if (count := statuses.count(status))]
     return _sentence("progress", total=len(statuses), counts=counts)

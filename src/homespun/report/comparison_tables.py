@@ -1,90 +1,69 @@
-"""Tables of comparisons alone: verdicts, trials, cost by length, crossovers, ablations."""
+"""Tables of comparisons: verdicts, trials, cost by length, crossovers, Pareto fronts, ablations."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from homespun.comparison_results import Crossover
 from homespun.report import formats
-from homespun.report.comparison_plots import Ablation, ByLength
 from homespun.report.comparison_quality import Candidate, TaskComparison
 from homespun.report.comparison_records import Comparison, TrialRecord, Variant
-from homespun.report.formats import FURTHER_METRICS, metric_title, number
-from homespun.report.records import RunRecord, Tree, architecture, final_losses, flatten
-from homespun.report.table import Column, Row, Table, Writer, numbers, slug, spreads, texts
+from homespun.report.document import Getter, Row, Table, numbers, slug, spreads, text, texts, value
+from homespun.report.formats import FURTHER_METRICS, Writer, metric_title, number
+from homespun.report.records import Tree, architecture, final_losses, flatten
 from homespun.report.tables import difference_table, different_rows, resource_table
 from homespun.results import mean_and_deviation
 
-_PATH_KEYS = {"out", "path", "start_from", "name"}  # where a trial is stored is no setting
+_PATH_KEYS = {"out", "path", "start_from", "name"}  # the folder of a trial is no setting
 
 
 def quality(task: TaskComparison) -> Table:
     """Metric, verdict and p-values of each model and baseline of a task."""
-    rows: list[Row] = []
-    marked = set()
-    for index, candidate in enumerate(task.candidates):
-        test = task.against_best.get(candidate.name)
-        if test is None:
-            outcome = f"no result: {candidate.why}" if candidate.why else "no result yet"
-        else:
-            outcome = "among the best" if test.not_worse else "below"
-            marked |= {index} if test.not_worse else set()
-        log_loss = mean_and_deviation(candidate.log_loss)
-        tested = (test.gap, test.interval, test.texts, test.trainings, test.adjusted) if test else (None,) * 5
-        rows.append(
-            (
-                *(candidate.name, candidate.spread, outcome, *tested, *_to_own_baseline(task, candidate)),
-                *(mean_and_deviation(candidate.others.get(other, ())) for other in FURTHER_METRICS),
-                log_loss and log_loss[0],
-                len(candidate.values) if candidate.kind == "model" and candidate.values else None,
-                candidate.texts,
-                candidate.state,
-            )
-        )
-    columns = (
-        *texts("model"),
-        *spreads(formats.spread, task.title),
-        *texts("verdict"),
-        *numbers(formats.points, "difference to best"),
-        Column("95 % interval", formats.points_interval, parts=("low", "high")),
-        *numbers(formats.probability, f"p ({task.part} set)", "p (seeds)", "p (Holm)"),
-        *texts("own baselines"),
-        *numbers(formats.points, "difference to own baseline"),
-        *spreads(formats.share_spread, *map(metric_title, FURTHER_METRICS)),
-        *numbers(formats.loss, "log loss"),
-        *numbers(formats.integer, "trainings", f"{task.part} examples"),
-        *texts("trials"),
-    )
     note = (
         f"Marked: the best mean and every model not significantly worse (p > 0.05, Holm). ±: standard deviation over "
         f"trainings. Differences in percentage points, with the interval of a paired bootstrap on the same rows. "
         f"p ({task.part} set): paired permutation test. p (seeds): Student's t, pooled variance. p (Holm): the larger, "
         f"corrected for {task.pairs} pairs."
     )
-    table = Table(f"quality-{slug(task.name)}", task.name, columns, tuple(rows), note, frozenset(marked))
-    return table.without_empty_columns()
 
+    def of_others(metric: str) -> Getter[Candidate]:
+        return value(metric_title(metric), lambda c: mean_and_deviation(c.others.get(metric, ())), formats.share_spread)
 
-def pairs(task: TaskComparison) -> Table | None:
-    """Every model against every other candidate, the largest difference first; None for fewer than three pairs."""
-    baselines = {candidate.name for candidate in task.candidates if candidate.kind == "baseline"}
-    found = {names: test for names, test in task.between.items() if not baselines.issuperset(names)}
-    if len(found) < 3:
-        return None
-    rows = [
-        (*names, v.gap, v.texts, v.trainings, v.adjusted, "not significant" if v.not_worse else "below")
-        for names, v in sorted(found.items(), key=lambda item: item[1].gap or 0.0)
-    ]
-    columns = (
-        *texts("higher", "lower"),
-        *numbers(formats.points, "difference"),
-        *numbers(formats.probability, f"p ({task.part} set)", "p (seeds)", "p (Holm)"),
-        *texts("the lower is"),
+    table = Table.of(
+        f"quality-{slug(task.name)}",
+        task.name,
+        task.candidates,
+        text("model", lambda c: c.name),
+        value(task.title, lambda c: c.spread, formats.spread),
+        text("verdict", lambda c: _verdict(task, c)),
+        value("difference to best", lambda c: task.test(c).gap, formats.points),
+        value("95 % interval", lambda c: task.test(c).interval, formats.points_interval),
+        value(f"p ({task.part} set)", lambda c: task.test(c).texts, formats.probability),
+        value("p (seeds)", lambda c: task.test(c).trainings, formats.probability),
+        value("p (Holm)", lambda c: task.test(c).adjusted, formats.probability),
+        text("own baselines", lambda c: _to_own_baseline(task, c)[0]),
+        value("difference to own baseline", lambda c: _to_own_baseline(task, c)[1], formats.points),
+        *map(of_others, FURTHER_METRICS),
+        value("log loss", lambda c: fmean(c.log_loss) if c.log_loss else None, formats.loss),
+        value("trainings", lambda c: len(c.values) if c.kind == "model" and c.values else None, formats.integer),
+        value(f"{task.part} examples", lambda c: c.texts, formats.integer),
+        text("trials", lambda c: c.state),
+        note=note,
+        sparse=True,
     )
-    note = "Differences in percentage points; p-values as in the table above."
-    return Table(f"pairs-{slug(task.name)}", task.name, columns, tuple(rows), note).without_empty_columns()
+    marked = frozenset(i for i, candidate in enumerate(task.candidates) if task.test(candidate).not_worse)
+    return replace(table, marked=marked)
+
+
+def _verdict(task: TaskComparison, candidate: Candidate) -> str:
+    if candidate.values:
+        return "among the best" if task.test(candidate).not_worse else "below"
+    return f"no result: {candidate.why}" if candidate.why else "no result yet"
 
 
 def _to_own_baseline(task: TaskComparison, candidate: Candidate) -> tuple[str | None, float | None]:
@@ -98,17 +77,37 @@ def _to_own_baseline(task: TaskComparison, candidate: Candidate) -> tuple[str | 
     return "not significant" if test.not_worse else "below" if test.gap < 0 else "above", test.gap
 
 
+def pairs(task: TaskComparison) -> Table | None:
+    """Every model against every other candidate, the largest difference first; None for fewer than three pairs."""
+    baselines = {candidate.name for candidate in task.candidates if candidate.kind == "baseline"}
+    found = [(*names, test) for names, test in task.between.items() if not baselines.issuperset(names)]
+    if len(found) < 3:
+        return None
+    return Table.of(
+        f"pairs-{slug(task.name)}",
+        task.name,
+        sorted(found, key=lambda pair: pair[2].gap or 0.0),
+        text("higher", lambda pair: pair[0]),
+        text("lower", lambda pair: pair[1]),
+        value("difference", lambda pair: pair[2].gap, formats.points),
+        value(f"p ({task.part} set)", lambda pair: pair[2].texts, formats.probability),
+        value("p (seeds)", lambda pair: pair[2].trainings, formats.probability),
+        value("p (Holm)", lambda pair: pair[2].adjusted, formats.probability),
+        text("the lower is", lambda pair: "not significant" if pair[2].not_worse else "below"),
+        note="Differences in percentage points; p-values as in the table above.",
+        sparse=True,
+    )
+
+
 def resources(comparison: Comparison, stage: str) -> Table | None:
     """Resources of each variant in a stage, means over trials."""
     rows: list[tuple[str, str | None, Mapping[str, float | None], str]] = []
     for variant in comparison.variants:
         mean = variant.mean(stage)
         if mean is None:
-            rows.append(
-                (variant.name, None, {}, variant.state if variant.why is None else f"{variant.state}: {variant.why}")
-            )
+            state = variant.state if variant.why is None else f"{variant.state}: {variant.why}"
+            rows.append((variant.name, None, {}, state))
             continue
-        # of inference the table by length has all; this is the largest measured length
         memory = max((value for row in inference(variant, "peak_bytes").values() for value in row), default=None)
         # a model fine-tuned in this comparison started from one of its folders, which is no architecture
         kind = architecture(mean) if stage == "pretrain" or not comparison.pretrains else None
@@ -125,18 +124,19 @@ def resources(comparison: Comparison, stage: str) -> Table | None:
 
 def trials(comparison: Comparison) -> Table:
     """Every trial with its state."""
-    columns = (
-        *texts("variation"),
-        *numbers(formats.integer, "seed"),
-        *texts("state", "where", "why"),
-        *numbers(formats.duration, "time"),
-        *texts("notes"),
+    return Table.of(
+        "trials",
+        "All trials",
+        comparison.trials,
+        text("variation", lambda trial: trial.name),
+        value("seed", lambda trial: trial.seed, formats.integer),
+        text("state", lambda trial: trial.status),
+        text("where", lambda trial: trial.stage or None),
+        text("why", lambda trial: trial.why or None),
+        value("time", lambda trial: trial.result.seconds, formats.duration),
+        text("notes", lambda trial: "; ".join(trial.result.notes) or None),
+        sparse=True,
     )
-    rows = tuple(
-        (t.name, t.seed, t.status, t.stage or None, t.why or None, t.result.seconds, "; ".join(t.result.notes) or None)
-        for t in comparison.trials
-    )
-    return Table("trials", "All trials", columns, rows).without_empty_columns()
 
 
 def flat_trials(comparison: Comparison) -> Table:
@@ -151,39 +151,35 @@ def _flat_trial(trial: TrialRecord) -> dict[str, object]:
     row |= {"stage": trial.stage or None, "why": trial.why or None, "seconds": trial.result.seconds}
     for name, stage in trial.stages.items():
         row[f"{name}.process_seconds"] = stage.result.seconds
-        if stage.record is None:
-            continue
-        train, validation = final_losses(stage.record)
-        row |= {f"{name}.{key}": value for key, value in stage.record.summary.items()}
-        row |= {f"{name}.train.{key}": value for key, value in train.items()}
-        row |= {f"{name}.validation.{key}": value for key, value in validation.items()}
-        row |= {f"{name}.test.{key}": value for key, value in stage.record.result.test.numbers().items()}
+        if stage.record is not None:
+            train, validation = final_losses(stage.record)
+            test = stage.record.result.test.numbers()
+            row |= {f"{name}.{key}": number for key, number in stage.record.summary.items()}
+            for part, found in (("train", train), ("validation", validation), ("test", test)):
+                row |= {f"{name}.{part}.{key}": number for key, number in found.items()}
     for measured in trial.inference:
         at = formats.text(measured.length)
         row |= {f"inference.{at}.{key}": measured.number(key) for key in ("seconds_per_text", "peak_bytes")}
-    return row | {
-        f"{stage}: {key}": formats.text(value)
-        for stage, given in trial.settings.items()
-        for key, value in given.items()
-    }
+    settings = {f"{stage}: {key}": value for stage, given in trial.settings.items() for key, value in given.items()}
+    return row | {key: formats.text(value) for key, value in settings.items()}
+
+
+ByLength = Mapping[float, Sequence[float]]
+"""Measurements (of several trials) of a cost by length."""
 
 
 def inference(variant: Variant, what: str) -> dict[float, list[float]]:
     """A cost of inference by length, one value for each trial."""
     found: dict[float, list[float]] = {}
-    for trial in variant.done:
-        for row in trial.inference:
-            length, value = row.length, row.number(what)
-            if length and value:
-                found.setdefault(length, []).append(value)
+    for row in (row for trial in variant.done for row in trial.inference):
+        if row.length and (value := row.number(what)):
+            found.setdefault(row.length, []).append(value)
     return found
 
 
-def in_inference(costs: Mapping[str, ByLength], title: str, name: str, write: Writer) -> Table | None:
+def in_inference(costs: Mapping[str, ByLength], title: str, name: str, write: Writer) -> Table:
     """A cost by variant and length, mean over trials."""
     lengths = sorted({length for measured in costs.values() for length in measured})
-    if not lengths:
-        return None
     columns = (*texts("variation"), *numbers(write, *(f"{length:,.0f} tokens" for length in lengths)))
     rows = tuple(
         (variant, *(fmean(measured[at]) if at in measured else None for at in lengths))
@@ -192,20 +188,69 @@ def in_inference(costs: Mapping[str, ByLength], title: str, name: str, write: Wr
     return Table(name, title, columns, rows)
 
 
-def crossings(found: Sequence[Crossover], what: str, name: str) -> Table | None:
+def crossovers(costs: Mapping[str, ByLength]) -> list[Crossover]:
+    """Find changes of order between two models along the measured lengths, the shortest first.
+
+    Lengths at which the ranges of the two models' measurements overlap are skipped, so that noise gives no crossover.
+    A crossover is interpolated linearly in the logarithms of length and cost.
+    """
+    found: list[Crossover] = []
+    for first, second in itertools.combinations(costs, 2):
+        before: tuple[float, float] | None = None  # last length without overlap, log cost ratio
+        for length in sorted(costs[first].keys() & costs[second].keys()):
+            a, b = costs[first][length], costs[second][length]
+            if min(a) <= max(b) and min(b) <= max(a):
+                continue
+            ratio = math.log(fmean(a) / fmean(b))
+            if before is not None and (before[1] > 0) != (ratio > 0):
+                share = before[1] / (before[1] - ratio)
+                at = math.exp(math.log(before[0]) + share * math.log(length / before[0]))
+                cheaper, dearer = (first, second) if ratio < 0 else (second, first)
+                found.append(Crossover(cheaper=cheaper, dearer=dearer, length=at, after=before[0], until=length))
+            before = length, ratio
+    return sorted(found, key=lambda crossing: crossing.length)
+
+
+def crossings(found: Sequence[Crossover], what: str, name: str) -> Table:
     """Lengths from which one variant costs less than another."""
-    columns = (*numbers(formats.integer, "from about, tokens"), *texts("costs less", "than", "measured between"))
-    rows = tuple((round(c.length), c.cheaper, c.dearer, f"{c.after:,.0f} and {c.until:,.0f}") for c in found)
-    note = "Only where all trials agree on the order before and after; the length is estimated between the two."
-    return Table(name, f"Crossovers: {what}", columns, rows, note) if rows else None
+    return Table.of(
+        name,
+        f"Crossovers: {what}",
+        found,
+        value("from about, tokens", lambda crossing: round(crossing.length), formats.integer),
+        text("costs less", lambda crossing: crossing.cheaper),
+        text("than", lambda crossing: crossing.dearer),
+        text("measured between", lambda crossing: f"{crossing.after:,.0f} and {crossing.until:,.0f}"),
+        note="Only where all trials agree on the order before and after; the length is estimated between the two.",
+    )
 
 
-def differences(comparison: Comparison, stages: Sequence[str]) -> Table | None:
+@dataclass(frozen=True)
+class Cost:
+    """Cost of each variant in the unit of the title, and the variants on the Pareto front."""
+
+    kind: str
+    title: str
+    values: Mapping[str, float]
+    front: Sequence[str]
+
+
+def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Pareto front of ``{name: (cost, quality)}``, the cheapest first."""
+    front: list[str] = []
+    for name in sorted(points, key=lambda name: (points[name][0], -points[name][1])):
+        if not front or points[name] == points[front[-1]] or points[name][1] > points[front[-1]][1]:
+            front.append(name)
+    return front
+
+
+def differences(comparison: Comparison, stages: Sequence[str]) -> Table:
     """Settings of the configs that differ between variants, by stage."""
     rows: list[Row] = []
     names = [variant.name for variant in comparison.variants]
     for stage in stages:
-        firsts = {v.name: records[0].config for v in comparison.variants if (records := _with_config(v, stage))}
+        runs = {v.name: [r.config for r in v.records(stage, finished=False) if r.config] for v in comparison.variants}
+        firsts = {name: configs[0] for name, configs in runs.items() if configs}
         for key, *values in different_rows(list(firsts.values())):
             if str(key).rpartition(".")[2] not in _PATH_KEYS:
                 by_name = dict(zip(firsts, values, strict=True))
@@ -213,23 +258,23 @@ def differences(comparison: Comparison, stages: Sequence[str]) -> Table | None:
     return difference_table("differences", names, rows)
 
 
-def _with_config(variant: Variant, stage: str) -> list[RunRecord]:
-    """Runs of a stage with a config, of unfinished and failed trials too."""
-    found = [trial.stages[stage].record for trial in variant.trials if stage in trial.stages]
-    return [record for record in found if record is not None and record.config]
-
-
 def machines(comparison: Comparison) -> list[tuple[Tree, list[str]]]:
     """Distinct environments, each with its trials, the most used first."""
-    found: dict[str, tuple[Tree, list[str]]] = {}
+    found: dict[str, tuple[Tree, dict[str, None]]] = {}
     for trial in comparison.trials:
         for stage in trial.stages.values():
-            if stage.record is not None and stage.record.environment:
-                tree = stage.record.environment
-                who = found.setdefault(repr(sorted(flatten(tree).items())), (tree, []))[1]
-                if (name := f"{trial.name}, seed {trial.seed}") not in who:
-                    who.append(name)
-    return sorted(found.values(), key=lambda pair: -len(pair[1]))
+            if stage.record is not None and (tree := stage.record.environment):
+                _, users = found.setdefault(repr(sorted(flatten(tree).items())), (tree, {}))
+                users[f"{trial.name}, seed {trial.seed}"] = None
+    return sorted(((tree, list(users)) for tree, users in found.values()), key=lambda pair: -len(pair[1]))
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """Quality by one setting: lines of points ``(value, mean, deviation)`` by the settings that a line shares."""
+
+    setting: str
+    lines: Mapping[str, Sequence[tuple[object, float, float | None]]]
 
 
 def ablations(comparison: Comparison, values: Mapping[str, Sequence[float]], stages: Sequence[str]) -> list[Ablation]:

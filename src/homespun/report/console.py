@@ -1,12 +1,14 @@
-"""Tables and progress for a terminal; imports nothing heavier than rich, so that commands start fast."""
+"""Output of commands in a terminal: tables, checks, progress. Imports only rich, so that commands start fast."""
 
 from __future__ import annotations
 
 import sys
 import textwrap
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -14,7 +16,12 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from homespun.report import formats
-from homespun.report.table import Table, texts
+from homespun.report.document import Column, Getter, Row, Table, text, texts, value
+
+if TYPE_CHECKING:
+    from homespun.data.corpus import Progress as Callback
+    from homespun.report.records import Tree
+    from homespun.text.sources import ReadProgress
 
 _EVERY = 10.0
 """Seconds between two lines where the output is not a terminal."""
@@ -47,9 +54,9 @@ def _widths(table: Table, cells: list[list[str]]) -> list[int]:
 
 
 def print_tables(*tables: Table) -> None:
-    """Print tables to standard output; one too wide for the terminal is transposed."""
+    """Print tables that have rows to standard output; one too wide for the terminal is transposed."""
     console = Console()
-    for table in tables:
+    for table in (table for table in tables if table.rows):
         least = sum(_widths(table, table.cells())) + 2 * len(table.columns)
         console.print(rich_table(table if least <= console.width else _transposed(table)))
         if table.note:
@@ -63,13 +70,6 @@ def _transposed(table: Table) -> Table:
     heads = texts(table.columns[0].title, *(row[0] for row in cells))
     rows = tuple((column.title, *(row[i + 1] for row in cells)) for i, column in enumerate(table.columns[1:]))
     return Table(table.name, table.title, heads, rows, table.note)
-
-
-class ProgressTask(Protocol):
-    """Long work with progress."""
-
-    def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
-        """Report ``done`` of the total; ``rate`` and ``left`` (seconds) replace the computed values."""
 
 
 class Display:
@@ -112,41 +112,50 @@ class Display:
 
     def task(self, description: str, *, total: float | None, unit: str = "") -> ProgressTask:
         """Start work of ``total`` ``unit``; None: unknown. A total without a unit is shown in percent."""
-        clock = _Clock(total, unit)
-        if self.json:
-            return _Silence()
-        if self._bars is not None:
-            return _Bar(self._bars, _plain(description), clock)
-        return _Line(self._stream, _plain(description), clock)
+        return ProgressTask(_plain(description), total, unit, self._bars, None if self.json else self._stream)
 
 
-class _Clock:
-    """Rate and time left of a task since its first report, as a resumed one does not start at zero."""
+class ProgressTask:
+    """Long work with progress, shown as a bar or as lines; without either, not shown.
 
-    def __init__(self, total: float | None, unit: str) -> None:
-        self.total, self.unit = total, unit
-        self.started = time.monotonic()
-        self.first: tuple[float, float] | None = None
+    Rate and time left are those since the first report, as resumed work does not start at zero.
+    """
 
-    def words(self, done: float, rate: str | None, left: float | None) -> tuple[str, str]:
-        """Rate and time left; empty if unknown."""
+    def __init__(
+        self, description: str, total: float | None, unit: str, bars: Progress | None, lines: TextIO | None
+    ) -> None:
+        self._description, self._total, self._unit = description, total, unit
+        self._bars, self._lines = bars, lines
+        self._started = self._printed = time.monotonic()
+        self._first: tuple[float, float] | None = None  # time and done work
+        self._finished = False
+        self._bar = (
+            None if bars is None else bars.add_task(description, total=total, share="", rate="", left="", note="")
+        )
+
+    def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
+        """Report ``done`` of the total; ``rate`` and ``left`` (seconds) replace the computed values."""
         now = time.monotonic()
-        if self.first is None:
+        if self._first is None:
             # an immediate first report is of work before a resume; a later one is work of this task
-            self.first = (now, done) if now - self.started < 0.5 else (self.started, 0.0)
-        then, before = self.first
+            self._first = (now, done) if now - self._started < 0.5 else (self._started, 0.0)
+        then, before = self._first
         speed = (done - before) / (now - then) if now > then and done > before else 0.0
         if rate is None:
-            rate = f"{formats.rate(speed)} {self.unit}/s" if speed and self.unit else ""
-        if left is None and speed and self.total is not None:
-            left = max(0.0, self.total - done) / speed
-        return rate, "" if left is None else f"{formats.duration(left)} left"
-
-    def share(self, done: float) -> str:
-        """Percent, or the amount if the total is unknown."""
-        return (
-            f"{formats.count(done)} {self.unit}" if not self.total else f"{min(100.0, 100 * done / self.total):.0f} %"
-        )
+            rate = f"{formats.rate(speed)} {self._unit}/s" if speed and self._unit else ""
+        if left is None and speed and self._total is not None:
+            left = max(0.0, self._total - done) / speed
+        remaining = "" if left is None else f"{formats.duration(left)} left"
+        percent = f"{min(100.0, 100 * done / self._total):.0f} %" if self._total else ""
+        share, rate, note = percent or f"{formats.count(done)} {self._unit}", _plain(rate), _plain(note)
+        if self._bars is not None and self._bar is not None:
+            self._bars.update(self._bar, completed=done, share=share, rate=rate, left=remaining, note=note)
+        elif self._lines is not None:
+            complete = self._total is not None and done >= self._total
+            if (now - self._printed >= _EVERY or complete) and not self._finished:
+                self._printed, self._finished = now, complete
+                parts = [share, rate, formats.duration(now - self._started), "" if complete else remaining, note]
+                print(f"{self._description}: {', '.join(filter(None, parts))}", file=self._lines, flush=True)
 
 
 def _make_bars(stream: TextIO) -> Progress:
@@ -162,40 +171,122 @@ def _make_bars(stream: TextIO) -> Progress:
     )
 
 
-class _Silence:
-    def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
-        pass
-
-
-class _Bar:
-    def __init__(self, progress: Progress, description: str, clock: _Clock) -> None:
-        self.progress, self.clock = progress, clock
-        self.number = progress.add_task(description, total=clock.total, share="", rate="", left="", note="")
-
-    def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
-        rate, remaining = self.clock.words(done, rate, left)
-        share, rate, note = self.clock.share(done), _plain(rate), _plain(note)
-        self.progress.update(self.number, completed=done, share=share, rate=rate, left=remaining, note=note)
-
-
-class _Line:
-    def __init__(self, stream: TextIO, description: str, clock: _Clock) -> None:
-        self.stream, self.description, self.clock = stream, description, clock
-        self.printed = time.monotonic()
-        self.finished = False
-
-    def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
-        rate, remaining = self.clock.words(done, rate, left)
-        now = time.monotonic()
-        complete = self.clock.total is not None and done >= self.clock.total
-        if (now - self.printed < _EVERY and not complete) or self.finished:
-            return
-        self.printed, self.finished = now, complete
-        elapsed = formats.duration(now - self.clock.started)
-        parts = [self.clock.share(done), rate, elapsed, "" if complete else remaining, note]
-        print(f"{self.description}: {', '.join(_plain(part) for part in parts if part)}", file=self.stream, flush=True)
-
-
 def _plain(text: str) -> str:
     """Remove control characters: names from files must not control the terminal."""
     return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
+
+
+def print_facts(facts: Mapping[str, object]) -> None:
+    """Print a line for each name and value."""
+    console = Console(soft_wrap=True)
+    width = max(map(len, facts), default=0)
+    for name, fact in facts.items():
+        shown = formats.text(fact) if isinstance(fact, str) else _written(fact)
+        console.print(Text(f"{name.replace('_', ' '):{width}}  {shown}"))
+
+
+def _written(fact: object) -> str:
+    if isinstance(fact, bool) or fact is None:
+        return "-" if fact is None else ("yes" if fact else "no")
+    if isinstance(fact, int | float):
+        return f"{fact:,}" if isinstance(fact, int) else f"{fact:,.4g}"
+    if isinstance(fact, Mapping):
+        return ", ".join(f"{key} {_written(item)}" for key, item in fact.items())
+    return str(fact)
+
+
+def print_run(path: str | Path) -> None:
+    """Print the tables and sentences of one finished run, and the path of its page."""
+    from homespun.report.records import read_runs
+    from homespun.report.summary import summary, warnings
+    from homespun.report.tables import learning_curve, losses, resources, results
+
+    records = read_runs([path])
+    tables = [*results(records), learning_curve(records[0], "examples"), *losses(records), resources(records)]
+    print_tables(*tables)
+    console = Console(soft_wrap=True)
+    for sentence in [*summary(records), *warnings(records)]:
+        console.print(Text(sentence))
+    console.print(Text(f"\nreport: {Path(path) / 'report' / 'index.html'}"))
+
+
+def print_metrics(metrics: Tree) -> None:
+    """Print the metrics of one evaluation: overall, by class, confusion matrix."""
+    from homespun.report.error_analysis import confusion, confusion_table
+    from homespun.report.formats import metric_title
+    from homespun.report.tables import per_class
+    from homespun.results import Metrics
+
+    rows: list[Row] = [(metric_title(k), f"{v:.4f}") for k, v in metrics.items() if isinstance(v, float)]
+    rows.append(("examples", formats.integer(metrics.get("rows"))))
+    if metrics.get("chunked"):
+        rows.append(("in chunks", f"{formats.integer(metrics['chunked'])} of them, of {metrics['length']} tokens each"))
+    if metrics.get("truncated"):
+        length = metrics.get("length") or metrics.get("source_length")
+        size = "" if metrics.get("chunked") or not length else f", to {length} tokens"
+        rows.append(("truncated", f"{formats.integer(metrics['truncated'])} of them{size}"))
+    overall = Table("metrics", "Metrics", (*texts("metric"), Column("value")), tuple(rows))
+    test = Metrics.model_validate(dict(metrics))
+    matrix = confusion(test)
+    tables = [overall, per_class(test, "per_class"), *([confusion_table(matrix, "confusion")] if matrix else [])]
+    print_tables(*tables)
+
+
+def print_lengths(rows: Sequence[Tree]) -> None:
+    """Print lengths in tokens: a row for each split and class, with a histogram on a logarithmic axis."""
+
+    def above(limit: str) -> Getter[Tree]:
+        return value(f"above {limit}", lambda row: row["above"][limit], formats.percent)
+
+    edges = rows[0]["histogram"]["edges"]
+    table = Table.of(
+        "lengths",
+        "Lengths in tokens",
+        rows,
+        text("split", lambda row: row["split"]),
+        text("class", lambda row: row["class"]),
+        value("texts", lambda row: row["count"], formats.integer),
+        value("mean", lambda row: row["mean"], formats.rate),
+        value("median", lambda row: row["median"], formats.rate),
+        value("minimum", lambda row: row["minimum"], formats.integer),
+        value("maximum", lambda row: row["maximum"], formats.integer),
+        *map(above, rows[0]["above"]),
+        text("histogram", lambda row: _bars(row["histogram"]["counts"])),
+        note=f"Histogram: {edges[0]:,.0f} to {edges[-1]:,.0f} tokens, evenly spaced in the logarithm.",
+    )
+    print_tables(table)
+
+
+def _bars(counts: Sequence[int]) -> str:
+    levels = " ▁▂▃▄▅▆▇█"
+    top = max(max(counts), 1)
+    return "".join(levels[-(-count * (len(levels) - 1) // top)] for count in counts)
+
+
+def print_checks(checks: Sequence[Any]) -> None:
+    """Print a line for each check of `doctor`, with its advice."""
+    console = Console(soft_wrap=True)
+    styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        line = Text.assemble((f"{check.status:4}", styles[check.status]), f"  {check.name:{width}}  {check.detail}")
+        console.print(line)
+        if check.advice:
+            console.print(Text(f"{'':6}{'':{width}}  -> {check.advice}", style="dim"))
+
+
+def counter(display: Display, description: str, read_progress: ReadProgress | None = None) -> Callback:
+    """A progress callback ``(done_bytes, done_documents)``; ``read_progress`` gives the time left."""
+    known = read_progress is not None and read_progress.share is not None
+    task = display.task(description, total=1.0 if known else None, unit="" if known else "texts")
+    began = time.monotonic()
+
+    def progress(done_bytes: int, done_documents: int) -> None:
+        note = formats.memory(done_bytes) if done_bytes else ""
+        if read_progress is None or read_progress.share is None:
+            task.update(done_documents, note=note)
+            return
+        speed = done_documents / max(1e-9, time.monotonic() - began)
+        task.update(read_progress.share, rate=f"{formats.rate(speed)} texts/s", note=note)
+
+    return progress

@@ -1,133 +1,233 @@
-"""Reports: paragraphs, tables and figures in chapters, written as an HTML page, Markdown and CSV."""
+"""Reports: tables, figures and text in chapters, written as an HTML page, Markdown and CSV."""
 
 from __future__ import annotations
 
 import base64
 import csv
+import hashlib
 import io
 import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from types import FunctionType
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from homespun.errors import UserError
 from homespun.io.atomic import write_bytes, write_text
-from homespun.report.plots import Plot
-from homespun.report.summary import environment
-from homespun.report.table import Table
-from homespun.results import ConfusionMatrix
+from homespun.report import formats
+from homespun.report.formats import Writer
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from homespun.report.figure import Plot
+    from homespun.results import ConfusionMatrix
+
+Row = tuple[object, ...]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Paragraph:
-    """A paragraph with an optional heading."""
+class Column:
+    """One column of a table.
 
-    kind: ClassVar = "paragraph"
-    text: str
+    Args:
+        title: heading.
+        write: formats a value.
+        numeric: aligned to the right.
+        parts: names of the members of tuple values, which are one cell on a page and a column each in a CSV file.
+    """
+
+    title: str
+    write: Writer = formats.text
+    numeric: bool = True
+    parts: tuple[str, ...] = ()
+
+
+def texts(*titles: str) -> tuple[Column, ...]:
+    """Columns of text."""
+    return tuple(Column(title, numeric=False) for title in titles)
+
+
+def numbers(write: Writer, *titles: str) -> tuple[Column, ...]:
+    """Columns of numbers with the same format."""
+    return tuple(Column(title, write) for title in titles)
+
+
+def spreads(write: Writer, *titles: str) -> tuple[Column, ...]:
+    """Columns of pairs of mean and standard deviation."""
+    return tuple(Column(title, write, parts=("mean", "deviation")) for title in titles)
+
+
+_SPREADS = (formats.spread, formats.share_spread, formats.loss_spread)
+_INTERVALS = (formats.interval, formats.points_interval)
+
+
+@dataclass(frozen=True)
+class Getter(Generic[Item]):
+    """A column, and its value for an item of the table."""
+
+    column: Column
+    get: Callable[[Item], object]
+
+
+def text(title: str, get: Callable[[Item], object], write: Writer = formats.text) -> Getter[Item]:
+    """A column of text."""
+    return Getter(Column(title, write, numeric=False), get)
+
+
+def value(title: str, get: Callable[[Item], object], write: Writer) -> Getter[Item]:
+    """A column of numbers, or of pairs if the format is one of pairs."""
+    parts = ("mean", "deviation") if write in _SPREADS else ("low", "high") if write in _INTERVALS else ()
+    return Getter(Column(title, write, parts=parts), get)
+
+
+@dataclass
+class Table:
+    """A table of raw values.
+
+    Args:
+        name: of its file in ``tables/``.
+        title: caption.
+        columns: headings and formats.
+        rows: raw values; None if missing.
+        note: explanation below the table.
+        marked: indices of highlighted rows.
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
+    marked: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(
+        cls, name: str, title: str, items: Iterable[Item], *columns: Getter[Item], note: str = "", sparse: bool = False
+    ) -> Table:
+        """A table with a row for each item; a ``sparse`` one leaves out empty columns."""
+        rows = tuple(tuple(column.get(item) for column in columns) for item in items)
+        table = cls(name, title, tuple(column.column for column in columns), rows, note)
+        return table.without_empty_columns() if sparse else table
+
+    def cells(self) -> list[list[str]]:
+        """The rows as formatted text."""
+        return [[column.write(value) for column, value in zip(self.columns, row, strict=True)] for row in self.rows]
+
+    def without_empty_columns(self) -> Table:
+        """The same table without the columns in which every value is missing."""
+        kept = [i for i in range(len(self.columns)) if any(row[i] is not None for row in self.rows)]
+        columns = tuple(self.columns[i] for i in kept)
+        return replace(self, columns=columns, rows=tuple(tuple(row[i] for i in kept) for row in self.rows))
+
+
+def slug(name: str) -> str:
+    """A file name for ``name``; different names have different ones."""
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "_.+=-") else "-" for c in name)[:48] or "all"
+    return plain if plain == name else f"{plain}-{hashlib.blake2b(name.encode(), digest_size=3).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a chapter. The functions below make lists of blocks, which are empty if there is nothing to show.
+
+    Args:
+        kind: macro of ``report.html.j2`` that shows it.
+        title: heading.
+        text: of a paragraph, a notice or code; above figures and tables.
+        table: written as a CSV file.
+        confusion: matrix whose cells are coloured.
+        plots: figures, side by side.
+        blocks: folded content.
+    """
+
+    kind: Literal["paragraph", "notice", "code", "table", "heatmap", "gallery", "details"]
     title: str = ""
+    text: str = ""
+    table: Table | None = None
+    confusion: ConfusionMatrix | None = None
+    plots: Sequence[Plot] = ()
+    blocks: Sequence[Block] = ()
+
+    def all(self) -> Iterator[Block]:
+        """Yield this block and those folded into it."""
+        yield self
+        for block in self.blocks:
+            yield from block.all()
 
 
-@dataclass(frozen=True)
-class Notice:
-    """A highlighted paragraph."""
-
-    kind: ClassVar = "notice"
-    text: str
+def paragraphs(*found: str | None) -> list[Block]:
+    """A paragraph for each text."""
+    return [Block("paragraph", text=text) for text in found if text]
 
 
-@dataclass(frozen=True)
-class TableBlock:
-    """A table."""
-
-    kind: ClassVar = "table"
-    table: Table
+def notices(*found: str | None) -> list[Block]:
+    """A highlighted paragraph for each text."""
+    return [Block("notice", text=text) for text in found if text]
 
 
-@dataclass(frozen=True)
-class Heatmap:
-    """A confusion matrix as coloured cells."""
-
-    kind: ClassVar = "heatmap"
-    title: str
-    table: Table
-    confusion: ConfusionMatrix
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Figures with a common title and note."""
-
-    kind: ClassVar = "gallery"
-    title: str
-    plots: Sequence[Plot]
-    note: str
-
-
-@dataclass(frozen=True)
-class Code:
+def code(text: str) -> list[Block]:
     """Verbatim text: commands, a config."""
-
-    kind: ClassVar = "code"
-    text: str
+    return [Block("code", text=text)] if text else []
 
 
-@dataclass(frozen=True)
-class Details:
-    """Folded content."""
-
-    kind: ClassVar = "details"
-    title: str
-    contents: Sequence[Content]
+def tabular(*found: Table | None) -> list[Block]:
+    """Tables that have rows."""
+    return [Block("table", table.title, table=table) for table in found if table is not None and table.rows]
 
 
-Content = Paragraph | Notice | TableBlock | Heatmap | Gallery | Code | Details
+def gallery(title: str, plots: Iterable[Plot | None], note: str) -> list[Block]:
+    """Figures with a common title and note."""
+    drawn = [plot for plot in plots if plot is not None]
+    return [Block("gallery", title, note, plots=drawn)] if drawn else []
 
 
-@dataclass(frozen=True)
-class Chapter:
-    """A heading and its content."""
+def details(title: str, blocks: Sequence[Block]) -> list[Block]:
+    """Folded blocks."""
+    return [Block("details", title, blocks=blocks)] if blocks else []
 
-    title: str
-    contents: Sequence[Content]
+
+def first_open(named: Mapping[str, Sequence[Block]]) -> list[Block]:
+    """Blocks of the first name that has any, and those of the others folded."""
+    present = [(name, blocks) for name, blocks in named.items() if blocks]
+    folded = (details(name, blocks) for name, blocks in present[1:])
+    return [*(present[0][1] if present else ()), *itertools.chain.from_iterable(folded)]
 
 
 @dataclass(frozen=True)
 class Document:
-    """A report.
+    """A report; chapters without content are left out.
 
     Tables and figures are files by their names; a name that is taken gets a number at its end.
     """
 
     title: str
-    lead: Sequence[Content]
-    chapters: Sequence[Chapter]
+    lead: Sequence[Block]
+    chapters: Mapping[str, Sequence[Block]]
 
     def __post_init__(self) -> None:
-        taken: set[tuple[type, str]] = set()
-        items: list[Table | Plot] = [*self.tables(), *self.plots()]
-        for item in items:
-            names = itertools.chain([item.name], (f"{item.name}-{number}" for number in itertools.count(2)))
-            item.name = next(name for name in names if (type(item), name) not in taken)
-            taken.add((type(item), item.name))
+        for items in (self.tables(), self.plots()):
+            taken: set[str] = set()
+            for item in items:
+                names = itertools.chain([item.name], (f"{item.name}-{number}" for number in itertools.count(2)))
+                item.name = next(name for name in names if name not in taken)
+                taken.add(item.name)
+
+    def _blocks(self) -> Iterator[Block]:
+        for block in itertools.chain(self.lead, *self.chapters.values()):
+            yield from block.all()
 
     def tables(self) -> list[Table]:
         """All tables, folded ones included."""
-        return [item.table for item in self._all() if isinstance(item, TableBlock | Heatmap)]
+        return [block.table for block in self._blocks() if block.table is not None]
 
     def plots(self) -> list[Plot]:
         """All figures."""
-        return [plot for item in self._all() if isinstance(item, Gallery) for plot in item.plots]
-
-    def _all(self) -> list[Content]:
-        found: list[Content] = []
-        waiting = [*self.lead, *(item for chapter in self.chapters for item in chapter.contents)]
-        while waiting:
-            found.append(item := waiting.pop(0))
-            if isinstance(item, Details):
-                waiting = [*item.contents, *waiting]
-        return found
+        return [plot for block in self._blocks() for plot in block.plots]
 
 
 def write_document(document: Document, out: Path) -> Path:
@@ -149,13 +249,31 @@ def write_document(document: Document, out: Path) -> Path:
         write_bytes(out / "plots" / f"{plot.name}.png", plot.png)
     write_text(out / "report.md", markdown(document))
     page = out / "index.html"
-    write_text(page, html(document))
+    write_text(page, templates().get_template("report.html.j2").render(document=document, data_uri=_data_uri))
     return page
 
 
-def html(document: Document) -> str:
-    """The document as one HTML page without other files, network or scripts."""
-    return environment().get_template("report.html.j2").render(document=document, data_uri=_data_uri)
+@cache
+def templates() -> Environment:
+    """Templates of this package, which escape HTML in ``.html.j2`` files and have `formats` as filters."""
+    import jinja2
+
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("homespun.report"),
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {name: value for name, value in vars(formats).items() if isinstance(value, FunctionType)}
+
+    return found
+
+
+def fill(template: str, macro: str, **values: object) -> str:
+    """The output of a macro of a template as one line."""
+    module = templates().get_template(f"{template}.j2").module
+    return re.sub(r"[ \n]+", " ", str(getattr(module, macro)(**values))).strip()
 
 
 def _data_uri(plot: Plot) -> str:
@@ -164,11 +282,26 @@ def _data_uri(plot: Plot) -> str:
 
 def markdown(document: Document) -> str:
     """The report as GitHub Markdown, with the figures in ``plots/``."""
-    blocks = [f"# {escape(document.title)}", *(block for item in document.lead for block in _blocks(item))]
-    for chapter in document.chapters:
-        blocks.append(f"## {escape(chapter.title)}")
-        blocks += [block for item in chapter.contents for block in _blocks(item)]
-    return "\n\n".join(blocks) + "\n"
+    parts = [f"# {escape(document.title)}", *_markdown(document.lead)]
+    for title, blocks in document.chapters.items():
+        parts += [f"## {escape(title)}", *_markdown(blocks)] if blocks else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
+    for block in blocks:
+        if block.title:
+            yield f"### {escape(block.title)}"
+        if block.kind == "code":
+            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
+            yield f"{fence}\n{block.text.rstrip()}\n{fence}"
+        elif block.text:
+            yield f"> **{escape(block.text)}**" if block.kind == "notice" else escape(block.text)
+        if block.table is not None:
+            yield markdown_table(_in_percent(block.table, block.confusion) if block.confusion else block.table)
+            yield from [escape(block.table.note)] if block.table.note and not block.confusion else []
+        yield from (f"![{escape(plot.caption)}](plots/{plot.name}.svg)" for plot in block.plots)
+        yield from _markdown(block.blocks)
 
 
 def markdown_table(table: Table) -> str:
@@ -177,6 +310,11 @@ def markdown_table(table: Table) -> str:
     rule = ["---:" if column.numeric else "---" for column in table.columns]
     body = [[escape(cell) for cell in row] for row in table.cells()]
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *body])
+
+
+def _in_percent(counts: Table, confusion: ConfusionMatrix) -> Table:
+    rows = tuple((label, *row) for label, row in zip(confusion.labels, confusion.percent(), strict=True))
+    return replace(counts, rows=rows)
 
 
 def csv_text(table: Table) -> str:
@@ -201,29 +339,3 @@ def escape(text: str) -> str:
 
 def _no_formula(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"} else value
-
-
-def _blocks(item: Content) -> list[str]:
-    match item:
-        case Paragraph(text, title):
-            return [*([f"### {escape(title)}"] if title else []), *([escape(text)] if text else [])]
-        case Notice(text):
-            return [f"> **{escape(text)}**"]
-        case TableBlock(table):
-            note = [escape(table.note)] if table.note else []
-            return [f"### {escape(table.title)}", markdown_table(table), *note]
-        case Heatmap(title, counts, confusion):
-            return [f"### {escape(title)}", "Percent of each row.", markdown_table(_in_percent(counts, confusion))]
-        case Gallery(title, plots, note):
-            images = [f"![{escape(plot.caption)}](plots/{plot.name}.svg)" for plot in plots]
-            return [f"### {escape(title)}", escape(note), *images]
-        case Code(text):
-            fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
-            return [f"{fence}\n{text.rstrip()}\n{fence}"]
-        case Details(title, contents):
-            return [f"### {escape(title)}", *(block for item in contents for block in _blocks(item))]
-
-
-def _in_percent(counts: Table, confusion: ConfusionMatrix) -> Table:
-    rows = tuple((label, *row) for label, row in zip(confusion.labels, confusion.percent(), strict=True))
-    return Table(counts.name, counts.title, counts.columns, rows)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homespun.report import formats
-from homespun.report.plots import INK, PALETTE, End, Plot, drawing
+from homespun.report.document import Table, numbers, text, texts, value
+from homespun.report.figure import INK, PALETTE, Curve, Look, Plot, drawing
 from homespun.report.records import RunRecord
-from homespun.report.table import Column, Table, numbers, texts
 from homespun.results import Calibration, ConfusionMatrix, ExamplePrediction, Metrics
 
 
@@ -26,8 +26,8 @@ def confusion_table(found: ConfusionMatrix, name: str) -> Table:
     return Table(name, "Confusion matrix", columns, rows, "Rows are the truth, columns the prediction.")
 
 
-def mistakes(found: ConfusionMatrix, name: str, title: str = "Most frequent mistakes") -> Table | None:
-    """The eight most frequent mistakes; None without mistakes."""
+def mistakes(found: ConfusionMatrix, name: str, title: str = "Most frequent mistakes") -> Table:
+    """The eight most frequent mistakes."""
     shares = found.percent()
     pairs = [
         (label, taken, found.counts[i][j], shares[i][j] / 100)
@@ -35,26 +35,29 @@ def mistakes(found: ConfusionMatrix, name: str, title: str = "Most frequent mist
         for j, taken in enumerate(found.labels)
         if i != j and found.counts[i][j]
     ]
-    largest = tuple(sorted(pairs, key=lambda pair: -pair[2])[:8])
-    columns = (
-        *texts("truth", "predicted"),
-        *numbers(formats.integer, "examples"),
-        *numbers(formats.percent, "of the class"),
+    return Table.of(
+        name,
+        title,
+        sorted(pairs, key=lambda pair: -pair[2])[:8],
+        text("truth", lambda pair: pair[0]),
+        text("predicted", lambda pair: pair[1]),
+        value("examples", lambda pair: pair[2], formats.integer),
+        value("of the class", lambda pair: pair[3], formats.percent),
     )
-    return Table(name, title, columns, largest) if largest else None
 
 
-def overlap_table(record: RunRecord, name: str) -> Table | None:
+def overlap_table(record: RunRecord, name: str) -> Table:
     """Examples of near-duplicates."""
-    pairs = record.result.overlap.pairs if record.result.overlap else []
-    columns = (
-        *numbers(formats.integer, "row"),
-        *texts("test example", "training example"),
-        *numbers(formats.percent, "similarity"),
+    return Table.of(
+        name,
+        f"Near-duplicates in the training set of {record.name}",
+        record.result.overlap.pairs if record.result.overlap else [],
+        value("row", lambda pair: pair.row, formats.integer),
+        text("test example", lambda pair: pair.text),
+        text("training example", lambda pair: pair.training),
+        value("similarity", lambda pair: pair.similarity, formats.percent),
+        note="Similarity: share of five-word sequences in common.",
     )
-    rows = tuple((pair.row, pair.text, pair.training, pair.similarity) for pair in pairs)
-    note = "Similarity: share of five-word sequences in common."
-    return Table(name, f"Near-duplicates in the training set of {record.name}", columns, rows, note) if rows else None
 
 
 def _calibration(record: RunRecord) -> Calibration | None:
@@ -70,18 +73,20 @@ def calibration_table(record: RunRecord, name: str) -> Table | None:
     if not found:
         return None
     temperature, why = record.result.tuning.temperature, record.result.tuning.temperature_why
-    labels = [("as trained", found.before, 1.0)]
+    rows = [("as trained", 1.0, found.before)]
     if temperature is not None and temperature != 1.0:
-        labels.append(("with temperature", found.after, temperature))
-    columns = (
-        *texts("logits"),
-        *numbers(formats.share, "temperature"),
-        *numbers(formats.percent, "calibration error"),
-        *numbers(formats.loss, "log loss"),
-    )
-    rows = tuple((words, divided, part.ece, part.log_loss) for words, part, divided in labels)
+        rows.append(("with temperature", temperature, found.after))
     note = "Calibration error: mean distance between confidence and accuracy (15 bins)."
-    return Table(name, f"Calibration of {record.name}", columns, rows, f"{note} {_sentence(why)}" if why else note)
+    return Table.of(
+        name,
+        f"Calibration of {record.name}",
+        rows,
+        text("logits", lambda row: row[0]),
+        value("temperature", lambda row: row[1], formats.share),
+        value("calibration error", lambda row: row[2].ece, formats.percent),
+        value("log loss", lambda row: row[2].log_loss, formats.loss),
+        note=f"{note} {_sentence(why)}" if why else note,
+    )
 
 
 def thresholds_table(record: RunRecord, name: str) -> Table | None:
@@ -92,10 +97,10 @@ def thresholds_table(record: RunRecord, name: str) -> Table | None:
         return None
     labels = [formats.text(label) for label in record.result.labels or ()]
     measure = formats.text(tuning.thresholds_for)
-    text = [tuning.number(key) for key in (f"{measure}_before", measure, f"{measure}_held_up")]
+    scores = [tuning.number(key) for key in (f"{measure}_before", measure, f"{measure}_held_up")]
     note = (
-        f"{measure.replace('_', ' ').replace('f1', 'F1')} on the validation examples: {formats.share(text[0])} with "
-        f"0.5, {formats.share(text[1])} with these thresholds, {formats.share(text[2])} cross-validated."
+        f"{measure.replace('_', ' ').replace('f1', 'F1')} on the validation examples: {formats.share(scores[0])} with "
+        f"0.5, {formats.share(scores[1])} with these thresholds, {formats.share(scores[2])} cross-validated."
     )
     if why := tuning.thresholds_why:
         note += f" {_sentence(why)}"
@@ -106,8 +111,8 @@ def thresholds_table(record: RunRecord, name: str) -> Table | None:
 
 
 def _sentence(words: object) -> str:
-    text = formats.text(words)
-    return f"{text[:1].upper()}{text[1:]}."
+    written = formats.text(words)
+    return f"{written[:1].upper()}{written[1:]}."
 
 
 def reliability_plot(record: RunRecord, name: str) -> Plot | None:
@@ -118,54 +123,50 @@ def reliability_plot(record: RunRecord, name: str) -> Plot | None:
     drawn = [("as trained", found.before, PALETTE[1])]
     if found.after.ece != found.before.ece:
         drawn.append(("with temperature", found.after, PALETTE[0]))
-    with drawing(name, "Reliability: accuracy by confidence", height=3.6) as canvas:
-        axes = canvas.axes
-        axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=":")
-        canvas.ends.append(End(1.0, "calibrated", INK, ":"))
+    caption = "Reliability: accuracy by confidence"
+    with drawing(name, caption, xlabel="confidence", ylabel="accuracy", height=3.6) as canvas:
+        canvas.draw(Curve([0, 1], [0, 1], Look(INK, ":", ""), "calibrated", width=0.8))
         for label, part, colour in drawn:
             points = [(b.confidence, b.right, b.count) for b in part.bins]
             known = [(x, y, n) for x, y, n in points if x is not None and y is not None and n]
-            if not known:
-                continue
-            most = max(n for _, _, n in known)
-            axes.plot([x for x, _, _ in known], [y for _, y, _ in known], "-", color=colour, linewidth=1.0, alpha=0.6)
-            sizes = [6 + 60 * n / most for _, _, n in known]
-            axes.scatter([x for x, _, _ in known], [y for _, y, _ in known], s=sizes, color=colour, linewidths=0)
-            canvas.ends.append(End(known[-1][1], label, colour, marker="o"))
-        axes.set_xlim(0, 1.02)
-        axes.set_ylim(0, 1.02)
-        axes.set_xlabel("confidence")
-        axes.set_ylabel("accuracy")
+            if known:
+                x, y, counts = zip(*known, strict=True)
+                canvas.draw(Curve(x, y, Look(colour), label, alpha=0.6, size=0.0))
+                sizes = [6 + 60 * n / max(counts) for n in counts]
+                canvas.axes.scatter(x, y, s=sizes, color=colour, linewidths=0)
+        canvas.axes.set_xlim(0, 1.02)
+        canvas.axes.set_ylim(0, 1.02)
     return canvas.plot
 
 
-def top_errors_table(record: RunRecord, name: str) -> Table | None:
+def top_errors_table(record: RunRecord, name: str) -> Table:
     """Examples with the largest loss or lowest score."""
     note = "Check the labels of these examples first. Row numbers start at 0."
     return _predictions(name, f"Top errors of {record.name}", record.result.most_wrong, note)
 
 
-def confident_table(record: RunRecord, name: str) -> Table | None:
+def confident_table(record: RunRecord, name: str) -> Table:
     """Correct predictions with the smallest loss."""
     note = "Correct predictions with the smallest loss. Row numbers start at 0."
     return _predictions(name, f"Most confident predictions of {record.name}", record.result.most_confident, note)
 
 
-def _predictions(name: str, title: str, shown: Sequence[ExamplePrediction], note: str) -> Table | None:
-    if not shown:
-        return None
-    columns = (
-        *numbers(formats.integer, "row"),
-        *texts("text"),
-        Column("truth", _shown, numeric=False),
-        Column("predicted", _shown, numeric=False),
-        *numbers(formats.loss, "loss"),
-        *numbers(formats.share, "score"),
+def _predictions(name: str, title: str, shown: Sequence[ExamplePrediction], note: str) -> Table:
+    return Table.of(
+        name,
+        title,
+        shown,
+        value("row", lambda example: example.row, formats.integer),
+        text("text", lambda example: example.text),
+        text("truth", lambda example: example.truth, _shown),
+        text("predicted", lambda example: example.predicted, _shown),
+        value("loss", lambda example: example.loss, formats.loss),
+        value("score", lambda example: example.score, formats.share),
+        note=note,
+        sparse=True,
     )
-    rows = tuple((one.row, one.text, one.truth, one.predicted, one.loss, one.score) for one in shown)
-    return Table(name, title, columns, rows, note).without_empty_columns()
 
 
-def _shown(value: object) -> str:
-    words = ", ".join(formats.text(one) for one in value) if isinstance(value, list) else formats.text(value)
+def _shown(answer: object) -> str:
+    words = ", ".join(map(formats.text, answer)) if isinstance(answer, list) else formats.text(answer)
     return words if len(words) <= 160 else f"{words[:159]}…"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+Writer = Callable[[object], str]
 DASH = "–"
 NB = "\u00a0"
 """No-break space between a number and its unit."""
@@ -75,13 +76,9 @@ def memory(value: object) -> str:
     n = number(value)
     if n is None:
         return DASH
-    return (
-        f"{_three(n / 1e9)}{NB}GB"
-        if n >= 0.9995e9
-        else f"{n / 1e6:,.0f}{NB}MB"
-        if n >= 1e6
-        else f"{n / 1e3:,.0f}{NB}kB"
-    )
+    if n >= 0.9995e9:
+        return f"{_three(n / 1e9)}{NB}GB"
+    return f"{n / 1e6:,.0f}{NB}MB" if n >= 1e6 else f"{n / 1e3:,.0f}{NB}kB"
 
 
 def duration(value: object) -> str:
@@ -133,6 +130,12 @@ def points(value: object) -> str:
     return DASH if n is None else f"{100 * n:+.1f}".replace("-", "−")
 
 
+def signed(value: object) -> str:
+    """A difference of two shares: ``+0.012``, ``−0.004``."""
+    n = number(value)
+    return DASH if n is None else f"{n:+.3f}".replace("-", "−")
+
+
 def probability(value: object) -> str:
     """``0.043``, ``< 0.001``."""
     n = number(value)
@@ -180,12 +183,17 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def named(pairs: Iterable[tuple[str, object]], write: str) -> str:
+    """Names with values: ``a (1.200), b (1.300) and c (1.400)``; ``write`` is a function of this module by its name."""
+    return listed([f"{name} ({globals()[write](value)})" for name, value in pairs])
+
+
 def _three(n: float) -> str:
     if n == 0:
         return "0"
-    return (
-        f"{n:,.0f}" if abs(n) >= 99.95 else f"{n:.1f}" if abs(n) >= 9.995 else f"{n:#.3g}" if abs(n) < 1 else f"{n:.2f}"
-    )
+    if abs(n) < 1:
+        return f"{n:#.3g}"
+    return f"{n:,.0f}" if abs(n) >= 99.95 else f"{n:.1f}" if abs(n) >= 9.995 else f"{n:.2f}"
 
 
 METRICS = {

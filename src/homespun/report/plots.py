@@ -1,167 +1,44 @@
-"""Figures of runs as SVG and PNG; matplotlib is imported on first use, without pyplot."""
+"""Figures of runs, comparisons and word vectors."""
 
 from __future__ import annotations
 
-import io
-import logging
-import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from statistics import fmean
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import JsonValue
 
 from homespun.report import formats
-from homespun.report.formats import term_title
-from homespun.report.records import RunRecord, Series, average, loss_terms
+from homespun.report.figure import (
+    DASHES,
+    INK,
+    PALETTE,
+    Curve,
+    Look,
+    Plot,
+    drawing,
+    log_ticks,
+    shorten,
+    style,
+)
+from homespun.report.formats import Writer, baseline_title, metric_title, number, term_title
+from homespun.report.records import RunRecord, Series, Tree, average, loss_terms
+from homespun.report.tables import baselines_of_curve, points_of_curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-logger = logging.getLogger(__name__)
+    from homespun.report.comparison_quality import TaskComparison
+    from homespun.report.comparison_tables import Ablation, ByLength, Cost
 
-# palette of Okabe and Ito for colour-blind readers, without its yellow, which is too pale for a line
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES, MARKERS = ("-", "--", ":", "-."), ("o", "s", "^", "D", "v", "P", "X")
 MAX_POINTS = 800
-LINE = 0.165  # inches: the height of a line of text
-CARD, INK, FAINT = "#fcfcfa", "#333333", "#d9d9d4"
 _NATS = {"generator", "discriminator", "mlm", "causal", "next_sentence"}
-STYLE: Any = {
-    "font.size": 8.5,
-    "font.family": "sans-serif",
-    "text.parse_math": False,  # names of runs are data: a dollar sign in one is a dollar sign
-    "svg.fonttype": "none",  # text stays text: small files, and scripts that matplotlib's font lacks
-    "svg.hashsalt": "homespun",  # the same figure gives the same file
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#8a8a86",
-    "axes.labelcolor": INK,
-    "xtick.color": "#5a5a57",
-    "ytick.color": "#5a5a57",
-    "text.color": INK,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": FAINT,
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-}
-
-
-# fonts that systems come with, for letters that matplotlib's own has not
-_FONTS = (
-    *(f"Noto Sans CJK {country}" for country in ("SC", "JP", "KR", "TC")),
-    *("WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback", "IPAexGothic", "NanumGothic"),
-    *("PingFang SC", "Hiragino Sans", "Apple SD Gothic Neo", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic"),
-    *(f"Noto Sans {script}" for script in ("Arabic", "Hebrew", "Devanagari", "Bengali", "Tamil", "Thai", "Ethiopic")),
-    *("Nirmala UI", "Leelawadee UI", "Arial Unicode MS", "Unifont"),
-)
-
-
-@contextmanager
-def style(**changes: object) -> Iterator[None]:
-    """Draw in `STYLE`, with the installed fonts of other scripts; warn once about letters that no font has."""
-    import matplotlib
-    from matplotlib import font_manager
-
-    available = set(font_manager.get_font_names())
-    fonts = {"font.family": [STYLE["font.family"], *(name for name in _FONTS if name in available)]}
-    with matplotlib.rc_context(STYLE | fonts | changes), warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", message=_MISSING_GLYPH)
-        yield
-    for warning in caught:
-        if re.match(_MISSING_GLYPH, str(warning.message)):
-            _warn_missing_glyphs()
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-
-
-_MISSING_GLYPH = r"Glyph \d+ .* missing from font"
-
-
-@cache
-def _warn_missing_glyphs() -> None:
-    logger.warning(
-        "no font on this machine has all letters of the figures: .png files show boxes, page and .svg files do not; "
-        "install a font with these letters, such as Noto Sans CJK"
-    )
-
-
-@dataclass
-class Plot:
-    """A figure; ``name`` is its file name in ``plots/``, ``caption`` its text alternative."""
-
-    name: str
-    caption: str
-    svg: bytes
-    png: bytes
-
-
-@dataclass(frozen=True)
-class LineStyle:
-    """Colour, dash and marker of one run or variant, the same in all figures."""
-
-    colour: str
-    dash: str = "-"
-    marker: str = "o"
-
-
-def assign_styles(names: Sequence[str]) -> dict[str, LineStyle]:
-    """A style for each name; dashes and markers change after the seven colours."""
-    styles = {}
-    for i, name in enumerate(names):
-        turn = i // len(PALETTE)
-        styles[name] = LineStyle(
-            PALETTE[i % len(PALETTE)], DASHES[turn % len(DASHES)], MARKERS[(i + turn) % len(MARKERS)]
-        )
-    return styles
-
-
-@dataclass(frozen=True, order=True)
-class End:
-    """Label at the end of a line, with its colour and dash; of points, with their marker."""
-
-    value: float
-    name: str
-    colour: str
-    dash: str = "-"
-    marker: str = ""
-
-
-@dataclass
-class Canvas:
-    """Axes of a figure, and the labels at its right side; ``plot`` is set by `drawing`."""
-
-    axes: Axes
-    ends: list[End] = field(default_factory=list)
-    plot: Plot = field(init=False)
-
-
-@contextmanager
-def drawing(name: str, caption: str, lines: int = 0, height: float = 2.9) -> Iterator[Canvas]:
-    """Axes to draw on; on exit the figure is rendered to ``plot``, with ``ends`` as labels.
-
-    Args:
-        name: of the file.
-        caption: text alternative.
-        lines: number of labels, for which the height must suffice.
-        height: inches, at least.
-    """
-    from matplotlib.figure import Figure
-
-    height = max(height, LINE * (lines + 1) + 0.7)
-    with style():
-        figure = Figure(figsize=(4.7, height), facecolor=CARD, layout="constrained")
-        canvas = Canvas(figure.add_subplot(facecolor=CARD))
-        yield canvas
-        figure.draw_without_rendering()
-        label_ends(canvas.axes, canvas.ends, height)
-        canvas.plot = Plot(name, caption, render(figure, "svg"), render(figure, "png"))
+_BASELINE = "#5a5a57"
+_LOG_RATIO = 8  # of the largest to the smallest value, from which an axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -194,14 +71,13 @@ class Line:
     """Runs drawn as one line, their mean; several runs have a band from the lowest to the highest validation loss."""
 
     name: str
-    style: LineStyle
+    look: Look
     records: Sequence[RunRecord]
 
 
 @dataclass(frozen=True)
-class _Curve:
-    name: str
-    style: LineStyle
+class _Losses:
+    line: Line
     train: Series
     validation: Series = field(default_factory=Series)
     bounds: Sequence[Sequence[float]] = ((), ())
@@ -215,65 +91,68 @@ def loss_plots(lines: Sequence[Line], axes: Sequence[Axis], prefix: str) -> list
     # a single term is the total loss
     for term in [*terms, "loss"] if len(terms) > 1 else ["loss"]:
         named = terms[0] if len(terms) == 1 else term
-        overall = "overall loss" if terms else "loss"
-        title = overall if named == "loss" else f"{term_title(named)} loss"
-        unit = " (nats)" if named in _NATS else ""
-        curves = [_curve(line, mean, term) for line, mean in zip(lines, means, strict=True)]
-        for axis in axes:
-            if any(curve.train.values or curve.validation.values for curve in curves):
+        title = f"{term_title(named)} loss" if named != "loss" else "overall loss" if terms else "loss"
+        file = "overall" if named == "loss" else "".join(c if c.isascii() and c.isalnum() else "-" for c in named)[:40]
+        losses = [_losses(line, mean, term) for line, mean in zip(lines, means, strict=True)]
+        if any(one.train.values or one.validation.values for one in losses):
+            for axis in axes:
                 caption = f"{title[0].upper()}{title[1:]} by {axis.name}"
-                plots.append(_draw(f"{prefix}{_file(named)}-by-{axis.name}", caption, f"{title}{unit}", curves, axis))
+                ylabel = f"{title} (nats)" if named in _NATS else title
+                plots.append(_draw(f"{prefix}{file}-by-{axis.name}", caption, ylabel, losses, axis))
     return plots
 
 
-def _curve(line: Line, mean: RunRecord, term: str) -> _Curve:
+def _losses(line: Line, mean: RunRecord, term: str) -> _Losses:
     several = line.records if len(line.records) > 1 else ()
     ranges = [record.validation[term].values for record in several if term in record.validation]
     bounds = [[pick(column) for column in zip(*ranges, strict=False)] for pick in (min, max)]
-    train, validation = mean.train.get(term, Series()), mean.validation.get(term, Series())
-    return _Curve(line.name, line.style, smoothed(train), validation, bounds)
+    train = mean.train.get(term, Series())
+    smooth_train = replace(train, values=smooth(np.array(train.values)).tolist())
+    return _Losses(line, smooth_train, mean.validation.get(term, Series()), bounds)
 
 
 def learning_rate_plot(lines: Sequence[Line], name: str) -> Plot | None:
     """The learning rate of the first run of each line by step."""
-    curves = [_Curve(line.name, line.style, rate) for line in lines if (rate := line.records[0].learning_rate).values]
-    return _draw(name, "Learning rate by step", "learning rate", curves, BY_STEP, height=1.9) if curves else None
+    rates = [_Losses(line, rate) for line in lines if (rate := line.records[0].learning_rate).values]
+    return _draw(name, "Learning rate by step", "learning rate", rates, BY_STEP, height=1.9) if rates else None
 
 
-def _file(term: str) -> str:
-    return "overall" if term == "loss" else "".join(c if c.isascii() and c.isalnum() else "-" for c in term)[:40]
-
-
-def _draw(name: str, caption: str, ylabel: str, curves: Sequence[_Curve], axis: Axis, height: float = 2.9) -> Plot:
-    with drawing(name, caption, len(curves), height) as canvas:
-        axes, ends = canvas.axes, canvas.ends
-        largest = max((max(xs) for c in curves for s in (c.train, c.validation) if (xs := axis.of(s))), default=0.0)
-        unit, xlabel = axis.label(largest)
-        for curve in curves:
-            colour, dash = curve.style.colour, curve.style.dash
-            x, y = _thin(np.array(axis.of(curve.train)) / unit, np.array(curve.train.values))
-            if len(x):
-                axes.plot(x, y, dash, color=colour, linewidth=1.0, alpha=0.75)
-                if len(x) == 1:
-                    axes.plot(x, y, "_", color=colour)
-            vx, vy = _thin(np.array(axis.of(curve.validation)) / unit, np.array(curve.validation.values))
-            if len(vx):
-                size = 4.0 if len(vx) < 40 else 2.0
-                axes.plot(vx, vy, "o" + dash, color=colour, markersize=size, linewidth=0.6)
-            lows, highs = curve.bounds
-            if len(lows) and len(lows) == len(curve.validation.values):
-                positions = np.array(axis.of(curve.validation)) / unit
-                axes.fill_between(positions, lows, highs, color=colour, alpha=0.15, linewidth=0)
-            if len(curves) > 1 and (len(vx) or len(x)):
-                ends.append(End(float(vy[-1] if len(vy) else y[-1]), curve.name, colour, dash))
-            elif len(vx) and len(x):
-                ends.append(End(float(y[-1]), "train", colour))
-                ends.append(End(float(vy[-1]), "validation", colour, marker="o"))
-        axes.set_xlabel(xlabel)
-        axes.set_ylabel(ylabel)
-        axes.xaxis.set_major_formatter(lambda value, _: formats.tick(value))
-        axes.margins(x=0.01)
+def _draw(name: str, caption: str, ylabel: str, losses: Sequence[_Losses], axis: Axis, height: float = 2.9) -> Plot:
+    largest = max((x for one in losses for s in (one.train, one.validation) for x in axis.of(s)), default=0.0)
+    unit, xlabel = axis.label(largest)
+    with drawing(name, caption, xlabel=xlabel, ylabel=ylabel, height=height) as canvas:
+        for one in losses:
+            look, run = one.line.look, one.line.name
+            (x, y), (vx, vy) = ((_thin(axis.of(s)) / unit, _thin(s.values)) for s in (one.train, one.validation))
+            labels = ("" if len(vx) else run, run) if len(losses) > 1 else ("train", "validation")
+            if len(losses) == 1 and not (len(vx) and len(x)):
+                labels = ("", "")
+            canvas.draw(Curve(x, y, replace(look, marker="_" if len(x) == 1 else ""), labels[0], alpha=0.75))
+            lows, highs = map(_thin, one.bounds)
+            band = (lows, highs) if len(lows) and len(lows) == len(vx) else None
+            size = 4.0 if len(vx) < 40 else 2.0
+            canvas.draw(Curve(vx, vy, replace(look, marker="o"), labels[1], width=0.6, size=size, band=band))
+        canvas.axes.xaxis.set_major_formatter(lambda value, _: formats.tick(value))
+        canvas.axes.margins(x=0.01)
     return canvas.plot
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Centred moving mean over 4 % of the points, ``(points,)``."""
+    half = len(values) // 50
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    positions = np.arange(len(values))
+    first, last = np.maximum(positions - half, 0), np.minimum(positions + half + 1, len(values))
+    smoothed: np.ndarray = (sums[last] - sums[first]) / (last - first)
+    return smoothed
+
+
+def _thin(values: Sequence[float]) -> np.ndarray:
+    """At most `MAX_POINTS` values, including the first and the last."""
+    if len(values) <= MAX_POINTS:
+        return np.array(values)
+    thinned: np.ndarray = np.array(values)[np.linspace(0, len(values) - 1, MAX_POINTS).round().astype(int)]
+    return thinned
 
 
 def length_histogram(rows: Sequence[Mapping[str, JsonValue]], name: str, caption: str) -> Plot | None:
@@ -287,7 +166,7 @@ def length_histogram(rows: Sequence[Mapping[str, JsonValue]], name: str, caption
                 drawn.append((str(row.get("class") or row.get("split") or "all"), edges, counts))
     if not drawn:
         return None
-    with drawing(name, caption, height=0.34 * len(drawn) + 0.9) as canvas:
+    with drawing(name, caption, xlabel="tokens", height=0.34 * len(drawn) + 0.9) as canvas:
         axes = canvas.axes
         for i, (_, edges, counts) in enumerate(reversed(drawn)):
             # the bars of short lengths are narrower: density over the logarithm, as on the axis
@@ -298,76 +177,185 @@ def length_histogram(rows: Sequence[Mapping[str, JsonValue]], name: str, caption
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.set_yticks(range(len(drawn)), labels=[shorten(label) for label, *_ in reversed(drawn)])
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("tokens")
         axes.set_ylim(-0.05, len(drawn))
     return canvas.plot
 
 
-def shorten(label: str, most: int = 18) -> str:
-    """A label cut to ``most`` characters."""
-    return label if len(label) <= most else f"{label[: most - 1]}…"
+def curve_plot(record: RunRecord, name: str) -> Plot | None:
+    """Metric by the number of training examples, with the baselines; None for fewer than two numbers of examples."""
+    points, measure = points_of_curve(record), record.measures[0]
+    if len(points) < 2:
+        return None
+    title, sizes = metric_title(measure), [float(point.examples) for point, _ in points]
+    bars = [deviation or 0.0 for _, (_, deviation) in points]
+    with drawing(
+        name, f"{title} by the number of training examples", xlabel="training examples", ylabel=title
+    ) as canvas:
+        canvas.draw(Curve(sizes, [mean for _, (mean, _) in points], Look(PALETTE[0]), record.name, 1.5, bars=bars))
+        for index, line in enumerate(baselines_of_curve(points), start=1):
+            measured = [
+                (float(p.examples), p.baselines[line].number(measure)) for p, _ in points if line in p.baselines
+            ]
+            known = [(x, y) for x, y in measured if y is not None]
+            look = Look(PALETTE[index % len(PALETTE)], "--", "")
+            canvas.draw(Curve([x for x, _ in known], [y for _, y in known], look, baseline_title(line)))
+        canvas.axes.set_xscale("log")
+        canvas.axes.set_xticks(sizes, _tick_labels(sizes))
+        canvas.axes.minorticks_off()
+    return canvas.plot
 
 
-def label_ends(axes: Axes, ends: Sequence[End], height: float) -> None:
-    """Write the names of lines at the right side, at the height of their ends, without overlap; each behind a sample of
-    its line, since pale colours cannot be read as letters."""
-    if not ends:
-        return
-    gap = LINE / (height - 0.7)  # the height of a line of text as a share of the axes
-    to_axes = axes.transData + axes.transAxes.inverted()
-    placed = sorted((float(to_axes.transform((axes.get_xlim()[1], end.value))[1]), end) for end in ends)
-    positions = [position for position, _ in placed]
-    for i in range(1, len(positions)):
-        positions[i] = max(positions[i], positions[i - 1] + gap)
-    if (excess := positions[-1] - 1.0) > 0:
-        positions[-1] -= excess
-        for i in range(len(positions) - 2, -1, -1):
-            positions[i] = min(positions[i], positions[i + 1] - gap)
-    for position, (_, end) in zip(positions, placed, strict=True):
-        sample = [1.02, 1.07] if end.marker == "" else [1.045]
-        axes.plot(
-            sample,
-            [position] * len(sample),
-            color=end.colour,
-            linestyle=end.dash if end.marker == "" else "",
-            marker=end.marker,
-            markersize=5,
-            linewidth=1.6,
-            transform=axes.transAxes,
-            clip_on=False,
-        )
-        axes.text(
-            1.09, position, shorten(end.name, 24), color=INK, transform=axes.transAxes, verticalalignment="center"
-        )
+def _tick_labels(sizes: Sequence[float]) -> list[str]:
+    """Labels of increasing sizes on a logarithmic axis; empty where the next label would overlap."""
+    room = 0.13 * np.log(max(sizes) / min(sizes))
+    labels, beyond = [], np.inf
+    for size in reversed(sizes):
+        fits = beyond - np.log(size) > room
+        labels.append(f"{size:,.0f}" if fits else "")
+        beyond = np.log(size) if fits else beyond
+    return labels[::-1]
 
 
-def smoothed(series: Series) -> Series:
-    """The same points with `smooth` values."""
-    return replace(series, values=smooth(np.array(series.values)).tolist())
+def in_context_plot(result: Tree) -> Plot:
+    """Accuracy by the number of examples in the prompt, at equal distances, with the range over draws."""
+    found, majority = result["shots"], float(result["majority"])
+    caption = "Accuracy by examples in the prompt, with TF-IDF and the majority class"
+    with drawing("in-context-accuracy", caption, xlabel="examples in the prompt", ylabel="accuracy") as canvas:
+        for name, key, colour in (("prompted", "accuracy", PALETTE[0]), ("TF-IDF", "tfidf", PALETTE[1])):
+            positions = [position for position, one in enumerate(found) if key in one]
+            draws = [[draw[key] for draw in found[position]["draws"]] for position in positions]
+            band = [*map(min, draws)], [*map(max, draws)]
+            canvas.draw(Curve(positions, [*map(fmean, draws)], Look(colour), name, band=band))
+        canvas.draw(Curve((), [majority], Look(PALETTE[2], "--", ""), "majority"))
+        canvas.axes.set_xticks(range(len(found)), [str(one["shots"]) for one in found])
+    return canvas.plot
 
 
-def smooth(values: np.ndarray) -> np.ndarray:
-    """Centred moving mean over 4 % of the points, ``(points,)``."""
-    half = len(values) // 50
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    positions = np.arange(len(values))
-    first, last = np.maximum(positions - half, 0), np.minimum(positions + half + 1, len(values))
-    smoothed: np.ndarray = (sums[last] - sums[first]) / (last - first)
-    return smoothed
+def tradeoff_plot(task: TaskComparison, cost: Cost, looks: Mapping[str, Look], name: str) -> Plot:
+    """Quality against cost with deviations and the Pareto front; baselines are dotted levels.
+
+    A baseline further below all variants than these differ is not drawn, since the variants would merge.
+    """
+    quality = {c.name: c.spread for c in task.candidates}
+    points = {name: (x, *found) for name, x in cost.values.items() if (found := quality[name]) is not None}
+    means = [mean for _, mean, _ in points.values()]
+    floor = min(means) - max(max(means) - min(means), 0.01)
+    levels = {c.name: c.mean for c in task.candidates if c.kind == "baseline" and c.mean and c.mean >= floor}
+    caption = f"{task.name}: {task.title} against {cost.title}"
+    with drawing(name, caption, xlabel=cost.title, ylabel=f"{task.title}, %") as canvas:
+        axes = canvas.axes
+        for model, (x, mean, deviation) in points.items():
+            bars = [deviation] if deviation else None
+            canvas.draw(Curve([x], [mean], replace(looks[model], dash=""), model, size=6.0, bars=bars))
+        largest, smallest = max(cost.values.values()), min(cost.values.values())
+        x_front, y_front, _ = zip(*(points[model] for model in cost.front), strict=True)
+        steps = [*x_front, largest], [*y_front, y_front[-1]]
+        axes.step(*steps, where="post", color=INK, linewidth=0.8, linestyle="-", zorder=0, alpha=0.55)
+        for baseline, level in levels.items():
+            canvas.draw(Curve((), [level], Look(_BASELINE, ":", ""), baseline))
+        if smallest > 0 and largest / smallest >= _LOG_RATIO:
+            axes.set_xscale("log")
+            axes.minorticks_off()
+            axes.set_xticks(log_ticks(smallest / 1.3, largest * 1.3))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}")
+        axes.margins(x=0.08, y=0.08)
+    return canvas.plot
 
 
-def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most `MAX_POINTS` points, including the first and the last."""
-    if len(x) <= MAX_POINTS:
-        return x, y
-    kept = np.linspace(0, len(x) - 1, MAX_POINTS).round().astype(int)
-    return x[kept], y[kept]
+def by_length_plot(
+    costs: Mapping[str, ByLength], looks: Mapping[str, Look], title: str, name: str, unit: float
+) -> Plot | None:
+    """Cost of inference by length on logarithmic axes, with the range over trials; None for fewer than two lengths."""
+    lengths = sorted({length for measured in costs.values() for length in measured})
+    if len(lengths) < 2:
+        return None
+    with drawing(name, f"{title} by length", xlabel="tokens a text", ylabel=title) as canvas:
+        axes = canvas.axes
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        for variant, measured in costs.items():
+            x = sorted(measured)
+            means, lows, highs = (np.array([pick(measured[at]) for at in x]) / unit for pick in (fmean, min, max))
+            bars = [(means - lows).tolist(), (highs - means).tolist()]
+            canvas.draw(Curve(x, means, looks[variant], variant, bars=bars))
+        axes.set_xticks(lengths, labels=[f"{length:,.0f}" for length in lengths])
+        axes.minorticks_off()
+        ticks = log_ticks(*axes.get_ylim())
+        axes.set_yticks(ticks, labels=[f"{tick:,.10g}" for tick in ticks])
+    return canvas.plot
 
 
-def render(figure: Figure, kind: str) -> bytes:
-    """A figure as ``svg`` or ``png``; the same figure gives the same bytes."""
-    out = io.BytesIO()
-    metadata = {"Date": None} if kind == "svg" else None
-    figure.savefig(out, format=kind, dpi=160, facecolor=CARD, metadata=metadata)
-    figure.set_layout_engine("none")  # laid out once for both kinds: it takes longer than drawing
-    return out.getvalue()
+def ablation_plot(found: Ablation, title: str, name: str, write: Writer) -> Plot:
+    """Quality by one setting, with deviations."""
+    values = list({repr(value): value for line in found.lines.values() for value, *_ in line}.values())
+    known = sorted(n for value in values if (n := number(value)) is not None)
+    if len(known) == len(values):
+        values = sorted(values, key=lambda value: number(value) or 0.0)
+    logarithmic = len(known) == len(values) and known[0] > 0 and known[-1] / known[0] >= _LOG_RATIO
+    positions = {repr(value): known[i] if logarithmic else float(i) for i, value in enumerate(values)}
+    caption = f"{title} along {found.setting}"
+    with drawing(name, caption, xlabel=found.setting, ylabel=title, height=2.6) as canvas:
+        axes = canvas.axes
+        if logarithmic:
+            axes.set_xscale("log", base=2)
+        for i, (shared, line) in enumerate(found.lines.items()):
+            look = Look(PALETTE[i % len(PALETTE)], DASHES[i // len(PALETTE) % len(DASHES)])
+            x, means = [positions[repr(value)] for value, *_ in line], [mean for _, mean, _ in line]
+            label = shared if len(found.lines) > 1 else ""
+            canvas.draw(Curve(x, means, look, label, bars=[deviation or 0.0 for *_, deviation in line]))
+        axes.set_xticks(list(positions.values()), labels=[shorten(formats.text(value)) for value in values])
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(lambda value, _: write(value))
+        axes.margins(x=0.08)
+    return canvas.plot
+
+
+# positions of a word around its point; the first free one is used
+_SIDES: list[tuple[int, int, Literal["left", "right", "center"], Literal["bottom", "top", "center"]]] = [
+    (1, 0, "left", "center"),
+    (-1, 0, "right", "center"),
+    (0, 1, "center", "bottom"),
+    (0, -1, "center", "top"),
+]
+_DISTANCES = (4, 10, 18, 28)  # points
+_POINT = 2.0  # pixels around a point that stay free
+
+
+def draw_embeddings(
+    name: str, words: Sequence[str], positions: np.ndarray, *, axes_names: tuple[str, str], title: str
+) -> Plot:
+    """Draw ``words`` at ``positions``, (words, 2), without overlap; the figure grows with the number of words."""
+    from matplotlib.figure import Figure
+
+    side = min(max(5.0, 0.88 * math.sqrt(len(words))), 24.0)
+    with style(**{"axes.grid.axis": "both"}):
+        figure = Figure(figsize=(side, 0.8 * side), layout="constrained")
+        axes = figure.subplots()
+        axes.scatter(positions[:, 0], positions[:, 1], s=9, color=PALETTE[0], zorder=3)
+        axes.margins(0.12)
+        axes.set_xlabel(axes_names[0])
+        axes.set_ylabel(axes_names[1])
+        axes.set_title(title, loc="left", fontsize=9.5)
+        figure.draw_without_rendering()
+        _write_words(axes, words, positions)
+        caption = f"A map of {len(words)} words: {', '.join(words[:12])}{' ...' if len(words) > 12 else ''}."
+        return Plot.of(name, caption, figure)
+
+
+def _write_words(axes: Axes, words: Sequence[str], positions: np.ndarray) -> None:
+    from matplotlib.transforms import Bbox
+
+    points = axes.transData.transform(positions)
+    taken = [Bbox.from_bounds(x - _POINT, y - _POINT, 2 * _POINT, 2 * _POINT) for x, y in points]
+    for word, position in zip(words, positions, strict=True):
+        point = (float(position[0]), float(position[1]))
+        note = axes.annotate(word, point, xytext=(0, 0), textcoords="offset points", color=INK)
+        for distance, (right, up, horizontal, vertical) in product(_DISTANCES, _SIDES):
+            note.set_position((right * distance, up * distance))
+            note.set_horizontalalignment(horizontal)
+            note.set_verticalalignment(vertical)
+            box = note.get_window_extent()
+            if not any(box.overlaps(other) for other in taken):
+                break
+        taken.append(box)

@@ -61,12 +61,12 @@ class RunRecord:
     config: Tree
     environment: Tree
     result: RunResult
-    train: dict[str, Series]
-    validation: dict[str, Series]
-    learning_rate: Series
-    summary: dict[str, float | None]
-    trial: str | None  # of which of several trainings the metrics are; None: there is one
-    end: str | None  # the reason in the last `end` event; None where there is none
+    train: dict[str, Series] = field(default_factory=dict)
+    validation: dict[str, Series] = field(default_factory=dict)
+    learning_rate: Series = field(default_factory=Series)
+    summary: dict[str, float | None] = field(default_factory=dict)
+    trial: str | None = None  # folder of the training whose metrics these are, if there are several
+    end: str | None = None  # reason in the last `end` event
 
     def tests(self) -> list[Metrics]:
         """Test metrics of every seed or fold, or of the single training; empty for a pretraining run."""
@@ -76,6 +76,11 @@ class RunRecord:
     def measures(self) -> list[str]:
         """Test metrics to show; the first one ranks models."""
         return self.result.measures or ["accuracy"]
+
+    @property
+    def shown_measures(self) -> list[str]:
+        """Test metrics with their spread in tables and sentences, the first one in front."""
+        return ["accuracy", "macro_f1"] if self.names_classes else self.measures
 
     @property
     def names_classes(self) -> bool:
@@ -145,12 +150,6 @@ def read_run(path: Path) -> RunRecord:
         config=migrate(read_yaml(path / "config.yaml")) if (path / "config.yaml").is_file() else {},
         environment=read_optional(path / "environment.json"),
         result=result,
-        train={},
-        validation={},
-        learning_rate=Series(),
-        summary={},
-        trial=None,
-        end=None,
     )
     metrics = path / "metrics.jsonl"
     if not metrics.is_file() and (of_trials := sorted(path.glob("trials/*/metrics.jsonl"))):
@@ -171,35 +170,36 @@ def _events(path: Path) -> Iterator[Event]:
 
 
 def _read_metrics(record: RunRecord, path: Path) -> None:
-    durations, tokens, last = Series(), Series(), Series()
-    known: dict[str, float | None] = dict.fromkeys(("parameters", "steps", "tokens", "seconds", "seconds_per_step"))
-    peak: float | None = None
+    own = {key: Series() for key in ("learning_rate", "seconds", "tokens")}
+    last = Series()  # the time of each step
+    parameters = peak = None
     for event in _events(path):
-        at = event.step, event.time
         match event.event:
             case "start" | "resume":
                 record.end = None
-                known["parameters"] = event.number("parameters") or known["parameters"]
-                curves = (*record.train.values(), *record.validation.values(), record.learning_rate)
-                for series in (*curves, durations, tokens, last):
+                parameters = event.number("parameters") or parameters
+                for series in (*record.train.values(), *record.validation.values(), *own.values(), last):
                     series.cut(event.step)
             case "step":
                 _add_losses(record.train, event)
-                record.learning_rate.add(*at, event.number("learning_rate"))
-                durations.add(*at, event.number("seconds"))
-                tokens.add(*at, event.number("tokens"))
-                last.add(*at, event.time)
+                for key, series in own.items():
+                    series.add(event.step, event.time, event.number(key))
+                last.add(event.step, event.time, event.time)
             case "validation":
                 _add_losses(record.validation, event)
             case "memory":
                 peak = max(peak or 0.0, event.number("peak_bytes") or 0.0) or None
             case "end":
                 record.end = str(event.reason)
-    known["peak_bytes"] = peak
-    known["steps"] = last.steps[-1] if last.steps else None
-    known["tokens"] = tokens.values[-1] if tokens.values else None
-    known["seconds"] = last.values[-1] if last.values else None
-    known["seconds_per_step"] = median(durations.values) if durations.values else None
+    record.learning_rate = own["learning_rate"]
+    known: dict[str, float | None] = {
+        "parameters": parameters,
+        "steps": last.steps[-1] if last.steps else None,
+        "tokens": own["tokens"].values[-1] if own["tokens"].values else None,
+        "seconds": last.values[-1] if last.values else None,
+        "seconds_per_step": median(own["seconds"].values) if own["seconds"].values else None,
+        "peak_bytes": peak,
+    }
     if (total := known["tokens"]) and (elapsed := known["seconds"]):
         known["tokens_per_second"] = total / elapsed
     record.summary = {**known, **record.result.numbers()}
@@ -272,13 +272,14 @@ def average(records: Sequence[RunRecord], name: str) -> RunRecord:
         records[0],
         name=name,
         result=result,
-        train={term: mean_series([r.train[term] for r in records if term in r.train]) for term in records[0].train},
-        validation={
-            term: mean_series([r.validation[term] for r in records if term in r.validation])
-            for term in records[0].validation
-        },
+        train=_mean_curves([record.train for record in records]),
+        validation=_mean_curves([record.validation for record in records]),
         summary={**_means([record.summary for record in records])},
     )
+
+
+def _mean_curves(curves: Sequence[Mapping[str, Series]]) -> dict[str, Series]:
+    return {term: mean_series([own[term] for own in curves if term in own]) for term in curves[0]}
 
 
 def mean_series(series: Sequence[Series]) -> Series:

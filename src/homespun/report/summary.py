@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from homespun.report import formats
+from homespun.report.document import fill
 from homespun.report.formats import baseline_title, metric_title
 from homespun.report.records import (
     RunRecord,
@@ -27,56 +25,6 @@ from homespun.report.records import (
 from homespun.report.significance import bootstrap_interval, difference_interval, wilson_interval
 from homespun.results import Metrics, mean_over_trainings
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-
-_FILTERS = (
-    *(
-        "count",
-        "duration",
-        "integer",
-        "interval",
-        "listed",
-        "loss",
-        "loss_spread",
-        "percent",
-        "points",
-        "points_interval",
-        "share",
-    ),
-    *("share_spread", "spread", "text"),
-)
-
-
-@cache
-def environment() -> Environment:
-    """Templates of this package, which escape HTML in ``.html.j2`` files."""
-    import jinja2
-
-    found = jinja2.Environment(
-        loader=jinja2.PackageLoader("homespun.report"),
-        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found.filters |= {name: getattr(formats, name) for name in _FILTERS}
-    found.filters["named"] = named
-    return found
-
-
-def named(pairs: Iterable[tuple[str, object]], write: str) -> str:
-    """Names with values: ``a (1.200), b (1.300) and c (1.400)``; ``write`` is a function of `formats`."""
-    return formats.listed([f"{name} ({getattr(formats, write)(value)})" for name, value in pairs])
-
-
-def paragraph(template: str, macro: str, **values: object) -> str:
-    """The output of a macro of a template as one line."""
-    module = environment().get_template(f"{template}.j2").module
-    return re.sub(r"[ \n]+", " ", str(getattr(module, macro)(**values))).strip()
-
-
 _MAX_RATIO = 0.97  # of the unigram baseline: the topic of a text alone gives less
 _MIN_RECALL = 0.01  # of the replaced tokens
 _TOKENS = {"mlm": "masked tokens", "generator": "tokens of the generator", "causal": "the next token"}
@@ -89,7 +37,18 @@ def summary(records: Sequence[RunRecord]) -> list[str]:
     paragraphs = _ranking(records) + ([_pretraining(pretrained)] if pretrained else [])
     paragraphs += [_finetuning(record) for record in records if record not in pretrained]
     vectors = [(record.name, record.result.vectors) for record in records if record.result.vectors]
-    return [*paragraphs, *(paragraph("summary", "initialization", name=name, vectors=v) for name, v in vectors)]
+    return [*paragraphs, *(fill("summary", "initialization", name=name, vectors=v) for name, v in vectors)]
+
+
+def in_context(result: Tree) -> str:
+    """Describe a result of `homespun.commands.few_shot`."""
+    return fill("summary", "in_context", name=result["run"], rows=result["rows"])
+
+
+def exports(records: Sequence[RunRecord]) -> list[str]:
+    """Exports to transformers, or why there is none."""
+    found = [(record.name, record.result.export) for record in records]
+    return [fill("summary", "export", name=name, export=export) for name, export in found if export is not None]
 
 
 def warnings(records: Sequence[RunRecord]) -> list[str]:
@@ -100,7 +59,7 @@ def warnings(records: Sequence[RunRecord]) -> list[str]:
 def leakage(records: Sequence[RunRecord]) -> list[str]:
     """A sentence for every run with near-duplicates of its test examples in its training set."""
     found = [(record.name, record.result.overlap) for record in records]
-    return [paragraph("summary", "leakage", name=n, found=one) for n, one in found if one and one.near and one.rows]
+    return [fill("summary", "leakage", name=n, found=one) for n, one in found if one and one.near and one.rows]
 
 
 def _pretraining(records: Sequence[RunRecord]) -> str:
@@ -108,21 +67,21 @@ def _pretraining(records: Sequence[RunRecord]) -> str:
     # losses of other objectives or texts are other quantities, and budgets must be equal
     ranked = len(scores) > 1 and len({(pretraining_quantity(record), _budget(record)) for record in records}) == 1
     if ranked:
-        best = min(scores, key=lambda score: score[1])
-        scores = [best, *(score for score in scores if score is not best)]
-    baselines = compare_with_unigram_baseline({record.name: [record] for record in records})
-    values: dict[str, object] = {
-        "best": None,
-        "scores": scores,
-        "ranked": ranked,
-        "baselines": baselines,
-        "names": [r.name for r in records],
-    }
-    first = next((r for r in records if scores and r.name == scores[0][0] and not r.warning), None)
-    if first is not None and (ranked or len(records) == 1):
-        learned = all(loss <= _MAX_RATIO * level for _, loss, level in _against_unigram([first]))
-        values["best"] = {"name": first.name, "path": first.path, "learned": learned}
-    return paragraph("summary", "pretraining", where=_circumstances(records), **values)
+        scores.insert(0, scores.pop(scores.index(min(scores, key=lambda score: score[1]))))
+    best = next((r for r in records if scores and r.name == scores[0][0] and not r.warning), None)
+    if not ranked and len(records) > 1:
+        best = None
+    return fill(
+        "summary",
+        "pretraining",
+        scores=scores,
+        ranked=ranked,
+        baselines=compare_with_unigram_baseline({record.name: [record] for record in records}),
+        names=[record.name for record in records],
+        best=best,
+        learned=best and all(loss <= _MAX_RATIO * level for _, loss, level in _against_unigram([best])),
+        where=_circumstances(records),
+    )
 
 
 def compare_with_unigram_baseline(runs: Mapping[str, Sequence[RunRecord]]) -> list[str]:
@@ -140,9 +99,9 @@ def compare_with_unigram_baseline(runs: Mapping[str, Sequence[RunRecord]]) -> li
     for (tokens, written), models in losses.items():
         better, worse = ([(name, loss) for name, loss, beats in models if beats is side] for side in (True, False))
         values = {"tokens": tokens, "level": written, "better": better, "worse": worse}
-        paragraphs.append(paragraph("summary", "unigram_baseline", **values))
+        paragraphs.append(fill("summary", "unigram_baseline", **values))
     if blind := [name for name, records in runs.items() if records and all(_finds_none(r) for r in records)]:
-        paragraphs.append(paragraph("summary", "blind_discriminator", names=blind))
+        paragraphs.append(fill("summary", "blind_discriminator", names=blind))
     return paragraphs
 
 
@@ -185,97 +144,76 @@ def _ranking(records: Sequence[RunRecord]) -> list[str]:
             interval = difference_interval(best[1], others[0][1], examples)
         write = "percent" if group[0].names_classes else "share"
         values = {"metric": metric_title(metric), "write": write, "scores": [best, *others], "interval": interval}
-        sentences.append(paragraph("summary", "ranking", examples=examples, budget=_budget(group[0]), **values))
+        sentences.append(fill("summary", "ranking", examples=examples, budget=_budget(group[0]), **values))
     return sentences
 
 
 def _finetuning(record: RunRecord) -> str:
     tests, examples, result = record.tests(), record.test_rows(), record.result
-    classes = record.names_classes
-    main, *others = ("accuracy", "macro_f1") if classes else record.measures
+    main, *others = record.shown_measures
     score = mean_over_trainings(tests, main)
-    further = [(metric_title(other), found[0]) for other in others if (found := mean_over_trainings(tests, other))]
-    baselines = []
-    for key, reference in sorted(result.baselines.items(), key=lambda item: item[0] == "majority"):
-        interval = None if classes else _paired_interval(record.path, main, key)
+    differences = []
+    for key, baseline in sorted(result.baselines.items(), key=lambda item: item[0] == "majority"):
         name = "the majority class" if key == "majority" else baseline_title(key)
-        difference = _difference(tests, reference, name, rows=examples, measure=main, interval=interval, points=classes)
-        baselines += [difference] if difference else []
-    return paragraph(
+        points = record.names_classes
+        interval = None if points else _paired_interval(record.path, main, key)
+        differences.append(baseline_difference(tests, baseline, name, examples, main, interval, points=points))
+    return fill(
         "summary",
         "finetuning",
-        name=record.name,
-        path=record.path,
+        run=record,
         task=result.task_description or result.task.replace("_", " "),
-        classes=len(tests[0].per_class) if classes and tests else 0,
+        classes=len(tests[0].per_class) if record.names_classes and tests else 0,
         measure=metric_title(main),
-        score=score and (formats.percent(score[0]) if classes else formats.share(score[0])),
+        score=score and score[0],
         examples=examples,
-        interval=wilson_interval(score[0], examples) if classes and score and examples else None,
-        further=further,
+        interval=wilson_interval(score[0], examples) if record.names_classes and score and examples else None,
+        further=[(metric_title(other), mean[0]) for other in others if (mean := mean_over_trainings(tests, other))],
         trainings=len(tests),
         constant=constant_output(tests),
-        validation=result.measured_on == "validation",
-        baselines=baselines,
+        baselines=[difference for difference in differences if difference is not None],
         counts=[(title, count) for key, title in result.count_titles.items() if (count := result.number(key))],
         where=_circumstances([record]),
     )
 
 
-def compare_with_baseline(tests: Sequence[Metrics], baseline: Metrics, name: str, *, rows: float | None) -> str:
-    """End of a sentence that begins with ``It``: difference in accuracy from a baseline with its 95 % interval.
-
-    ``beat`` stands only where the interval is above zero.
+def baseline_difference(
+    tests: Sequence[Metrics],
+    baseline: Metrics,
+    name: str,
+    examples: float | None,
+    measure: str = "accuracy",
+    interval: tuple[float, float] | None = None,
+    *,
+    points: bool = True,
+) -> dict[str, object] | None:
+    """Difference from a baseline for the template of that name; None if one has no such metric.
 
     Args:
         tests: metrics of each training.
         baseline: metrics of the baseline.
         name: of the baseline.
-        rows: number of test examples.
-    """
-    found = _difference(tests, baseline, name, rows=rows, measure="accuracy", interval=None, points=True)
-    return paragraph("summary", "baseline_difference", **(found or {}))
-
-
-def _difference(
-    tests: Sequence[Metrics],
-    baseline: Metrics,
-    name: str,
-    *,
-    rows: float | None,
-    measure: str,
-    interval: tuple[float, float] | None,
-    points: bool,
-) -> dict[str, object] | None:
-    """Difference from a baseline for the template; None if one has no such metric.
-
-    Args:
-        interval: of the difference; computed from the accuracies if ``points``.
-        points: whether differences are in percentage points.
+        examples: number of test examples.
+        measure: metric to compare.
+        interval: of the difference; with ``points`` it is computed.
+        points: whether the measure is the accuracy of a classifier, whose differences are in percentage points.
     """
     found, other = mean_over_trainings(tests, measure), mean_over_trainings([baseline], measure)
     if found is None or other is None:
         return None
-    gain, reference = found[0] - other[0], other[0]
-    size = formats.share(abs(gain))
     if points:
-        interval = None if rows is None else difference_interval(found[0], reference, rows)
-        size = f"{abs(100 * gain):.1f} points" if abs(gain) >= 0.0005 or gain == 0 else "less than 0.1 points"
+        interval = None if examples is None else difference_interval(found[0], other[0], examples)
     return {
         "name": name,
-        "reference": formats.percent(reference) if points else formats.share(reference),
-        "gain": gain,
-        "difference": size,
-        "interval": interval and [_signed(limit, points) for limit in interval],
+        "reference": other[0],
+        "points": points,
+        "gain": found[0] - other[0],
+        "interval": interval,
         "significant": interval is not None and (interval[0] > 0 or interval[1] < 0),
-        "examples": rows,
-        "below": sum((test.number(measure) or 0.0) <= reference for test in tests),
+        "examples": examples,
+        "below": sum((test.number(measure) or 0.0) <= other[0] for test in tests),
         "trainings": len(tests),
     }
-
-
-def _signed(value: float, points: bool) -> str:
-    return formats.points(value) if points else f"{value:+.3f}".replace("-", "−")
 
 
 def _paired_interval(run: Path, measure: str, baseline: str) -> tuple[float, float] | None:

@@ -1,4 +1,4 @@
-"""Tables of runs; a comparison uses the same ones for the means of its variants."""
+"""Tables of runs, also of the means of variants in a comparison. A table without rows is not shown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from homespun.report import formats
+from homespun.report.document import Column, Row, Table, numbers, spreads, text, texts, value
 from homespun.report.formats import baseline_title, metric_title, term_title
 from homespun.report.records import (
     RunRecord,
@@ -18,8 +19,7 @@ from homespun.report.records import (
     loss_terms,
 )
 from homespun.report.significance import wilson_interval
-from homespun.report.table import Column, Row, Table, numbers, spreads, texts
-from homespun.results import Metrics, mean_over_trainings
+from homespun.results import CurvePoint, Metrics, Spread, mean_over_trainings
 
 _RESOURCES = {
     "parameters": Column("parameters", formats.count),
@@ -51,7 +51,7 @@ def results(records: Sequence[RunRecord]) -> list[Table]:
 
 def _results(records: Sequence[RunRecord]) -> Table:
     classes = records[0].names_classes
-    main, *others = ("accuracy", "macro_f1") if classes else records[0].measures
+    main, *others = records[0].shown_measures
     further = {"log_loss": formats.loss, "roc_auc": formats.share} if classes else {"words": formats.rate}
 
     def row(name: str, tests: Sequence[Metrics], trainings: int | None, examples: float | None) -> Row:
@@ -159,27 +159,27 @@ def _losses(records: Sequence[RunRecord], name: str) -> Table:
     return Table(name, "Losses at the end", columns, rows, note).without_empty_columns()
 
 
-def per_class(test: Metrics, name: str, baseline: Metrics | None = None) -> Table | None:
+def per_class(test: Metrics, name: str, baseline: Metrics | None = None) -> Table:
     """Precision, recall and F1 of each class, and F1 of the TF-IDF baseline."""
     tfidf = baseline.per_class if baseline else {}
-    columns = (
-        *texts("class"),
-        *numbers(formats.share, "precision", "recall", "F1", "F1 of TF-IDF + linear"),
-        *numbers(formats.integer, "test examples"),
+    return Table.of(
+        name,
+        "Per class",
+        test.per_class.items(),
+        text("class", lambda item: item[0]),
+        value("precision", lambda item: item[1].precision, formats.share),
+        value("recall", lambda item: item[1].recall, formats.share),
+        value("F1", lambda item: item[1].f1, formats.share),
+        value("F1 of TF-IDF + linear", lambda item: tfidf[item[0]].f1 if item[0] in tfidf else None, formats.share),
+        value("test examples", lambda item: item[1].support, formats.integer),
+        sparse=True,
     )
-    rows = tuple(
-        (label, found.precision, found.recall, found.f1, tfidf[label].f1 if label in tfidf else None, found.support)
-        for label, found in test.per_class.items()
-    )
-    return Table(name, "Per class", columns, rows).without_empty_columns() if rows else None
 
 
-def lengths(record: RunRecord, name: str, title: str = "Lengths in tokens") -> Table | None:
+def lengths(record: RunRecord, name: str, title: str = "Lengths in tokens") -> Table:
     """Statistics of lengths by split and class."""
     rows = record.result.lengths
     keys = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list | dict)))
-    if not keys:
-        return None
     columns = []
     for key in keys:
         is_text = any(isinstance(row.get(key), str) for row in rows)
@@ -193,32 +193,25 @@ def differences(records: Sequence[RunRecord]) -> list[Table]:
     for number, group in enumerate(comparable(records), start=1):
         rows = different_rows([record.config for record in group])
         found.append(difference_table(f"differences-{number}", [record.name for record in group], rows))
-    return [table for table in found if table is not None]
+    return [table for table in found if table.rows]
 
 
-def difference_table(name: str, heads: Sequence[str], rows: Sequence[Row]) -> Table | None:
-    """Settings by run or variant; None if there is no row."""
-    return Table(name, "Settings that differ", texts("setting", *heads), tuple(rows)) if rows else None
+def difference_table(name: str, heads: Sequence[str], rows: Sequence[Row]) -> Table:
+    """Settings by run or variant."""
+    return Table(name, "Settings that differ", texts("setting", *heads), tuple(rows))
 
 
-def environment(found: Sequence[tuple[str, Tree]]) -> Table | None:
+def environment(found: Sequence[tuple[str, Tree]]) -> Table:
     """Machine and versions by heading; one column if all are equal, else rows that differ are marked."""
-    if not found:
-        return None
-    rows = [
+    rows = tuple(
         (key, *(formats.memory(v) if str(key).endswith("_bytes") else v for v in values))
         for key, *values in side_by_side([tree for _, tree in found])
-    ]
+    )
     marked = frozenset(i for i, row in enumerate(rows) if len(set(map(repr, row[1:]))) > 1)
+    heads = [head for head, _ in found]
     if not marked:
-        return Table("environment", "Machine and versions", texts("what", "value"), tuple(row[:2] for row in rows))
-    heads = texts("what", *(head for head, _ in found))
-    return Table("environment", "Machine and versions", heads, tuple(rows), marked=marked)
-
-
-def environments(records: Sequence[RunRecord]) -> Table | None:
-    """Machine and versions of each run."""
-    return environment([(record.name, record.environment) for record in records if record.environment])
+        heads, rows = ["value"], tuple(row[:2] for row in rows)
+    return Table("environment", "Machine and versions", texts("what", *heads), rows, marked=marked)
 
 
 def side_by_side(trees: Sequence[Tree]) -> list[Row]:
@@ -231,3 +224,46 @@ def side_by_side(trees: Sequence[Tree]) -> list[Row]:
 def different_rows(trees: Sequence[Tree]) -> list[Row]:
     """The rows of `side_by_side` whose values are not all equal."""
     return [row for row in side_by_side(trees) if len(set(map(repr, row[1:]))) > 1]
+
+
+def points_of_curve(record: RunRecord) -> list[tuple[CurvePoint, Spread]]:
+    """Points of a learning curve with a result, and mean and deviation of the first measure."""
+    measured = [(p, mean_over_trainings(p.seeds or [p.test], record.measures[0])) for p in record.result.curve]
+    return [(point, spread) for point, spread in measured if spread is not None]
+
+
+def baselines_of_curve(points: Sequence[tuple[CurvePoint, Spread]]) -> list[str]:
+    """Keys of all baselines of a learning curve."""
+    return list(dict.fromkeys(key for point, _ in points for key in point.baselines))
+
+
+def learning_curve(record: RunRecord, name: str) -> Table:
+    """Metric of the model and of the baselines by the number of training examples."""
+    points, measure = points_of_curve(record), record.measures[0]
+    baselines = baselines_of_curve(points)
+    columns = (
+        *numbers(formats.integer, "training examples"),
+        *spreads(formats.share_spread, f"{metric_title(measure)} of {record.name}"),
+        *numbers(formats.share, *map(baseline_title, baselines)),
+    )
+    found = [[p.baselines[key].number(measure) if key in p.baselines else None for key in baselines] for p, _ in points]
+    rows = tuple((point.examples, spread, *row) for (point, spread), row in zip(points, found, strict=True))
+    return Table(name, "By the number of training examples", columns, rows)
+
+
+def in_context(result: Tree) -> Table:
+    """A row for each number of examples in the prompt: mean, lowest and highest accuracy over draws."""
+    return Table.of(
+        "in-context",
+        "Accuracy by examples in the prompt",
+        [(found, [float(draw["accuracy"]) for draw in found["draws"]]) for found in result["shots"]],
+        value("examples", lambda row: row[0]["shots"], formats.integer),
+        value("draws", lambda row: len(row[1]), formats.integer),
+        value("accuracy", lambda row: row[0]["accuracy"], formats.percent),
+        value("lowest", lambda row: min(row[1]), formats.percent),
+        value("highest", lambda row: max(row[1]), formats.percent),
+        value("macro F1", lambda row: row[0]["macro_f1"], formats.percent),
+        value("TF-IDF", lambda row: row[0].get("tfidf"), formats.percent),
+        value("majority", lambda row: result["majority"], formats.percent),
+        note="TF-IDF is trained on the same examples; the majority class is that of all examples to draw from.",
+    )
