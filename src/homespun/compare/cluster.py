@@ -39,19 +39,14 @@ class Cluster:
         self._ray = ray
         nodes = [node for node in ray.nodes() if node["Alive"]]
         resources = ray.cluster_resources()
-        self._slots = slots or max(1, len(nodes))
+        self.slots = slots or max(1, len(nodes))
         most = min(node["Resources"].get("CPU", 1.0) for node in nodes)
         options = {
-            "num_cpus": max(1, min(int(most), int(resources.get("CPU", 1.0) // self._slots))),
-            "num_gpus": 1 if resources.get("GPU", 0) >= self._slots else 0,
+            "num_cpus": max(1, min(int(most), int(resources.get("CPU", 1.0) // self.slots))),
+            "num_gpus": 1 if resources.get("GPU", 0) >= self.slots else 0,
             "max_retries": 0,  # a failed trial is reported; the next attempt resumes from its checkpoint
         }
         self._task = ray.remote(**options)(run_command)
-
-    @property
-    def slots(self) -> int:
-        """Tasks at a time."""
-        return self._slots
 
     def start(self, command: Command) -> Running:
         """Start a task; its process ends with it."""

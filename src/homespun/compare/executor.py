@@ -81,18 +81,15 @@ class LocalExecutor:
     """
 
     def __init__(self, slots: int, *, inherit: Sequence[int] = (), start: Sequence[str] = START) -> None:
-        self._slots = slots
+        self.slots = slots
         self._inherit = tuple(inherit)
         self._start = tuple(start)
         self._free = list(range(slots))
 
-    @property
-    def slots(self) -> int:
-        return self._slots
-
     def start(self, command: Command) -> Running:
+        """Start a command in a free slot."""
         slot = self._free.pop(0)
-        shared = {} if self._slots == 1 else shares(slot, self._slots)
+        shared = {} if self.slots == 1 else shares(slot, self.slots)
         release = partial(self._free.append, slot)
         return Process(command, self._start, {**shared, **command.environment}, inherit=self._inherit, ended=release)
 
