@@ -16,8 +16,7 @@ from homespun.attention.linformer import (
     LinformerAttentionConfig,
     PooledProjection,
 )
-from homespun.attention.multi_head import MultiHeadAttention
-from homespun.attention.spec import AttentionSpec
+from homespun.attention.multi_head import AttentionSpec, MultiHeadAttention
 from homespun.errors import UserError
 from homespun.models.encoder import EncoderConfig
 from homespun.nn.masks import Mask

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from homespun.attention.local import Chunks, LocalAttention, LocalAttentionConfig
 from homespun.attention.lsh import LSH, LSHAttentionConfig, SharedQueryKeyAttention, default_num_buckets, draw_rotations
-from homespun.attention.multi_head import MultiHeadAttention
-from homespun.attention.spec import AttentionSpec
+from homespun.attention.multi_head import AttentionSpec, MultiHeadAttention
 from homespun.errors import UserError
 from homespun.nn.masks import Mask
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import homespun.attention.performer as performer_module
 from homespun.attention.full import DotProduct
+from homespun.attention.multi_head import AttentionSpec
 from homespun.attention.performer import FeatureMap, Performer, PerformerAttentionConfig, orthogonal_directions, redraw
-from homespun.attention.spec import AttentionSpec
 from homespun.errors import UserError
 from homespun.nn.masks import Mask
 

@@ -15,7 +15,7 @@ from homespun.commands.workload import pretraining_work
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.models.characters import CharacterEmbeddings
+from homespun.models.embeddings import CharacterEmbeddings
 from homespun.planning.predict import Memory, Prediction, Workload, choose
 from homespun.planning.rates import Rates
 from homespun.planning.tracer import StepTracer

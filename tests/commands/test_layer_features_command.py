@@ -9,7 +9,7 @@ from commands_world import TINY, World
 
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.models.layer_heads import ConcatLastLayers
+from homespun.models.composite_heads import ConcatLastLayers
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 from hf_peers import REFORMER, bert_tokenizer, inputs, their_model
 
 from homespun.attention.lsh import LSH, LSHAttentionConfig
-from homespun.attention.spec import AttentionSpec
+from homespun.attention.multi_head import AttentionSpec
 from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_huggingface

@@ -4,7 +4,7 @@ import pytest
 
 from homespun.commands.recipe import PretrainRecipe, as_recipe, load_recipe
 from homespun.errors import UserError
-from homespun.models.auto_size import FAMILIES, FROM_TRAINING, AutoSizeConfig, is_of_family, same_model
+from homespun.models.config import FAMILIES, FROM_TRAINING, AutoSizeConfig, is_of_family, same_model
 from homespun.models.presets import PRESETS, family_of, preset_name, sizes_of
 
 

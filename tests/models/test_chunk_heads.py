@@ -12,7 +12,7 @@ from homespun.data.labels import LabelledRows, Labels
 from homespun.data.long_inputs import ChunkMean, ChunkPool, HeadTail, Truncate, pad_chunks
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.chunk_pool import ChunkPoolHeadConfig
+from homespun.models.composite_heads import ChunkPoolHeadConfig
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import SequenceHeadConfig

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.models.bundle import load_model, save_model
-from homespun.models.characters import BEGIN, END, NOTHING, SPECIAL, fill_character_table
 from homespun.models.config import ModelConfig
 from homespun.models.elmo import AdaptiveSoftmax, BiLMHead, BiLMHeadConfig, cutoffs_for
+from homespun.models.embeddings import BEGIN, END, NOTHING, SPECIAL, fill_character_table
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.weight_transfer import transfer_weights

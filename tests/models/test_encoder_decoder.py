@@ -17,7 +17,7 @@ from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.heads import CausalLMHeadConfig
 from homespun.nn.cache import Cache
-from homespun.nn.residual import SequentialStack
+from homespun.nn.layers import SequentialStack
 
 VOCAB, SOURCE, TARGET, START = 53, 13, 11, 3
 SIZES: dict[str, Any] = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from homespun.attention.multi_head import AttentionSpec
 from homespun.attention.paragraphs import ParagraphsAttentionConfig
-from homespun.attention.spec import AttentionSpec
 from homespun.data.rows import Row, pad
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder

@@ -22,8 +22,8 @@ from homespun.models.config import ModelConfig, TokenHeadConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.layer_parts import PositionsConfig, ResidualConfig, output_weights
 from homespun.models.presets import PRESETS
+from homespun.nn.layers import SequentialStack
 from homespun.nn.masks import Mask
-from homespun.nn.residual import SequentialStack
 
 VOCAB, SEQ, MAXIMUM = 53, 13, 31
 SIZES: dict[str, Any] = {

@@ -12,10 +12,10 @@ from homespun.errors import UserError
 from homespun.hf.open import open_huggingface
 from homespun.inference.predict import predict_logits
 from homespun.models.bundle import load_model, save_model
+from homespun.models.composite_heads import ConcatLastLayers, LastLayersHeadConfig
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.models.layer_heads import ConcatLastLayers, LastLayersHeadConfig
 from homespun.models.sequence_heads import BiLSTMHeadConfig
 from homespun.tasks.classification import Classification
 from homespun.text.tokenizer import Tokenizer

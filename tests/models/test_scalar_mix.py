@@ -13,10 +13,10 @@ from homespun.data.long_inputs import ChunkPool
 from homespun.errors import UserError
 from homespun.inference.predict import predict_logits
 from homespun.models.bundle import load_model, save_model
+from homespun.models.composite_heads import AllLayers, ScalarMix, ScalarMixHeadConfig, num_mixed_layers, summarize_mix
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.models.layer_heads import AllLayers, ScalarMix, ScalarMixHeadConfig, num_mixed_layers, summarize_mix
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.sequence_heads import BiLSTMHeadConfig, MeanHeadConfig
 from homespun.tasks.classification import Classification

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from homespun.nn.elementwise import Dropout
+from homespun.nn.layers import Dropout
 
 COUNT = 400_000
 LEVELS = 2**16

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from homespun.nn.elementwise import ReLUSquared, RMSNorm
+from homespun.nn.layers import ReLUSquared, RMSNorm
 
 
 def _heads() -> Tensor:

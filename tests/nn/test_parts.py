@@ -10,9 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from homespun.attention.full import DotProduct
 from homespun.attention.multi_head import MultiHeadAttention
 from homespun.errors import UserError
-from homespun.nn.feedforward import ACTIVATIONS, FeedForward
+from homespun.nn.layers import ACTIVATIONS, FeedForward, Layer, PostNorm, PreNorm
 from homespun.nn.masks import Mask
-from homespun.nn.residual import Layer, PostNorm, PreNorm
 
 BATCH, SEQ, HIDDEN, HEADS, INNER = 2, 11, 21, 3, 17
 

@@ -18,8 +18,7 @@ from homespun.attention.full import DotProduct
 from homespun.attention.local import Chunks
 from homespun.attention.lsh import LSH, SharedQueryKeyAttention, draw_rotations
 from homespun.attention.multi_head import MultiHeadAttention
-from homespun.nn.elementwise import Dropout
-from homespun.nn.feedforward import FeedForward
+from homespun.nn.layers import Dropout, FeedForward
 from homespun.nn.masks import Mask
 from homespun.nn.reversible import ReversibleLayer, ReversibleStack, ReversibleSublayer, record_choice
 

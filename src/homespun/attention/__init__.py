@@ -13,12 +13,12 @@ from homespun.attention.full import FullAttentionConfig
 from homespun.attention.linformer import LinformerAttentionConfig
 from homespun.attention.local import LocalAttentionConfig
 from homespun.attention.lsh import LSHAttentionConfig
+from homespun.attention.multi_head import AttentionSpec
 from homespun.attention.ngram import NgramAttentionConfig
 from homespun.attention.paragraphs import ParagraphsAttentionConfig
 from homespun.attention.performer import PerformerAttentionConfig
 from homespun.attention.relative_bias import RelativeBiasAttentionConfig
 from homespun.attention.sparse import SparseAttentionConfig
-from homespun.attention.spec import AttentionSpec
 from homespun.config import Config
 
 _Single = (

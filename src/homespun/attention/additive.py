@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from homespun.nn.elementwise import Dropout
+from homespun.nn.layers import Dropout
 from homespun.nn.masks import Mask
 from homespun.nn.recurrent import STATES, Bridge, State
 

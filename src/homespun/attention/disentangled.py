@@ -10,11 +10,10 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from homespun.attention.full import attend
-from homespun.attention.multi_head import inner_size, split_heads
-from homespun.attention.spec import AttentionSpec
+from homespun.attention.multi_head import AttentionSpec, inner_size, split_heads
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.nn.elementwise import Dropout
+from homespun.nn.layers import Dropout
 from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import FULL, Sparse
 from homespun.nn.torch_private import FunctionContext

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from homespun.attention.spec import AttentionSpec
+from homespun.attention.multi_head import AttentionSpec
 from homespun.config import Config
-from homespun.nn.elementwise import drop
+from homespun.nn.layers import drop
 from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import FULL, Sparse
 

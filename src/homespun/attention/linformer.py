@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from homespun.attention.full import attend
-from homespun.attention.multi_head import MultiHeadAttention, split_heads
-from homespun.attention.spec import AttentionSpec, of_layer
+from homespun.attention.multi_head import AttentionSpec, MultiHeadAttention, of_layer, split_heads
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.masks import Mask

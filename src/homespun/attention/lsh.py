@@ -13,8 +13,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from homespun.attention.local import Chunks, ChunkWindow, allowed, as_rows, bias, row_index, take
-from homespun.attention.multi_head import inner_size, split_heads
-from homespun.attention.spec import MAX_DRAWN, AttentionSpec
+from homespun.attention.multi_head import MAX_DRAWN, AttentionSpec, inner_size, split_heads
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.masks import Mask

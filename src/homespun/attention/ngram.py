@@ -8,12 +8,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from homespun.attention.multi_head import inner_size, split_heads
+from homespun.attention.multi_head import AttentionSpec, inner_size, split_heads
 from homespun.attention.relative_bias import bucket_of
-from homespun.attention.spec import AttentionSpec
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.nn.elementwise import Dropout
+from homespun.nn.layers import Dropout
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import FULL
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from homespun.attention.full import DotProduct
-from homespun.attention.multi_head import MultiHeadAttention, split_heads
-from homespun.attention.spec import AttentionSpec
+from homespun.attention.multi_head import AttentionSpec, MultiHeadAttention, split_heads
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.masks import Mask

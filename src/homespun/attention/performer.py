@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from homespun.attention.spec import AttentionSpec
+from homespun.attention.multi_head import AttentionSpec
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.masks import Mask

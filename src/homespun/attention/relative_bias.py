@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from homespun.attention.full import attend
-from homespun.attention.spec import AttentionSpec
+from homespun.attention.multi_head import AttentionSpec
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.masks import Mask, zero_fully_masked

@@ -10,8 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from homespun.attention.blocked import Blocked, GlobalTokens, find_global_tokens, global_token_table, see_all
-from homespun.attention.multi_head import split_heads
-from homespun.attention.spec import MAX_DRAWN, AttentionSpec, of_layer
+from homespun.attention.multi_head import MAX_DRAWN, AttentionSpec, of_layer, split_heads
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.masks import Mask, zero_fully_masked

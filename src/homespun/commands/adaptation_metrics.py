@@ -18,8 +18,8 @@ from homespun.data.rows import Row, Rows, pad
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object
 from homespun.models.backbone import Backbone, Encoder
-from homespun.models.characters import fill_character_table
 from homespun.models.config import BackboneConfig, ModelConfig
+from homespun.models.embeddings import fill_character_table
 from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig

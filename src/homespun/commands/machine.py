@@ -16,8 +16,7 @@ from homespun.commands.probe import CLOCKS, Clock, ProbeJob, ProbeResult, run_pr
 from homespun.commands.recipe import PretrainRecipe
 from homespun.commands.workload import Work
 from homespun.errors import UserError
-from homespun.models.auto_size import AutoSizeConfig
-from homespun.models.config import BackboneConfig
+from homespun.models.config import AutoSizeConfig, BackboneConfig
 from homespun.planning.budget import SizeCandidate, SizeChoice, choose_size, forecast_budget
 from homespun.planning.predict import Choice, NothingFits, Prediction, Workload, choose, predict
 from homespun.planning.rates import Rates, machine_rates, save_rates

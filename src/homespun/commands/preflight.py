@@ -15,8 +15,7 @@ from homespun.commands.workload import Work, mixes_documents, pretraining_work
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.hf.match import match_architecture
-from homespun.models.auto_size import FAMILIES, AutoSizeConfig, is_of_family
-from homespun.models.config import BackboneConfig, ModelConfig
+from homespun.models.config import FAMILIES, AutoSizeConfig, BackboneConfig, ModelConfig, is_of_family
 from homespun.planning.budget import TOKENS_PER_PARAMETER, BudgetForecast, epochs_warning, forecast_budget, in_millions
 from homespun.planning.forecast import LossForecast, forecast_loss
 from homespun.training.config import Soap, TrainConfig

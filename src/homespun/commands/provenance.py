@@ -18,9 +18,8 @@ from homespun.errors import UserError
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object
 from homespun.migration import RENAMED_FILES, migrate
-from homespun.models.auto_size import FROM_TRAINING, AutoSizeConfig, same_model
 from homespun.models.bundle import ModelBundle, fingerprint
-from homespun.models.config import BackboneConfig
+from homespun.models.config import FROM_TRAINING, AutoSizeConfig, BackboneConfig, same_model
 from homespun.training.run import Run
 from homespun.vectors.word_vectors import WordVectors
 

@@ -12,8 +12,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 from homespun.config import Config, Tree, json_schema, override, read_yaml, validate
 from homespun.errors import UserError, nearest
 from homespun.migration import RENAMED_RECIPES
-from homespun.models.auto_size import FAMILIES, AutoSizeConfig
-from homespun.models.config import BackboneConfig
+from homespun.models.config import FAMILIES, AutoSizeConfig, BackboneConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig, default_kind
 from homespun.models.presets import PRESETS, family_of

@@ -21,7 +21,7 @@ from homespun.hf.export import export_run
 from homespun.metrics.classification import Metrics
 from homespun.metrics.registry import check_best_metric
 from homespun.models.bundle import ModelBundle, load_weights, save_model
-from homespun.models.layer_heads import summarize_mix
+from homespun.models.composite_heads import summarize_mix
 from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
 from homespun.tasks.protocol import CalibratedTask, Task, TaskRows, TrainingSetup, validate

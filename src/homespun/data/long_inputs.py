@@ -83,7 +83,7 @@ class ChunkMean(Config):
 class ChunkPool(Config):
     """Chunks that are read one by one, and transformer layers over their vectors (ToBERT, Pappagari et al. 2019).
 
-    The layers are in `homespun.models.chunk_pool.ChunkPoolHead`.
+    The layers are in `homespun.models.composite_heads.ChunkPoolHead`.
     """
 
     kind: Literal["chunk_pool"] = "chunk_pool"

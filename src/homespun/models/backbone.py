@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from homespun.errors import UserError
-from homespun.models.characters import CharacterEmbeddings
-from homespun.models.embeddings import Embeddings, NgramStreams
+from homespun.models.embeddings import CharacterEmbeddings, Embeddings, NgramStreams
 from homespun.nn.cache import Cache
+from homespun.nn.layers import LayerStack
 from homespun.nn.masks import Mask, Source
-from homespun.nn.residual import LayerStack
 
 
 class Context(TypedDict, total=False):

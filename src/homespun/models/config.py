@@ -1,14 +1,15 @@
-"""The unions of backbones and heads that are their registry, and the config of a whole model."""
+"""Unions of backbone and head configs, which are their registry; the config of a model; automatic model size."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from homespun.config import Config
+from homespun.config import Config, Tree, validate
 from homespun.errors import UserError
-from homespun.models.chunk_pool import ChunkPoolHeadConfig
+from homespun.models.composite_heads import ChunkPoolHeadConfig, LastLayersHeadConfig, ScalarMixHeadConfig
 from homespun.models.elmo import BiLMHeadConfig
 from homespun.models.encoder import EncoderConfig, initialise
 from homespun.models.encoder_decoder import EncoderDecoderConfig, default_kind
@@ -20,8 +21,8 @@ from homespun.models.heads import (
     TokenTaskHeadConfig,
     last_layer,
 )
-from homespun.models.layer_heads import LastLayersHeadConfig, ScalarMixHeadConfig
 from homespun.models.model import Model
+from homespun.models.presets import PRESETS, SPUN, family_of, sizes_of
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
 
@@ -87,3 +88,80 @@ class ModelConfig(Config):
             shared = set(backbone.modules())
             initialise((m for m in head.modules() if m not in shared), self.backbone.initializer_range)
         return Model(backbone, head, reader=self.reader, special_tokens=self.backbone.special_tokens)
+
+
+FAMILIES = tuple(dict.fromkeys(map(family_of, SPUN)))
+"""Families for which ``size: auto`` can choose, which is the default of a ``preset`` that names one of them."""
+
+
+FROM_TRAINING = frozenset({"vocab_size", "pad_token_id", "seed"})
+"""Fields that a training sets, from its tokenizer and its seed."""
+
+_SIZE = FROM_TRAINING | {
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+}
+
+
+class AutoSizeConfig(Config):
+    """A family of presets with ``size: auto``; other fields win over the preset that is chosen.
+
+    `homespun.planning.budget` chooses before training, and the config of the run has the chosen model.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    kind: Literal["auto_size"] = "auto_size"
+    preset: str
+    size: Literal["auto"] = "auto"
+
+    @model_validator(mode="after")
+    def _checked(self) -> AutoSizeConfig:
+        if family_of(self.preset) not in FAMILIES:
+            raise ValueError(
+                f"size=auto with preset={self.preset} must be of a family of {', '.join(FAMILIES)}; name a size instead"
+            )
+        self.candidates()
+        return self
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the vocabulary; 0: as many as the tokenizer has."""
+        return next(iter(self.candidates().values())).vocab_size
+
+    def candidates(self) -> dict[str, BackboneConfig]:
+        """The backbones of all sizes by name, smallest first, as `homespun.models.presets` has them.
+
+        Raises:
+            UserError: a field that a model of the family does not have, or a value that a size cannot have.
+        """
+        fields: Tree = self.model_extra or {}
+        return {
+            size: validate(_Holder, {"model": {"preset": name} | fields}, source=name).model
+            for size, name in sizes_of(family_of(self.preset)).items()
+        }
+
+
+class _Holder(Config):
+    model: BackboneConfig
+
+
+def is_of_family(backbone: BackboneConfig, family: str) -> bool:
+    """True if a backbone differs from a preset of the family only in size."""
+    preset = {"kind": "encoder"} | PRESETS[next(iter(sizes_of(family).values()))]
+    return preset["kind"] == backbone.kind and same_model(backbone, type(backbone).model_validate(preset), _SIZE)
+
+
+def same_model(left: BackboneConfig, right: BackboneConfig, ignored: frozenset[str]) -> bool:
+    """True if two backbones have the same settings, ignoring fields of these names in any part."""
+    return dict(_settings(left.model_dump(), ignored)) == dict(_settings(right.model_dump(), ignored))
+
+
+def _settings(tree: Mapping[str, object], ignored: frozenset[str], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, ignored, f"{prefix}{key}.")
+        elif key not in ignored:
+            yield f"{prefix}{key}", value

@@ -11,13 +11,11 @@ from torch import nn
 
 from homespun.attention import AttentionConfig
 from homespun.attention.full import DotProduct, FullAttentionConfig
-from homespun.attention.multi_head import CrossAttention
-from homespun.attention.spec import AttentionSpec
+from homespun.attention.multi_head import AttentionSpec, CrossAttention
 from homespun.config import Config, Tree
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder
-from homespun.models.characters import CharacterEmbeddings
-from homespun.models.embeddings import Embeddings
+from homespun.models.embeddings import CharacterEmbeddings, Embeddings
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.layer_parts import (
     Activation,
@@ -29,8 +27,7 @@ from homespun.models.layer_parts import (
 )
 from homespun.models.neighbour_heads import initialise_neighbour_heads
 from homespun.models.presets import PRESETS, family_of, preset_name
-from homespun.nn.elementwise import Dropout, RMSNorm
-from homespun.nn.feedforward import ACTIVATIONS, FeedForward
+from homespun.nn.layers import ACTIVATIONS, Dropout, FeedForward, RMSNorm
 from homespun.nn.positions import LearnedPositions
 
 

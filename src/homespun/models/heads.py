@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from homespun.config import Config
 from homespun.models.backbone import Backbone
 from homespun.models.layer_parts import Activation
-from homespun.nn.feedforward import ACTIVATIONS, FeedForward
-from homespun.nn.residual import PostNorm
+from homespun.nn.layers import ACTIVATIONS, FeedForward, PostNorm
 from homespun.nn.vocabulary_loss import TokenPrediction, predict_tokens
 
 Probability = Annotated[float, Field(ge=0, lt=1)]

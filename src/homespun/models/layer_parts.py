@@ -13,10 +13,8 @@ from torch import nn
 
 from homespun.config import Config
 from homespun.errors import UserError, nearest
-from homespun.nn.elementwise import Dropout
-from homespun.nn.feedforward import ACTIVATIONS
+from homespun.nn.layers import ACTIVATIONS, Dropout, Layer, LayerStack, PostNorm, PreNorm, SequentialStack
 from homespun.nn.positions import AxialPositions, LearnedPositions, NoPositions, Rotary, SinusoidalPositions
-from homespun.nn.residual import Layer, LayerStack, PostNorm, PreNorm, SequentialStack
 from homespun.nn.reversible import ReversibleLayer, ReversibleStack, ReversibleSublayer
 
 

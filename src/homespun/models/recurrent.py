@@ -10,14 +10,13 @@ from torch import nn
 from homespun.attention.additive import AlignedLayer
 from homespun.config import Config
 from homespun.models.backbone import Encoder
-from homespun.models.characters import CharacterEmbeddings, CharactersConfig
-from homespun.models.embeddings import Embeddings
+from homespun.models.embeddings import CharacterEmbeddings, CharactersConfig, Embeddings
 from homespun.models.encoder import check_row_length, check_vocabulary, initialise, name_presets, with_preset
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.layer_parts import NoPositionsConfig
+from homespun.nn.layers import SequentialStack
 from homespun.nn.positions import NoPositions
 from homespun.nn.recurrent import STATES, Bridge, DirectionStack, IndependentDirections, RecurrentLayer
-from homespun.nn.residual import SequentialStack
 
 
 class AdditiveAttentionConfig(Config):

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from homespun.models.heads import HeadSettings, NumLabels, Probability
 from homespun.models.layer_parts import Activation
-from homespun.nn.feedforward import ACTIVATIONS
+from homespun.nn.layers import ACTIVATIONS
 
 Width = Annotated[int, Field(ge=1)]
 

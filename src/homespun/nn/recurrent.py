@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from homespun.nn.elementwise import Dropout
+from homespun.nn.layers import Dropout, SequentialStack
 from homespun.nn.masks import Mask, Source
-from homespun.nn.residual import SequentialStack
 
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 """Elman's network with tanh (1990), long short-term memory (Hochreiter and Schmidhuber 1997), gated recurrent units

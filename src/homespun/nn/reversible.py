@@ -70,7 +70,7 @@ class ReversibleLayer(nn.Module):
 
 
 class ReversibleStack:
-    """Run a stack of `ReversibleLayer`: a `homespun.nn.residual.LayerStack`.
+    """Run a stack of `ReversibleLayer`: a `homespun.nn.layers.LayerStack`.
 
     Everything that is trained must be a parameter of the layers, and a sublayer must compute the same from the same
     input, random state and choices kept by `record_choice`. The recomputed activations are exact but for rounding: in

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from homespun.batch import Batch, Loss, Term
 from homespun.config import Config
-from homespun.models.characters import CharacterEmbeddings
-from homespun.models.embeddings import Embeddings
+from homespun.models.embeddings import CharacterEmbeddings, Embeddings
 from homespun.nn.torch_private import disable_compile
 from homespun.nn.vocabulary_loss import binary_log_probs
 from homespun.objectives.protocol import ClassifierOutput, HasLogits, WrappedClassifier

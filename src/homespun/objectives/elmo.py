@@ -11,9 +11,9 @@ from pydantic import Field
 from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.data.rows import Row, pad
 from homespun.errors import UserError
-from homespun.models.characters import fill_character_table
 from homespun.models.config import ModelConfig
 from homespun.models.elmo import BiLMHead, BiLMHeadConfig, Cutoffs, Softmax, cutoffs_for
+from homespun.models.embeddings import fill_character_table
 from homespun.objectives.clm import find_false_ends, find_next_tokens
 from homespun.objectives.mlm import gather_positions
 from homespun.objectives.protocol import Objective, PretrainingConfig

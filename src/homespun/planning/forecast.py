@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from homespun.models.auto_size import is_of_family
-from homespun.models.config import BackboneConfig
+from homespun.models.config import BackboneConfig, is_of_family
 from homespun.planning.budget import in_millions
 
 SIZE_EXPONENT, TOKEN_EXPONENT = 0.34, 0.28

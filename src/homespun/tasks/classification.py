@@ -26,9 +26,9 @@ from homespun.inference.predict import DEFAULT_RULE, DecisionRule, Predictor, pr
 from homespun.metrics.calibration import measure_calibration, row_losses
 from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
+from homespun.models.composite_heads import LayerCount, Layers, num_mixed_layers
 from homespun.models.config import ModelConfig
 from homespun.models.feature_cache import CachedEncoder
-from homespun.models.layer_heads import LayerCount, Layers, num_mixed_layers
 from homespun.models.model import Model
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives import adversarial

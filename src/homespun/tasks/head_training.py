@@ -17,11 +17,10 @@ from homespun.batch import Batch, Loss, Term
 from homespun.data.labels import Labels
 from homespun.data.long_inputs import LongInputs
 from homespun.errors import UserError, nearest
-from homespun.models.chunk_pool import ChunkPoolHeadConfig
+from homespun.models.composite_heads import ChunkPoolHeadConfig, LayerCount, Layers, on_layers
 from homespun.models.config import HeadConfig, ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.heads import HeadSettings
-from homespun.models.layer_heads import LayerCount, Layers, on_layers
 from homespun.models.model import Model
 from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.objectives.protocol import ClassifierOutput

@@ -21,8 +21,8 @@ from homespun.errors import UserError
 from homespun.metrics.classification import Metrics
 from homespun.metrics.regression import ordinal_regression_metrics
 from homespun.models.bundle import ModelBundle
+from homespun.models.composite_heads import LayerCount, Layers
 from homespun.models.config import ModelConfig
-from homespun.models.layer_heads import LayerCount, Layers
 from homespun.models.model import Model
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives.adversarial import symmetric_kl

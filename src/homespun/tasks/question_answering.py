@@ -26,9 +26,9 @@ from homespun.errors import UserError
 from homespun.inference.question_answering import Answer, find_answers
 from homespun.metrics.qa import METRICS, answer_scores, mean_answers
 from homespun.models.bundle import ModelBundle
+from homespun.models.composite_heads import Layers, on_layers
 from homespun.models.config import ModelConfig
 from homespun.models.heads import FeedForwardAnsweringHeadConfig, QuestionAnsweringHeadConfig
-from homespun.models.layer_heads import Layers, on_layers
 from homespun.models.model import Model
 from homespun.tasks.head_training import FineTuningLoss, build_token_head
 from homespun.tasks.protocol import (

@@ -16,8 +16,8 @@ from homespun.errors import UserError
 from homespun.inference.predict import DEFAULT_RULE, DecisionRule
 from homespun.metrics.regression import regression_metrics
 from homespun.models.bundle import ModelBundle
+from homespun.models.composite_heads import LayerCount, Layers
 from homespun.models.config import ModelConfig
-from homespun.models.layer_heads import LayerCount, Layers
 from homespun.models.model import Model
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.tasks.head_training import build_text_head

@@ -30,9 +30,9 @@ from homespun.errors import UserError
 from homespun.inference.predict import forward_logits, probabilities
 from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
+from homespun.models.composite_heads import Layers
 from homespun.models.config import ModelConfig
 from homespun.models.heads import TokenClassificationHeadConfig
-from homespun.models.layer_heads import Layers
 from homespun.models.model import Model
 from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head
 from homespun.tasks.protocol import Measured, TaskData, TrainingSetup, check_length, numbered_chunks, task_metadata

@@ -32,9 +32,9 @@ from homespun.errors import UserError
 from homespun.inference.token_classification import decode_tags, extract_entities, predict_tag_probabilities
 from homespun.metrics.sequence_labels import ENTITY_METRICS, WORD_METRICS, EntityMetrics, are_entities, word_metrics
 from homespun.models.bundle import ModelBundle
+from homespun.models.composite_heads import Layers
 from homespun.models.config import ModelConfig
 from homespun.models.heads import TokenClassificationHeadConfig
-from homespun.models.layer_heads import Layers
 from homespun.models.model import Model
 from homespun.objectives.mlm import gather_positions
 from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head

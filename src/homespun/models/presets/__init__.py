@@ -1,13 +1,136 @@
-"""Named sizes: values, not code. A config names one with ``preset`` and may change any of its fields."""
+"""Presets: named architectures with their sizes, as dictionaries of config fields. A config can override any field."""
 
 from __future__ import annotations
 
 from homespun.config import Tree
 from homespun.errors import UserError, nearest
 from homespun.models.presets.encoder_decoders import ENCODER_DECODERS
-from homespun.models.presets.encoders import DECODERS, ENCODERS
-from homespun.models.presets.recurrent import ELMO, RECURRENT
-from homespun.models.presets.spun import SPUN
+from homespun.models.presets.encoders import DECODERS, ENCODERS, SIZES, SMALL, dimensions
+
+
+def _stack(cell: str, width: int, layers: int = 2, **fields: object) -> Tree:
+    return {"kind": "recurrent", "cell": cell, "hidden_size": width, "num_hidden_layers": layers} | fields
+
+
+def _two(width: int, embedding: int, *, attention: str = "additive") -> Tree:
+    """Both of GRUs; each direction of the encoder is as wide as the decoder."""
+    encoder = _stack("gru", 2 * width, 1, embedding_size=embedding, bidirectional=True)
+    return {
+        "kind": "encoder_decoder",
+        "encoder": encoder,
+        "decoder": {"hidden_size": width, "attention": {"kind": attention}},
+    }
+
+
+_SMALL = {"tiny": 128, "mini": 256}
+
+RECURRENT: dict[str, Tree] = {
+    **{f"{cell}-{size}": _stack(cell, width) for cell in ("rnn", "lstm", "gru") for size, width in _SMALL.items()},
+    "lstm-medium": _stack("lstm", 650, hidden_dropout_prob=0.5),
+    "lstm-large": _stack("lstm", 1500, hidden_dropout_prob=0.65),
+    # of two directions half each: as wide, a direction, as the stack in one
+    **{
+        f"bi{cell}-{size}": _stack(cell, 2 * width, embedding_size=width, bidirectional=True)
+        for cell in ("lstm", "gru")
+        for size, width in _SMALL.items()
+    },
+    **{f"rnn-seq2seq-{size}": _two(width, width) for size, width in _SMALL.items()},
+    "rnn-seq2seq-base": _two(1000, 620),
+    "rnn-seq2seq-plain-mini": _two(256, 256, attention="none"),
+}
+
+
+def _elmo(width: int, cell: int, characters: Tree) -> Tree:
+    """``width``: of a direction, and of the words."""
+    return {
+        "kind": "recurrent",
+        "cell": "lstm",
+        "hidden_size": 2 * width,
+        "cell_size": cell,
+        "num_hidden_layers": 2,
+        "bidirectional": True,
+        "independent_directions": True,
+        "characters": characters,
+    }
+
+
+ELMO: dict[str, Tree] = {
+    "elmo-tiny": _elmo(32, 64, {"max_word_length": 20, "filters": ((1, 8), (2, 16), (3, 24), (4, 16))}),
+    "elmo-mini": _elmo(128, 512, {"max_word_length": 30, "filters": ((1, 16), (2, 32), (3, 64), (4, 64), (5, 80))}),
+    "elmo-original": _elmo(512, 4096, {}),
+}
+
+
+_BLOCK: Tree = {
+    "max_position_embeddings": 2048,
+    "type_vocab_size": 0,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "mlp_bias": False,
+    "initialization": "fan_in",
+    "initializer_range": 0.03,
+    "positions": {"kind": "rotary"},
+    "residual": {"kind": "pre"},
+}
+_DECODER: Tree = _BLOCK | {
+    "causal": True,
+    "hidden_act": "relu2",
+    "norm": "rms_norm",
+    "norm_weight": False,
+    "layer_norm_eps": 1e-6,
+    "qk_norm": True,
+    "attention_bias": False,
+}
+_ENCODER: Tree = _BLOCK | {
+    "gated_feed_forward": True,
+    "norm_bias": False,
+    "layer_norm_eps": 1e-5,
+    "residual": {"kind": "pre", "first_norm": False},
+    "neighbour_heads": 1,
+}
+_RELATIVE_BIAS: Tree = {"kind": "relative_bias"}
+_ENCODER_DECODER: Tree = _BLOCK | {
+    "gated_feed_forward": True,
+    "hidden_act": "gelu_new",
+    "norm": "rms_norm",
+    "layer_norm_eps": 1e-6,
+    "embedding_norm": False,
+    "attention_bias": False,
+    "scale_embedding": True,
+    "positions": {"kind": "none"},
+    "attention": _RELATIVE_BIAS,
+    "residual": {"kind": "pre", "final_dropout": True},
+    "neighbour_heads": 1,
+}
+
+
+_SIZES = {
+    **SMALL,
+    "small": dimensions(6, 384),
+    "medium": dimensions(8, 512),
+    "base": SIZES["base"],
+}
+
+
+def _gated(values: Tree) -> Tree:
+    """With two thirds of the inner width, in steps of 64: as many parameters as without the gate."""
+    return values | {"intermediate_size": round(values["intermediate_size"] / 96) * 64}
+
+
+SPUN: dict[str, Tree] = {
+    **{f"spun-decoder-{size}": values | _DECODER for size, values in _SIZES.items()},
+    **{f"spun-encoder-{size}": _gated(values) | _ENCODER for size, values in _SIZES.items()},
+    **{
+        f"spun-encoder-decoder-{size}": {
+            "kind": "encoder_decoder",
+            "encoder": _gated(values) | _ENCODER_DECODER,
+            "decoder": {"attention": _RELATIVE_BIAS},
+            "learned_padding": True,
+        }
+        for size, values in _SIZES.items()
+    },
+}
+
 
 PRESETS: dict[str, Tree] = {**ENCODERS, **DECODERS, **ENCODER_DECODERS, **RECURRENT, **ELMO, **SPUN}
 
