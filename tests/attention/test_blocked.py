@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from homespun.attention import blocked
-from homespun.attention.block_plan import make_plan
-from homespun.attention.blocked import Blocked, find_global_tokens, see_all
+from homespun.attention.blocked import Blocked, attend_from_global, make_layout
 from homespun.attention.full import DotProduct
 from homespun.attention.multi_head import split_heads
 from homespun.attention.sparse import GlobalAttention
@@ -63,7 +62,7 @@ def test_blocked_is_dense(
     if batch_global_mask is not None and sparse.global_tokens is None:
         pytest.skip("nothing to choose")
     torch.manual_seed(1)
-    assert make_plan(sparse, LENGTH, causal, torch.device("cpu")) is not None
+    assert make_layout(sparse, LENGTH, causal, torch.device("cpu")) is not None
     parts = [random_tensor(BATCH, HEADS, LENGTH, HEAD_DIM) for _ in range(3)]
     upstream = torch.randn(BATCH, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64)
     found = []
@@ -76,7 +75,7 @@ def test_blocked_is_dense(
 
 @pytest.mark.parametrize("few", [0, 10**9], ids=["as they are", "widened"])
 def test_half_precision_is_dense_but_for_rounding(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocked, "_FEW", few)
+    monkeypatch.setattr(blocked, "_WIDEN_BELOW", few)
     torch.manual_seed(1)
     sparse = SPARSE["window and global"]
     halves = [random_tensor(BATCH, HEADS, LENGTH, HEAD_DIM).detach().bfloat16().requires_grad_() for _ in range(3)]
@@ -113,8 +112,8 @@ UNEVEN = {
 @pytest.mark.parametrize("length", [907, 896])
 def test_blocks_of_one_size_serve_patterns_of_several(sparse: Sparse, length: int) -> None:
     torch.manual_seed(1)
-    plan = make_plan(sparse, length, False, torch.device("cpu"))
-    assert plan.size >= 32
+    layout = make_layout(sparse, length, False, torch.device("cpu"))
+    assert layout.size >= 32
     parts = [random_tensor(BATCH, HEADS, length, HEAD_DIM) for _ in range(3)]
     upstream = torch.randn(BATCH, HEADS, length, HEAD_DIM, dtype=torch.float64)
     found = []
@@ -138,11 +137,11 @@ def test_blocks_of_one_size_serve_patterns_of_several(sparse: Sparse, length: in
 )
 def test_keys_that_a_block_is_given(sparse: Sparse, size: int, keys: int) -> None:
     """As many as the wider pattern needs, whatever the other's size is."""
-    plan = make_plan(sparse, 2048, False, torch.device("cpu"))
-    assert (plan.size, len(plan.columns) * plan.size) == (size, keys)
+    layout = make_layout(sparse, 2048, False, torch.device("cpu"))
+    assert (layout.size, len(layout.columns) * layout.size) == (size, keys)
 
 
-def test_a_plan_that_evaluation_made_serves_training() -> None:
+def test_a_layout_that_evaluation_made_serves_training() -> None:
     sparse, parts = Sparse((Window(16, (2,)),)), [torch.randn(1, 1, 701, 5, requires_grad=True) for _ in range(3)]
     with torch.inference_mode():
         Blocked(sparse)(*parts, Mask())
@@ -174,7 +173,7 @@ def test_some_heads_at_a_time_are_all_heads_at_once(sparse: Sparse, most: int, m
 
     monkeypatch.setattr(blocked, "flash_attention_cpu", counting)
     for at_once in (2**40, most * _bytes_of_a_head(sparse)):
-        monkeypatch.setattr(blocked, "_AT_ONCE", at_once)
+        monkeypatch.setattr(blocked, "_GATHERED_BYTES", at_once)
         values = Blocked(sparse)(*parts, Mask(KEEP))
         found.append([values, *torch.autograd.grad(values, parts, upstream)])
     assert len(calls) == 1 + 2
@@ -183,9 +182,9 @@ def test_some_heads_at_a_time_are_all_heads_at_once(sparse: Sparse, most: int, m
 
 
 def _bytes_of_a_head(sparse: Sparse) -> int:
-    plan = make_plan(sparse, LENGTH, False, torch.device("cpu"))
+    layout = make_layout(sparse, LENGTH, False, torch.device("cpu"))
     shared = sparse.global_tokens.first + 2 * sparse.global_tokens.block
-    return BATCH * plan.blocks * (len(plan.columns) * plan.size + shared) * HEAD_DIM * 8
+    return BATCH * layout.blocks * (len(layout.columns) * layout.size + shared) * HEAD_DIM * 8
 
 
 @pytest.mark.parametrize("count", [1, HEAD_DIM], ids=["few", "many"])
@@ -199,12 +198,12 @@ def test_few_global_tokens_are_projected_in_place_of_the_text(count: int, docume
         torch.nn.init.normal_(parameter, std=0.5)
     hidden = torch.randn(BATCH, LENGTH, width, dtype=torch.float64, requires_grad=True)
     mask = Mask(KEEP, documents=documents)
-    global_tokens = find_global_tokens(attention.sparse, mask, BATCH, LENGTH, hidden.device)
+    global_tokens = mask.find_global_tokens(attention.sparse.global_tokens, BATCH, LENGTH, hidden.device)
     parts = (attention.query_global, attention.key_global, attention.value_global)
     query, key, value = (split_heads(part(hidden), HEADS) for part in parts)
     index = global_tokens.index[:, None, :, None].expand(-1, HEADS, -1, HEAD_DIM)
-    truth = see_all(query.gather(2, index), key, value, mask, global_tokens, 0.0)
-    found = attention._see_all(query.gather(2, index), hidden, mask, global_tokens)
+    truth = attend_from_global(query.gather(2, index), key, value, mask, global_tokens, 0.0)
+    found = attention._attend_from_global(query.gather(2, index), hidden, mask, global_tokens)
     torch.testing.assert_close(found, truth)
     learns = [hidden, *(p for part in parts for p in part.parameters())]
     upstream = torch.randn_like(truth)

@@ -206,7 +206,7 @@ def test_what_it_cannot_be_is_refused_when_built(fields: Any, place: dict[str, A
 @pytest.mark.parametrize("fields", [{}, {"sharing": "none"}], ids=["places first", "kernel"])
 def test_what_it_cannot_do_is_refused_when_asked(fields: dict[str, str]) -> None:
     attention, hidden = build(**fields), random_tensor(BATCH, SEQ, HIDDEN)
-    with pytest.raises(UserError, match="documents apart"):
+    with pytest.raises(UserError, match="packed documents"):
         attention(hidden, Mask(documents=torch.zeros(BATCH, SEQ, dtype=torch.int64)))
     with pytest.raises(UserError, match="future"):
         attention(hidden, Mask(causal=True))

@@ -290,7 +290,7 @@ def test_alone_is_as_in_a_batch_padded_by_many_chunks(before: int, after: int, n
 def test_gradients_are_those_of_finite_differences(
     dropout: float, causal: bool, num_hashes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homespun.attention.lsh._AT_ONCE", LENGTH**2)  # a chunk at a time
+    monkeypatch.setattr("homespun.attention.lsh._SCORES", LENGTH**2)  # a chunk at a time
     kernel = lsh((4,), num_hashes, attend_across_buckets=not causal, dropout=dropout).double()
     keep = torch.arange(9) < torch.tensor([[9], [6]])
     mask = Mask(keep, causal=causal)

@@ -282,7 +282,7 @@ def test_layers_draw_their_own_directions() -> None:
 def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(UserError, match="attention probabilities"):
         PerformerAttentionConfig().build(dataclasses.replace(SHAPE, dropout=0.1))
-    with pytest.raises(UserError, match="documents apart"):
+    with pytest.raises(UserError, match="packed documents"):
         Performer(HEAD_DIM, FEATURES)(
             *queries_keys_values(), Mask(documents=torch.zeros(BATCH, SEQ, dtype=torch.int64))
         )

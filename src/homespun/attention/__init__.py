@@ -1,4 +1,4 @@
-"""The attentions, one file each; the union below is their registry."""
+"""Attention modules, one file each; the union `AttentionConfig` is their registry."""
 
 from __future__ import annotations
 
@@ -35,20 +35,23 @@ _Single = (
 
 
 class AlternatingAttentionConfig(Config):
-    """Layers take these in turn: GPT-3's dense and banded layers, Reformer's local and LSH ones."""
+    """Cycle of attention kinds over the layers: dense and banded (GPT-3), local and LSH (Reformer)."""
 
     kind: Literal["alternating"] = "alternating"
     cycle: list[Annotated[_Single, Field(discriminator="kind")]] = Field(min_length=1)
 
     @property
     def supports_packing(self) -> bool:
-        """True if every attention of the cycle masks other documents of a packed row."""
+        """True if every attention of the cycle does."""
         return all(attention.supports_packing for attention in self.cycle)
 
     @property
     def is_positional(self) -> bool:
-        """True if an attention of the cycle depends on the positions of tokens by itself."""
+        """True if any attention of the cycle is."""
         return any(attention.is_positional for attention in self.cycle)
+
+    def fixed_length_setting(self, max_position_embeddings: int) -> str | None:
+        return None
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         return self.cycle[spec.layer % len(self.cycle)].build(dataclasses.replace(spec, shared_with=None))

@@ -9,11 +9,11 @@ from homespun.nn.layers import Dropout
 from homespun.nn.masks import Mask
 from homespun.nn.recurrent import STATES, Bridge, State
 
-_STEPS = {"rnn": nn.RNNCell, "lstm": nn.LSTMCell, "gru": nn.GRUCell}
+_CELLS = {"rnn": nn.RNNCell, "lstm": nn.LSTMCell, "gru": nn.GRUCell}
 
 
 class AdditiveAttention(nn.Module):
-    """The alignment model: ``softmax(v tanh(W s + U h))`` over the vectors ``h`` of a source, for a state ``s``."""
+    """Alignment model ``softmax(v tanh(W s + U h))`` of decoder state ``s`` and source ``h`` (appendix A.1.2)."""
 
     def __init__(self, state_size: int, source_size: int) -> None:
         super().__init__()
@@ -22,16 +22,16 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Linear(state_size, 1, bias=False)
 
     def forward(self, state: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Context vectors of decoder states and their attention weights.
+        """Attend to the source.
 
         Args:
             state: (batch, state).
-            keys: (batch, source, state): ``key`` of the vectors, made once a text.
-            values: (batch, source, size): the vectors.
-            keep: (batch, source) bool, False at padding; a text that is all padding has even weights.
+            keys: (batch, source, state): ``key`` applied to the source.
+            values: (batch, source, size): the source.
+            keep: (batch, source) bool, False at padding; weights are uniform if all is padding.
 
         Returns:
-            (batch, size) and (batch, source), which sums to 1.
+            Context vectors (batch, size) and weights (batch, source).
         """
         scores: Tensor = self.score(torch.tanh(self.query(state)[:, None] + keys)).squeeze(-1)
         if keep is not None:
@@ -41,17 +41,17 @@ class AdditiveAttention(nn.Module):
 
 
 class AlignedLayer(nn.Module):
-    """A recurrent layer that attends to its source before each token: ``s_i = f(s_{i-1}, [y_i; c_i])``.
+    """Recurrent decoder layer with attention before each step: ``s_i = f(s_{i-1}, [y_i; c_i])`` (section 3.1).
 
-    The context ``c_i`` is that of the previous state; the output is ``tanh(W [s_i; c_i; y_i])``, the deep output of the
-    paper without its maxout. Training runs token by token too.
+    The context ``c_i`` attends with ``s_{i-1}``; the output is ``tanh(W [s_i; c_i; y_i])``, the paper's deep output
+    without maxout. Training also runs token by token.
 
     Args:
         input_size: width of the input.
         size: width of the state and the output.
-        source_size: width of the source's vectors.
-        cell: see `homespun.nn.recurrent.CELLS`.
-        dropout: after the layer.
+        source_size: width of the source.
+        cell: one of `homespun.nn.recurrent.CELLS`.
+        dropout: of the output, in training.
     """
 
     def __init__(self, input_size: int, size: int, source_size: int, *, cell: str, dropout: float) -> None:
@@ -59,34 +59,34 @@ class AlignedLayer(nn.Module):
         self.size, self.states = size, STATES[cell]
         self.attention = AdditiveAttention(size, source_size)
         self.bridge = Bridge(source_size, size, states=self.states)
-        self.cell = _STEPS[cell](input_size + source_size, size)
+        self.cell = _CELLS[cell](input_size + source_size, size)
         self.output = nn.Linear(size + source_size + input_size, size)
         self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, input) -> (batch, seq, size), with the source of ``mask``."""
+        """(batch, seq, input) -> (batch, seq, size), attending to ``mask.source``."""
         source = mask.source
         assert source is not None
         values, keep, seq = source.hidden, source.mask.keep, hidden.shape[1]
-        known = None if mask.cache is None else mask.cache.state(self)
-        state: State = self.bridge(source, len(hidden)) if known is None else known
+        cached = None if mask.cache is None else mask.cache.state(self)
+        state: State = self.bridge(source, len(hidden)) if cached is None else cached
         if mask.cache is None:
             keys = self.attention.key(values)
         else:
             keys, values = mask.cache.once(self, lambda: (self.attention.key(source.hidden), source.hidden))
         beams = len(hidden) // len(values)
-        if beams > 1:  # those of one text stand beside each other
+        if beams > 1:  # beams of a text are adjacent rows
             keys, values = keys.repeat_interleave(beams, 0), values.repeat_interleave(beams, 0)
             keep = None if keep is None else keep.repeat_interleave(beams, 0)
         real = None if mask.keep is None else mask.keep[:, -seq:]
         outputs = []
-        for place in range(seq):
-            token = hidden[:, place]
+        for position in range(seq):
+            token = hidden[:, position]
             context, _ = self.attention(state[0], keys, values, keep)
             after = self._step(torch.cat([token, context], dim=-1), state)
-            if real is not None:  # padding is passed over, wherever it stands
-                here = real[:, place, None]
-                after = tuple(torch.where(here, new, old) for new, old in zip(after, state, strict=True))
+            if real is not None:  # padding keeps the state
+                is_token = real[:, position, None]
+                after = tuple(torch.where(is_token, new, old) for new, old in zip(after, state, strict=True))
             state = after
             outputs.append(torch.cat([state[0], context, token], dim=-1))
         if mask.cache is not None:

@@ -1,12 +1,13 @@
-"""Exact attention under a union of patterns, a block of queries at a time: memory and work grow with the length.
+"""Blockwise attention under a union of patterns: memory and time are linear in the sequence length.
 
-Each block of queries gets the blocks of keys of its patterns and the global tokens, with a mask inside the blocks, in
-one batched call of SDPA. Queries of global tokens are computed separately. A dilated window is a plain one once tokens
-are ordered by their remainder. Equal to `DotProduct` up to rounding.
+Each block of queries attends to the blocks of keys of its patterns and to the global tokens, in one batched call of
+SDPA with a mask inside the blocks. Queries of global tokens are computed separately. A dilated window becomes a plain
+window once tokens are sorted by position modulo dilation. Results equal `DotProduct` up to rounding.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
@@ -19,23 +20,96 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from homespun.attention import flex
-from homespun.attention.block_plan import Plan, make_plan
 from homespun.attention.full import DotProduct, attend
-from homespun.nn.masks import Mask, zero_fully_masked
+from homespun.nn.masks import GlobalTokens, Mask, zero_fully_masked
 from homespun.nn.patterns import Sparse
 from homespun.nn.torch_private import FunctionContext, flash_attention_cpu, flash_attention_cpu_backward
 
-# bytes of gathered keys that are attended to at once, on a CPU. At 4,096 tokens, forward and backward of the attention
-# alone, the peak falls from 1.28 to 0.95 GB against all heads at once, for 3 % of time; half as many save little more
-_AT_ONCE = 2**25
-_FEW = 12288  # numbers of a block's keys of one head, up to which half precision is slower there than float32
+# Bytes of gathered keys in one call on a CPU. At 4,096 tokens the peak of forward and backward falls from 1.28 to
+# 0.95 GB against one call for all heads, for 3 % of time; half the size saves little more.
+_GATHERED_BYTES = 2**25
+_WIDEN_BELOW = 12288  # numbers in a block's keys of one head up to which float32 is faster than half precision
+
+
+@dataclass(frozen=True, eq=False)
+class BlockLayout:
+    """Blocks of keys of each block of queries, for one sequence length and union of patterns; shared by all batches."""
+
+    size: int  # tokens in a block
+    heads: int  # 1: the same layout for all heads
+    order: Tensor | None  # (slots,) int64: token of each slot; None: tokens stay in order
+    slot: Tensor | None  # (seq,) int64: slot of each token
+    queries: Tensor  # (1, blocks, size, 1) int64 positions; the sequence length in empty slots
+    keys: Tensor  # (heads, blocks, keys) int64 positions; the sequence length in empty slots
+    columns: tuple[int | Tensor, ...]  # key blocks: an offset from the query block, or (heads, blocks) int64
+    allowed: Tensor  # (heads, blocks, size or 1, keys) bool: mask of patterns and causality
+
+    @property
+    def blocks(self) -> int:
+        return self.queries.shape[1]
+
+    def of_heads(self, part: slice) -> BlockLayout:
+        """Number of heads and columns of a slice of the heads; other fields still cover all heads."""
+        columns = tuple(column if isinstance(column, int) else column[part] for column in self.columns)
+        return dataclasses.replace(self, heads=part.stop - part.start, columns=columns)
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)  # the first call may be in inference mode, whose tensors training could not use
+def make_layout(sparse: Sparse, length: int, causal: bool, device: torch.device) -> BlockLayout | None:
+    """Layout for one sequence length, or None if dense attention is at least as fast."""
+    if not sparse.patterns:
+        return None
+    size, step = sparse.block_size, sparse.step
+    num_global = 0 if sparse.global_tokens is None else 2 * sparse.global_tokens.most
+    slots = -(-length // size) * size
+    order = torch.arange(length)
+    if step > 1:  # sort by position modulo step
+        order = (order % step * length + order // step).argsort()
+    table = sparse.key_blocks(length, size)  # (heads, blocks, n)
+    if 3 * (table.shape[-1] * size + num_global) // 2 + 128 > length:  # measured on a CPU, forward and backward
+        return None
+    positions = F.pad(order, (0, slots - length), value=length)
+    queries = positions.view(1, -1, size, 1)
+    keys = (table[..., None] * size + torch.arange(size)).flatten(2)  # (heads, blocks, keys)
+    keys = torch.where(keys >= 0, positions[keys.clamp(min=0)], length)
+    allowed = sparse.allowed(queries, keys[:, :, None])
+    assert allowed is not None
+    allowed = allowed & (keys < length)[:, :, None]
+    if causal:
+        allowed = allowed & (keys[:, :, None] <= queries)
+    allowed = allowed.expand(table.shape[0], *allowed.shape[1:])
+    empty = (queries == length).expand_as(allowed)
+    any_query = (allowed & ~empty).any(-2, keepdim=True)
+    if bool(((allowed == any_query) | empty).all()):  # all queries of a block see the same keys
+        allowed = any_query
+    return BlockLayout(
+        size,
+        table.shape[0],
+        order.to(device) if step > 1 else None,
+        order.argsort().to(device) if step > 1 else None,
+        queries.to(device),
+        keys.to(device),
+        tuple(_column(column) for column in table.to(device).unbind(-1)),
+        allowed.to(device),
+    )
+
+
+def _column(column: Tensor) -> int | Tensor:
+    """Constant offset of (heads, blocks) key blocks from their query blocks, or the column; ends are masked anyway."""
+    offsets = (column - torch.arange(column.shape[1], device=column.device))[column >= 0]
+    first = int(offsets[0]) if len(offsets) else 0
+    return first if bool((offsets == first).all()) else column
 
 
 class Blocked(nn.Module):
     """``softmax(query key^T / sqrt(head_dim)) value`` over the keys that a union of patterns allows.
 
-    With a cache, and for texts so short that blocks save nothing, `DotProduct` computes it; on a GPU, if possible,
-    `homespun.attention.flex`. ``dropout`` is of the attention probabilities, in training.
+    Uses `homespun.attention.flex` on a GPU that supports it, and `DotProduct` with a cache and for short sequences.
+
+    Args:
+        sparse: patterns and global tokens.
+        dropout: of the attention probabilities, in training.
     """
 
     def __init__(self, sparse: Sparse, *, dropout: float = 0.0) -> None:
@@ -46,126 +120,102 @@ class Blocked(nn.Module):
         self.groups = sparse.groups()
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, queries, head_dim) from queries, and (batch, heads, keys, head_dim) keys and values."""
-        if flex.is_usable(self.sparse, query, key, mask, self.dropout if self.training else 0.0):
+        """(batch, heads, queries, head_dim), and twice (batch, heads, keys, head_dim) -> the shape of ``query``."""
+        dropout = self.dropout if self.training else 0.0
+        if flex.is_usable(self.sparse, query, key, mask, dropout):
             values: Tensor = flex.attend(self.sparse, query, key, value, mask)
             return values
-        own = mask.start == 0 and key.shape[-2] == query.shape[-2]
-        plans = [
-            make_plan(sparse, query.shape[-2], mask.causal, query.device) if own else None for sparse, _ in self.groups
-        ]
-        if any(plan is None for plan in plans):
+        layouts = []
+        if mask.start == 0 and key.shape[-2] == query.shape[-2]:
+            found = [make_layout(sparse, key.shape[-2], mask.causal, query.device) for sparse, _ in self.groups]
+            layouts = [layout for layout in found if layout is not None]
+        if len(layouts) < len(self.groups):
             dense: Tensor = self.dense(query, key, value, mask)
             return dense
         if len(self.groups) == 1:
-            return self._planned(plans[0], self.sparse, query, key, value, mask)
+            return _attend(layouts[0], self.sparse, mask, dropout, query, key, value)
         parts = [
-            self._planned(plan, sparse, query[:, list(heads)], key[:, list(heads)], value[:, list(heads)], mask)
-            for plan, (sparse, heads) in zip(plans, self.groups, strict=True)
+            _attend(layout, sparse, mask, dropout, *(part[:, list(heads)] for part in (query, key, value)))
+            for layout, (sparse, heads) in zip(layouts, self.groups, strict=True)
         ]
         order = torch.tensor([head for _, heads in self.groups for head in heads], device=query.device)
         return torch.cat(parts, dim=1).index_select(1, order.argsort())
-
-    def _planned(
-        self, plan: Plan | None, sparse: Sparse, query: Tensor, key: Tensor, value: Tensor, mask: Mask
-    ) -> Tensor:
-        assert plan is not None
-        return _attend(plan, sparse, mask, self.dropout if self.training else 0.0, query, key, value)
 
     def extra_repr(self) -> str:
         return f"{self.sparse}, dropout={self.dropout}"
 
 
-@dataclass(frozen=True, eq=False)
-class GlobalTokens:
-    """The tokens of each row that see all and are seen by all."""
-
-    index: Tensor  # (batch, n) int64 positions, all different
-    real: Tensor | None  # (batch, n) bool: False where a row has fewer of them; None where none has
-    global_mask: Tensor  # (batch or 1, seq) bool
-
-
-def find_global_tokens(
-    sparse: Sparse, mask: Mask, batch: int, length: int, device: torch.device
-) -> GlobalTokens | None:
-    """Positions of global tokens, found once for all layers; None if there are none."""
-    if sparse.global_tokens is None:
-        return None
-    global_mask = mask.global_mask(sparse.global_tokens, length, device)
-
-    def find() -> GlobalTokens | None:
-        most = int(global_mask.sum(-1).max())
-        if not most:
-            return None
-        index = global_mask.int().argsort(dim=-1, descending=True, stable=True)[:, :most].expand(batch, -1)
-        real = global_mask.expand(batch, -1).gather(1, index)
-        return GlobalTokens(index, None if bool(real.all()) else real, global_mask)
-
-    return mask.once(("global_tokens", sparse.global_tokens, batch, length), find)
-
-
 def _attend(
-    plan: Plan, sparse: Sparse, mask: Mask, dropout: float, query: Tensor, key: Tensor, value: Tensor
+    layout: BlockLayout, sparse: Sparse, mask: Mask, dropout: float, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     batch, heads, length, _ = query.shape
-    global_tokens = find_global_tokens(sparse, mask, batch, length, query.device)
+    global_tokens = mask.find_global_tokens(sparse.global_tokens, batch, length, query.device)
     bias, sees = mask.once(
-        ("bias", plan, sparse.global_tokens, batch, query.dtype),
-        lambda: _bias(plan, mask, global_tokens, batch, query.dtype),
+        ("bias", layout, sparse.global_tokens, batch, query.dtype),
+        lambda: _bias(layout, mask, global_tokens, batch, query.dtype),
     )
     if not torch.is_grad_enabled():
-        values = _in_blocks(query, key, value, plan, global_tokens, bias, dropout)
+        values = _attend_blocks(query, key, value, layout, global_tokens, bias, dropout)
     elif query.device.type == "cpu" and not dropout and not torch.compiler.is_compiling():
-        values = _InBlocks.apply(query, key, value, plan, global_tokens, bias)  # type: ignore[no-untyped-call]
+        values = _BlockAttention.apply(query, key, value, layout, global_tokens, bias)  # type: ignore[no-untyped-call]
     else:
-        # the gathered keys are several times the keys: they are gathered again in the backward pass, not kept for it
+        # gathered keys are several times as large as the keys: gather them again in the backward pass
         values = checkpoint(
-            _in_blocks,
-            *(query, key, value, plan, global_tokens, bias, dropout),
+            _attend_blocks,
+            *(query, key, value, layout, global_tokens, bias, dropout),
             use_reentrant=False,
             preserve_rng_state=dropout > 0,
         )
     if sees is not None:
         values = torch.where(sees, values, values.new_zeros(()))
-    if plan.heads == 1:  # (batch * blocks, heads, size, head_dim)
+    if layout.heads == 1:  # (batch * blocks, heads, size, head_dim)
         values = values.transpose(1, 2).reshape(batch, -1, heads, values.shape[-1])
     else:  # (batch, heads * blocks, size, head_dim)
         values = values.reshape(batch, heads, -1, values.shape[-1]).transpose(1, 2)
-    values = values[:, :length] if plan.slot is None else values.index_select(1, plan.slot)  # (batch, seq, heads, ...)
-    values = values.transpose(1, 2)
+    values = values[:, :length] if layout.slot is None else values.index_select(1, layout.slot)  # (batch, seq, heads,
+    values = values.transpose(1, 2)  # (batch, heads, seq, head_dim)
     if global_tokens is None or sparse.global_tokens is None or not sparse.global_tokens.queries:
         return values
     index = global_tokens.index[:, None, :, None].expand(-1, heads, -1, values.shape[-1])
-    found = see_all(query.gather(2, index), key, value, mask, global_tokens, dropout)
-    if global_tokens.real is not None:  # an unreal index is a token of its own, that keeps what it has
+    found = attend_from_global(query.gather(2, index), key, value, mask, global_tokens, dropout)
+    if global_tokens.real is not None:  # other indices are distinct ordinary tokens, whose values stay
         found = torch.where(global_tokens.real[:, None, :, None], found, values.gather(2, index))
     return values.scatter(2, index, found)
 
 
-def _in_blocks(
+def attend_from_global(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, global_tokens: GlobalTokens, dropout: float
+) -> Tensor:
+    """(batch, heads, n, head_dim) queries of global tokens -> the same, over all keys that the mask allows."""
+    table = mask.global_token_table(global_tokens, key.shape[2])
+    values = attend(query, key, value, table=table, dropout=dropout)
+    return zero_fully_masked(values, table)
+
+
+def _attend_blocks(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    plan: Plan,
+    layout: BlockLayout,
     global_tokens: GlobalTokens | None,
     bias: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """The values of each block of queries, in the layout of `_query_blocks`."""
-    blocks = _blocks(query, key, value, plan, global_tokens)
-    return attend(*blocks, table=bias, dropout=dropout)
+    """Values of each block of queries, in the layout of `_query_blocks`."""
+    return attend(*_blocks(query, key, value, layout, global_tokens), table=bias, dropout=dropout)
 
 
 def _blocks(
-    query: Tensor, key: Tensor, value: Tensor, plan: Plan, global_tokens: GlobalTokens | None
+    query: Tensor, key: Tensor, value: Tensor, layout: BlockLayout, global_tokens: GlobalTokens | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _query_blocks(query, plan), _key_blocks(key, plan, global_tokens), _key_blocks(value, plan, global_tokens)
+    keys, values = (_key_blocks(part, layout, global_tokens) for part in (key, value))
+    return _query_blocks(query, layout), keys, values
 
 
-class _InBlocks(torch.autograd.Function):
-    """`_in_blocks` on a CPU: the backward pass gathers keys and values again, and does not compute attention again.
+class _BlockAttention(torch.autograd.Function):
+    """`_attend_blocks` on a CPU by both halves of SDPA's flash attention, a few heads at a time.
 
-    The two halves of SDPA's fused path on a CPU. Some heads at a time: gathered keys are several times the keys.
+    The backward pass gathers keys and values again and does not compute the attention again.
     """
 
     @staticmethod
@@ -174,207 +224,170 @@ class _InBlocks(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        plan: Plan,
+        layout: BlockLayout,
         global_tokens: GlobalTokens | None,
         bias: Tensor | None,
     ) -> Tensor:
-        heads, parts, sums = query.shape[1], [], []
-        for part, own, its_bias in _by_heads(query, plan, global_tokens, bias):
-            blocks = _blocks(query[:, part], key[:, part], value[:, part], own, global_tokens)
-            values, totals = flash_attention_cpu(*blocks, attn_mask=its_bias)
-            parts.append(values)
-            sums.append(totals)
-        ctx.plan, ctx.global_tokens, ctx.bias, ctx.heads = plan, global_tokens, bias, heads
-        result = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        ctx.save_for_backward(query, key, value, result, *sums)
+        values, logsumexps = [], []
+        for part, part_layout, part_bias in _split_heads(query, layout, global_tokens, bias):
+            blocks = _blocks(query[:, part], key[:, part], value[:, part], part_layout, global_tokens)
+            part_values, logsumexp = flash_attention_cpu(*blocks, attn_mask=part_bias)
+            values.append(part_values)
+            logsumexps.append(logsumexp)
+        ctx.layout, ctx.global_tokens, ctx.bias = layout, global_tokens, bias
+        result = values[0] if len(values) == 1 else torch.cat(values, 1)
+        ctx.save_for_backward(query, key, value, result, *logsumexps)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, values, *sums = ctx.saved_tensors
+        query, key, value, values, *logsumexps = ctx.saved_tensors
         totals = [torch.empty_like(tensor) for tensor in (query, key, value)]
-        places = zip(_by_heads(query, ctx.plan, ctx.global_tokens, ctx.bias), sums, strict=True)
-        for (part, own, bias), logsumexp in places:
+        width = values.shape[1] // query.shape[1]  # rows of `values` a head
+        parts = _split_heads(query, ctx.layout, ctx.global_tokens, ctx.bias)
+        for (part, layout, bias), logsumexp in zip(parts, logsumexps, strict=True):
             inputs = [tensor[:, part].detach().requires_grad_() for tensor in (query, key, value)]
             with torch.enable_grad():
-                blocks = _blocks(inputs[0], inputs[1], inputs[2], own, ctx.global_tokens)
-            width = values.shape[1] // query.shape[1]
-            where = slice(part.start * width, part.stop * width)
-            given = (gradient[:, where], *(block.detach() for block in blocks), values[:, where])
-            given, bias = _widened(given, bias)
-            gradients = flash_attention_cpu_backward(*given, logsumexp, 0.0, False, attn_mask=bias)
-            gradients = [found.to(query.dtype) for found in gradients]
+                blocks = _blocks(inputs[0], inputs[1], inputs[2], layout, ctx.global_tokens)
+            rows = slice(part.start * width, part.stop * width)
+            arguments = (gradient[:, rows], *(block.detach() for block in blocks), values[:, rows])
+            if blocks[1].element_size() <= 2 and blocks[1].shape[-2] * blocks[1].shape[-1] <= _WIDEN_BELOW:
+                arguments = tuple(argument.float() for argument in arguments)
+                bias = None if bias is None else bias.float()
+            gradients = flash_attention_cpu_backward(*arguments, logsumexp, 0.0, False, attn_mask=bias)
+            gradients = [block_gradient.to(query.dtype) for block_gradient in gradients]
             for total, found in zip(totals, torch.autograd.grad(blocks, inputs, gradients), strict=True):
                 total[:, part] = found
         return *totals, None, None, None
 
 
-def _widened(given: tuple[Tensor, ...], bias: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """Float32 in place of half precision where it halves the time of a block's backward pass: with few keys."""
-    _, _, key, _, _ = given
-    if key.element_size() > 2 or key.shape[-2] * key.shape[-1] > _FEW:
-        return given, bias
-    return tuple(part.float() for part in given), None if bias is None else bias.float()
-
-
-def _by_heads(
-    query: Tensor, plan: Plan, global_tokens: GlobalTokens | None, bias: Tensor | None
-) -> Iterator[tuple[slice, Plan, Tensor | None]]:
-    """Heads to compute at once, with their part of the plan and of the bias."""
+def _split_heads(
+    query: Tensor, layout: BlockLayout, global_tokens: GlobalTokens | None, bias: Tensor | None
+) -> Iterator[tuple[slice, BlockLayout, Tensor | None]]:
+    """Slices of the heads whose gathered keys fit `_GATHERED_BYTES`, with their layout and bias."""
     batch, heads, _, head_dim = query.shape
-    shared = 0 if global_tokens is None else global_tokens.index.shape[1]
-    gathered = batch * plan.blocks * (len(plan.columns) * plan.size + shared) * head_dim * query.element_size()
-    # no part is of one head alone, whose layout would be the other one
-    parts = max(1, min(-(-heads * gathered // _AT_ONCE), heads // 2))
+    num_global = 0 if global_tokens is None else global_tokens.index.shape[1]
+    gathered = batch * layout.blocks * (len(layout.columns) * layout.size + num_global) * head_dim
+    # at least two heads a part: the layout of a single head is that of ``heads == 1``
+    parts = max(1, min(-(-heads * gathered * query.element_size() // _GATHERED_BYTES), heads // 2))
     edges = [heads * number // parts for number in range(parts + 1)]
     for first, last in itertools.pairwise(edges):
-        part, blocks = slice(first, last), slice(first * plan.blocks, last * plan.blocks)
-        if plan.heads == 1:
-            yield part, plan, bias
+        part, blocks = slice(first, last), slice(first * layout.blocks, last * layout.blocks)
+        if layout.heads == 1:
+            yield part, layout, bias
         else:
-            yield part, plan.of_heads(part), None if bias is None else bias[:, blocks]
+            yield part, layout.of_heads(part), None if bias is None else bias[:, blocks]
 
 
-def see_all(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask, global_tokens: GlobalTokens, dropout: float
-) -> Tensor:
-    """(batch, heads, n, head_dim): values of the global tokens' queries, over all keys that the batch allows."""
-    table = global_token_table(mask, global_tokens, key.shape[2])
-    values = attend(query, key, value, table=table, dropout=dropout)
-    return zero_fully_masked(values, table)
-
-
-def global_token_table(mask: Mask, global_tokens: GlobalTokens, keys: int) -> Tensor | None:
-    """(batch or 1, 1, n or 1, keys) bool: what the batch lets global tokens see; None: everything."""
-
-    def build() -> Tensor | None:
-        index, tables = global_tokens.index, []
-        if mask.causal:
-            tables.append(torch.arange(keys, device=index.device) <= index[:, None, :, None])
-        if mask.documents is not None:
-            asking = mask.documents.gather(1, index)
-            tables.append((asking[:, :, None] == mask.documents[:, None, :])[:, None])
-        if mask.keep is not None:
-            tables.append(mask.keep[:, None, None, :])
-        return functools.reduce(torch.Tensor.__and__, tables) if tables else None
-
-    return mask.once(("all", global_tokens), build)
-
-
-def _query_blocks(query: Tensor, plan: Plan) -> Tensor:
-    """(batch * blocks, heads, size, head_dim), or (batch, heads * blocks, size, head_dim) where heads differ."""
+def _query_blocks(query: Tensor, layout: BlockLayout) -> Tensor:
+    """(batch * blocks, heads, size, head_dim), or (batch, heads * blocks, size, head_dim) if heads differ."""
     batch, heads, _, head_dim = query.shape
-    tokens = _in_slots(query.transpose(1, 2), plan)  # (batch, slots, heads, head_dim)
-    if plan.heads == 1:
-        return tokens.reshape(batch * plan.blocks, plan.size, heads, head_dim).transpose(1, 2)
-    return tokens.transpose(1, 2).reshape(batch, heads * plan.blocks, plan.size, head_dim)
+    tokens = _to_slots(query.transpose(1, 2), layout)  # (batch, slots, heads, head_dim)
+    if layout.heads == 1:
+        return tokens.reshape(batch * layout.blocks, layout.size, heads, head_dim).transpose(1, 2)
+    return tokens.transpose(1, 2).reshape(batch, heads * layout.blocks, layout.size, head_dim)
 
 
-def _key_blocks(key: Tensor, plan: Plan, global_tokens: GlobalTokens | None) -> Tensor:
-    """As `_query_blocks`, with the keys that each block needs in place of ``size``."""
+def _key_blocks(key: Tensor, layout: BlockLayout, global_tokens: GlobalTokens | None) -> Tensor:
+    """The layout of `_query_blocks`, with the keys of a block in place of ``size``."""
     batch, heads, _, head_dim = key.shape
     tokens = key.transpose(1, 2)
-    shifts = [column for column in plan.columns if isinstance(column, int)]
-    before, after = -min([0, *shifts]), max([0, *shifts])
-    blocks = _in_slots(tokens, plan, before * plan.size, after * plan.size)
-    groups = plan.heads
+    offsets = [column for column in layout.columns if isinstance(column, int)]
+    before, after = -min([0, *offsets]), max([0, *offsets])
+    blocks = _to_slots(tokens, layout, before * layout.size, after * layout.size)
+    groups = layout.heads
     if groups == 1:
-        blocks = blocks.reshape(batch, 1, -1, plan.size, heads * head_dim)  # (batch, groups, blocks, size, width)
+        blocks = blocks.reshape(batch, 1, -1, layout.size, heads * head_dim)  # (batch, groups, blocks, size, width)
     else:
-        blocks = blocks.reshape(batch, -1, plan.size, heads, head_dim).permute(0, 3, 1, 2, 4)
-    seen = None
+        blocks = blocks.reshape(batch, -1, layout.size, heads, head_dim).permute(0, 3, 1, 2, 4)
+    global_keys = None
     if global_tokens is not None:
         index = global_tokens.index[:, :, None, None].expand(-1, -1, heads, head_dim)
-        seen = tokens.gather(1, index)  # (batch, n, heads, head_dim)
-        seen = seen.flatten(2)[:, None] if groups == 1 else seen.transpose(1, 2)
-    gathered: Tensor = _Gather.apply(blocks, seen, plan.columns, before, plan.blocks)  # type: ignore[no-untyped-call]
+        global_keys = tokens.gather(1, index)  # (batch, n, heads, head_dim)
+        global_keys = global_keys.flatten(2)[:, None] if groups == 1 else global_keys.transpose(1, 2)
+    gathered: Tensor = _Gather.apply(blocks, global_keys, layout.columns, before, layout.blocks)  # type: ignore[no-untyped-call]
     if groups == 1:
-        return gathered.view(batch * plan.blocks, -1, heads, head_dim).transpose(1, 2)
-    return gathered.view(batch, heads * plan.blocks, -1, head_dim)
+        return gathered.view(batch * layout.blocks, -1, heads, head_dim).transpose(1, 2)
+    return gathered.view(batch, heads * layout.blocks, -1, head_dim)
 
 
 class _Gather(torch.autograd.Function):
-    """Blocks of keys next to each other, then the keys that every block needs.
+    """Concatenate the key blocks of each query block, then the global keys.
 
-    Autograd of slices and their concatenation would fill a gradient as large as all the keys for every column.
+    Autograd of slices and their concatenation would fill a gradient of the size of all keys for every column.
     """
 
     @staticmethod
     def forward(
         ctx: FunctionContext,
         blocks: Tensor,
-        seen: Tensor | None,
+        global_keys: Tensor | None,
         columns: tuple[int | Tensor, ...],
         before: int,
         count: int,
     ) -> Tensor:
-        """(batch, groups, count, columns * size + n, width) of blocks (batch, groups, all, size, width)."""
+        """(batch, groups, all, size, width) -> (batch, groups, count, columns * size + n, width)."""
         batch, groups, _, size, width = blocks.shape
-        shared = 0 if seen is None else seen.shape[2]
-        gathered = blocks.new_empty(batch, groups, count, len(columns) * size + shared, width)
-        flat = _Gather.flat(blocks, columns)
-        for place, column in enumerate(columns):
-            part = gathered.narrow(3, place * size, size)
+        num_global = 0 if global_keys is None else global_keys.shape[2]
+        gathered = blocks.new_empty(batch, groups, count, len(columns) * size + num_global, width)
+        # a copy if groups are heads, so flattened only for columns of indices
+        flat = blocks if all(isinstance(column, int) for column in columns) else blocks.flatten(1, 2)
+        for number, column in enumerate(columns):
+            part = gathered.narrow(3, number * size, size)
             if isinstance(column, int):
                 part.copy_(blocks.narrow(2, before + column, count))
             else:
                 part.copy_(flat.index_select(1, _Gather.index(column, blocks, before)).view(part.shape))
-        if seen is not None:
-            gathered.narrow(3, len(columns) * size, shared).copy_(seen[:, :, None])
-        ctx.shape, ctx.shared, ctx.columns, ctx.before, ctx.count = blocks.shape, shared, columns, before, count
+        if global_keys is not None:
+            gathered.narrow(3, len(columns) * size, num_global).copy_(global_keys[:, :, None])
+        ctx.shape, ctx.num_global, ctx.columns, ctx.before, ctx.count = blocks.shape, num_global, columns, before, count
         return gathered
 
     @staticmethod
     def backward(ctx: FunctionContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         blocks = gradient.new_zeros(ctx.shape)
         size = ctx.shape[3]
-        for place, column in enumerate(ctx.columns):
-            part = gradient.narrow(3, place * size, size)
+        for number, column in enumerate(ctx.columns):
+            part = gradient.narrow(3, number * size, size)
             if isinstance(column, int):
                 blocks.narrow(2, ctx.before + column, ctx.count).add_(part)
             else:
                 blocks.flatten(1, 2).index_add_(1, _Gather.index(column, blocks, ctx.before), part.flatten(1, 2))
-        seen = gradient.narrow(3, len(ctx.columns) * size, ctx.shared).sum(2) if ctx.shared else None
-        return blocks, seen, None, None, None
-
-    @staticmethod
-    def flat(blocks: Tensor, columns: tuple[int | Tensor, ...]) -> Tensor:
-        """(batch, groups * all, size, width); a copy where groups are heads, so made only if it is used."""
-        return blocks if all(isinstance(column, int) for column in columns) else blocks.flatten(1, 2)
+        global_keys = gradient.narrow(3, len(ctx.columns) * size, ctx.num_global).sum(2) if ctx.num_global else None
+        return blocks, global_keys, None, None, None
 
     @staticmethod
     def index(column: Tensor, blocks: Tensor, before: int) -> Tensor:
-        """(groups * count,) int64 into the flat blocks; missing ones read any block, and are masked."""
+        """(groups * count,) int64 into flattened blocks; missing blocks read any block and are masked."""
         first = torch.arange(blocks.shape[1], device=column.device)[:, None] * blocks.shape[2] + before
         return (first + column.clamp(min=0)).flatten()
 
 
-def _in_slots(tokens: Tensor, plan: Plan, before: int = 0, after: int = 0) -> Tensor:
-    """(batch, before + slots + after, heads, head_dim): the tokens in their slots, zeros in empty ones."""
-    if plan.place is not None:
-        tokens = tokens.index_select(1, plan.place)
-    missing = plan.blocks * plan.size - tokens.shape[1] + after
+def _to_slots(tokens: Tensor, layout: BlockLayout, before: int = 0, after: int = 0) -> Tensor:
+    """(batch, seq, heads, head_dim) -> (batch, before + slots + after, heads, head_dim); empty slots are zero."""
+    if layout.order is not None:
+        tokens = tokens.index_select(1, layout.order)
+    missing = layout.blocks * layout.size - tokens.shape[1] + after
     return F.pad(tokens, (0, 0, 0, 0, before, missing)) if before or missing else tokens
 
 
 def _bias(
-    plan: Plan, mask: Mask, global_tokens: GlobalTokens | None, batch: int, dtype: torch.dtype
+    layout: BlockLayout, mask: Mask, global_tokens: GlobalTokens | None, batch: int, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
     """Bias of the scores and mask of the queries that see a key, in block layout; None: no effect.
 
-    Masked scores get the least number, not minus infinity: queries without a key then have finite gradients, times
-    zero.
+    Masked scores get the least finite number: with -inf, gradients of queries without a key would be NaN.
     """
-    ok = plan.inside[None]  # (batch or 1, heads, blocks, size or 1, keys)
-    rows = plan.queries.squeeze(-1)  # (1, blocks, size)
+    allowed = layout.allowed[None]  # (batch or 1, heads, blocks, size or 1, keys)
+    rows = layout.queries.squeeze(-1)  # (1, blocks, size)
+    documents = None if mask.documents is None else _lookup(mask.documents, rows)[..., None]
     if mask.keep is not None:
-        ok = ok & _of_tokens(mask.keep, plan.keys)[:, :, :, None]
+        allowed = allowed & _lookup(mask.keep, layout.keys)[:, :, :, None]
     if global_tokens is not None:
-        ok = ok & ~_of_tokens(global_tokens.global_mask, plan.keys)[:, :, :, None]
+        allowed = allowed & ~_lookup(global_tokens.global_mask, layout.keys)[:, :, :, None]
     if mask.documents is not None:
-        same = _of_tokens(mask.documents, rows)[..., None] == _of_tokens(mask.documents, plan.keys)[:, :, :, None]
-        ok = ok & same
+        allowed = allowed & (documents == _lookup(mask.documents, layout.keys)[:, :, :, None])
     if global_tokens is not None:
         real = global_tokens.real
         if real is None:
@@ -383,26 +396,24 @@ def _bias(
         if mask.causal:
             shared = shared & (global_tokens.index[:, None, None, None, :] <= rows[None, ..., None])
         if mask.documents is not None:
-            asked = mask.documents.gather(1, global_tokens.index)[:, None, None, None, :]
-            shared = shared & (_of_tokens(mask.documents, rows)[..., None] == asked)
-        shape = (ok[..., 0] | shared[..., 0]).shape
-        ok = torch.cat([ok.expand(*shape, -1), shared.expand(*shape, -1)], dim=-1)
-    sees = ok.any(-1, keepdim=True)
-    bias = torch.zeros(ok.shape, dtype=dtype, device=ok.device).masked_fill_(~ok, torch.finfo(dtype).min)
+            shared = shared & (documents == mask.documents.gather(1, global_tokens.index)[:, None, None, None, :])
+        shape = (allowed[..., 0] | shared[..., 0]).shape
+        allowed = torch.cat([allowed.expand(*shape, -1), shared.expand(*shape, -1)], dim=-1)
+    sees = allowed.any(-1, keepdim=True)
+    bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, torch.finfo(dtype).min)
     return (
-        None if bool(ok.all()) else _as_blocks(bias, plan, batch),
-        None if bool(sees.all()) else _as_blocks(sees, plan, batch),
+        None if bool(allowed.all()) else _to_blocks(bias, layout, batch),
+        None if bool(sees.all()) else _to_blocks(sees, layout, batch),
     )
 
 
-def _of_tokens(values: Tensor, places: Tensor) -> Tensor:
-    """(batch or 1, *places) of (batch or 1, seq) values; False or -2 where there is no token."""
-    nothing = False if values.dtype == torch.bool else -2
-    return F.pad(values, (0, 1), value=nothing)[:, places]
+def _lookup(values: Tensor, positions: Tensor) -> Tensor:
+    """(batch or 1, seq) values -> (batch or 1, *positions); False or -2 in empty slots."""
+    return F.pad(values, (0, 1), value=False if values.dtype == torch.bool else -2)[:, positions]
 
 
-def _as_blocks(table: Tensor, plan: Plan, batch: int) -> Tensor:
-    """(batch or 1, heads, blocks, size or 1, keys or 1) in the layout of `_query_blocks`, to broadcast."""
-    if plan.heads == 1:
-        return table.expand(batch, *table.shape[1:]).reshape(batch * plan.blocks, 1, *table.shape[3:])
-    return table.expand(-1, plan.heads, -1, -1, -1).flatten(1, 2)
+def _to_blocks(table: Tensor, layout: BlockLayout, batch: int) -> Tensor:
+    """(batch or 1, heads, blocks, size or 1, keys or 1) -> the layout of `_query_blocks`, to broadcast."""
+    if layout.heads == 1:
+        return table.expand(batch, *table.shape[1:]).reshape(batch * layout.blocks, 1, *table.shape[3:])
+    return table.expand(-1, layout.heads, -1, -1, -1).flatten(1, 2)

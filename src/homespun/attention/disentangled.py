@@ -10,8 +10,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from homespun.attention.full import attend
-from homespun.attention.multi_head import AttentionSpec, inner_size, split_heads
-from homespun.config import Config
+from homespun.attention.multi_head import AttentionSettings, AttentionSpec, inner_size, split_heads
 from homespun.errors import UserError
 from homespun.nn.layers import Dropout
 from homespun.nn.masks import Mask, zero_fully_masked
@@ -20,30 +19,30 @@ from homespun.nn.torch_private import FunctionContext
 
 
 def log_buckets(distance: Tensor, *, buckets: int, maximum: int) -> Tensor:
-    """Int64 distances -> int64 buckets of the same sign: one distance each up to ``buckets / 2``, then ever wider ones.
+    """Signed bucket of each distance: one distance a bucket up to ``buckets / 2``, then logarithmically wider buckets.
 
     Args:
-        distance: query's position minus key's, any shape.
-        buckets: number on either side (DeBERTa V2: 256).
+        distance: int64 query position minus key position, any shape.
+        buckets: number of buckets on each side (DeBERTa V2: 256).
         maximum: distance at which the last bucket is reached.
     """
     near = buckets // 2
-    size = distance.abs().clamp(min=near)  # the near ones keep their distance below
-    # in float32, as checkpoints were trained: where a bucket ends hangs on how the logarithm is rounded
+    size = distance.abs().clamp(min=near)
+    # float32, as in training of the released checkpoints: the edges of buckets depend on rounding
     share = torch.log(size / near) / torch.log(torch.tensor((maximum - 1) / near, device=distance.device))
     far = torch.ceil(share * (near - 1)).long() + near
     return torch.where(distance.abs() <= near, distance, far * distance.sign())
 
 
 class RelativeEmbeddings(nn.Module):
-    """A learned vector for each distance between two tokens, shared by all layers.
+    """Learned embedding of each distance between two tokens, shared by all layers.
 
     Args:
-        hidden_size: width of a vector.
-        max_position_embeddings: longest input.
-        span: distances, or buckets, on either side that have vectors; greater ones share the last.
+        hidden_size: width of an embedding.
+        max_position_embeddings: maximum sequence length.
+        span: distances or buckets on each side; greater distances share the last.
         maximum: distance at which the last bucket is reached; 0: no buckets.
-        norm: of the vectors.
+        norm: norm of the embeddings.
     """
 
     rows: Tensor
@@ -54,35 +53,35 @@ class RelativeEmbeddings(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(2 * span, hidden_size)
         self.norm = norm
-        self.longest = max_position_embeddings
-        distance = torch.arange(-self.longest, self.longest, device="cpu")
-        place = log_buckets(distance, buckets=span, maximum=maximum) if maximum else distance
-        rows = (place + span).clamp(0, 2 * span - 1)
+        self.max_position_embeddings = max_position_embeddings
+        distance = torch.arange(-max_position_embeddings, max_position_embeddings, device="cpu")
+        bucket = log_buckets(distance, buckets=span, maximum=maximum) if maximum else distance
+        rows = (bucket + span).clamp(0, 2 * span - 1)
         self._rows: list[int] = rows.tolist()
         self.register_buffer("rows", rows.to(self.embedding.weight.device), persistent=False)
 
     def forward(self, queries: int, keys: int, start: int) -> tuple[Tensor, Tensor]:
-        """Embeddings and indices for queries at ``start, start + 1, ...`` and keys from 0.
+        """Embeddings of the distances between queries from ``start`` and keys from 0.
 
         Returns:
-            (distinct, hidden) vectors, and (queries + keys,) int64: the vector of each distance from ``start - keys``
-                up.
+            (distinct, hidden) embeddings and (queries + keys,) int64 indices into them, for distances from
+            ``start - keys``.
         """
-        first = self.longest + start - keys
+        first = self.max_position_embeddings + start - keys
         last = first + queries + keys
-        if torch.compiler.is_compiling():  # for a graph of any length, all of them
+        if torch.compiler.is_compiling():  # all embeddings, so that one graph serves every length
             vectors: Tensor = self.norm(self.embedding.weight)
             return vectors, self.rows[first:last]
-        low, high = self._rows[first], self._rows[last - 1]  # they never fall
+        low, high = self._rows[first], self._rows[last - 1]  # rows are sorted
         vectors = self.norm(self.embedding.weight[low : high + 1])
         return vectors, self.rows[first:last] - low
 
 
 class AddedScores(nn.Module):
-    """``softmax(scale * query key^T + added) value``; zeros for a query that sees no key.
+    """``softmax(scale * query key^T + added) value``; zeros for queries that see no key.
 
     Args:
-        scale: of the products.
+        scale: factor of the products.
         dropout: of the attention probabilities, in training.
     """
 
@@ -94,10 +93,10 @@ class AddedScores(nn.Module):
         self.dropout = dropout
 
     def forward(self, query: Tensor, key: Tensor, added: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, queries, head_dim) values; ``added`` is (batch, heads, queries, keys)."""
+        """``added`` is (batch, heads, queries, keys); returns (batch, heads, queries, head_dim)."""
         table = mask.dense(self.sparse, query.shape[-2], key.shape[-2], query.device)
         dropout = self.dropout if self.training else 0.0
-        if table is not None:  # not -inf, of which a whole row would make NaN
+        if table is not None:  # the least finite number: a row of -inf gives NaN
             added = added.masked_fill(~table, torch.finfo(added.dtype).min)
         values = attend(query, key, value, table=added, dropout=dropout, scale=self.scale)
         return zero_fully_masked(values, table)
@@ -107,19 +106,18 @@ class AddedScores(nn.Module):
 
 
 class DisentangledAttention(nn.Module):
-    """``softmax((content to content + content to position + position to content) / sqrt(terms * head_size)) value``.
+    """Attention with scores of content and relative position (He et al. 2021, equations 2 to 4).
 
-    A query scores each key by its content and by its distance (``c2p``: the query against a projected distance), and
-    the key scores the query's distance (``p2c``). A token that sees none gets zeros before the last projection.
+    ``softmax((content to content + content to position + position to content) / sqrt(terms * head_size)) value``
 
     Args:
-        relative: `RelativeEmbeddings`, which layers share.
-        pos_att_type: ``c2p``, ``p2c`` or both.
-        share_att_key: distances go through the projections of the content (V2); else through separate ones.
-        key_bias: projections to keys have biases, if ``bias``; those of V1 have none.
-        relative_dropout: of the vectors of distances, in training.
+        relative: `RelativeEmbeddings`, shared by all layers.
+        pos_att_type: ``c2p`` (query content, key distance), ``p2c`` (query distance, key content) or both.
+        share_att_key: project distances by the projections of the content (V2); otherwise by separate ones.
+        key_bias: projections of keys have biases if ``bias`` is set; False in V1.
+        relative_dropout: dropout module of the distance embeddings.
 
-    Others are those of `MultiHeadAttention`.
+    Other arguments as in `MultiHeadAttention`.
     """
 
     def __init__(
@@ -156,7 +154,7 @@ class DisentangledAttention(nn.Module):
         self.kernel = AddedScores(scale=self.scale, dropout=dropout)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden); queries may ask about another ``context``."""
+        """(batch, seq, hidden) -> the same; keys and values are projected from ``mask.context`` if given."""
         context = hidden if mask.context is None else mask.context
         query, key, value = (
             split_heads(part(vectors), self.num_attention_heads)
@@ -170,29 +168,29 @@ class DisentangledAttention(nn.Module):
         return mixed
 
     def _position_scores(self, query: Tensor, key: Tensor, start: int) -> Tensor:
-        """(batch, heads, queries, keys), scaled: added to the scores of the content."""
+        """(batch, heads, queries, keys) scaled scores of content to position and position to content."""
         queries, keys = query.shape[-2], key.shape[-2]
         vectors, index = self.relative(queries, keys, start)
         vectors = self.relative_dropout(vectors)
         terms = []
-        if self.position_key is not None:  # distances fall along the keys
+        if self.position_key is not None:  # distances decrease along the keys
             against = self._at(self.position_key(vectors), index.flip(0))
             terms.append(skewed(query @ against, first=queries - 1, length=keys))
-        if self.position_query is not None:  # and rise along the queries
+        if self.position_query is not None:  # and increase along the queries
             against = self._at(self.position_query(vectors), index)
             terms.append(skewed(key @ against, first=keys, length=queries).transpose(-1, -2))
         return terms[0] + terms[1] if len(terms) == 2 else terms[0]
 
     def _at(self, projected: Tensor, index: Tensor) -> Tensor:
         """(distinct, width) -> (heads, head_size, distances), scaled."""
-        of_heads = (projected * self.scale).view(projected.shape[0], self.num_attention_heads, -1)
-        return of_heads.index_select(0, index).permute(1, 2, 0)
+        heads = (projected * self.scale).view(projected.shape[0], self.num_attention_heads, -1)
+        return heads.index_select(0, index).permute(1, 2, 0)
 
 
 def skewed(scores: Tensor, *, first: int, length: int) -> Tensor:
-    """Row i of contiguous (..., rows, width) from column ``first - i`` on: (..., rows, length), without copying.
+    """(..., rows, length + rows) scores of distances -> (..., rows, length) scores of tokens, as a view.
 
-    Turns scores of distances into scores of tokens, shifted by one with every row; ``width`` is ``length + rows``.
+    Row ``i`` starts at column ``first - i``.
     """
     result: Tensor = _Skew.apply(scores, first, length)  # type: ignore[no-untyped-call]
     return result
@@ -200,13 +198,13 @@ def skewed(scores: Tensor, *, first: int, length: int) -> Tensor:
 
 def _view(scores: Tensor, first: int, length: int) -> Tensor:
     rows, width = scores.shape[-2:]
-    # in a row that is one shorter, all that follows stands one place further to the right in each
+    # rows of one column less shift each row by one column
     flat = scores.flatten(-2)[..., first : first + rows * (width - 1)]
     return flat.view(*scores.shape[:-2], rows, width - 1)[..., :length]
 
 
 class _Skew(torch.autograd.Function):
-    """`_view`, whose gradient is written once; autograd's own fills and copies it for each of the two slices."""
+    """`_view` with one write of the gradient; autograd would fill and copy it for each of the two slices."""
 
     @staticmethod
     def forward(ctx: FunctionContext, scores: Tensor, first: int, length: int) -> Tensor:
@@ -215,39 +213,35 @@ class _Skew(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        found = gradient.new_zeros(ctx.shape)
-        _view(found, ctx.first, ctx.length).copy_(gradient)
-        return found, None, None
+        total = gradient.new_zeros(ctx.shape)
+        _view(total, ctx.first, ctx.length).copy_(gradient)
+        return total, None, None
 
 
 def check_buckets(buckets: int, maximum: int, longest: int) -> None:
-    """Refuse buckets in which a distance of a text of ``longest`` tokens has none.
-
-    Raises:
-        UserError: the last single distance lies beyond ``maximum``.
-    """
+    """Raise `UserError` if distances up to ``longest - 1`` exceed both the exact buckets and ``maximum``."""
     near = buckets // 2
     if longest - 1 > near and maximum - 1 <= near:
         raise UserError(
-            f"position_buckets={buckets} keep distances up to {near} apart, so max_relative_positions={maximum} must "
-            f"be at least {near + 2}; raise it, or take fewer buckets"
+            f"max_relative_positions={maximum} must be at least {near + 2} with position_buckets={buckets}; increase "
+            f"it or decrease position_buckets"
         )
 
 
-_LONGEST = 2**20  # its time grows with the square of it, and it has a table of all distances
+_MAX_LENGTH = 2**20  # of the table of distances
 
 
 def _in_order(terms: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(terms)) < len(terms):
-        raise ValueError(f"pos_att_type={[*terms]} names a term twice; each counts once")
+        raise ValueError(f"pos_att_type={[*terms]} must not repeat a term; remove one")
     return tuple(sorted(terms))
 
 
-class DisentangledAttentionConfig(Config):
-    """Every token sees every token, by content and by distance (He et al. 2021).
+class DisentangledAttentionConfig(AttentionSettings):
+    """Full attention with scores of content and relative position (He et al. 2021).
 
-    V1 is ``key_bias: false`` and nothing else. V2 and V3 have ``position_buckets: 256``, ``share_att_key: true``,
-    ``norm_rel_ebd: layer_norm``. Distances have no fused kernel: time and memory grow with the square of the length.
+    DeBERTa V1: ``key_bias: false``. V2 and V3: ``position_buckets: 256``, ``share_att_key: true``, ``norm_rel_ebd:
+    layer_norm``. Time and memory are quadratic in the sequence length.
     """
 
     kind: Literal["disentangled"] = "disentangled"
@@ -255,16 +249,18 @@ class DisentangledAttentionConfig(Config):
         default=("c2p", "p2c"), description="content to position, position to content"
     )
     max_relative_positions: int = Field(
-        default=0, ge=0, description="the furthest distance told from the others; 0: max_position_embeddings"
+        default=0, ge=0, description="greatest distance with its own embedding; 0: max_position_embeddings"
     )
     position_buckets: int = Field(
-        default=0, ge=0, description="buckets of distances on either side, wider further off; 0: none are shared"
+        default=0, ge=0, description="logarithmic buckets of distances on each side; 0: one embedding a distance"
     )
-    share_att_key: bool = Field(default=False, description="distances go through the projections of the content")
-    norm_rel_ebd: Literal["none", "layer_norm"] = Field(default="none", description="normalise vectors of distances")
-    key_bias: bool = Field(default=True, description="projections to keys have biases; those of V1 have none")
-    supports_packing: ClassVar[bool] = True
+    share_att_key: bool = Field(default=False, description="project distances by the projections of the content")
+    norm_rel_ebd: Literal["none", "layer_norm"] = Field(default="none", description="norm of distance embeddings")
+    key_bias: bool = Field(default=True, description="projections of keys have biases (not in V1)")
     is_positional: ClassVar[bool] = True
+
+    def fixed_length_setting(self, max_position_embeddings: int) -> str | None:
+        return f"model.attention.max_relative_positions={self.max_relative_positions or max_position_embeddings}"
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_own_projections("disentangled")
@@ -286,18 +282,20 @@ class DisentangledAttentionConfig(Config):
         if spec.shared_with is not None:
             return cast(RelativeEmbeddings, spec.shared_with.get_submodule("relative"))
         longest = spec.max_position_embeddings
-        if longest > _LONGEST:
-            raise UserError(f"disentangled attention reads at most {_LONGEST:,} tokens, not {longest:,}")
-        furthest = self.max_relative_positions or longest
+        if longest > _MAX_LENGTH:
+            raise UserError(
+                f"max_position_embeddings={longest} must be at most {_MAX_LENGTH} for disentangled attention"
+            )
+        maximum = self.max_relative_positions or longest
         if self.position_buckets == 1:
-            raise UserError("position_buckets=1 tells no distance from another; give at least 2, or 0 to share none")
+            raise UserError("position_buckets=1 must be at least 2, or 0 for one embedding a distance")
         if self.position_buckets:
-            check_buckets(self.position_buckets, furthest, longest)
+            check_buckets(self.position_buckets, maximum, longest)
         norm = nn.LayerNorm(spec.hidden_size, eps=spec.layer_norm_eps)
         return RelativeEmbeddings(
             spec.hidden_size,
             longest,
-            span=self.position_buckets or furthest,
-            maximum=furthest if self.position_buckets else 0,
+            span=self.position_buckets or maximum,
+            maximum=maximum if self.position_buckets else 0,
             norm=norm if self.norm_rel_ebd == "layer_norm" else nn.Identity(),
         )

@@ -1,7 +1,6 @@
-"""Exact attention under a union of patterns on a GPU: one fused kernel of FlexAttention (Dong et al. 2024).
+"""Attention under a union of patterns on a GPU by FlexAttention (Dong et al. 2024), a fused block-sparse kernel.
 
-The kernel visits the blocks of keys that a block of queries needs and evaluates the mask inside each; nothing is
-gathered. It is used if a trial on the device equals the dense reference.
+It is used if a test run on the device equals dense attention.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ Attention = Callable[..., Tensor]
 
 logger = logging.getLogger(__name__)
 SIZE = 128  # tokens in a block, of queries and of keys
-SHORTEST = 1024  # below it there are too few blocks to leave out
-CAPABILITY = (8, 0)  # Ampere: bf16, and the first for which torch has tuned the kernel
+SHORTEST = 1024  # tokens below which too few blocks are skipped
+CAPABILITY = (8, 0)  # Ampere: bf16, and tuned kernel sizes in torch
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -41,14 +40,14 @@ def is_usable(sparse: Sparse, query: Tensor, key: Tensor, mask: Mask, dropout: f
         and mask.start == 0
         and key.shape[-2] == length >= SHORTEST
         and query.dtype in DTYPES
-        and 16 <= head_dim <= 256  # the kernel takes no less; for more torch has no tuned sizes
+        and 16 <= head_dim <= 256  # sizes that the kernel supports and torch has tuned
         and works(sparse, heads, head_dim, mask.causal, query.dtype, query.device)
     )
 
 
 @disable_compile
 def attend(sparse: Sparse, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-    """(batch, heads, seq, head_dim) of three such; equal to `DotProduct`, and zeros where a query sees nothing."""
+    """(batch, heads, seq, head_dim) each -> the same; equals `DotProduct`, with zeros for queries that see no key."""
     batch, _, length, _ = query.shape
     blocks = mask.once(
         ("flex", sparse, batch, length), lambda: make_block_mask(sparse, mask, batch, length, query.device)
@@ -59,60 +58,58 @@ def attend(sparse: Sparse, query: Tensor, key: Tensor, value: Tensor, mask: Mask
 @disable_compile
 @functools.cache
 def works(sparse: Sparse, heads: int, head_dim: int, causal: bool, dtype: torch.dtype, device: torch.device) -> bool:
-    """True if the device has the kernel and its values and gradients equal the dense reference."""
+    """True if the device supports the kernel and its values and gradients equal dense attention."""
     if torch.cuda.get_device_capability(device) < CAPABILITY or importlib.util.find_spec("triton") is None:
         return False
     try:
-        # a thread of its own: this one may be computing without gradients, in autocast or in a checkpoint
+        # a new thread: the current one may be in no_grad, autocast or checkpoint
         with ThreadPoolExecutor(1) as thread:
-            error = thread.submit(_trial_error, sparse, heads, head_dim, causal, dtype, device).result()
+            error = thread.submit(_relative_error, sparse, heads, head_dim, causal, dtype, device).result()
     except torch.OutOfMemoryError:
         raise
-    except Exception as failure:
-        reason = (str(failure).strip() or type(failure).__name__).splitlines()[0]
+    except Exception as exception:
+        reason = (str(exception).strip() or type(exception).__name__).splitlines()[0]
     else:
-        if error < 0.05:  # relative; rounding to bf16 makes it under 0.01, a token too many far more
+        if error < 0.05:  # bf16 rounding gives less than 0.01, one wrong token far more
             return True
-        reason = f"it differs from the reference by {error:.0%}"
-    logger.warning("FlexAttention cannot be used on %s (%s); the slower blocked attention is", device, reason)
+        reason = f"it differs from dense attention by {error:.0%}"
+    logger.warning("FlexAttention is not usable on %s (%s); using slower blocked attention", device, reason)
     return False
 
 
-def _trial_error(
+def _relative_error(
     sparse: Sparse, heads: int, head_dim: int, causal: bool, dtype: torch.dtype, device: torch.device
 ) -> float:
-    """The largest difference of values and gradients, relative to their size."""
+    """Largest relative error of values and gradients against dense attention, in norm."""
     length = 3 * SIZE + 29
-    generator = torch.Generator().manual_seed(1)  # not the one that training draws from
+    generator = torch.Generator().manual_seed(1)  # leaves the global random state unchanged
     draws = torch.randn(4, 2, heads, length, head_dim, generator=generator).to(device, dtype)
     keep = torch.arange(length, device=device) < torch.tensor([[length - 31], [0]], device=device)
     mask = Mask(keep, causal=causal)
     blocks = make_block_mask(sparse, mask, 2, length, device)
 
-    found = []
-    for kind, attention in (
-        # not the function of `attend`, for which the compiler would take it from now on that lengths vary
+    results = []
+    for run_dtype, attention in (
+        # not `_flex_attention`, which the compiler would from then on treat as having dynamic lengths
         (dtype, functools.partial(_call, flex_attention, blocks)),
         (torch.float32, functools.partial(DotProduct(sparse), mask=mask)),
     ):
-        parts = [part.to(kind).requires_grad_() for part in draws[:3]]
+        parts = [part.to(run_dtype).requires_grad_() for part in draws[:3]]
         values = attention(*parts)
-        found.append([values, *torch.autograd.grad(values, parts, draws[3].to(kind))])
-    pairs = [(ours.detach().float(), truth.detach()) for ours, truth in zip(*found, strict=True)]
-    return max(float((ours - truth).norm() / truth.norm().clamp(min=1e-6)) for ours, truth in pairs)
+        results.append([values, *torch.autograd.grad(values, parts, draws[3].to(run_dtype))])
+    pairs = [(actual.detach().float(), expected.detach()) for actual, expected in zip(*results, strict=True)]
+    return max(float((actual - expected).norm() / expected.norm().clamp(min=1e-6)) for actual, expected in pairs)
 
 
 def _call(attention: Attention, block_mask: BlockMask, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    # a pattern, a precision and a kind of mask each compile anew; the limit of 8 is soon reached
+    # each pattern, precision and mask recompiles; the default limit is 8
     with recompile_limit(64):
         return compiled(attention)(query, key, value, block_mask=block_mask)
 
 
 @functools.cache
 def compiled(attention: Attention) -> Attention:
-    """Compiled at the first call, never at import, and as one graph: a part that is not compiled makes the table of
-    scores.
-    """
+    """Compile as one graph at the first call; an uncompiled part would build the table of scores."""
     return torch.compile(attention, fullgraph=True)
 
 
@@ -122,7 +119,7 @@ def _flex_attention(query: Tensor, key: Tensor, value: Tensor, block_mask: Block
 
 
 def make_block_mask(sparse: Sparse, mask: Mask, batch: int, length: int, device: torch.device) -> BlockMask:
-    """The blocks of keys that each block of queries needs, and who sees whom inside them."""
+    """`BlockMask` of patterns and mask."""
     needed = pattern_blocks(sparse, length, device)[None]  # (batch or 1, heads or 1, blocks, blocks)
     if sparse.global_tokens is not None:
         has_global = _in_blocks(mask.global_mask(sparse.global_tokens, length, device), False).any(-1)[:, None]
@@ -132,7 +129,7 @@ def make_block_mask(sparse: Sparse, mask: Mask, batch: int, length: int, device:
     if mask.keep is not None:
         needed = needed & _in_blocks(mask.keep, False).any(-1)[:, None, None]
     if mask.documents is not None:
-        ends = torch.iinfo(torch.int32)  # padding goes through a float, which has no larger ends exactly
+        ends = torch.iinfo(torch.int32)  # `F.pad` converts through a float, which is exact for int32
         first = _in_blocks(mask.documents, ends.max).amin(-1)[:, None]
         last = _in_blocks(mask.documents, ends.min).amax(-1)[:, None]
         needed = needed & (first[..., None] <= last[:, :, None]) & (first[:, :, None] <= last[..., None])
@@ -150,11 +147,11 @@ def make_block_mask(sparse: Sparse, mask: Mask, batch: int, length: int, device:
 
 @functools.lru_cache(maxsize=64)
 def pattern_blocks(sparse: Sparse, length: int, device: torch.device) -> Tensor:
-    """(heads or 1, blocks, blocks) bool: whether the patterns need a block of keys for a block of queries."""
+    """(heads or 1, blocks, blocks) bool: True where a query block sees a key of a key block."""
     blocks = -(-length // SIZE)
     needed = torch.zeros(sparse.heads, blocks, blocks, dtype=torch.bool)
     groups = sparse.groups()
-    if len(groups) > 1:  # some heads look further than others
+    if len(groups) > 1:
         needed = needed.to(device)
         for group, heads in groups:
             needed[list(heads)] = pattern_blocks(group, length, device)
@@ -168,13 +165,13 @@ def pattern_blocks(sparse: Sparse, length: int, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def pattern_rules(sparse: Sparse, device: torch.device) -> tuple[MaskMod, ...]:
-    """The mask function of each pattern; their tables are copied to the device once."""
-    with torch.inference_mode(False):  # it is to serve training too
+    """Mask function of each pattern, with its tables on the device."""
+    with torch.inference_mode(False):  # cached for training too
         return tuple(pattern.mask_mod(device) for pattern in sparse.patterns)
 
 
 def make_mask_mod(sparse: Sparse, mask: Mask, batch: int, length: int, device: torch.device) -> MaskMod:
-    """Mask function with the values of `Mask.dense`, one position at a time."""
+    """Mask function that equals `Mask.dense`."""
     rules = pattern_rules(sparse, device)
     keep, documents, causal = mask.keep, mask.documents, mask.causal
     global_mask, queries = None, False
@@ -182,7 +179,7 @@ def make_mask_mod(sparse: Sparse, mask: Mask, batch: int, length: int, device: t
         global_mask = mask.global_mask(sparse.global_tokens, length, device).expand(batch, -1).contiguous()
         queries = sparse.global_tokens.queries
 
-    def seen(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def is_allowed(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         allowed = rules[0](row, head, query, key)
         for rule in rules[1:]:
             allowed = allowed | rule(row, head, query, key)
@@ -198,9 +195,9 @@ def make_mask_mod(sparse: Sparse, mask: Mask, batch: int, length: int, device: t
             allowed = allowed & keep[row, key]
         return allowed
 
-    return seen
+    return is_allowed
 
 
 def _in_blocks(values: Tensor, fill: int | bool) -> Tensor:
-    """(batch or 1, blocks, SIZE) of (batch or 1, seq), filled up."""
+    """(batch or 1, seq) -> (batch or 1, blocks, SIZE), padded with ``fill``."""
     return F.pad(values, (0, -values.shape[-1] % SIZE), value=fill).view(len(values), -1, SIZE)

@@ -1,21 +1,20 @@
-"""Softmax attention: the fused path of PyTorch, or plain products where that is slow, and the dense reference."""
+"""Softmax attention over all keys: PyTorch's fused kernel, or matrix products where they are faster."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from homespun.attention.multi_head import AttentionSpec
-from homespun.config import Config
+from homespun.attention.multi_head import AttentionSettings, AttentionSpec
 from homespun.nn.layers import drop
 from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import FULL, Sparse
 
 _HALF = (torch.bfloat16, torch.float16)
-_WIDTHS = 4  # of a head: keys up to which the probabilities are no more than float32 queries, keys and values would be
+_MAX_KEYS = 4  # keys a component of a head up to which plain products need no more memory than the fused kernel
 
 
 def attend(
@@ -30,21 +29,20 @@ def attend(
 ) -> Tensor:
     """``softmax(scale * query key^T + table) value``: (batch, heads, queries, head_dim).
 
-    In half precision on a CPU, PyTorch's fused backward pass over some hundred keys takes three to six times as long as
-    plain products, and with dropout it holds all probabilities in float32. Plain products are used there if they need
-    no more memory; `python -m benchmarks finetune --precision bf16` measures it.
+    In half precision on a CPU, the fused backward pass over a few hundred keys takes three to six times as long as
+    matrix products, and with dropout it stores all probabilities in float32. Matrix products are used there if they
+    need no more memory; `python -m benchmarks finetune --precision bf16` measures it.
 
     Args:
         query: (batch, heads, queries, head_dim).
         key, value: (batch, heads, keys, head_dim).
-        table: broadcast to (batch, heads, queries, keys): bool, True where a key is seen, or numbers to add. Queries
-            that
-            see no key have undefined results, NaN for -inf.
+        table: bool mask, True where a key is seen, or bias; broadcasts to (batch, heads, queries, keys). Results of
+            queries without a key are undefined, NaN for -inf.
         dropout: of the probabilities.
-        causal: no later keys are seen; without a table.
-        scale: of the products; None: ``1 / sqrt(head_dim)``.
+        causal: mask later keys; only without a table.
+        scale: factor of the products; None: ``1 / sqrt(head_dim)``.
     """
-    if not _plain(query, key, dropout):
+    if not _use_matrix_products(query, key, dropout):
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=table, dropout_p=dropout, is_causal=causal, scale=scale
         )
@@ -53,30 +51,30 @@ def attend(
     scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
     dtype = scores.dtype
     if table is not None:
-        if table.dtype == torch.bool:  # the least number and not -inf: a row of those would be NaN
+        if table.dtype == torch.bool:  # the least finite number: a row of -inf gives NaN
             table = torch.zeros((), dtype=dtype).where(table, torch.finfo(dtype).min)
         scores = scores + table
     return drop(scores.softmax(-1).to(dtype), dropout) @ value
 
 
-def _plain(query: Tensor, key: Tensor, dropout: float) -> bool:
-    # nothing that differs where a layer is computed a second time, for its gradients, may decide
+def _use_matrix_products(query: Tensor, key: Tensor, dropout: float) -> bool:
+    # the same when a checkpointed layer is recomputed, so independent of the grad mode
     if query.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     if (torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype) not in _HALF:
         return False
-    return dropout > 0 or key.shape[-2] <= _WIDTHS * key.shape[-1]
+    return dropout > 0 or key.shape[-2] <= _MAX_KEYS * key.shape[-1]
 
 
 class DotProduct(nn.Module):
     """``softmax(query key^T / sqrt(head_dim)) value`` over the allowed keys (Vaswani et al. 2017, equation 1).
 
-    A query that sees no key gives zeros.
+    Queries that see no key give zeros.
 
     Args:
-        sparse: which positions see each other; by default all.
-        dropout: of the attention probabilities, in training; SDPA on a CPU then holds the table of probabilities.
-        scaled: divide by ``sqrt(head_dim)``; T5 does not.
+        sparse: patterns of allowed keys; by default all keys.
+        dropout: of the attention probabilities, in training.
+        scaled: divide by ``sqrt(head_dim)``; False in T5.
     """
 
     def __init__(self, sparse: Sparse = FULL, *, dropout: float = 0.0, scaled: bool = True) -> None:
@@ -86,11 +84,11 @@ class DotProduct(nn.Module):
         self.scale = None if scaled else 1.0  # None: SDPA divides by sqrt(head_dim)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, queries, head_dim) from queries, and (batch, heads, keys, head_dim) keys and values."""
+        """(batch, heads, queries, head_dim), and twice (batch, heads, keys, head_dim) -> the shape of ``query``."""
         queries, keys = query.shape[-2], key.shape[-2]
         dropout = self.dropout if self.training else 0.0
-        plain = not self.sparse.patterns and mask.keep is None and mask.documents is None
-        if plain and mask.causal and mask.start == 0 and queries == keys:  # SDPA's own causal path needs no table
+        unmasked = not self.sparse.patterns and mask.keep is None and mask.documents is None
+        if unmasked and mask.causal and mask.start == 0 and queries == keys:  # SDPA needs no table
             return attend(query, key, value, dropout=dropout, causal=True, scale=self.scale)
         table = mask.dense(self.sparse, queries, keys, query.device)
         values = attend(query, key, value, table=table, dropout=dropout, scale=self.scale)
@@ -100,12 +98,10 @@ class DotProduct(nn.Module):
         return f"{self.sparse}, dropout={self.dropout}"
 
 
-class FullAttentionConfig(Config):
-    """Every token sees every token (Vaswani et al. 2017)."""
+class FullAttentionConfig(AttentionSettings):
+    """Full softmax attention (Vaswani et al. 2017)."""
 
     kind: Literal["full"] = "full"
-    supports_packing: ClassVar[bool] = True
-    is_positional: ClassVar[bool] = False
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         kernel = DotProduct(dropout=spec.dropout, scaled=spec.scaled)

@@ -1,14 +1,13 @@
-"""Attention in chunks: a chunk of queries sees its own chunk of keys and neighbouring ones.
+"""Local attention: each chunk of queries sees its own chunk of keys and neighbouring chunks (Kitaev et al. 2020).
 
-Reformer's local attention cuts a row into chunks as it is, its LSH attention (`homespun.attention.lsh`) sorted by
-bucket, once for each round of hashing. `Chunks` is shared by both.
+LSH attention (`homespun.attention.lsh`) uses the same `Chunks` on rows sorted by bucket, once a hashing round.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -16,20 +15,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from homespun.attention.full import attend
-from homespun.attention.multi_head import AttentionSpec
-from homespun.config import Config
+from homespun.attention.multi_head import AttentionSettings, AttentionSpec
 from homespun.errors import UserError
 from homespun.nn.masks import Mask
 
 
 @dataclass(frozen=True)
 class ChunkWindow:
-    """Chunks of keys in the slots of each chunk's window.
+    """Chunks of keys that each chunk of queries sees.
 
     Args:
-        source: (batch or 1, rounds * chunks, slots) int64: the chunk.
-        wrapped: the same shape, bool: reached past an end of the row.
-        chunks: lengths and neighbours.
+        source: (batch or 1, rounds * chunks, slots) int64 indices of chunks.
+        wrapped: (batch or 1, rounds * chunks, slots) bool, True beyond an end of the row.
+        chunks: length of chunks and number of neighbours.
     """
 
     source: Tensor
@@ -37,7 +35,7 @@ class ChunkWindow:
     chunks: Chunks
 
     def windows(self, chunked: Tensor) -> Tensor:
-        """(batch or 1, rounds * chunks, heads or 1, length) -> the same for keys: (..., slots * length)."""
+        """(batch or 1, rounds * chunks, heads or 1, length) -> (batch, rounds * chunks, heads or 1, slots * length)."""
         batch = max(len(chunked), len(self.source))
         rows = torch.arange(batch, device=chunked.device)[:, None, None]
         found = chunked.expand(batch, -1, -1, -1)[rows, self.source.expand(batch, -1, -1)]
@@ -46,14 +44,13 @@ class ChunkWindow:
 
 @dataclass(frozen=True)
 class Chunks:
-    """Chunks of ``length`` tokens that see ``before`` chunks on their left and ``after`` on their right.
+    """Chunks of ``length`` tokens that see ``before`` chunks to the left and ``after`` chunks to the right.
 
-    As in `transformers` the chunks of a row form a ring: the first looks back to the last one, in several rounds to the
-    last one of the round before. Only chunks with real tokens are in the ring, so that results do not depend on
-    padding.
+    Chunks of a row form a ring as in `transformers`: the first chunk sees the last one, of the previous round if there
+    are several. Only chunks with real tokens are in the ring, so that results do not depend on padding.
 
     Raises:
-        UserError: a length below 1, or a negative number of neighbours.
+        UserError: ``length`` is below 1, or ``before`` or ``after`` is negative.
     """
 
     length: int
@@ -64,24 +61,20 @@ class Chunks:
         if self.length < 1 or self.before < 0 or self.after < 0:
             raise UserError(
                 f"chunk_length={self.length}, num_chunks_before={self.before}, num_chunks_after={self.after}: "
-                f"a chunk needs 1 token or more, and 0 neighbours or more on each side"
+                f"a chunk needs at least 1 token, and neighbours must be at least 0"
             )
 
     def within(self, tokens: int) -> Chunks:
-        """The same for rows of ``tokens`` positions: a chunk is at most as long as a row."""
+        """Limit the length of chunks to ``tokens``, the length of a row."""
         return dataclasses.replace(self, length=max(1, min(self.length, tokens)))
 
     def check(self, longest: int) -> None:
-        """Refuse more neighbours than rows of at most ``longest`` tokens have chunks.
-
-        Raises:
-            UserError: there are more.
-        """
+        """Raise `UserError` for more neighbours than a row of ``longest`` tokens has chunks."""
         count = -(-longest // self.length)
         if max(self.before, self.after) > count:
             raise UserError(
-                f"num_chunks_before={self.before}, num_chunks_after={self.after}: chunk_length={self.length} makes "
-                f"{count} chunks of max_position_embeddings={longest}; give {count} or less"
+                f"num_chunks_before={self.before}, num_chunks_after={self.after}: chunk_length={self.length} gives "
+                f"{count} chunks of max_position_embeddings={longest}; set at most {count}"
             )
 
     @property
@@ -90,109 +83,113 @@ class Chunks:
         return self.before + 1 + self.after
 
     def neighbours(self, real: Tensor, tokens: int, rounds: int = 1) -> ChunkWindow:
-        """Windows of rows of ``tokens`` positions, of which the first ``real`` (batch or 1,) are real."""
+        """Windows for rows of ``tokens`` positions with ``real`` real tokens, (batch or 1,) int64."""
         count = -(-tokens // self.length)
         device = real.device
-        own = (-(-real // self.length)).clamp(min=1)[:, None, None, None]  # chunks in the row's ring
-        turn = torch.arange(rounds, device=device)[:, None, None]
+        size = (-(-real // self.length)).clamp(min=1)[:, None, None, None]  # chunks in the ring of a row
+        index = torch.arange(rounds, device=device)[:, None, None]
         chunk = torch.arange(count, device=device)[:, None]
-        other = chunk + torch.arange(-self.before, self.after + 1, device=device)  # (chunks, slots)
-        ring = (turn * own + other) % (rounds * own)  # (batch, rounds, chunks, slots)
-        source = ring // own * count + ring % own
-        source = torch.where(chunk < own, source, turn * count + chunk)  # chunks of padding keep to themselves
-        wrapped = ((chunk < own) & ((other < 0) | (other >= own))).expand_as(source)
+        neighbour = chunk + torch.arange(-self.before, self.after + 1, device=device)  # (chunks, slots)
+        ring = (index * size + neighbour) % (rounds * size)  # (batch, rounds, chunks, slots)
+        source = ring // size * count + ring % size
+        source = torch.where(chunk < size, source, index * count + chunk)  # chunks of padding see themselves
+        wrapped = ((chunk < size) & ((neighbour < 0) | (neighbour >= size))).expand_as(source)
         return ChunkWindow(source.flatten(1, 2), wrapped.flatten(1, 2), self)
 
-    def split(self, places: Tensor, fill: int) -> Tensor:
+    def split(self, values: Tensor, fill: int) -> Tensor:
         """(batch or 1, rounds, heads or 1, tokens) -> (batch or 1, rounds * chunks, heads or 1, length).
 
-        The last chunk of a round is filled up with ``fill``.
+        The last chunk of a round is padded with ``fill``.
         """
-        filled = F.pad(places, (0, -places.shape[-1] % self.length), value=fill)
-        chunked = filled.view(*filled.shape[:-1], -1, self.length).transpose(2, 3)
+        padded = F.pad(values, (0, -values.shape[-1] % self.length), value=fill)
+        chunked = padded.view(*padded.shape[:-1], -1, self.length).transpose(2, 3)
         return chunked.flatten(1, 2)  # (batch, rounds * chunks, heads, length)
 
-    def place_of(self, inverse: Tensor, batch: int, heads: int) -> Tensor:
-        """Index of each token's result among those of all chunks.
+    def result_index(self, inverse: Tensor, batch: int, heads: int) -> Tensor:
+        """Index of each token's result in the flattened results of all chunks.
 
         Args:
-            inverse: (batch or 1, rounds, heads or 1, tokens) int64: its position in the round.
+            inverse: (batch or 1, rounds, heads or 1, tokens) int64 position of each token in the round.
 
         Returns:
             (batch, tokens, heads, rounds) int64 into ``batch * rounds * chunks * heads * length``.
         """
         rounds, tokens = inverse.shape[1], inverse.shape[-1]
         count, device = -(-tokens // self.length), inverse.device
-        turn = torch.arange(batch * rounds, device=device).view(batch, rounds, 1, 1)
-        chunk = turn * count + inverse // self.length
+        first = torch.arange(batch * rounds, device=device).view(batch, rounds, 1, 1) * count
+        chunk = first + inverse // self.length
         head = torch.arange(heads, device=device)[:, None]
-        place = (chunk * heads + head) * self.length + inverse % self.length  # (batch, rounds, heads, tokens)
-        return place.permute(0, 3, 2, 1)
+        index = (chunk * heads + head) * self.length + inverse % self.length  # (batch, rounds, heads, tokens)
+        return index.permute(0, 3, 2, 1)
 
 
 def as_rows(vectors: Tensor) -> Tensor:
-    """(batch, heads, tokens, head_dim) -> (batch * tokens * heads, head_dim), without a copy of a projection."""
+    """(batch, heads, tokens, head_dim) -> (batch * tokens * heads, head_dim), a view of a projection."""
     return vectors.transpose(1, 2).reshape(-1, vectors.shape[-1])
 
 
-def row_index(places: Tensor, vectors: Tensor) -> Tensor:
-    """Indices in ``as_rows(vectors)`` of the vectors at these positions, (batch * n, heads, m) int64.
+def row_index(positions: Tensor, vectors: Tensor) -> Tensor:
+    """(batch * n, heads, m) int64 indices of positions in ``as_rows(vectors)``.
 
     Args:
-        places: (batch or 1, n, heads or 1, m) int64. Positions past the last token get its index: mask their results.
+        positions: (batch or 1, n, heads or 1, m) int64. Positions beyond the row get the last index; mask them.
         vectors: (batch, heads, tokens, head_dim).
     """
     batch, heads, tokens, _ = vectors.shape
-    row = torch.arange(batch, device=places.device)[:, None, None, None]
-    head = torch.arange(heads, device=places.device)[:, None]
-    return ((row * tokens + places.clamp(max=tokens - 1)) * heads + head).flatten(0, 1)
+    row = torch.arange(batch, device=positions.device)[:, None, None, None]
+    head = torch.arange(heads, device=positions.device)[:, None]
+    return ((row * tokens + positions.clamp(max=tokens - 1)) * heads + head).flatten(0, 1)
 
 
 def take(rows: Tensor, index: Tensor) -> Tensor:
-    """(n, head_dim) rows at an index of any shape -> (*index.shape, head_dim)."""
+    """Select rows (n, head_dim) by an index of any shape -> (*index.shape, head_dim)."""
     return rows.index_select(0, index.flatten()).view(*index.shape, rows.shape[-1])
 
 
-def lookup(table: Tensor, tokens: Tensor, beyond: int) -> Tensor:
-    """Look up ``table`` (batch, tokens) at ``tokens`` (batch or 1, ...); ``beyond`` is the value past its end."""
-    longer = F.pad(table, (0, 1), value=beyond)
-    rows = torch.arange(len(table), device=table.device).view(-1, *[1] * (tokens.dim() - 1))
-    return longer[rows, tokens]
+def _lookup(table: Tensor, positions: Tensor, default: int) -> Tensor:
+    """Values of ``table`` (batch, tokens) at ``positions`` (batch or 1, ...); ``default`` beyond its end."""
+    padded = F.pad(table, (0, 1), value=default)
+    rows = torch.arange(len(table), device=table.device).view(-1, *[1] * (positions.dim() - 1))
+    return padded[rows, positions]
 
 
 def allowed(query: Tensor, key: Tensor, mask: Mask, *, tokens: int) -> Tensor:
-    """Mask of the keys in its window that each token of a chunk may see, by padding, causality and documents.
+    """Mask of the keys of each window by padding, causality and documents.
 
     Args:
-        query: (batch or 1, n, heads or 1, length) int64; ``tokens`` itself stands for no token.
-        key: (batch or 1, n, heads or 1, slots * length), likewise.
+        query: (batch or 1, n, heads or 1, length) int64 positions; ``tokens`` in empty slots.
+        key: (batch or 1, n, heads or 1, slots * length) int64 positions; ``tokens`` in empty slots.
 
     Returns:
-        bool, broadcast to (batch or 1, n, heads or 1, length, slots * length).
+        bool, broadcasts to (batch or 1, n, heads or 1, length, slots * length).
     """
-    key_real = key < tokens if mask.keep is None else lookup(mask.keep, key, False)
-    table = key_real[..., None, :].expand(*key_real.shape[:-1], query.shape[-1], -1)
+    is_real = key < tokens if mask.keep is None else _lookup(mask.keep, key, False)
+    table = is_real[..., None, :].expand(*is_real.shape[:-1], query.shape[-1], -1)
     if mask.causal:
         table = table & (key[..., None, :] <= query[..., :, None])
     if mask.documents is not None:
-        own, other = (lookup(mask.documents, part, -1) for part in (query, key))
-        table = table & (own[..., :, None] == other[..., None, :])
+        query_documents, key_documents = (_lookup(mask.documents, part, -1) for part in (query, key))
+        table = table & (query_documents[..., :, None] == key_documents[..., None, :])
     return table
 
 
-def bias(table: Tensor, itself: Tensor, own: float, *, batch: int, dtype: torch.dtype) -> Tensor:
-    """(batch * n, heads or 1, length, slots * length) added to scores: 0 where ``table`` is true, ``own`` at the token
-    itself, else minus infinity. Every row has a finite value, so that none gives NaN.
+def bias(table: Tensor, itself: Tensor, self_bias: float, *, batch: int, dtype: torch.dtype) -> Tensor:
+    """(batch * n, heads or 1, length, slots * length) bias: ``self_bias`` at the token itself, 0 at other keys of
+    ``table``, -inf elsewhere. Every row has a finite value, which avoids NaN.
     """
     scores = torch.zeros(table.shape, dtype=dtype, device=table.device).masked_fill_(~table, -torch.inf)
-    scores.masked_fill_(itself, own)
+    scores.masked_fill_(itself, self_bias)
     return scores.expand(batch, *scores.shape[1:]).flatten(0, 1)
 
 
 class LocalAttention(nn.Module):
-    """Exact attention inside chunks and their neighbours (Reformer's local layers; Kitaev et al. 2020).
+    """Softmax attention over a chunk and its neighbours (local layers of Reformer, Kitaev et al. 2020).
 
-    Causal attention does not close the ring. ``dropout`` is of the attention probabilities, in training.
+    Chunks form a ring (see `Chunks`), except under a causal mask.
+
+    Args:
+        chunks: length and neighbours.
+        dropout: of the attention probabilities, in training.
     """
 
     def __init__(self, chunks: Chunks, *, dropout: float = 0.0) -> None:
@@ -201,62 +198,58 @@ class LocalAttention(nn.Module):
         self.dropout = dropout
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, seq, head_dim) each, of one sequence -> the same shape.
+        """(batch, heads, seq, head_dim) each -> the same shape.
 
         Raises:
-            UserError: the numbers of queries and keys differ, or there is a cache.
+            UserError: queries and keys have different lengths, or there is a cache.
         """
         mask.refuse_cache("local attention")
         if query.shape != key.shape:
             raise UserError(
-                f"local attention is self-attention: {query.shape[-2]} queries and {key.shape[-2]} keys; "
-                f"use full attention across sequences"
+                f"local attention needs equally many queries and keys, not {query.shape[-2]} queries and "
+                f"{key.shape[-2]} keys; use full attention for cross-attention"
             )
         batch, heads, tokens, head_dim = query.shape
-        places, windows, scores = mask.once(("local", self.chunks, query.dtype), lambda: self._table(query, mask))
-        own, window = row_index(places, query), row_index(windows, key)
+        positions, windows, scores = mask.once(("local", self.chunks, query.dtype), lambda: self._table(query, mask))
+        key_index = row_index(windows, key)
         values = attend(
-            take(as_rows(query), own),
-            take(as_rows(key), window),
-            take(as_rows(value), window),
+            take(as_rows(query), row_index(positions, query)),
+            take(as_rows(key), key_index),
+            take(as_rows(value), key_index),
             table=scores,
             dropout=self.dropout if self.training else 0.0,
         )  # (batch * chunks, heads, length, head_dim)
-        joined = values.transpose(1, 2).reshape(batch, -1, heads, head_dim)  # (batch, seq and filling, heads, head_dim)
-        return joined[:, :tokens].transpose(1, 2)  # (batch, heads, seq, head_dim)
+        values = values.transpose(1, 2).reshape(batch, -1, heads, head_dim)  # (batch, chunks * length, heads, head_dim)
+        return values[:, :tokens].transpose(1, 2)  # (batch, heads, seq, head_dim)
 
     def _table(self, query: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
         tokens = query.shape[-2]
         chunks = self.chunks.within(tokens)
-        place = torch.arange(tokens, device=query.device)
-        # up to the last real token
-        real = (place[None] if mask.keep is None else torch.where(mask.keep, place, -1)).amax(-1) + 1
+        position = torch.arange(tokens, device=query.device)
+        # position of the last real token, plus 1
+        real = (position[None] if mask.keep is None else torch.where(mask.keep, position, -1)).amax(-1) + 1
         neighbours = chunks.neighbours(real, tokens)
-        places = chunks.split(place[None, None, None], tokens)
-        windows = neighbours.windows(places)
-        table = allowed(places, windows, mask, tokens=tokens)
-        itself = places[..., :, None] == windows[..., None, :]
+        positions = chunks.split(position[None, None, None], tokens)
+        windows = neighbours.windows(positions)
+        table = allowed(positions, windows, mask, tokens=tokens)
+        itself = positions[..., :, None] == windows[..., None, :]
         if mask.causal:
-            # in a ring of few chunks a chunk may stand before itself, or not, as the length of the row has it
+            # in a ring of few chunks, a chunk can be its own neighbour depending on the length of the row
             inside = ~neighbours.wrapped.repeat_interleave(chunks.length, -1)[:, :, None, None, :]
             table, itself = table & inside, itself & inside
-        return places, windows, bias(table, itself, 0.0, batch=len(query), dtype=query.dtype)
+        return positions, windows, bias(table, itself, 0.0, batch=len(query), dtype=query.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.chunks}, dropout={self.dropout}"
 
 
-class LocalAttentionConfig(Config):
-    """A token sees its own chunk and neighbouring ones; without causality they form a ring, see `Chunks`."""
+class LocalAttentionConfig(AttentionSettings):
+    """Local attention to a chunk and its neighbours; bidirectional chunks form a ring (see `Chunks`)."""
 
     kind: Literal["local"] = "local"
-    chunk_length: int = Field(default=64, ge=1, description="tokens in a chunk")
-    num_chunks_before: int = Field(default=1, ge=0, description="chunks seen on the left")
-    num_chunks_after: int = Field(
-        default=0, ge=0, description="chunks seen on the right, where attention is not causal"
-    )
-    supports_packing: ClassVar[bool] = True
-    is_positional: ClassVar[bool] = False
+    chunk_length: int = Field(default=64, ge=1, description="tokens a chunk")
+    num_chunks_before: int = Field(default=1, ge=0, description="chunks seen to the left")
+    num_chunks_after: int = Field(default=0, ge=0, description="chunks seen to the right; 0 in causal attention")
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_scaled("local")

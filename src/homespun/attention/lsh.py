@@ -1,10 +1,10 @@
-"""LSH attention: tokens see those that fall into the same bucket of a random hash (Kitaev et al. 2020)."""
+"""LSH attention: tokens see tokens in the same bucket of a random hash (Kitaev et al. 2020)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -13,23 +13,18 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from homespun.attention.local import Chunks, ChunkWindow, allowed, as_rows, bias, row_index, take
-from homespun.attention.multi_head import MAX_DRAWN, AttentionSpec, inner_size, split_heads
-from homespun.config import Config
+from homespun.attention.multi_head import MAX_DRAWN, AttentionSettings, AttentionSpec, inner_size, split_heads
 from homespun.errors import UserError
 from homespun.nn.masks import Mask
 from homespun.nn.reversible import record_choice
 from homespun.nn.torch_private import FunctionContext
 
-# added to a token's score with itself: far below any other score (at most the length of a query), so that it counts
-# only where there is no other, and within the range of every float type
-_LAST_RESORT = -3e4
-_AT_ONCE = 2**20  # scores that are made at once, so that they stay in the cache
+_SELF_BIAS = -3e4  # bias of a token's score with itself: counts only without other keys; in the range of float16
+_SCORES = 2**20  # scores computed at once, so that they stay in the cache of a CPU
 
 
 def default_num_buckets(max_position_embeddings: int, chunk_length: int) -> tuple[int, ...]:
-    """About two buckets a chunk of the longest input, as a power of two, in two factors if many: the rule of
-    `transformers`.
-    """
+    """Power of two of about two buckets a chunk, in two factors if large, as in `transformers`."""
     chunks = max_position_embeddings // chunk_length
     power = max((2 * chunks).bit_length() - 1, 1)
     if 2**power > 2 * max(math.isqrt(chunks), chunk_length):
@@ -38,27 +33,27 @@ def default_num_buckets(max_position_embeddings: int, chunk_length: int) -> tupl
 
 
 def draw_rotations(heads: int, head_dim: int, num_hashes: int, num_buckets: Sequence[int], *, seed: int) -> Tensor:
-    """(heads, head_dim, num_hashes, sum(num_buckets) / 2) normal numbers, those of `transformers` for this seed."""
+    """(heads, head_dim, num_hashes, sum(num_buckets) / 2) normal numbers, equal to `transformers` for a seed."""
     factors = _even(num_buckets)
     generator = torch.Generator().manual_seed(seed)
-    # on the CPU also where the model is built on another device, or on none
+    # on the CPU even if the model is built on another device or on meta
     return torch.randn(heads, head_dim, num_hashes, sum(factors) // 2, generator=generator, device="cpu")
 
 
 def _even(num_buckets: Sequence[int]) -> tuple[int, ...]:
     if not num_buckets or any(factor < 2 or factor % 2 for factor in num_buckets):
         raise UserError(
-            f"num_buckets={list(num_buckets)}: a bucket has an opposite, so every factor must be even, and 2 or more, "
-            f"such as 32"
+            f"num_buckets={list(num_buckets)}: every factor must be even and at least 2, since buckets come in "
+            f"opposite pairs; set for example num_buckets=32"
         )
     return tuple(num_buckets)
 
 
 class HashedAttention(Function):
-    """Attention inside chunks of gathered rows, some chunks at a time.
+    """Attention inside chunks of gathered rows, a few chunks at a time.
 
-    Gathered rows and scores are computed again in the backward pass. SDPA keeps them: with it, a layer of 12 heads and
-    2,048 tokens held 2.6 times as much, and took 5 % less time.
+    The backward pass recomputes gathered rows and scores. SDPA stores them: for a layer of 12 heads and 2,048 tokens it
+    needs 2.6 times the memory and 5 % less time.
     """
 
     @staticmethod
@@ -66,109 +61,102 @@ class HashedAttention(Function):
         ctx: FunctionContext,
         query_key: Tensor,
         value: Tensor,
-        own: Tensor,
+        rows: Tensor,
         window: Tensor,
         scores: Tensor,
         dropout: float,
     ) -> tuple[Tensor, Tensor]:
-        """Values, and the logarithm of the sum that the weights were divided by.
+        """Attention values and logsumexp of the scores.
 
         Args:
             query_key, value: (rows, head_dim).
-            own: (chunks, heads, length) int64: rows of the queries.
-            window: (chunks, heads, slots * length) int64: rows that they may see.
-            scores: (chunks, heads or 1, length, slots * length): added to the scores.
+            rows: (chunks, heads, length) int64 rows of the queries.
+            window: (chunks, heads, slots * length) int64 rows of the keys.
+            scores: (chunks, heads or 1, length, slots * length) bias of the scores.
             dropout: of the weights.
 
         Returns:
-            (chunks, heads, length, head_dim), and (chunks, heads, length) in float32 or finer.
+            (chunks, heads, length, head_dim), and (chunks, heads, length) in float32 or wider.
         """
-        ctx.save_for_backward(query_key, value, own, window, scores)
+        ctx.save_for_backward(query_key, value, rows, window, scores)
         ctx.dropout, ctx.seed = dropout, int(torch.randint(2**62, ())) if dropout else 0
-        values = value.new_empty(*own.shape, value.shape[-1])
-        total = value.new_empty(own.shape, dtype=torch.promote_types(value.dtype, torch.float32))
-        # the types of what is given decide, here as in the backward pass
-        with torch.autocast(value.device.type, enabled=False):
-            keys, _ = _unit(query_key)
-            for part, kept in _parts(ctx, own, scores.shape[-1]):
-                found = _scores(take(query_key, own[part]), take(keys, window[part]), scores[part])
-                weights = found.softmax(-1)
-                total[part] = found.amax(-1) - weights.amax(-1).log()
-                weights = weights if kept is None else weights * kept
+        values = value.new_empty(*rows.shape, value.shape[-1])
+        total = value.new_empty(rows.shape, dtype=torch.promote_types(value.dtype, torch.float32))
+        with torch.autocast(value.device.type, enabled=False):  # as in the backward pass
+            keys, _ = _normalise(query_key)
+            for part, dropout_mask in _parts(ctx, rows, scores.shape[-1]):
+                part_scores = _scores(take(query_key, rows[part]), take(keys, window[part]), scores[part])
+                weights = part_scores.softmax(-1)
+                total[part] = part_scores.amax(-1) - weights.amax(-1).log()
+                weights = weights if dropout_mask is None else weights * dropout_mask
                 values[part] = weights.to(value.dtype) @ take(value, window[part])
         return values, total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionContext, d_values: Tensor, d_total: Tensor) -> tuple[Tensor | None, ...]:
-        query_key, value, own, window, scores = ctx.saved_tensors
-        keys, inverse = _unit(query_key)
-        d_query, d_keys, d_value = (torch.zeros_like(rows) for rows in (query_key, keys, value))
-        for part, kept in _parts(ctx, own, scores.shape[-1]):
-            query, key, upstream = take(query_key, own[part]), take(keys, window[part]), d_values[part]
+        query_key, value, rows, window, scores = ctx.saved_tensors
+        keys, inverse = _normalise(query_key)
+        d_query, d_keys, d_value = (torch.zeros_like(tensor) for tensor in (query_key, keys, value))
+        for part, dropout_mask in _parts(ctx, rows, scores.shape[-1]):
+            query, key, upstream = take(query_key, rows[part]), take(keys, window[part]), d_values[part]
             weights = _scores(query, key, scores[part]).softmax(-1)
-            dropped = weights if kept is None else weights * kept
+            dropped = weights if dropout_mask is None else weights * dropout_mask
             d_weights = (upstream @ take(value, window[part]).transpose(-1, -2)).to(weights.dtype)
-            d_weights = d_weights if kept is None else d_weights * kept
+            d_weights = d_weights if dropout_mask is None else d_weights * dropout_mask
             mean = (weights * d_weights).sum(-1, keepdim=True)
             d_scores = d_weights.sub_(mean - d_total[part][..., None]).mul_(weights).to(query.dtype)
-            d_value.index_add_(0, window[part].flatten(), _rows(dropped.to(value.dtype).transpose(-1, -2) @ upstream))
-            d_query.index_add_(0, own[part].flatten(), _rows(d_scores @ key))
-            d_keys.index_add_(0, window[part].flatten(), _rows(d_scores.transpose(-1, -2) @ query))
+            key_rows = window[part].flatten()
+            d_value.index_add_(0, key_rows, (dropped.to(value.dtype).transpose(-1, -2) @ upstream).flatten(0, -2))
+            d_query.index_add_(0, rows[part].flatten(), (d_scores @ key).flatten(0, -2))
+            d_keys.index_add_(0, key_rows, (d_scores.transpose(-1, -2) @ query).flatten(0, -2))
         d_query += inverse * (d_keys - keys * (d_keys * keys).sum(-1, keepdim=True))
         return d_query, d_value, None, None, None, None
 
 
-def _unit(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, head_dim) rows of length 1, and what they were multiplied by, (n, 1), with the epsilon of `transformers`."""
+def _normalise(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, head_dim) rows of length 1 and their factors (n, 1), with the epsilon of `transformers`."""
     inverse = (rows.square().mean(-1, keepdim=True) + 1e-6).rsqrt() / math.sqrt(rows.shape[-1])
     return rows * inverse, inverse
 
 
 def _scores(query: Tensor, key: Tensor, added: Tensor) -> Tensor:
-    # half precision is too coarse for the totals, whose differences weigh the rounds
+    # float32 at least: differences of totals weight the rounds
     products = query @ key.transpose(-1, -2)
     return products.to(torch.promote_types(products.dtype, torch.float32)).add_(added)
 
 
-def _parts(ctx: FunctionContext, own: Tensor, width: int) -> Iterator[tuple[slice, Tensor | None]]:
-    """Some chunks at a time, with the dropout factors of their weights, the same in both passes."""
-    generator = torch.Generator(own.device).manual_seed(ctx.seed) if ctx.dropout else None
-    step = max(_AT_ONCE // (own[0].numel() * width), 1)
-    for first in range(0, len(own), step):
-        part, kept = slice(first, first + step), None
+def _parts(ctx: FunctionContext, rows: Tensor, width: int) -> Iterator[tuple[slice, Tensor | None]]:
+    """Slices of the chunks with the dropout mask of their weights, the same in both passes."""
+    generator = torch.Generator(rows.device).manual_seed(ctx.seed) if ctx.dropout else None
+    step = max(_SCORES // (rows[0].numel() * width), 1)
+    for first in range(0, len(rows), step):
+        part, dropout_mask = slice(first, first + step), None
         if generator is not None:
-            drawn = torch.rand(*own[part].shape, width, device=own.device, generator=generator)
-            kept = (drawn >= ctx.dropout) / (1 - ctx.dropout)
-        yield part, kept
-
-
-def _rows(vectors: Tensor) -> Tensor:
-    return vectors.flatten(0, -2)
+            uniforms = torch.rand(*rows[part].shape, width, device=rows.device, generator=generator)
+            dropout_mask = (uniforms >= ctx.dropout) / (1 - ctx.dropout)
+        yield part, dropout_mask
 
 
 class LSH(nn.Module):
-    """Attention among the tokens of a bucket, over shared queries and keys.
+    """LSH attention over shared queries and keys (Kitaev et al. 2020, section 2).
 
-    Every round hashes the tokens to buckets, sorts them by bucket, and cuts the sorted row into chunks; a chunk sees
-    itself and its neighbours. Keys are queries of unit length. A token sees itself only if it sees nothing else. The
-    rounds are joined as one softmax over the keys of all of them.
+    Each round hashes tokens to buckets, sorts them by bucket and splits the sorted row into chunks; a chunk sees itself
+    and its neighbours. Keys are normalised queries. A token sees itself only if it sees no other key. Rounds are
+    combined as one softmax over the keys of all rounds.
 
     Args:
-        rotations: (heads, head_dim, rounds, sum(num_buckets) / 2): the bucket of a vector is the nearest of the rotated
-            axes
-            and their opposites (Andoni et al. 2015).
-        num_buckets: even factors of the number of buckets; each has its own axes.
-        chunks: of the sorted row.
-        attend_across_buckets: a token sees all of its window, as in `transformers`; the window depends on all tokens,
-            later
-        ones too. Without it, a token sees those of the ``chunks.before * chunks.length`` positions before it that are
-            in
-            its bucket, and under a causal mask later tokens change nothing.
+        rotations: (heads, head_dim, rounds, sum(num_buckets) / 2) random axes; the bucket of a vector is its nearest
+            axis or opposite axis (Andoni et al. 2015).
+        num_buckets: even factors of the number of buckets, each with its own axes.
+        chunks: chunks of the sorted row.
+        attend_across_buckets: see all keys of the window as in `transformers`, where later tokens change the window of
+            earlier ones. False: see only keys of the same bucket among the ``chunks.before * chunks.length`` positions
+            before; results do not depend on later tokens.
         dropout: of the attention probabilities, in training.
 
     Raises:
-        UserError: an odd number of buckets, rotations of another shape, or no neighbours before if only those are seen.
+        UserError: odd ``num_buckets``, ``rotations`` of the wrong shape, or ``chunks.before`` 0 inside buckets.
     """
 
     rotations: Tensor
@@ -186,11 +174,11 @@ class LSH(nn.Module):
         self.num_buckets = _even(num_buckets)
         if rotations.shape[2] < 1 or rotations.shape[3] != sum(num_buckets) // 2:
             raise UserError(
-                f"rotations of {rotations.shape[2]} rounds and {rotations.shape[3]} axes do not fit "
-                f"num_buckets={list(num_buckets)}; give 1 round or more of {sum(num_buckets) // 2} axes"
+                f"rotations have {rotations.shape[2]} rounds and {rotations.shape[3]} axes, but "
+                f"num_buckets={list(num_buckets)} needs at least 1 round of {sum(num_buckets) // 2} axes"
             )
         if not attend_across_buckets and chunks.before < 1:
-            raise UserError("causal LSH attention with num_chunks_before=0 would see nothing; give 1 or more")
+            raise UserError("num_chunks_before=0 must be at least 1 for causal LSH attention")
         self.chunks = chunks
         self.attend_across_buckets = attend_across_buckets
         self.dropout = dropout
@@ -200,81 +188,81 @@ class LSH(nn.Module):
         """(batch, heads, seq, head_dim) each -> the same shape."""
         batch, heads, tokens, _ = query_key.shape
         chunks = self.chunks.within(tokens)
-        # in reversible layers the vectors come back changed in their last bits, and some would change their buckets
+        # recomputed vectors of reversible layers differ by rounding, which would change some buckets
         buckets = record_choice(lambda: self.buckets(query_key, mask))  # (batch, rounds, heads, seq)
         order = buckets.argsort(dim=-1, stable=True)
         rounds = order.shape[1]
         neighbours = mask.once(
             ("lsh", chunks, rounds), lambda: chunks.neighbours(_real(query_key, mask), tokens, rounds)
         )
-        places = chunks.split(order, tokens)  # (batch, rounds * chunks, heads, length)
-        windows = neighbours.windows(places)  # (batch, rounds * chunks, heads, slots * length)
-        scores = self._bias(query_key, buckets.gather(-1, order), places, windows, neighbours, mask)
+        positions = chunks.split(order, tokens)  # (batch, rounds * chunks, heads, length)
+        windows = neighbours.windows(positions)  # (batch, rounds * chunks, heads, slots * length)
+        scores = self._bias(query_key, buckets.gather(-1, order), positions, windows, neighbours, mask)
         values, total = HashedAttention.apply(  # type: ignore[no-untyped-call]
             as_rows(query_key),
             as_rows(value),
-            row_index(places, query_key),
+            row_index(positions, query_key),
             row_index(windows, value),
             scores,
             self.dropout if self.training else 0.0,
         )
-        found = chunks.place_of(order.argsort(-1), batch, heads)  # (batch, seq, heads, rounds)
-        values = take(_rows(values), found)  # (batch, seq, heads, rounds, head_dim)
+        index = chunks.result_index(order.argsort(-1), batch, heads)  # (batch, seq, heads, rounds)
+        values = take(values.flatten(0, -2), index)  # (batch, seq, heads, rounds, head_dim)
         if rounds > 1:
-            values = values * take(total.flatten()[:, None], found).softmax(-2).to(values.dtype)
+            values = values * take(total.flatten()[:, None], index).softmax(-2).to(values.dtype)
         return values.sum(-2).transpose(1, 2)
 
     @torch.no_grad()
     def buckets(self, vectors: Tensor, mask: Mask) -> Tensor:
         """(batch, heads, seq, head_dim) -> (batch, rounds, heads, seq) int64; padding is in the last bucket."""
-        turned = vectors @ self.rotations.flatten(2).to(vectors.dtype)
-        turned = turned.reshape(*vectors.shape[:-1], *self.rotations.shape[2:])  # (batch, heads, seq, rounds, axes)
-        found, product = torch.zeros_like(turned[..., 0], dtype=torch.int64), 1
+        rotated = vectors @ self.rotations.flatten(2).to(vectors.dtype)
+        rotated = rotated.reshape(*vectors.shape[:-1], *self.rotations.shape[2:])  # (batch, heads, seq, rounds, axes)
+        buckets, product = torch.zeros_like(rotated[..., 0], dtype=torch.int64), 1
         sizes = [factor // 2 for factor in self.num_buckets]
-        for factor, axes in zip(self.num_buckets, torch.split(turned, sizes, -1), strict=True):
+        for factor, axes in zip(self.num_buckets, torch.split(rotated, sizes, -1), strict=True):
             nearest = axes.abs().argmax(-1, keepdim=True)
             opposite = axes.gather(-1, nearest) < 0
-            found += product * (nearest + opposite * (factor // 2)).squeeze(-1)
+            buckets += product * (nearest + opposite * (factor // 2)).squeeze(-1)
             product *= factor
-        found = found.permute(0, 3, 1, 2)
-        return found if mask.keep is None else found.masked_fill(~mask.keep[:, None, None], product)
+        buckets = buckets.permute(0, 3, 1, 2)
+        return buckets if mask.keep is None else buckets.masked_fill(~mask.keep[:, None, None], product)
 
     def _bias(
-        self, vectors: Tensor, buckets: Tensor, places: Tensor, windows: Tensor, neighbours: ChunkWindow, mask: Mask
+        self, vectors: Tensor, buckets: Tensor, positions: Tensor, windows: Tensor, neighbours: ChunkWindow, mask: Mask
     ) -> Tensor:
         """Bias of the scores, (batch * rounds * chunks, heads or 1, length, slots * length)."""
         tokens, rounds, chunks = buckets.shape[-1], buckets.shape[1], neighbours.chunks
         if not self.attend_across_buckets:
-            return self._within_buckets(vectors, buckets, places, windows, neighbours, mask)
+            return self._bias_in_buckets(vectors, buckets, positions, windows, neighbours, mask)
         if rounds == 1 and not mask.causal and mask.documents is None:
-            # whatever the order, padding is at its end and a token is at one place: all heads and layers have one table
+            # in any order padding is last and each token occurs once: one table for all heads and layers
             def build() -> Tensor:
                 order = torch.arange(tokens, device=vectors.device)[None, None, None]
-                own = chunks.split(order, tokens)
-                other = neighbours.windows(own)
+                queries = chunks.split(order, tokens)
                 keep = None if mask.keep is None else order[0, 0] < _real(vectors, mask)[:, None]
-                return _table(own, other, Mask(keep), tokens, vectors)
+                return _table(queries, neighbours.windows(queries), Mask(keep), tokens, vectors)
 
             return mask.once(("lsh bias", chunks, vectors.dtype), build)
-        return _table(places, windows, mask, tokens, vectors)
+        return _table(positions, windows, mask, tokens, vectors)
 
-    def _within_buckets(
-        self, vectors: Tensor, buckets: Tensor, places: Tensor, windows: Tensor, neighbours: ChunkWindow, mask: Mask
+    def _bias_in_buckets(
+        self, vectors: Tensor, buckets: Tensor, positions: Tensor, windows: Tensor, neighbours: ChunkWindow, mask: Mask
     ) -> Tensor:
-        """Bias for tokens that see those of their bucket at most ``before * length`` positions before them."""
+        """Bias that allows keys of the same bucket, at most ``before * length`` sorted positions before the query."""
         chunks = neighbours.chunks
         length, before = chunks.length, chunks.before
-        step = torch.arange(length, device=places.device)
-        away = step[:, None] + before * length - torch.arange(length * chunks.slots, device=places.device)
-        own = chunks.split(buckets, -1)
-        # other rounds have other buckets, and there is nothing before the start of a round
-        other = neighbours.windows(own).masked_fill(
+        offset = torch.arange(length, device=positions.device)
+        distance = offset[:, None] + before * length - torch.arange(length * chunks.slots, device=positions.device)
+        query_buckets = chunks.split(buckets, -1)
+        # wrapped chunks belong to another round, whose buckets do not count
+        key_buckets = neighbours.windows(query_buckets).masked_fill(
             neighbours.wrapped.repeat_interleave(length, -1)[:, :, None, :], -2
         )  # (batch, rounds * chunks, heads, slots * length)
-        table = (own[..., :, None] == other[..., None, :]) & (away > 0) & (away <= before * length)
+        table = query_buckets[..., :, None] == key_buckets[..., None, :]
+        table = table & (distance > 0) & (distance <= before * length)
         if mask.documents is not None:
-            table = table & allowed(places, windows, Mask(documents=mask.documents), tokens=vectors.shape[-2])
-        return bias(table, (away == 0).expand_as(table), _LAST_RESORT, batch=len(vectors), dtype=torch.float16)
+            table = table & allowed(positions, windows, Mask(documents=mask.documents), tokens=vectors.shape[-2])
+        return bias(table, (distance == 0).expand_as(table), _SELF_BIAS, batch=len(vectors), dtype=torch.float16)
 
     def extra_repr(self) -> str:
         rounds = self.rotations.shape[2]
@@ -285,26 +273,25 @@ class LSH(nn.Module):
 
 
 def _real(vectors: Tensor, mask: Mask) -> Tensor:
-    """(batch or 1,) int64: real tokens of each row."""
+    """(batch or 1,) int64 number of real tokens."""
     if mask.keep is None:
         return torch.full((1,), vectors.shape[-2], device=vectors.device)
     return mask.keep.sum(-1)
 
 
-def _table(places: Tensor, windows: Tensor, mask: Mask, tokens: int, vectors: Tensor) -> Tensor:
-    itself = places[..., :, None] == windows[..., None, :]
-    return bias(
-        allowed(places, windows, mask, tokens=tokens), itself, _LAST_RESORT, batch=len(vectors), dtype=torch.float16
-    )
+def _table(positions: Tensor, windows: Tensor, mask: Mask, tokens: int, vectors: Tensor) -> Tensor:
+    itself = positions[..., :, None] == windows[..., None, :]
+    table = allowed(positions, windows, mask, tokens=tokens)
+    return bias(table, itself, _SELF_BIAS, batch=len(vectors), dtype=torch.float16)
 
 
 class SharedQueryKeyAttention(nn.Module):
-    """Project to shared queries and keys and to values, let the kernel mix, project back, without biases (Reformer).
+    """Multi-head attention with shared queries and keys, without biases (Reformer).
 
     Args:
         kernel: ``(query_key, value, mask) -> values``, each (batch, heads, seq, head_dim).
 
-    Others and errors are those of `homespun.attention.multi_head.MultiHeadAttention`; a cache is refused.
+    Other arguments as in `homespun.attention.multi_head.MultiHeadAttention`. Does not support a cache.
     """
 
     def __init__(self, hidden_size: int, num_attention_heads: int, kernel: nn.Module, *, head_size: int = 0) -> None:
@@ -327,35 +314,31 @@ class SharedQueryKeyAttention(nn.Module):
         return mixed
 
 
-class LSHAttentionConfig(Config):
-    """Queries and keys are one, and a token sees those whose hash is near its own (Kitaev et al. 2020).
+class LSHAttentionConfig(AttentionSettings):
+    """LSH attention over shared queries and keys (Kitaev et al. 2020).
 
-    The hash of each layer is drawn once from the model's seed. Causal attention sees earlier tokens of the same bucket
-    only: across buckets, as in `transformers`, later tokens decide which earlier ones are seen.
+    Hashes of each layer are drawn from the model's seed. Causal attention sees earlier tokens of the same bucket only;
+    across buckets, as in `transformers`, later tokens would change what earlier ones see.
     """
 
     kind: Literal["lsh"] = "lsh"
-    chunk_length: int = Field(default=64, ge=1, description="tokens in a chunk of the row sorted by bucket")
-    num_chunks_before: int = Field(default=1, ge=0, description="chunks seen on the left")
-    num_chunks_after: int = Field(
-        default=0, ge=0, description="chunks seen on the right, where tokens see other buckets"
-    )
+    chunk_length: int = Field(default=64, ge=1, description="tokens a chunk of the row sorted by bucket")
+    num_chunks_before: int = Field(default=1, ge=0, description="chunks seen to the left")
+    num_chunks_after: int = Field(default=0, ge=0, description="chunks seen to the right if tokens see other buckets")
     across_buckets: bool = Field(
         default=False,
-        description="where attention is causal, tokens see earlier ones of other buckets too (checkpoints of Reformer)",
+        description="causal attention sees earlier tokens of other buckets too (Reformer checkpoints)",
     )
-    num_hashes: int = Field(default=1, ge=1, description="rounds of hashing; more find more, and cost as much each")
+    num_hashes: int = Field(default=1, ge=1, description="rounds of hashing; cost is proportional")
     num_buckets: int | list[int] | None = Field(
-        default=None, description="even, or even factors; not given: two a chunk of max_position_embeddings"
+        default=None, description="even number or even factors; null: two a chunk of max_position_embeddings"
     )
-    supports_packing: ClassVar[bool] = True
-    is_positional: ClassVar[bool] = False
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_scaled("LSH")
         spec.check_own_projections("LSH")
         if self.across_buckets and not spec.causal:
-            raise UserError("across_buckets is for causal models, the tokens of others always see so; leave it out")
+            raise UserError("across_buckets=true is for causal models, others always see all buckets; remove it")
         across = self.across_buckets or not spec.causal
         chunks = Chunks(self.chunk_length, self.num_chunks_before, self.num_chunks_after if across else 0)
         chunks.check(spec.max_position_embeddings)
@@ -364,8 +347,8 @@ class LSHAttentionConfig(Config):
         size = inner_size(spec.hidden_size, heads, spec.head_size) // heads
         if heads * size * self.num_hashes * (sum(factors) // 2) > MAX_DRAWN:
             raise UserError(
-                f"num_hashes={self.num_hashes} with num_buckets={list(factors)[:4]} want too many numbers to be drawn; "
-                f"give fewer of either, or num_buckets as two factors"
+                f"num_hashes={self.num_hashes} with num_buckets={list(factors)[:4]} need more than {MAX_DRAWN} random "
+                f"numbers; decrease either, or give num_buckets as two factors"
             )
         rotations = draw_rotations(heads, size, self.num_hashes, factors, seed=spec.draw)
         kernel = LSH(

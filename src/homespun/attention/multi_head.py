@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.masks import Mask
 from homespun.nn.positions import Rotary
@@ -21,26 +22,26 @@ class Kernel(Protocol):
 
 
 class Attention(Protocol):
-    """``(batch, seq, hidden) -> (batch, seq, hidden)``: interface of attentions with their own projections."""
+    """``(batch, seq, hidden) -> (batch, seq, hidden)``, including projections."""
 
     def __call__(self, hidden: Tensor, mask: Mask) -> Tensor: ...
 
 
 class MultiHeadAttention(nn.Module):
-    """Project to heads, let the kernel mix, project back (Vaswani et al. 2017, section 3.2.2).
+    """Multi-head attention around a kernel (Vaswani et al. 2017, section 3.2.2).
 
     Args:
-        hidden_size: width of the stream that it reads and writes.
-        num_attention_heads: heads.
+        hidden_size: width of input and output.
+        num_attention_heads: number of heads.
         kernel: `Kernel`.
         head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
-        bias: the projections have biases.
-        num_key_value_heads: heads of keys and values, each shared by several query heads (Ainslie et al. 2023); 0: all.
-        rotary: rotates queries and keys by their positions, if given.
-        query_norm, key_norm: normalise each head's queries and keys before they are rotated (Henry et al. 2020).
+        bias: add biases to the projections.
+        num_key_value_heads: heads of keys and values, shared by groups of query heads (Ainslie et al. 2023); 0: all.
+        rotary: rotation of queries and keys.
+        query_norm, key_norm: norms of each head's queries and keys before rotation (Henry et al. 2020).
 
     Raises:
-        UserError: ``hidden_size`` is not a multiple of ``num_attention_heads``, and no ``head_size`` is given.
+        UserError: ``head_size`` is 0 and ``hidden_size`` is not a multiple of ``num_attention_heads``.
     """
 
     def __init__(
@@ -60,10 +61,10 @@ class MultiHeadAttention(nn.Module):
         self.num_attention_heads = num_attention_heads
         self.num_key_value_heads = num_key_value_heads or num_attention_heads
         width = inner_size(hidden_size, num_attention_heads, head_size)
-        narrow = width // num_attention_heads * self.num_key_value_heads
+        key_width = width // num_attention_heads * self.num_key_value_heads
         self.query = nn.Linear(hidden_size, width, bias=bias)
-        self.key = nn.Linear(hidden_size, narrow, bias=bias)
-        self.value = nn.Linear(hidden_size, narrow, bias=bias)
+        self.key = nn.Linear(hidden_size, key_width, bias=bias)
+        self.value = nn.Linear(hidden_size, key_width, bias=bias)
         self.output = nn.Linear(width, hidden_size, bias=bias)
         self.query_norm, self.key_norm = query_norm, key_norm
         self.rotary = rotary
@@ -75,8 +76,8 @@ class MultiHeadAttention(nn.Module):
         key = split_heads(self.key(hidden), self.num_key_value_heads)
         value = split_heads(self.value(hidden), self.num_key_value_heads)
         if self.query_norm is not None and self.key_norm is not None:
-            wide = torch.promote_types(query.dtype, torch.float32)  # bfloat16 under autocast, and weights are not
-            query, key = self.query_norm(query.to(wide)), self.key_norm(key.to(wide))
+            dtype = torch.promote_types(query.dtype, torch.float32)  # under autocast, weights of norms stay float32
+            query, key = self.query_norm(query.to(dtype)), self.key_norm(key.to(dtype))
         if self.rotary is not None:
             query, key = (self.rotary(part, start=mask.start, position_ids=mask.position_ids) for part in (query, key))
         if mask.cache is not None:
@@ -90,17 +91,17 @@ class MultiHeadAttention(nn.Module):
 
 
 def inner_size(hidden_size: int, num_attention_heads: int, head_size: int) -> int:
-    """Width of all heads together; ``head_size`` 0 means ``hidden_size / num_attention_heads``.
+    """Total width of the heads; ``head_size`` 0 means ``hidden_size / num_attention_heads``.
 
     Raises:
-        UserError: that is not a whole number.
+        UserError: ``hidden_size`` is not a multiple of ``num_attention_heads``.
     """
     if head_size:
         return head_size * num_attention_heads
     if hidden_size % num_attention_heads:
         raise UserError(
-            f"hidden_size={hidden_size} is not a multiple of num_attention_heads={num_attention_heads}; "
-            f"choose heads that divide it"
+            f"hidden_size={hidden_size} must be a multiple of num_attention_heads={num_attention_heads}; "
+            f"change one of them or set head_size"
         )
     return hidden_size
 
@@ -111,9 +112,9 @@ def split_heads(hidden: Tensor, heads: int) -> Tensor:
 
 
 class CrossAttention(nn.Module):
-    """Queries from the stream, keys and values from ``source``; with a cache those are projected once.
+    """Cross-attention: queries from the decoder, keys and values from the encoder, which a cache projects once.
 
-    Arguments and errors are those of `MultiHeadAttention`; ``source_size`` is the width of the encoder's hidden states.
+    Arguments and errors as in `MultiHeadAttention`; ``source_size`` is the width of the encoder's hidden states.
     """
 
     def __init__(
@@ -136,20 +137,19 @@ class CrossAttention(nn.Module):
         self.kernel = kernel
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> the same; also for prediction streams, (batch, streams, seq, hidden).
+        """(batch, seq, hidden) or (batch, streams, seq, hidden) -> the same.
 
-        Several rows may share a row of the source (beams, next to each other): their queries go together, keys are not
-        copied.
+        ``batch`` is a multiple of the rows of the source; adjacent rows (beams) share keys and values without a copy.
 
         Raises:
-            ValueError: there is no source.
+            ValueError: ``mask.source`` is None.
         """
         source = mask.source
         if source is None:
-            raise ValueError("cross-attention without a source: the mask of a decoder has one")
+            raise ValueError("cross-attention needs mask.source, the output of the encoder")
         # (batch, seq, width), or (sources, beams * streams * seq, width)
-        asking = self.query(hidden).reshape(source.hidden.shape[0], -1, self.query.out_features)
-        query = split_heads(asking, self.num_attention_heads)
+        query = self.query(hidden).reshape(source.hidden.shape[0], -1, self.query.out_features)
+        query = split_heads(query, self.num_attention_heads)
 
         def project() -> tuple[Tensor, Tensor]:
             key, value = (split_heads(part(source.hidden), self.num_attention_heads) for part in (self.key, self.value))
@@ -162,29 +162,29 @@ class CrossAttention(nn.Module):
 
 
 MAX_DRAWN = 2**24
-"""Numbers that one attention may draw when it is built."""
+"""Maximum number of random numbers drawn to build one attention module."""
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Settings of one attention module, given by the layer that holds it.
+    """Settings of one attention module, made by the config of the stack.
 
     Args:
-        hidden_size: width of the stream that it reads and writes.
-        num_attention_heads: heads.
-        max_position_embeddings: longest input.
-        layer: number of its layer, from 0.
-        causal: no token sees a later one. An attention that cannot do that raises `UserError` when built.
+        hidden_size: width of input and output.
+        num_attention_heads: number of heads.
+        max_position_embeddings: maximum sequence length.
+        layer: index of the layer, from 0.
+        causal: no token sees a later one; `build` raises `UserError` if the attention does not support it.
         dropout: of the attention probabilities, in training.
-        seed: of random blocks, hash rotations and random features; mix in ``layer`` where layers should differ.
+        seed: of random blocks, hash rotations and random features; see `draw` for a seed of each layer.
         head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
-        bias: projections have biases, where the attention's paper leaves that open.
+        bias: projections have biases, unless the attention defines it.
         scaled: scores are divided by ``sqrt(head_size)``.
-        hidden_dropout, layer_norm_eps: of the attention's own vectors and norms, if it has any.
+        hidden_dropout, layer_norm_eps: of embeddings and norms inside the attention.
         num_key_value_heads: heads of keys and values; 0: ``num_attention_heads``.
-        rotary: width of a head -> rotation of queries and keys; None: positions are not rotary.
-        qk_norm: width of a head -> norm of queries or keys; None: they are not normalised.
-        shared_with: module that the same config built for the layer before; None in the first.
+        rotary: width of a head -> rotation of queries and keys; None: no rotation.
+        qk_norm: width of a head -> norm of queries or keys; None: no norm.
+        shared_with: module that the same config built for the previous layer; None in the first layer.
     """
 
     hidden_size: int
@@ -205,10 +205,10 @@ class AttentionSpec:
     shared_with: nn.Module | None = None
 
     def multi_head(self, kernel: nn.Module, *, bias: bool | None = None) -> MultiHeadAttention:
-        """Multi-head attention around ``kernel``; ``bias`` where the attention decides it.
+        """Build `MultiHeadAttention` around ``kernel``; ``bias`` overrides that of the spec.
 
         Raises:
-            UserError: heads that the width or the rotation does not allow.
+            UserError: an invalid size of heads.
         """
         size = inner_size(self.hidden_size, self.num_attention_heads, self.head_size) // self.num_attention_heads
         return MultiHeadAttention(
@@ -224,13 +224,16 @@ class AttentionSpec:
         )
 
     def check_own_projections(self, kind: str) -> None:
-        """Raise `UserError` for projections that are rotated, normalised or grouped, which ``kind`` cannot have."""
+        """Raise `UserError` for rotated, normalised or grouped queries and keys, which ``kind`` does not support."""
         if self.rotary is not None:
-            raise UserError(f"{kind} attention does not rotate queries and keys; set model.positions.kind=learned")
+            raise UserError(f"{kind} attention does not support rotary positions; set model.positions.kind=learned")
         if self.qk_norm is not None:
-            raise UserError(f"{kind} attention does not normalise queries and keys; set model.qk_norm=false")
+            raise UserError(f"{kind} attention does not support qk_norm=true; set model.qk_norm=false")
         if self.num_key_value_heads not in (0, self.num_attention_heads):
-            raise UserError(f"{kind} attention has as many key heads as query heads; set model.num_key_value_heads=0")
+            raise UserError(
+                f"{kind} attention does not support num_key_value_heads={self.num_key_value_heads}; "
+                f"set model.num_key_value_heads=0"
+            )
 
     @property
     def draw(self) -> int:
@@ -238,28 +241,44 @@ class AttentionSpec:
         return (self.seed * 1009 + self.layer) % 2**63
 
     def check_scaled(self, kind: str) -> None:
-        """Raise `UserError` for scores that are not scaled, which ``kind`` cannot have."""
+        """Raise `UserError` for unscaled scores, which ``kind`` does not support."""
         if not self.scaled:
-            raise UserError(f"{kind} attention scales its scores; leave scale_attn_weights out")
+            raise UserError(f"{kind} attention does not support scale_attn_weights=false; remove it")
 
     def check_plain(self, kind: str) -> None:
-        """Raise `UserError` for scores that are not scaled, or heads that are not equal parts of the stream."""
+        """Raise `UserError` for unscaled scores or a ``head_size`` other than ``hidden_size / num_attention_heads``."""
         if self.head_size and self.head_size * self.num_attention_heads != self.hidden_size:
             raise UserError(
-                f"{kind} attention has heads of hidden_size / num_attention_heads, not of head_size={self.head_size}; "
-                f"leave head_size out"
+                f"{kind} attention does not support head_size={self.head_size}, only hidden_size / "
+                f"num_attention_heads; remove head_size"
             )
         self.check_scaled(kind)
 
 
+class AttentionSettings(Config):
+    """Base of the configs of attention.
+
+    Attributes:
+        supports_packing: attention between the documents of a packed row is masked.
+        is_positional: the output depends on the order of tokens without position embeddings.
+    """
+
+    supports_packing: ClassVar[bool] = True
+    is_positional: ClassVar[bool] = False
+
+    def fixed_length_setting(self, max_position_embeddings: int) -> str | None:
+        """Setting that keeps the shapes of the weights for longer sequences; None: there is no such setting."""
+        return None
+
+
 def of_layer(value: int | list[int], layer: int, name: str) -> int:
-    """Value in this layer of a setting that is one number, or one a layer.
+    """Value of a setting in one layer; a setting is one number or a list with one number a layer.
 
     Raises:
-        UserError: the list is too short.
+        UserError: the list is shorter than the number of layers.
     """
     if isinstance(value, int):
         return value
     if layer >= len(value):
-        raise UserError(f"{name} has {len(value)} numbers and there is a layer {layer + 1}; give one a layer, or one")
+        raise UserError(f"{name} has {len(value)} numbers but there is a layer {layer + 1}; give one a layer, or one")
     return value[layer]

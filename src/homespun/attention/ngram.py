@@ -1,4 +1,4 @@
-"""ProphetNet's self-attention: a main stream, and prediction streams that no other stream sees (Qi et al. 2020)."""
+"""N-gram attention: a causal main stream and prediction streams (ProphetNet, Qi et al. 2020)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from homespun.attention.multi_head import AttentionSpec, inner_size, split_heads
+from homespun.attention.multi_head import AttentionSettings, AttentionSpec, inner_size, split_heads
 from homespun.attention.relative_bias import bucket_of
-from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.layers import Dropout
 from homespun.nn.masks import Mask
@@ -18,21 +17,21 @@ from homespun.nn.patterns import FULL
 
 
 class NgramAttention(nn.Module):
-    """A causal main stream with biases of distance, and any number of prediction streams (Qi et al. 2020, section 3.2).
+    """Causal main stream and prediction streams with relative position biases (Qi et al. 2020, section 3.2).
 
-    Prediction stream ``s`` sees, at position ``t``, the main stream up to ``t - s`` (and its first token), and itself
-    at ``t``. The bias of a distance is a linear function of the query's vector, one for each bucket and head. The main
-    stream alone is an ordinary decoder.
+    Prediction stream ``s`` sees, at position ``t``, the main stream up to ``t - s``, its first token, and itself at
+    ``t``. Biases of distance buckets are a linear function of the query's hidden state. The main stream alone is an
+    ordinary decoder.
 
     Args:
-        num_buckets: of distances, half of which are exact and half grow with the logarithm.
-        relative_max_distance: distances from here on share the last bucket.
-        scaled: scores are divided by ``sqrt(head_size)``; the biases of distance are not.
+        num_buckets: number of distance buckets, half of them exact and half logarithmic.
+        relative_max_distance: greater distances share the last bucket.
+        scaled: divide scores, but not biases, by ``sqrt(head_size)``.
 
-    Others are those of `MultiHeadAttention`.
+    Other arguments as in `MultiHeadAttention`.
 
     Raises:
-        ValueError: in `forward`, for a mask that is not causal.
+        ValueError: `forward` with a mask that is not causal.
     """
 
     def __init__(
@@ -61,9 +60,9 @@ class NgramAttention(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, streams, seq, hidden) -> the same, the main stream first; (batch, seq, hidden) is that one alone."""
+        """(batch, streams, seq, hidden), main stream first, or (batch, seq, hidden) of the main stream -> the same."""
         if not mask.causal:
-            raise ValueError("n-gram attention without a causal mask: its distances are to earlier tokens")
+            raise ValueError("n-gram attention needs a causal mask")
         if hidden.dim() == 3:
             return self._attend(hidden[:, None], mask)[:, 0]
         return self._attend(hidden, mask)
@@ -74,54 +73,53 @@ class NgramAttention(nn.Module):
         query = query * self.scale
         biases = self.relative(hidden).view(*hidden.shape[:3], self.num_buckets, self.num_attention_heads)
         biases = biases.permute(0, 4, 1, 2, 3)  # (batch, heads, streams, seq, buckets)
-        keys, values = key[:, :, 0], value[:, :, 0]  # (batch, heads, keys, head_dim), which all streams see
+        keys, values = key[:, :, 0], value[:, :, 0]  # (batch, heads, keys, head_dim) of the main stream
         if mask.cache is not None:
             keys, values = mask.cache.extend(self, keys, values)
-        seen = self._seen(mask, queries, keys)
-
-        scores = query[:, :, 0] @ keys.mT + self._of_distances(biases[:, :, 0], mask, keys.shape[2], ahead=0)
-        weights = self.dropout(_masked(scores, seen).softmax(-1))
-        # a token that may see nothing gives zeros
-        mixed = [torch.where(seen.any(-1, keepdim=True), weights @ values, 0.0)[:, :, None]]
+        allowed = self._allowed(mask, queries, keys)
+        scores = query[:, :, 0] @ keys.mT + self._distance_bias(biases[:, :, 0], mask, keys.shape[2], ahead=0)
+        weights = self.dropout(_masked(scores, allowed).softmax(-1))
+        # zeros for queries that see no key
+        outputs = [torch.where(allowed.any(-1, keepdim=True), weights @ values, 0.0)[:, :, None]]
         if streams > 1:
-            mixed.append(
-                self._predict(query[:, :, 1:], key[:, :, 1:], value[:, :, 1:], biases[:, :, 1:], keys, values, mask)
-            )
-        together = torch.cat(mixed, 2)  # (batch, heads, streams, seq, head_dim)
-        result: Tensor = self.output(together.permute(0, 2, 3, 1, 4).flatten(3))  # (batch, streams, seq, hidden)
+            predicting = (part[:, :, 1:] for part in (query, key, value, biases))
+            outputs.append(self._predict(*predicting, keys, values, mask))
+        concatenated = torch.cat(outputs, 2)  # (batch, heads, streams, seq, head_dim)
+        result: Tensor = self.output(concatenated.permute(0, 2, 3, 1, 4).flatten(3))  # (batch, streams, seq, hidden)
         return result
 
     def _predict(
         self, query: Tensor, key: Tensor, value: Tensor, biases: Tensor, keys: Tensor, values: Tensor, mask: Mask
     ) -> Tensor:
-        """(batch, heads, streams, seq, head_dim) of the prediction streams.
+        """Attention of the prediction streams, (batch, heads, streams, seq, head_dim).
 
-        ``query``, ``key`` and ``value`` are their own, ``keys`` and ``values`` those of the main stream.
+        ``query``, ``key``, ``value`` are of the prediction streams, ``keys`` and ``values`` of the main stream.
         """
         streams, queries, main = query.shape[2], query.shape[3], keys.shape[2]
 
         def build() -> Tensor:
-            asking = torch.arange(mask.start, mask.start + queries, device=keys.device)[:, None]
-            place = torch.arange(main, device=keys.device)
-            behind = torch.arange(streams, device=keys.device)[:, None, None]
-            return self._seen(mask, queries, keys)[:, :, None] & ((place <= asking - behind) | (place == 0))
+            query_position = torch.arange(mask.start, mask.start + queries, device=keys.device)[:, None]
+            position = torch.arange(main, device=keys.device)
+            stream = torch.arange(streams, device=keys.device)[:, None, None]
+            visible = (position <= query_position - stream) | (position == 0)
+            return self._allowed(mask, queries, keys)[:, :, None] & visible
 
-        seen = mask.once(("n-gram streams", streams, queries, main), build)  # (batch or 1, 1, streams, seq, keys)
+        allowed = mask.once(("n-gram streams", streams, queries, main), build)  # (batch or 1, 1, streams, seq, keys)
         scores = (query.flatten(2, 3) @ keys.mT).view(*query.shape[:-1], main)
-        scores = _masked(scores + self._of_distances(biases, mask, main, ahead=1), seen)
-        own = (query * key).sum(-1, keepdim=True) + biases[..., :1]  # at its own place the distance is 0
-        weights = self.dropout(torch.cat([scores, own], -1).softmax(-1))
-        of_main = weights[..., :-1].flatten(2, 3) @ values
-        result: Tensor = of_main.view_as(value) + weights[..., -1:] * value
+        scores = _masked(scores + self._distance_bias(biases, mask, main, ahead=1), allowed)
+        self_score = (query * key).sum(-1, keepdim=True) + biases[..., :1]  # distance 0
+        weights = self.dropout(torch.cat([scores, self_score], -1).softmax(-1))
+        from_main = weights[..., :-1].flatten(2, 3) @ values
+        result: Tensor = from_main.view_as(value) + weights[..., -1:] * value
         return result
 
-    def _of_distances(self, biases: Tensor, mask: Mask, keys: int, *, ahead: int) -> Tensor:
-        """(..., seq, buckets) -> (..., seq, keys), for queries that stand ``ahead`` of their places."""
+    def _distance_bias(self, biases: Tensor, mask: Mask, keys: int, *, ahead: int) -> Tensor:
+        """(..., seq, buckets) -> (..., seq, keys), with ``ahead`` added to the positions of queries."""
         queries = biases.shape[-2]
 
         def build() -> Tensor:
-            place = torch.arange(mask.start + ahead, mask.start + ahead + queries, device=biases.device)
-            distance = torch.arange(keys, device=biases.device) - place[:, None]
+            position = torch.arange(mask.start + ahead, mask.start + ahead + queries, device=biases.device)
+            distance = torch.arange(keys, device=biases.device) - position[:, None]
             return bucket_of(
                 distance, num_buckets=self.num_buckets, max_distance=self.relative_max_distance, causal=True
             )
@@ -130,12 +128,12 @@ class NgramAttention(nn.Module):
         buckets = mask.once(name, build)  # (seq, keys)
         return biases.gather(-1, buckets.expand(*biases.shape[:-1], keys))
 
-    def _seen(self, mask: Mask, queries: int, keys: Tensor) -> Tensor:
-        """(batch or 1, 1, seq, keys) bool: what the main stream sees of itself."""
-        seen = mask.dense(self.sparse, queries, keys.shape[2], keys.device)
-        if seen is None:  # the newest token sees all
+    def _allowed(self, mask: Mask, queries: int, keys: Tensor) -> Tensor:
+        """(batch or 1, 1, seq, keys) bool mask of the main stream."""
+        allowed = mask.dense(self.sparse, queries, keys.shape[2], keys.device)
+        if allowed is None:
             return torch.ones(1, 1, queries, keys.shape[2], dtype=torch.bool, device=keys.device)
-        return seen
+        return allowed
 
     def _heads(self, vectors: Tensor) -> Tensor:
         """(batch, streams, seq, width) -> (batch, heads, streams, seq, head_dim)."""
@@ -147,35 +145,34 @@ class NgramAttention(nn.Module):
         return f"num_buckets={self.num_buckets}, relative_max_distance={self.relative_max_distance}"
 
 
-def _masked(scores: Tensor, seen: Tensor) -> Tensor:
-    # the least number and not -inf: a row of those would be NaN
-    return scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+def _masked(scores: Tensor, allowed: Tensor) -> Tensor:
+    # the least finite number: a row of -inf gives NaN
+    return scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
 
 
-class NgramAttentionConfig(Config):
-    """Every token sees the earlier ones, with a bias of distance made from its vector (Qi et al. 2020). Causal only.
+class NgramAttentionConfig(AttentionSettings):
+    """Causal attention with relative position biases from the query's hidden state (Qi et al. 2020).
 
     `EncoderDecoderConfig.ngram` adds prediction streams.
     """
 
     kind: Literal["ngram"] = "ngram"
-    num_buckets: int = Field(default=32, ge=2, description="of distances; the first half of them one distance each")
-    relative_max_distance: int = Field(default=128, ge=2, description="from here on all distances are one")
-    supports_packing: ClassVar[bool] = True
+    num_buckets: int = Field(default=32, ge=2, description="distance buckets; the first half has one distance each")
+    relative_max_distance: int = Field(default=128, ge=2, description="greater distances share the last bucket")
     is_positional: ClassVar[bool] = True
 
     @model_validator(mode="after")
-    def _reaches(self) -> NgramAttentionConfig:
+    def _check_distances(self) -> NgramAttentionConfig:
         if self.relative_max_distance <= self.num_buckets // 2:
             raise ValueError(
-                f"relative_max_distance={self.relative_max_distance} lies within the {self.num_buckets // 2} exact "
-                f"buckets of num_buckets={self.num_buckets}; give more distance or fewer buckets"
+                f"relative_max_distance={self.relative_max_distance} must be greater than the "
+                f"{self.num_buckets // 2} exact buckets of num_buckets={self.num_buckets}; change one of them"
             )
         return self
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         if not spec.causal:
-            raise UserError("ngram attention is causal only: its distances are to earlier tokens; set causal: true")
+            raise UserError("ngram attention does not support causal=false; set causal: true")
         spec.check_own_projections("ngram")
         return NgramAttention(
             spec.hidden_size,

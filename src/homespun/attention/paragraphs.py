@@ -10,30 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from homespun.attention.full import DotProduct
-from homespun.attention.multi_head import AttentionSpec, MultiHeadAttention, split_heads
-from homespun.config import Config
+from homespun.attention.multi_head import AttentionSettings, AttentionSpec, MultiHeadAttention, split_heads
 from homespun.errors import UserError
 from homespun.nn.masks import Mask
 
-_SLOWEST = 10_000.0
+_MAX_WAVELENGTH = 10_000.0
 
 
 @dataclass(frozen=True, eq=False)
 class Membership:
-    """Membership of tokens in paragraphs: (batch, paragraphs, seq) bool, and (batch, paragraphs) bool of those that
-    have a token.
-    """
+    """Membership of tokens in paragraphs."""
 
-    tokens: Tensor
-    present: Tensor
+    tokens: Tensor  # (batch, paragraphs, seq) bool
+    present: Tensor  # (batch, paragraphs) bool: paragraphs with a token
 
     @classmethod
     def of(cls, mask: Mask, hidden: Tensor) -> Membership:
-        """By the documents of the mask; without them all is one paragraph. Padding is in none."""
+        """Membership by `Mask.documents`; a row without documents is one paragraph. Padding is in no paragraph."""
         shape = hidden.shape[:2]
         numbers = hidden.new_zeros(shape, dtype=torch.long) if mask.documents is None else mask.documents
         keep = numbers >= 0 if mask.keep is None else (numbers >= 0) & mask.keep
-        # counted on the numbers given, of which padding is -1: the step of a plan has no values to count
+        # counted on the documents of the batch, which have values while a step is traced
         count = 1 if mask.documents is None else max(1, int(mask.documents.max()) + 1)
         tokens = numbers[:, None] == torch.arange(count, device=hidden.device)[:, None]
         tokens = tokens & keep[:, None]
@@ -41,17 +38,17 @@ class Membership:
 
 
 class ParagraphAttention(nn.Module):
-    """Pool each paragraph by head-wise weights, attend between paragraphs, add the result to each of its tokens.
+    """Attention between paragraphs: pool each paragraph, attend, return the result of its paragraph to each token.
 
-    Liu and Lapata 2019, section 3.2. Sines and cosines of a paragraph's number are added to its pooled vector. Queries,
-    keys and values are made of all heads' vectors, in the paper of one head's each.
+    Liu and Lapata 2019, section 3.2. Sinusoidal embeddings of paragraph numbers are added to the pooled vectors.
+    Projections of queries, keys and values read all heads; in the paper they read one head each.
 
     Args:
-        hidden_size: width of the stream.
-        num_attention_heads: of the pooling and between paragraphs.
-        kernel: `homespun.attention.multi_head.Kernel`, between paragraphs.
-        layer_norm_eps: of the norm after the pooling.
-        bias: the projections have biases.
+        hidden_size: width of input and output.
+        num_attention_heads: heads of pooling and attention.
+        kernel: `homespun.attention.multi_head.Kernel` of the attention between paragraphs.
+        layer_norm_eps: epsilon of the norm after pooling.
+        bias: add biases to the projections.
     """
 
     def __init__(
@@ -73,24 +70,23 @@ class ParagraphAttention(nn.Module):
 
     @property
     def kernel(self) -> nn.Module:
-        """Kernel that mixes the paragraphs."""
+        """Kernel of the attention between paragraphs."""
         kernel: nn.Module = self.between.kernel
         return kernel
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden); `Mask.documents` are the numbers of the paragraphs."""
+        """(batch, seq, hidden) -> (batch, seq, hidden); `Mask.documents` holds paragraph numbers."""
         mask.refuse_cache("paragraphs attention")
         members = mask.once("paragraphs", lambda: Membership.of(mask, hidden))
         paragraphs = self.pool(hidden, members.tokens)
-        paragraphs = self.norm(paragraphs + _places(paragraphs))
+        paragraphs = self.norm(paragraphs + _sinusoids(paragraphs))
         mixed = self.between(paragraphs, mask.once("between paragraphs", lambda: Mask(members.present)))
-        of_tokens = members.tokens.transpose(1, 2).to(mixed.dtype)  # (batch, seq, paragraphs)
-        result: Tensor = of_tokens @ mixed
+        result: Tensor = members.tokens.transpose(1, 2).to(mixed.dtype) @ mixed  # (batch, seq, hidden)
         return result
 
     def pool(self, hidden: Tensor, members: Tensor) -> Tensor:
         """(batch, seq, hidden) and (batch, paragraphs, seq) bool -> (batch, paragraphs, hidden)."""
-        # paragraphs without a token come to the mean of all there are, which nobody is told
+        # paragraphs without a token get a mean of all tokens, which no token reads
         scores = self.weight(hidden).transpose(1, 2)[:, :, None]  # (batch, heads, 1, seq)
         scores = scores.masked_fill(~members[:, None], torch.finfo(scores.dtype).min)
         value = split_heads(self.value(hidden), self.num_attention_heads)  # (batch, heads, seq, head_dim)
@@ -99,32 +95,29 @@ class ParagraphAttention(nn.Module):
         return result
 
 
-def _places(paragraphs: Tensor) -> Tensor:
-    """(paragraphs, hidden) sines and cosines of the numbers of (batch, paragraphs, hidden)."""
+def _sinusoids(paragraphs: Tensor) -> Tensor:
+    """Sinusoidal embeddings (paragraphs, hidden) for (batch, paragraphs, hidden)."""
     count, width = paragraphs.shape[1:]
     half = torch.arange(math.ceil(width / 2), device=paragraphs.device, dtype=torch.float32)
-    rates = torch.exp(half * (-2 * math.log(_SLOWEST) / width))
+    rates = torch.exp(half * (-2 * math.log(_MAX_WAVELENGTH) / width))
     angles = torch.arange(count, device=paragraphs.device, dtype=torch.float32)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width].to(paragraphs.dtype)
 
 
-class ParagraphsAttentionConfig(Config):
-    """Paragraphs, each pooled from its tokens, attend to each other (Liu and Lapata 2019).
+class ParagraphsAttentionConfig(AttentionSettings):
+    """Attention between pooled paragraphs (Liu and Lapata 2019).
 
-    For layers above others that see their own paragraph only: in ``alternating``, whose cycle is then all layers.
+    For upper layers: use ``alternating`` attention with a cycle of all layers.
     """
 
     kind: Literal["paragraphs"] = "paragraphs"
     supports_packing: ClassVar[bool] = False
-    is_positional: ClassVar[bool] = False
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_plain("paragraphs")
         spec.check_own_projections("paragraphs")
         if spec.causal:
-            raise UserError(
-                "paragraphs attention pools whole paragraphs, of which no token may be later; leave it to an encoder"
-            )
+            raise UserError("paragraphs attention does not support causal=true; use it in an encoder")
         kernel = DotProduct(dropout=spec.dropout)
         return ParagraphAttention(
             spec.hidden_size,

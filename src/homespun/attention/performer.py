@@ -1,4 +1,4 @@
-"""Performer: attention through random features, linear in the length (Choromanski et al. 2021)."""
+"""Performer: linear attention by random features (Choromanski et al. 2021)."""
 
 from __future__ import annotations
 
@@ -12,48 +12,47 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from homespun.attention.multi_head import AttentionSpec
-from homespun.config import Config
+from homespun.attention.multi_head import AttentionSettings, AttentionSpec
 from homespun.errors import UserError
 from homespun.nn.masks import Mask
 
 FeatureMap = Literal["softmax", "relu"]
 
-# Tokens worked on at once: their features then stay in a CPU's cache, which more than halves the time of a step
-# against whole sequences. A causal chunk also holds a table of chunk x chunk.
+# Tokens computed at once, so that their features stay in the cache of a CPU: less than half the time of full sequences.
+# A causal chunk also holds a table of chunk x chunk.
 _CHUNK = 512
 _CAUSAL_CHUNK = 128
 
 
 @dataclass(frozen=True)
 class _State:
-    """Sums over the keys so far; a column of ones in the values sums to the normalisers.
+    """Sums over previous keys; values have a column of ones, which sums to the normaliser.
 
-    Features are ``e + epsilon``; the part of epsilon is a product with ``values``, so it is never added to each.
+    Features are ``e + epsilon``; the term of epsilon is computed from ``values``.
     """
 
-    products: Tensor  # (batch, heads, features, head_dim + 1): sum of e x value, in units of exp(largest)
-    values: Tensor  # (batch, heads, 1, head_dim + 1): sum of the values
-    largest: Tensor  # (batch, heads, 1, 1): the stabiliser
+    products: Tensor  # (batch, heads, features, head_dim + 1): sum of e x value, divided by exp(largest)
+    values: Tensor  # (batch, heads, 1, head_dim + 1): sum of values
+    largest: Tensor  # (batch, heads, 1, 1): stabiliser
 
 
 class Performer(nn.Module):
-    """FAVOR+: ``softmax(query key^T)`` estimated by positive orthogonal random features (sections 2.2 to 2.4).
+    """FAVOR+: estimate ``softmax(query key^T)`` by positive orthogonal random features (sections 2.2 to 2.4).
 
-    Queries and keys become ``exp(w x - |x|^2 / 2 - largest) + epsilon`` over random directions ``w``, or ``relu(w x) +
-    epsilon`` (generalised attention). ``largest`` keeps the exponentials from overflowing: for a query its own ``w x``,
-    for keys that of all keys which the query may see, so that neither padding nor, under a causal mask, later tokens
-    count. Computes in float32 at least. A query that sees no key gives zeros.
+    Features are ``exp(w x - |x|^2 / 2 - largest) + epsilon`` for random directions ``w``, or ``relu(w x) + epsilon``
+    (generalised attention). The stabiliser ``largest`` prevents overflow: the maximum of ``w x`` of the query, or over
+    all keys that the query sees, so that results do not depend on padding or, if causal, on later tokens. Computed in
+    float32 or wider. Queries that see no key give zeros.
 
     Args:
         head_dim: width of a head.
-        num_features: random directions, the same for all heads.
+        num_features: number of random directions, shared by all heads.
         feature_map: ``softmax`` or ``relu``.
-        redraw_interval: training steps between new directions; 0: never. If not 0 they are saved with the model.
-        seed, layer: what the directions are drawn from.
+        redraw_interval: training steps between new directions, which are then part of the state dict; 0: never.
+        seed, layer: seeds of the directions.
 
     Raises:
-        UserError: when called with packed documents: the sums over keys are of all of them.
+        UserError: `forward` with packed documents.
     """
 
     projection: Tensor
@@ -70,15 +69,15 @@ class Performer(nn.Module):
     ) -> None:
         super().__init__()
         self.num_features, self.feature_map, self.redraw_interval = num_features, feature_map, redraw_interval
-        self.epsilon = 1e-4 if feature_map == "softmax" else 1e-3  # those of the authors' code
+        self.epsilon = 1e-4 if feature_map == "softmax" else 1e-3  # as in the authors' code
         self._seed, self._layer, self._drawn = seed, layer, 0
         directions = orthogonal_directions(num_features, head_dim, _generator(seed, layer, 0))
         self.register_buffer("projection", directions, persistent=redraw_interval > 0)  # (features, head_dim)
 
     def redraw(self, step: int) -> None:
-        """New directions if ``step`` of training has passed the next multiple of ``redraw_interval``.
+        """Draw new directions if training ``step`` has passed a multiple of ``redraw_interval``.
 
-        Draw ``n`` is a function of (seed, layer, n), so that a resumed run has the same ones.
+        Draw ``n`` is a function of (seed, layer, n), so that resuming gives the same directions.
         """
         number = step // self.redraw_interval if self.redraw_interval else 0
         if number != self._drawn:
@@ -88,9 +87,9 @@ class Performer(nn.Module):
             self._drawn = number
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, queries, head_dim) from queries, and (batch, heads, keys, head_dim) keys and values."""
+        """(batch, heads, queries, head_dim), and twice (batch, heads, keys, head_dim) -> the shape of ``query``."""
         if mask.documents is not None:
-            raise UserError("Performer cannot keep packed documents apart: its sums are over all keys of a row")
+            raise UserError("Performer does not support packed documents: it sums over all keys of a row")
         with torch.autocast(query.device.type, enabled=False):
             dtype = torch.promote_types(query.dtype, torch.float32)
             attend = self._causal if mask.causal else self._bidirectional
@@ -98,37 +97,40 @@ class Performer(nn.Module):
         return values.to(value.dtype)
 
     def _bidirectional(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        state = self._read(self._nothing(value), key, value, mask.keep)
+        state = self._add_keys(self._initial_state(value), key, value, mask.keep)
         products = state.products + self.epsilon * state.values
-        rest = self.epsilon * products.sum(-2, keepdim=True)
-        chunks = [self._queries(chunk) @ products + rest for chunk in torch.split(query, _CHUNK, 2)]
+        offset = self.epsilon * products.sum(-2, keepdim=True)
+        chunks = [self._query_features(chunk) @ products + offset for chunk in torch.split(query, _CHUNK, 2)]
         return torch.cat([_normalised(chunk) for chunk in chunks], 2)
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        before = mask.start  # keys of a cache, which every query may see
+        before = mask.start  # cached keys, which every query sees
         keep = mask.keep
-        state = self._read(
-            self._nothing(value), key[:, :, :before], value[:, :, :before], None if keep is None else keep[:, :before]
+        state = self._add_keys(
+            self._initial_state(value),
+            key[:, :, :before],
+            value[:, :, :before],
+            None if keep is None else keep[:, :before],
         )
         chunks = []
         for first in range(0, query.shape[2], _CAUSAL_CHUNK):
             queries = query[:, :, first : first + _CAUSAL_CHUNK]
-            here = slice(before + first, before + first + queries.shape[2])
-            kept = None if keep is None else keep[:, here]
-            chunk, state = self._causal_chunk(state, queries, key[:, :, here], value[:, :, here], kept)
+            part = slice(before + first, before + first + queries.shape[2])
+            part_keep = None if keep is None else keep[:, part]
+            chunk, state = self._causal_chunk(state, queries, key[:, :, part], value[:, :, part], part_keep)
             chunks.append(chunk)
         return torch.cat(chunks, 2)
 
     def _causal_chunk(
         self, state: _State, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None
     ) -> tuple[Tensor, _State]:
-        """The values of a chunk of queries, whose keys are those of ``state`` and of their own chunk up to each."""
+        """Values of a chunk of queries over the keys of ``state`` and earlier keys of the chunk, and the next state."""
         value = _with_ones(value, keep)
-        features = self._queries(query)  # (batch, heads, chunk, features)
+        features = self._query_features(query)  # (batch, heads, chunk, features)
         scores, norm, own = self._key_scores(key, keep)
-        largest = torch.maximum(own.cummax(2).values, state.largest)  # the stabiliser up to each key
-        keys = self._keys(scores, norm + own)
-        # each query's sums are in units of its own stabiliser, so that no later key, however large, is in them
+        largest = torch.maximum(own.cummax(2).values, state.largest)  # stabiliser up to each key
+        keys = self._key_features(scores, norm + own)
+        # sums of each query use its own stabiliser, so that they do not depend on later keys
         each = self.epsilon * (features.sum(-1, True) + self.epsilon * self.num_features)
         weights = features @ keys.transpose(-1, -2) + self.epsilon * keys.sum(-1)[:, :, None, :]
         weights = (weights * (own.transpose(-1, -2) - largest).clamp(max=0).exp() + each).tril()
@@ -139,37 +141,34 @@ class Performer(nn.Module):
         products = products + state.products * (state.largest - last).exp()
         return _normalised(values), _State(products, state.values + value.sum(-2, keepdim=True), last)
 
-    def _nothing(self, value: Tensor) -> _State:
+    def _initial_state(self, value: Tensor) -> _State:
         batch, heads, _, width = value.shape
         products = value.new_zeros(batch, heads, self.num_features, width + 1)
-        # not minus infinity, whose difference with itself is NaN
+        # the least finite number: -inf - -inf is NaN
         largest = value.new_full((batch, heads, 1, 1), torch.finfo(value.dtype).min)
         return _State(products, value.new_zeros(batch, heads, 1, width + 1), largest)
 
-    def _read(self, state: _State, key: Tensor, value: Tensor, keep: Tensor | None) -> _State:
-        """``state`` with these keys and values in it."""
+    def _add_keys(self, state: _State, key: Tensor, value: Tensor, keep: Tensor | None) -> _State:
         for first in range(0, key.shape[2], _CHUNK):
-            here = slice(first, first + _CHUNK)
-            kept = None if keep is None else keep[:, here]
-            values = _with_ones(value[:, :, here], kept)
-            scores, norm, own = self._key_scores(key[:, :, here], kept)
+            part = slice(first, first + _CHUNK)
+            part_keep = None if keep is None else keep[:, part]
+            values = _with_ones(value[:, :, part], part_keep)
+            scores, norm, own = self._key_scores(key[:, :, part], part_keep)
             last = torch.maximum(own.amax(2, keepdim=True), state.largest)
-            keys = self._keys(scores, norm + last)
+            keys = self._key_features(scores, norm + last)
             products = state.products * (state.largest - last).exp() + keys.transpose(-1, -2) @ values
             state = _State(products, state.values + values.sum(-2, keepdim=True), last)
         return state
 
-    def _queries(self, query: Tensor) -> Tensor:
-        """(batch, heads, seq, head_dim) -> the features e, (batch, heads, seq, features)."""
+    def _query_features(self, query: Tensor) -> Tensor:
+        """(batch, heads, seq, head_dim) -> features e, (batch, heads, seq, features)."""
         scores, norm = self._scores(query)
         if self.feature_map == "relu":
             return scores.relu_()
         return scores.sub_(norm + scores.detach().amax(-1, keepdim=True)).exp_()
 
     def _key_scores(self, key: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores of keys (batch, heads, seq, features), norms and stabilisers (batch, heads, seq, 1), zeros for
-        relu.
-        """
+        """Scores (batch, heads, seq, features), norms and stabilisers (batch, heads, seq, 1) of keys."""
         scores, norm = self._scores(key)
         if self.feature_map == "relu":
             return scores, norm, torch.zeros_like(norm)
@@ -180,12 +179,11 @@ class Performer(nn.Module):
             norm = norm.masked_fill(padding, torch.inf)
         return scores, norm, own
 
-    def _keys(self, scores: Tensor, units: Tensor) -> Tensor:
-        """(batch, heads, seq, features): the features e of keys with these scores, in units of a stabiliser."""
-        return scores.relu_() if self.feature_map == "relu" else scores.sub_(units).exp_()
+    def _key_features(self, scores: Tensor, offset: Tensor) -> Tensor:
+        return scores.relu_() if self.feature_map == "relu" else scores.sub_(offset).exp_()
 
     def _scores(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """``w x`` and ``|x|^2 / 2`` of x = token / head_dim^(1/4): (batch, heads, seq, features) and (..., seq, 1)."""
+        """``w x`` (batch, heads, seq, features) and ``|x|^2 / 2`` (batch, heads, seq, 1) of ``x = token / head_dim^(1/4)``."""
         width = tokens.shape[-1]
         scores = tokens @ (self.projection.to(tokens.dtype).t() * width**-0.25)
         norm: Tensor = tokens.square().sum(-1, keepdim=True) * (0.5 * width**-0.5)
@@ -196,19 +194,19 @@ class Performer(nn.Module):
 
 
 def redraw(model: nn.Module, step: int) -> None:
-    """Call `Performer.redraw` of every module in training mode at the start of ``step`` (from 0)."""
+    """Call `Performer.redraw` of every module in training mode, before ``step`` (from 0)."""
     for module in model.modules():
         if isinstance(module, Performer) and module.training:
             module.redraw(step)
 
 
 def orthogonal_directions(count: int, width: int, generator: torch.Generator) -> Tensor:
-    """(count, width) float32: orthogonal in groups of ``width``, each as long as a Gaussian vector (section 2.4)."""
+    """(count, width) float32 rows, orthogonal in groups of ``width``, with lengths of Gaussian vectors (section 2.4)."""
     groups = -(-count // width)
-    # in float64, so that rounding to float32 hides in which order a machine's LAPACK adds
+    # float64: rounding to float32 hides differences between implementations of LAPACK
     gaussian = torch.randn(groups, width, width, generator=generator, dtype=torch.float64)
     orthogonal, upper = torch.linalg.qr(gaussian)
-    # without the signs the result would depend on LAPACK's habits, and not be uniform over rotations
+    # signs make the distribution uniform over rotations and independent of LAPACK
     orthogonal = orthogonal * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
     lengths = torch.randn(count, width, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
     directions: Tensor = orthogonal.transpose(-1, -2).flatten(0, 1)[:count] * lengths
@@ -221,7 +219,7 @@ def _generator(seed: int, layer: int, number: int) -> torch.Generator:
 
 
 def _with_ones(value: Tensor, keep: Tensor | None) -> Tensor:
-    """(batch, heads, seq, head_dim) -> (..., head_dim + 1) with a column of ones; padding is zeros throughout."""
+    """(batch, heads, seq, head_dim) -> (..., head_dim + 1) with a column of ones, zero at padding."""
     value = F.pad(value, (0, 1), value=1.0)
     return value if keep is None else torch.where(keep[:, None, :, None], value, 0.0)
 
@@ -232,28 +230,27 @@ def _normalised(values: Tensor) -> Tensor:
     return values[..., :-1] / torch.where(total > 0, total, 1.0)
 
 
-class PerformerAttentionConfig(Config):
-    """Every token sees every token, through random features (Choromanski et al. 2021). Keeps no documents apart."""
+class PerformerAttentionConfig(AttentionSettings):
+    """Linear attention by random features (Choromanski et al. 2021); does not support packed documents."""
 
     kind: Literal["performer"] = "performer"
     num_features: int | None = Field(
-        default=None, ge=1, description="random features of a head; head_dim * log(head_dim) where not given"
+        default=None, ge=1, description="random features a head; null: head_dim * log(head_dim)"
     )
     feature_map: FeatureMap = Field(
-        default="softmax", description="softmax: an estimate of exact attention; relu: generalised attention"
+        default="softmax", description="softmax: estimate of softmax attention; relu: generalised attention"
     )
     redraw_interval: int = Field(
-        default=0, ge=0, description="steps of training between new draws of the features; 0: never"
+        default=0, ge=0, description="training steps between new draws of the features; 0: never"
     )
     supports_packing: ClassVar[bool] = False
-    is_positional: ClassVar[bool] = False
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_plain("performer")
         if spec.dropout:
             raise UserError(
-                f"performer has no attention probabilities to drop (attention_probs_dropout_prob={spec.dropout}); "
-                f"set attention_probs_dropout_prob: 0"
+                f"performer attention does not support attention_probs_dropout_prob={spec.dropout}: it has no attention "
+                f"probabilities; set attention_probs_dropout_prob: 0"
             )
         head_dim = spec.hidden_size // spec.num_attention_heads
         kernel = Performer(

@@ -1,4 +1,4 @@
-"""Full attention with a learned bias for each bucket of relative position (T5)."""
+"""Full attention with learned relative position biases (T5, Raffel et al. 2020)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from homespun.attention.full import attend
-from homespun.attention.multi_head import AttentionSpec
-from homespun.config import Config
+from homespun.attention.multi_head import AttentionSettings, AttentionSpec
 from homespun.errors import UserError
 from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import FULL
 from homespun.nn.torch_private import FunctionContext
 
-_SCORES = 2**19  # that the backward pass holds at once
+_SCORES = 2**19  # scores in memory at once in the backward pass
 
 
 def bucket_of(distance: Tensor, *, num_buckets: int, max_distance: int, causal: bool) -> Tensor:
-    """The bucket of each relative position, key minus query (Raffel et al. 2020, section 2.1).
+    """Bucket of each relative position, key minus query (Raffel et al. 2020, section 2.1).
 
-    The nearer half of the buckets has one position each, the others grow with the logarithm up to ``max_distance``, and
-    the last has all beyond. Without causality half of all buckets are for later keys.
+    Half of the buckets have one position each, the others grow logarithmically up to ``max_distance``; greater
+    distances share the last. Unless causal, half of all buckets are for later keys.
     """
     later = torch.zeros_like(distance)
     if not causal:
@@ -36,20 +35,20 @@ def bucket_of(distance: Tensor, *, num_buckets: int, max_distance: int, causal: 
         distance = -distance.abs()
     distance = (-distance).clamp(min=0)
     exact = num_buckets // 2
-    # rounded as in their implementation, since at its edges a bucket is a matter of the last bit
+    # float32 as in the authors' code: the edges of buckets depend on rounding
     ratio = torch.log(distance.clamp(min=exact).float() / exact) / math.log(max_distance / exact)
     far = (exact + (ratio * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
     return later + torch.where(distance < exact, distance, far)
 
 
 class RelativeBias(nn.Module):
-    """Bias of the scores of each head: (1, heads, queries, keys), constant along every diagonal, shared by all layers.
+    """Learned bias of each head and distance bucket, shared by all layers.
 
     Args:
-        num_attention_heads: heads.
-        num_buckets: numbers of each head.
-        max_distance: positions beyond share the last bucket.
-        max_position_embeddings: longest input.
+        num_attention_heads: number of heads.
+        num_buckets: number of buckets.
+        max_distance: greater distances share the last bucket.
+        max_position_embeddings: maximum sequence length.
         causal: no buckets for later keys.
     """
 
@@ -72,26 +71,26 @@ class RelativeBias(nn.Module):
         self.register_buffer("buckets", buckets, persistent=False)
 
     def between(self, mask: Mask, queries: int, keys: int) -> Tensor:
-        """(queries + keys - 1,) int64: the buckets of all distances, from the smallest."""
+        """(queries + keys - 1,) int64 buckets of all distances in increasing order."""
         return self.buckets[self.longest - mask.start - queries : self.longest - 1 - mask.start + keys]
 
     def table(self, mask: Mask, query: Tensor, keys: int) -> Tensor:
-        """(batch or 1, heads, queries, keys) in the type of ``query``: the biases, -inf where masked.
+        """(batch or 1, heads, queries, keys) biases in the dtype of ``query``, -inf where masked, without gradient.
 
-        It has no graph, and is made once for all layers. A query that sees no key has zeros.
+        Computed once for all layers. Rows of queries that see no key are not masked.
         """
         queries = query.shape[-2]
-        name = ("relative_bias", self, str(queries), str(keys), query.dtype)  # sizes may be symbols, without a hash
+        name = ("relative_bias", self, str(queries), str(keys), query.dtype)  # sizes may be symbols without a hash
         return mask.once(name, lambda: self._table(mask, query, keys))
 
     @torch.no_grad()
     def _table(self, mask: Mask, query: Tensor, keys: int) -> Tensor:
         queries = query.shape[-2]
-        numbers = self.embedding.weight[self.between(mask, queries, keys)].to(query.dtype)  # (distances, heads)
-        # not by `unfold`, which would fix the sizes of an exported graph
-        first = torch.arange(queries, device=query.device)[:, None]
-        places = torch.arange(keys, device=query.device) + (queries - 1 - first)
-        table = numbers.T[None, :, places]  # (1, heads, queries, keys)
+        biases = self.embedding.weight[self.between(mask, queries, keys)].to(query.dtype)  # (distances, heads)
+        # indexing instead of `unfold`, which would fix the sizes of an exported graph
+        row = torch.arange(queries, device=query.device)[:, None]
+        columns = torch.arange(keys, device=query.device) + (queries - 1 - row)
+        table = biases.T[None, :, columns]  # (1, heads, queries, keys)
         allowed = mask.dense(FULL, queries, keys, query.device)
         if allowed is None:
             return table
@@ -99,12 +98,12 @@ class RelativeBias(nn.Module):
 
 
 class BiasedDotProduct(nn.Module):
-    """``softmax(query key^T + bias) value`` over the allowed keys; zeros for a query that sees none.
+    """``softmax(query key^T + bias) value`` over the allowed keys; zeros for queries that see no key.
 
     Args:
-        bias: shared by the layers of a stack.
-        dropout: of the attention probabilities, in training; with it the table of probabilities is held.
-        scaled: divide the products by ``sqrt(head_dim)``; T5 does not.
+        bias: biases, shared by the layers of a stack.
+        dropout: of the attention probabilities, in training; stores the table of probabilities.
+        scaled: divide products by ``sqrt(head_dim)``; False in T5.
     """
 
     def __init__(self, bias: RelativeBias, *, dropout: float = 0.0, scaled: bool = False) -> None:
@@ -115,18 +114,18 @@ class BiasedDotProduct(nn.Module):
         self.scaled = scaled
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, queries, head_dim) from queries, and (batch, heads, keys, head_dim) keys and values."""
+        """(batch, heads, queries, head_dim), and twice (batch, heads, keys, head_dim) -> the shape of ``query``."""
         queries, keys = query.shape[-2], key.shape[-2]
         dropout = self.dropout if self.training else 0.0
         scale = query.shape[-1] ** -0.5 if self.scaled else 1.0
         table, weight = self.bias.table(mask, query, keys), self.bias.embedding.weight
-        learns = torch.is_grad_enabled() and weight.requires_grad
-        if learns and not dropout and query.device.type == "cpu":
+        needs_grad = torch.is_grad_enabled() and weight.requires_grad
+        if needs_grad and not dropout and query.device.type == "cpu":
             buckets = self.bias.between(mask, queries, keys)
             values: Tensor = _Attend.apply(query, key, value, weight, table, buckets, scale)  # type: ignore[no-untyped-call]
         else:
-            if learns:
-                table = _Learned.apply(weight, table, self.bias.between(mask, queries, keys))  # type: ignore[no-untyped-call]
+            if needs_grad:
+                table = _TableWithGrad.apply(weight, table, self.bias.between(mask, queries, keys))  # type: ignore[no-untyped-call]
             values = attend(query, key, value, table=table, dropout=dropout, scale=scale)
         return zero_fully_masked(values, mask.dense(self.sparse, queries, keys, query.device))
 
@@ -134,11 +133,8 @@ class BiasedDotProduct(nn.Module):
         return f"dropout={self.dropout}, scaled={self.scaled}"
 
 
-class _Learned(torch.autograd.Function):
-    """The table, with a gradient for the biases.
-
-    Nothing is saved that a backward pass would free, so that layers can be computed again.
-    """
+class _TableWithGrad(torch.autograd.Function):
+    """Identity of the table with a gradient for the biases; saves no tensors, so that layers can be recomputed."""
 
     @staticmethod
     def forward(ctx: FunctionContext, weight: Tensor, table: Tensor, buckets: Tensor) -> Tensor:
@@ -148,15 +144,14 @@ class _Learned(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        found = _by_distance(gradient.sum(0, dtype=ctx.dtype))
-        return found.new_zeros(ctx.shape).index_add_(0, ctx.buckets, found.T), None, None
+        by_distance = _sum_diagonals(gradient.sum(0, dtype=ctx.dtype))
+        return by_distance.new_zeros(ctx.shape).index_add_(0, ctx.buckets, by_distance.T), None, None
 
 
 class _Attend(torch.autograd.Function):
-    """Attention under a learned table, without holding the probabilities of all queries.
+    """Attention with a learned bias that recomputes scores in the backward pass, as flash attention (Dao et al. 2022).
 
-    PyTorch on a CPU keeps scores and probabilities of every layer if the table needs a gradient. Here both passes
-    compute them, as flash attention does (Dao et al. 2022), some queries at a time.
+    PyTorch on a CPU stores scores and probabilities of every layer if the bias needs a gradient.
     """
 
     @staticmethod
@@ -179,32 +174,31 @@ class _Attend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, values, table = ctx.saved_tensors
-        found_query = torch.empty_like(query)
-        found_key, found_value = torch.zeros_like(key), torch.zeros_like(value)
+        d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
         heads, queries, keys = query.shape[1], query.shape[2], key.shape[2]
         by_distance = torch.zeros(heads, queries + keys - 1, dtype=ctx.dtype, device=query.device)
         wide = torch.promote_types(query.dtype, torch.float32)
         for rows, chunk in _parts(query.shape, keys):
             bias = table[rows if len(table) > 1 else slice(None), :, chunk]
             scores = (query[rows, :, chunk] @ key[rows].mT).to(wide).mul_(ctx.scale).add_(bias)
-            shares = scores.softmax(-1)
-            out = gradient[rows, :, chunk]
-            found_value[rows] += shares.to(out.dtype).mT @ out
-            through = (out @ value[rows].mT).to(wide)
-            through -= (out * values[rows, :, chunk]).sum(-1, keepdim=True, dtype=wide)
-            through *= shares
-            narrow = through.to(query.dtype)
-            found_query[rows, :, chunk] = (narrow @ key[rows]).mul_(ctx.scale)
-            found_key[rows] += (narrow.mT @ query[rows, :, chunk]).mul_(ctx.scale)
-            last = queries - chunk.start  # the smallest distances are those of the last query
-            count = through.shape[2]
-            by_distance[:, last - count : last - 1 + keys] += _by_distance(through.sum(0, dtype=ctx.dtype))
-        weight = by_distance.new_zeros(ctx.shape).index_add_(0, ctx.buckets, by_distance.T)
-        return found_query, found_key, found_value, weight, None, None, None
+            weights = scores.softmax(-1)
+            upstream = gradient[rows, :, chunk]
+            d_value[rows] += weights.to(upstream.dtype).mT @ upstream
+            d_scores = (upstream @ value[rows].mT).to(wide)
+            d_scores -= (upstream * values[rows, :, chunk]).sum(-1, keepdim=True, dtype=wide)
+            d_scores *= weights
+            narrow = d_scores.to(query.dtype)
+            d_query[rows, :, chunk] = (narrow @ key[rows]).mul_(ctx.scale)
+            d_key[rows] += (narrow.mT @ query[rows, :, chunk]).mul_(ctx.scale)
+            last = queries - chunk.start  # the last query has the smallest distances
+            count = d_scores.shape[2]
+            by_distance[:, last - count : last - 1 + keys] += _sum_diagonals(d_scores.sum(0, dtype=ctx.dtype))
+        d_weight = by_distance.new_zeros(ctx.shape).index_add_(0, ctx.buckets, by_distance.T)
+        return d_query, d_key, d_value, d_weight, None, None, None
 
 
 def _parts(shape: torch.Size, keys: int) -> Iterator[tuple[slice, slice]]:
-    """Rows of the batch, and queries of them, with about `_SCORES` scores."""
+    """Slices of batch rows and queries with about `_SCORES` scores."""
     batch, heads, queries, _ = shape
     rows = max(1, _SCORES // (heads * queries * keys))
     count = queries if rows > 1 else max(1, min(queries, _SCORES // (heads * keys)))
@@ -213,37 +207,36 @@ def _parts(shape: torch.Size, keys: int) -> Iterator[tuple[slice, slice]]:
             yield slice(row, row + rows), slice(first, first + count)
 
 
-def _by_distance(table: Tensor) -> Tensor:
-    """(heads, queries, keys) -> (heads, queries + keys - 1): the sums along the diagonals, smallest distance first."""
+def _sum_diagonals(table: Tensor) -> Tensor:
+    """(heads, queries, keys) -> (heads, queries + keys - 1) sums over diagonals, smallest distance first."""
     heads, queries, keys = table.shape
-    # each row one place further to the right than the one above it: what was a diagonal is a column
+    # shift each row by one more column, so that diagonals become columns
     skewed = F.pad(table.flip(1), (0, queries)).flatten(1)[:, :-queries]
     return skewed.view(heads, queries, queries + keys - 1).sum(1)
 
 
-class RelativeBiasAttentionConfig(Config):
-    """Every token sees every token, with learned biases of distance added to the scores (Raffel et al. 2020).
+class RelativeBiasAttentionConfig(AttentionSettings):
+    """Full attention with learned relative position biases (Raffel et al. 2020).
 
-    Each head learns one number a bucket, the same in all layers; set positions to ``none``.
+    Each head learns one bias a bucket, shared by all layers; set positions to ``none``.
     """
 
     kind: Literal["relative_bias"] = "relative_bias"
     num_buckets: int = Field(
-        default=32, ge=2, description="the near half of one position each; in an encoder half of them for each side"
+        default=32, ge=2, description="buckets of distances, half of them exact; an encoder uses half for each side"
     )
-    max_distance: int = Field(default=128, ge=2, description="tokens; what is further off is in the last bucket")
-    supports_packing: ClassVar[bool] = True
+    max_distance: int = Field(default=128, ge=2, description="greater distances share the last bucket")
     is_positional: ClassVar[bool] = True
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         sides = 1 if spec.causal else 2
         exact = self.num_buckets // sides // 2
         if not exact:
-            raise UserError(f"num_buckets={self.num_buckets} are too few for both sides; give at least 4")
+            raise UserError(f"num_buckets={self.num_buckets} must be at least 4 in a bidirectional model; increase it")
         if self.max_distance <= exact:
             raise UserError(
-                f"max_distance={self.max_distance} is not beyond the {exact} buckets of one position that "
-                f"num_buckets={self.num_buckets} has; give at least {exact + 1}"
+                f"max_distance={self.max_distance} must be at least {exact + 1}, beyond the {exact} exact buckets of "
+                f"num_buckets={self.num_buckets}; increase it"
             )
         kernel = BiasedDotProduct(self._bias(spec), dropout=spec.dropout, scaled=spec.scaled)
         return spec.multi_head(kernel)

@@ -1,37 +1,37 @@
-"""Sparse attention whose global tokens have projections of their own (Longformer)."""
+"""Sparse attention: unions of window, band and block patterns, global tokens, and separate global projections."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from homespun.attention.blocked import Blocked, GlobalTokens, find_global_tokens, global_token_table, see_all
-from homespun.attention.multi_head import MAX_DRAWN, AttentionSpec, of_layer, split_heads
+from homespun.attention.blocked import Blocked, attend_from_global
+from homespun.attention.multi_head import MAX_DRAWN, AttentionSettings, AttentionSpec, of_layer, split_heads
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.nn.masks import Mask, zero_fully_masked
+from homespun.nn.masks import GlobalTokens, Mask, zero_fully_masked
 from homespun.nn.patterns import Band, Blocks, BlockTable, Global, Pattern, Sparse, Window
 
 
 class GlobalAttention(nn.Module):
-    """Sparse multi-head attention whose global tokens have their own projections (Beltagy et al. 2020, section 3.1).
+    """Sparse multi-head attention with separate projections of global tokens (Beltagy et al. 2020, section 3.1).
 
-    All tokens see their patterns and the global tokens through ``query``, ``key`` and ``value``; global tokens see
-    every token through ``query_global``, ``key_global`` and ``value_global``. A cache is refused.
+    All tokens attend to their patterns and to global tokens through ``query``, ``key`` and ``value``; global tokens
+    attend to all tokens through ``query_global``, ``key_global`` and ``value_global``. Does not support a cache.
 
     Args:
-        sparse: the patterns, with global tokens.
+        sparse: patterns and global tokens.
         dropout: of the attention probabilities, in training.
     """
 
     def __init__(self, hidden_size: int, num_attention_heads: int, sparse: Sparse, *, dropout: float = 0.0) -> None:
         super().__init__()
         if sparse.global_tokens is None:
-            raise ValueError("projections of global tokens need global tokens")
+            raise ValueError("GlobalAttention needs sparse.global_tokens")
         self.num_attention_heads = num_attention_heads
         self.query = nn.Linear(hidden_size, hidden_size)
         self.key = nn.Linear(hidden_size, hidden_size)
@@ -50,66 +50,63 @@ class GlobalAttention(nn.Module):
         query, key, value = (self._heads(part(hidden)) for part in (self.query, self.key, self.value))
         values: Tensor = self.kernel(query, key, value, mask).transpose(1, 2).flatten(2)  # (batch, seq, hidden)
         batch, length, width = hidden.shape
-        global_tokens = find_global_tokens(self.sparse, mask, batch, length, hidden.device)
+        global_tokens = mask.find_global_tokens(self.sparse.global_tokens, batch, length, hidden.device)
         if global_tokens is not None:
             index = global_tokens.index[..., None].expand(-1, -1, width)
             query = self._heads(self.query_global(hidden.gather(1, index)))  # (batch, heads, n, head_dim)
-            found = self._see_all(query, hidden, mask, global_tokens).transpose(1, 2).flatten(2)
+            found = self._attend_from_global(query, hidden, mask, global_tokens).transpose(1, 2).flatten(2)
             if global_tokens.real is not None:
                 found = torch.where(global_tokens.real[..., None], found, values.gather(1, index))
             values = values.scatter(1, index, found.to(values.dtype))
         mixed: Tensor = self.output(values)
         return mixed
 
-    def _see_all(self, query: Tensor, hidden: Tensor, mask: Mask, global_tokens: GlobalTokens) -> Tensor:
-        """(batch, heads, n, head_dim): values of the global tokens' queries."""
+    def _attend_from_global(self, query: Tensor, hidden: Tensor, mask: Mask, global_tokens: GlobalTokens) -> Tensor:
+        """(batch, heads, n, head_dim) queries of global tokens -> the same, over all keys."""
         dropout = self.kernel.dropout if self.training else 0.0
         batch, heads, count, head_dim = query.shape
         if dropout or count >= head_dim:
             key, value = (self._heads(part(hidden)) for part in (self.key_global, self.value_global))
-            return see_all(query, key, value, mask, global_tokens, dropout)
-        # q (x W) = (q W) x and p (x W) = (p x) W: a few global tokens are projected, not the whole text, which is two
-        # of a layer's fourteen products of that size
+            return attend_from_global(query, key, value, mask, global_tokens, dropout)
+        # q (x W) = (q W) x and p (x W) = (p x) W: project a few global tokens instead of all tokens, which saves two of
+        # the fourteen matrix products of a layer
         keys, values = (part.weight.view(heads, head_dim, -1) for part in (self.key_global, self.value_global))
-        asked = (query @ keys * head_dim**-0.5).flatten(1, 2)  # (batch, heads * n, hidden)
-        scores = (asked @ hidden.transpose(1, 2)).view(batch, heads, count, -1)
+        projected = (query @ keys * head_dim**-0.5).flatten(1, 2)  # (batch, heads * n, hidden)
+        scores = (projected @ hidden.transpose(1, 2)).view(batch, heads, count, -1)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         scores = scores + (query @ self.key_global.bias.view(heads, head_dim, 1)) * head_dim**-0.5
-        table = global_token_table(mask, global_tokens, hidden.shape[1])
+        table = mask.global_token_table(global_tokens, hidden.shape[1])
         if table is not None:
             scores = scores.masked_fill(~table, torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1).to(hidden.dtype).flatten(1, 2)
-        seen = (weights @ hidden).view(batch, heads, count, -1) @ values.transpose(-1, -2)
-        seen = seen + self.value_global.bias.view(heads, 1, head_dim)
-        return zero_fully_masked(seen, table)
+        mixed = (weights @ hidden).view(batch, heads, count, -1) @ values.transpose(-1, -2)
+        mixed = mixed + self.value_global.bias.view(heads, 1, head_dim)
+        return zero_fully_masked(mixed, table)
 
     def _heads(self, hidden: Tensor) -> Tensor:
         return split_heads(hidden, self.num_attention_heads)
 
 
-PerLayer = int | list[int]
-"""One number for all layers, or one a layer."""
-
-
 class WindowConfig(Config):
-    """``radius`` tokens on each side (Longformer's window is twice that), ``dilation`` positions apart."""
+    """``radius`` tokens on each side (half of Longformer's window size), ``dilation`` positions apart."""
 
     kind: Literal["window"] = "window"
-    radius: PerLayer = Field(default=64, description="tokens seen on each side; one number, or one a layer")
+    radius: int | list[int] = Field(default=64, description="tokens seen on each side; one number, or one a layer")
     dilation: int | list[int | list[int]] = Field(
-        default=1, description="places between them; one number, or one a layer, or in a layer one a head"
+        default=1,
+        description="distance between seen tokens; one number, one a layer, or a list with one a head in a layer",
     )
 
     def build(self, spec: AttentionSpec) -> Pattern:
         radius = of_layer(self.radius, spec.layer, "radius")
         steps = self._dilation(spec)
         if radius < 1 or min(steps) < 1:
-            raise UserError(f"a window needs a radius and a dilation of 1 or more, not {radius} and {min(steps)}")
+            raise UserError(f"radius={radius} and dilation={min(steps)} of a window must be at least 1")
         longest = spec.max_position_embeddings
         if max(steps) >= max(longest, 2):
             raise UserError(
-                f"dilation={max(steps)} leaves no token another to see in max_position_embeddings={longest}; "
-                f"give less than that"
+                f"dilation={max(steps)} must be less than max_position_embeddings={longest}, or tokens see only "
+                f"themselves; decrease it"
             )
         return Window(min(radius, longest), steps if len(set(steps)) > 1 else steps[:1])
 
@@ -118,13 +115,13 @@ class WindowConfig(Config):
             return (self.dilation,)
         if spec.layer >= len(self.dilation):
             raise UserError(
-                f"dilation has {len(self.dilation)} entries and there is a layer {spec.layer + 1}; "
+                f"dilation has {len(self.dilation)} entries but there is a layer {spec.layer + 1}; "
                 f"give one a layer, or one number"
             )
         entry = self.dilation[spec.layer]
         steps = (entry,) if isinstance(entry, int) else tuple(entry)
         heads = spec.num_attention_heads
-        if len(steps) > 1 and len(steps) % heads == 0:  # ELECTRA's generator has fewer heads, and takes them evenly
+        if len(steps) > 1 and len(steps) % heads == 0:  # ELECTRA's generator has fewer heads
             steps = steps[:: len(steps) // heads]
         if len(steps) not in (1, heads):
             raise UserError(
@@ -135,7 +132,7 @@ class WindowConfig(Config):
 
 
 class BandConfig(Config):
-    """The token itself and the ``width - 1`` before it: GPT-3's locally banded layers."""
+    """The token itself and ``width - 1`` tokens before it (GPT-3)."""
 
     kind: Literal["band"] = "band"
     width: int = Field(default=128, ge=1)
@@ -145,7 +142,7 @@ class BandConfig(Config):
 
 
 class BlocksConfig(Config):
-    """Blocks of ``size`` tokens: a token sees its own, ``before`` and ``after`` (BigBird's window is 1 and 1)."""
+    """Own block of ``size`` tokens, ``before`` blocks before and ``after`` blocks after it (BigBird: 1 and 1)."""
 
     kind: Literal["blocks"] = "blocks"
     size: int = Field(default=64, ge=1)
@@ -157,9 +154,9 @@ class BlocksConfig(Config):
 
 
 class RandomBlocksConfig(Config):
-    """``count`` random blocks of ``size`` tokens for each block in each head: BigBird's random part.
+    """``count`` random blocks of ``size`` tokens for each block and head (BigBird).
 
-    Drawn once from the model's seed, beyond the neighbouring blocks; all of them if there are no more than ``count``.
+    Drawn from the model's seed among blocks that are not neighbours; fewer if there are not enough.
     """
 
     kind: Literal["random_blocks"] = "random_blocks"
@@ -172,8 +169,8 @@ class RandomBlocksConfig(Config):
         blocks = -(-longest // size)
         if spec.num_attention_heads * blocks**2 > MAX_DRAWN:
             raise UserError(
-                f"{blocks:,} random blocks of size={size} for max_position_embeddings={longest} are too many to be "
-                f"drawn; give larger blocks"
+                f"random_blocks of size={size} need more than {MAX_DRAWN} random numbers for "
+                f"max_position_embeddings={longest}; increase size"
             )
         return BlockTable.draw(
             size=size,
@@ -186,11 +183,10 @@ class RandomBlocksConfig(Config):
 
 
 class PermutedBlocksConfig(Config):
-    """The longest input in ``blocks`` equal parts; a head sees from each part one other (BlockBERT; Qiu et al. 2020,
-    3).
+    """``blocks`` equal blocks, each of which sees one block a head (BlockBERT, Qiu et al. 2020, section 3).
 
-    ``shifts``, one a group of heads, counts the parts between: [0, 1] gives half of the heads their own part and the
-    others the next one.
+    ``shifts`` has the distance of that block for each group of heads: with [0, 1] half of the heads see the own block
+    and the others the next one.
     """
 
     kind: Literal["permuted_blocks"] = "permuted_blocks"
@@ -201,8 +197,7 @@ class PermutedBlocksConfig(Config):
         heads, longest = spec.num_attention_heads, spec.max_position_embeddings
         if self.blocks > longest:
             raise UserError(
-                f"permuted_blocks with blocks={self.blocks} are more parts than max_position_embeddings={longest} has "
-                f"tokens; give {longest} or less"
+                f"blocks={self.blocks} of permuted_blocks must be at most max_position_embeddings={longest}; decrease it"
             )
         shifts = [self.shifts[head * len(self.shifts) // heads] for head in range(heads)]
         table = tuple(tuple(((i + shift) % self.blocks,) for i in range(self.blocks)) for shift in shifts)
@@ -215,41 +210,40 @@ PatternConfig = Annotated[
 
 
 class GlobalConfig(Config):
-    """Tokens that see all and are seen by all; tokens that the data chooses are global besides."""
+    """Tokens that see all and are seen by all tokens, in addition to global tokens of the data."""
 
     first: int = Field(default=1, ge=0, description="tokens at the start of a document")
     positions: list[Annotated[int, Field(ge=0)]] = Field(
-        default=[], description="further tokens of a document, counted from 0"
+        default=[], description="positions of further tokens in a document, from 0"
     )
-    block: int = Field(default=0, ge=0, description="BigBird: the first and the last block of so many tokens; 0: none")
-    projections: bool = Field(default=False, description="global tokens have their own projections (Longformer)")
+    block: int = Field(
+        default=0, ge=0, description="size of the first and last block, which are global (BigBird); 0: none"
+    )
+    projections: bool = Field(default=False, description="separate projections of global tokens (Longformer)")
 
     def build(self, spec: AttentionSpec) -> Global:
         longest = spec.max_position_embeddings
         if self.first > longest:
             raise UserError(
-                f"global_tokens.first={self.first} are more tokens than max_position_embeddings={longest}; "
-                f"give {longest} or less"
+                f"global_tokens.first={self.first} must be at most max_position_embeddings={longest}; decrease it"
             )
         if outside := [position for position in self.positions if position >= longest]:
             raise UserError(
-                f"global_tokens.positions={outside} lie outside max_position_embeddings={longest}; "
-                f"give {longest - 1} or less"
+                f"global_tokens.positions={outside} must be at most {longest - 1} with "
+                f"max_position_embeddings={longest}; remove them"
             )
         return Global(self.first, min(self.block, longest), positions=tuple(self.positions))
 
 
-class SparseAttentionConfig(Config):
-    """Exact attention under the union of ``patterns``, with ``global_tokens`` if given.
+class SparseAttentionConfig(AttentionSettings):
+    """Softmax attention over the union of ``patterns`` and ``global_tokens``.
 
-    Windows, bands and blocks longer than the longest input are cut to it.
+    Windows, bands and blocks are limited to ``max_position_embeddings``.
     """
 
     kind: Literal["sparse"] = "sparse"
     patterns: list[PatternConfig] = Field(default=[WindowConfig()], min_length=1)
     global_tokens: GlobalConfig | None = None
-    supports_packing: ClassVar[bool] = True
-    is_positional: ClassVar[bool] = False
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_plain("sparse")
@@ -258,8 +252,8 @@ class SparseAttentionConfig(Config):
         if global_tokens is None and all(pattern.is_empty for pattern in patterns):
             longest = spec.max_position_embeddings
             raise UserError(
-                f"random_blocks leave no token anything to see: those of max_position_embeddings={longest} are all "
-                f"neighbours; give a size of {(longest - 1) // 2} or less, or another pattern beside them"
+                f"random_blocks are empty: all blocks of max_position_embeddings={longest} are neighbours; set size "
+                f"to at most {(longest - 1) // 2}, or add another pattern"
             )
         sparse = Sparse(patterns, global_tokens)
         if self.global_tokens is not None and self.global_tokens.projections:

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 from torch import nn
 
 from homespun.attention.additive import AlignedLayer
+from homespun.attention.multi_head import AttentionSettings
 from homespun.config import Config
 from homespun.models.backbone import Encoder
 from homespun.models.embeddings import CharacterEmbeddings, CharactersConfig, Embeddings
@@ -19,19 +20,17 @@ from homespun.nn.positions import NoPositions
 from homespun.nn.recurrent import STATES, Bridge, DirectionStack, IndependentDirections, RecurrentLayer
 
 
-class AdditiveAttentionConfig(Config):
+class AdditiveAttentionConfig(AttentionSettings):
     """The first layer looks at the source before every token, through an alignment model (Bahdanau et al. 2015)."""
 
     kind: Literal["additive"] = "additive"
-    supports_packing: ClassVar[bool] = True
     is_positional: ClassVar[bool] = True
 
 
-class NoAttentionConfig(Config):
+class NoAttentionConfig(AttentionSettings):
     """No attention: the first decoder state carries the source (Sutskever et al. 2014; Cho et al. 2014)."""
 
     kind: Literal["none"] = "none"
-    supports_packing: ClassVar[bool] = True
     is_positional: ClassVar[bool] = True
 
 

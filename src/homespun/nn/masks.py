@@ -1,11 +1,12 @@
-"""Attention masks. `Mask` holds what depends on the batch; a pattern what depends on the model.
+"""Attention masks: `Mask` holds what depends on the batch, `homespun.nn.patterns` what depends on the model.
 
-Both are symbolic; only a dense reference builds a ``queries x keys`` table. ``True`` means *takes part*, as in
+Only dense attention builds a ``queries x keys`` table. ``True`` means that a key is seen, as in
 `torch.nn.functional.scaled_dot_product_attention`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
@@ -20,21 +21,29 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
+class GlobalTokens:
+    """Positions of the global tokens of each row."""
+
+    index: Tensor  # (batch, n) int64, all different
+    real: Tensor | None  # (batch, n) bool: False where a row has fewer global tokens; None: every row has n
+    global_mask: Tensor  # (batch or 1, seq) bool
+
+
+@dataclass(frozen=True, eq=False)
 class Mask:
     """Mask of one batch: padding, documents, causality, global tokens.
 
     Args:
-        keep: (batch, keys) bool, False at padding; None when nothing is padded.
+        keep: (batch, keys) bool, False at padding; None: no padding.
         causal: no query sees a later key.
-        start: the position of the first query; above zero when earlier keys come from a cache.
-        documents: (batch, keys) int64; tokens see those of the same number only; None when a row is one document.
-        batch_global_mask: (batch, keys) bool: tokens that see and are seen by all, where the
-            architecture has such tokens.
-        source: what a decoder reads; None for a stack that stands alone.
-        cache: keys and values of earlier tokens, to which those of this call are added.
-        position_ids: (batch or 1, queries) int64, for attentions that rotate; None: counted from ``start``.
-        context: (batch, keys, hidden): what keys and values are made of, where it is not what queries are made of, and
-            where the architecture has that (DeBERTa).
+        start: position of the first query; above zero if earlier keys come from a cache.
+        documents: (batch, keys) int64 numbers; tokens see their own document only. None: each row is one document.
+        batch_global_mask: (batch, keys) bool, True at tokens that the data makes global; used by attention with
+            global tokens.
+        source: encoder output for cross-attention; None for a single stack.
+        cache: keys and values of earlier tokens, extended by each call.
+        position_ids: (batch or 1, queries) int64 for rotary positions; None: counted from ``start``.
+        context: (batch, keys, hidden) input of keys and values if it differs from that of queries (DeBERTa).
     """
 
     keep: Tensor | None = None
@@ -49,26 +58,22 @@ class Mask:
     _built: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     def once(self, name: Hashable, build: Callable[[], T]) -> T:
-        """``build()``, made once for all layers under this name."""
+        """Result of ``build()``, computed once a batch under ``name`` and shared by all layers."""
         if name not in self._built:
             self._built[name] = build()
         return cast(T, self._built[name])
 
     def refuse_cache(self, attention: str) -> None:
-        """For an attention that cannot go on from the keys of earlier tokens alone.
-
-        Raises:
-            NoCacheError: there is a cache.
-        """
+        """Raise `NoCacheError` if there is a cache; for attention that needs the full sequence."""
         if self.cache is not None:
             raise NoCacheError(
-                f"{attention} cannot go on from a cache: what a token sees there depends on the whole text; decode "
-                f"without a cache, or give the decoder full, sparse or performer attention"
+                f"{attention} cannot use a cache: the keys of a token depend on the full sequence; decode without a "
+                f"cache, or use full, sparse or performer attention in the decoder"
             )
 
     def dense(self, sparse: Sparse, queries: int, keys: int, device: torch.device) -> Tensor | None:
-        """(batch or 1, heads or 1, queries or 1, keys) bool, or None when everything is allowed."""
-        name = ("dense", sparse, str(queries), str(keys))  # in a graph under export they are symbols, without a hash
+        """(batch or 1, heads or 1, queries or 1, keys) bool, or None if every query sees every key."""
+        name = ("dense", sparse, str(queries), str(keys))  # sizes in an exported graph are symbols without a hash
         return self.once(name, lambda: self._dense(sparse, queries, keys, device))
 
     def _dense(self, sparse: Sparse, queries: int, keys: int, device: torch.device) -> Tensor | None:
@@ -81,66 +86,97 @@ class Mask:
             tables[0] = tables[0] | global_mask[:, None, None, :]
             if sparse.global_tokens.queries:
                 tables[0] = tables[0] | global_mask[:, None, self.start : self.start + queries, None]
-        # the newest token alone sees all that there are; under export, where sizes are symbols, there is no cache
+        # a single newest token sees all keys; without a cache, sizes may be symbols of an exported graph
         newest = self.cache is not None and queries == 1 and keys == self.start + 1
         if self.causal and not newest:
             tables.append((key <= query)[None])
         if self.documents is not None:
-            asking = self.documents[:, self.start : self.start + queries]
-            tables.append((asking[:, :, None] == self.documents[:, None, :])[:, None])
+            query_documents = self.documents[:, self.start : self.start + queries]
+            tables.append((query_documents[:, :, None] == self.documents[:, None, :])[:, None])
         if self.keep is not None:
             tables.append(self.keep[:, None, None, :])
-        if not tables:
-            return None
-        table = tables[0]
-        for other in tables[1:]:
-            table = table & other
-        return table
+        return functools.reduce(Tensor.__and__, tables) if tables else None
 
     def global_mask(self, global_tokens: Global, keys: int, device: torch.device) -> Tensor:
-        """(batch or 1, keys) bool: the tokens that see and are seen by all; counted inside each document."""
+        """(batch or 1, keys) bool: True at global tokens, whose positions count from the start of each document."""
         return self.once(
             ("global_mask", global_tokens, str(keys)), lambda: self._global_mask(global_tokens, keys, device)
         )
 
     def _global_mask(self, global_tokens: Global, keys: int, device: torch.device) -> Tensor:
         position = torch.arange(keys, device=device)[None]  # (1, keys)
-        if self.documents is None:
-            inside = position
-        else:
+        if self.documents is not None:  # position in the document
             new = torch.ones_like(self.documents, dtype=torch.bool)
             new[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
-            inside = position - torch.where(new, position, 0).cummax(-1).values
-        global_mask = inside < global_tokens.first
+            position = position - torch.where(new, position, 0).cummax(-1).values  # (batch, keys)
+        global_mask = position < global_tokens.first
         if global_tokens.positions:
-            global_mask = global_mask | torch.isin(inside, torch.tensor(global_tokens.positions, device=device))
-        if global_tokens.block:
-            global_mask = global_mask | (inside < global_tokens.block) | self._last_block(inside, global_tokens.block)
+            global_mask = global_mask | torch.isin(position, torch.tensor(global_tokens.positions, device=device))
+        if block := global_tokens.block:
+            global_mask = global_mask | (position < block) | self._last_block(position, block)
         if self.batch_global_mask is not None:
             global_mask = global_mask | self.batch_global_mask
         return global_mask if self.keep is None else global_mask & self.keep
 
-    def _last_block(self, inside: Tensor, block: int) -> Tensor:
-        """(batch or 1, keys) bool: tokens in the block in which the last real token of their document stands."""
-        real = inside if self.keep is None else torch.where(self.keep, inside, -1)
+    def _last_block(self, position: Tensor, block: int) -> Tensor:
+        """(batch or 1, keys) bool: True in the block of the last real token of each document."""
+        real = position if self.keep is None else torch.where(self.keep, position, -1)
         if self.documents is None:
             last = real.amax(-1, keepdim=True)
         else:
             number = self.documents - self.documents.amin(-1, keepdim=True)
             length = real.new_full((number.shape[0], int(number.max()) + 1), -1)
             last = length.scatter_reduce(1, number, real.expand_as(number), "amax").gather(1, number)
-        return (last >= 0) & (inside // block == last // block)
+        return (last >= 0) & (position // block == last // block)
+
+    def find_global_tokens(
+        self, global_tokens: Global | None, batch: int, length: int, device: torch.device
+    ) -> GlobalTokens | None:
+        """Positions of global tokens, found once for all layers; None if there are none."""
+        if global_tokens is None:
+            return None
+        global_mask = self.global_mask(global_tokens, length, device)
+
+        def find() -> GlobalTokens | None:
+            count = int(global_mask.sum(-1).max())
+            if not count:
+                return None
+            index = global_mask.int().argsort(dim=-1, descending=True, stable=True)[:, :count].expand(batch, -1)
+            real = global_mask.expand(batch, -1).gather(1, index)
+            return GlobalTokens(index, None if bool(real.all()) else real, global_mask)
+
+        return self.once(("global_tokens", global_tokens, batch, length), find)
+
+    def global_token_table(self, global_tokens: GlobalTokens, keys: int) -> Tensor | None:
+        """(batch or 1, 1, n or 1, keys) bool: keys that global tokens see; None: all keys."""
+
+        def build() -> Tensor | None:
+            index, tables = global_tokens.index, []
+            if self.causal:
+                tables.append(torch.arange(keys, device=index.device) <= index[:, None, :, None])
+            if self.documents is not None:
+                query_documents = self.documents.gather(1, index)
+                tables.append((query_documents[:, :, None] == self.documents[:, None, :])[:, None])
+            if self.keep is not None:
+                tables.append(self.keep[:, None, None, :])
+            return functools.reduce(Tensor.__and__, tables) if tables else None
+
+        return self.once(("all", global_tokens), build)
 
 
 def zero_fully_masked(values: Tensor, table: Tensor | None) -> Tensor:
-    """The values of queries that see something under a `Mask.dense` table, and zeros for the others: kernels differ in
-    what they give for a row with nothing to see."""
+    """Set the values of queries that see no key to zero; attention kernels differ in what they return for them.
+
+    Args:
+        values: (batch, heads, queries, head_dim).
+        table: `Mask.dense`.
+    """
     if table is None:
         return values
     sees = table.any(-1, keepdim=True)
-    # padding alone leaves no query blind, as a rule; a GPU would have to be waited for
-    alone = table.shape[-2] == 1 and table.device.type == "cpu" and not torch.compiler.is_compiling()
-    if alone and bool(sees.all()):
+    # a padding mask alone rarely masks all keys of a row; the check would synchronise with a GPU
+    check = table.shape[-2] == 1 and table.device.type == "cpu" and not torch.compiler.is_compiling()
+    if check and bool(sees.all()):
         return values
     return torch.where(sees, values, values.new_zeros(()))
 
