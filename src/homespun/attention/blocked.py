@@ -61,7 +61,7 @@ def make_layout(sparse: Sparse, length: int, causal: bool, device: torch.device)
     if not sparse.patterns:
         return None
     size, step = sparse.block_size, sparse.step
-    num_global = 0 if sparse.global_tokens is None else 2 * sparse.global_tokens.most
+    num_global = 0 if sparse.global_tokens is None else 2 * sparse.global_tokens.max_count
     slots = -(-length // size) * size
     order = torch.arange(length)
     if step > 1:  # sort by position modulo step

@@ -106,12 +106,8 @@ class Performer(nn.Module):
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
         before = mask.start  # cached keys, which every query sees
         keep = mask.keep
-        state = self._add_keys(
-            self._initial_state(value),
-            key[:, :, :before],
-            value[:, :, :before],
-            None if keep is None else keep[:, :before],
-        )
+        cached_keep = None if keep is None else keep[:, :before]
+        state = self._add_keys(self._initial_state(value), key[:, :, :before], value[:, :, :before], cached_keep)
         chunks = []
         for first in range(0, query.shape[2], _CAUSAL_CHUNK):
             queries = query[:, :, first : first + _CAUSAL_CHUNK]
@@ -183,7 +179,7 @@ class Performer(nn.Module):
         return scores.relu_() if self.feature_map == "relu" else scores.sub_(offset).exp_()
 
     def _scores(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """``w x`` (batch, heads, seq, features) and ``|x|^2 / 2`` (batch, heads, seq, 1) of ``x = token / head_dim^(1/4)``."""
+        """``w x`` (batch, heads, seq, features) and ``|x|^2 / 2`` (..., seq, 1) of ``x = token / head_dim^(1/4)``."""
         width = tokens.shape[-1]
         scores = tokens @ (self.projection.to(tokens.dtype).t() * width**-0.25)
         norm: Tensor = tokens.square().sum(-1, keepdim=True) * (0.5 * width**-0.5)
@@ -201,7 +197,7 @@ def redraw(model: nn.Module, step: int) -> None:
 
 
 def orthogonal_directions(count: int, width: int, generator: torch.Generator) -> Tensor:
-    """(count, width) float32 rows, orthogonal in groups of ``width``, with lengths of Gaussian vectors (section 2.4)."""
+    """(count, width) float32 rows, orthogonal in groups of ``width``, of the length of Gaussians (section 2.4)."""
     groups = -(-count // width)
     # float64: rounding to float32 hides differences between implementations of LAPACK
     gaussian = torch.randn(groups, width, width, generator=generator, dtype=torch.float64)
@@ -249,8 +245,8 @@ class PerformerAttentionConfig(AttentionSettings):
         spec.check_plain("performer")
         if spec.dropout:
             raise UserError(
-                f"performer attention does not support attention_probs_dropout_prob={spec.dropout}: it has no attention "
-                f"probabilities; set attention_probs_dropout_prob: 0"
+                f"performer attention does not support attention_probs_dropout_prob={spec.dropout}, as it has no "
+                f"attention probabilities; set attention_probs_dropout_prob: 0"
             )
         head_dim = spec.hidden_size // spec.num_attention_heads
         kernel = Performer(

@@ -94,7 +94,7 @@ class WindowConfig(Config):
     radius: int | list[int] = Field(default=64, description="tokens seen on each side; one number, or one a layer")
     dilation: int | list[int | list[int]] = Field(
         default=1,
-        description="distance between seen tokens; one number, one a layer, or a list with one a head in a layer",
+        description="distance between seen tokens; one number, one a layer, or lists with one a head",
     )
 
     def build(self, spec: AttentionSpec) -> Pattern:
@@ -197,7 +197,7 @@ class PermutedBlocksConfig(Config):
         heads, longest = spec.num_attention_heads, spec.max_position_embeddings
         if self.blocks > longest:
             raise UserError(
-                f"blocks={self.blocks} of permuted_blocks must be at most max_position_embeddings={longest}; decrease it"
+                f"blocks={self.blocks} of permuted_blocks must be at most {longest}, max_position_embeddings"
             )
         shifts = [self.shifts[head * len(self.shifts) // heads] for head in range(heads)]
         table = tuple(tuple(((i + shift) % self.blocks,) for i in range(self.blocks)) for shift in shifts)
@@ -216,9 +216,7 @@ class GlobalConfig(Config):
     positions: list[Annotated[int, Field(ge=0)]] = Field(
         default=[], description="positions of further tokens in a document, from 0"
     )
-    block: int = Field(
-        default=0, ge=0, description="size of the first and last block, which are global (BigBird); 0: none"
-    )
+    block: int = Field(default=0, ge=0, description="size of the global first and last blocks (BigBird); 0: none")
     projections: bool = Field(default=False, description="separate projections of global tokens (Longformer)")
 
     def build(self, spec: AttentionSpec) -> Global:

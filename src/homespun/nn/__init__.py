@@ -1,3 +1,1 @@
-"""Parts: masks, kernels, attention, feed-forward, positions, residual wiring, vocabulary losses. They take plain
-arguments and never see a config.
-"""
+"""Layers other than attention, masks, sparsity patterns, vocabulary losses. They take plain arguments, no configs."""

@@ -1,7 +1,4 @@
-"""Key-value cache of a decoder during generation, for previous tokens and for the source.
-
-Of a recurrent layer it is the state after the tokens before, which is all that the layer knows of them.
-"""
+"""Key-value cache of a decoder for previous tokens and the source, and the states of recurrent layers."""
 
 from __future__ import annotations
 
@@ -14,21 +11,20 @@ from torch import Tensor, nn
 
 from homespun.errors import UserError
 
-_ROOM = 32  # tokens that a new buffer has room for beside those that it begins with
+_ROOM = 32  # free tokens in a new buffer
 
 
 class NoCacheError(UserError):
-    """An attention cannot go on from the keys of earlier tokens: the text has to be read again for each new one."""
+    """Attention that does not support a cache, so that each new token needs a pass over the full text."""
 
 
 class Cache:
-    """Keys and values by the attention that made them; each call of a decoder adds those of its new tokens.
+    """Keys and values of each attention module; each call of a decoder adds those of its new tokens.
 
-    They lie in buffers that double when they are full, and are written in place: a cache is for writing, not for
-    training, and no gradient goes back into the calls before.
+    Buffers double in size when full and are written in place. No gradient flows into earlier calls.
 
     Attributes:
-        length: tokens that are in it. The decoder counts them on, once all of its layers have run.
+        length: number of cached tokens, increased by the decoder after its last layer.
     """
 
     def __init__(self) -> None:
@@ -39,12 +35,12 @@ class Cache:
         self._uses: Counter[nn.Module] = Counter()
 
     def start_call(self) -> None:
-        """A call of the decoder begins: its layers come again from the first."""
+        """Start a call of the decoder at its first layer."""
         self._uses.clear()
 
     def extend(self, owner: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of all tokens so far, given those of the new ones; (batch, heads, seq, head_dim)."""
-        slot = owner, self._uses[owner]  # layers that share their weights are one owner, with keys of each
+        """Add keys and values of new tokens, (batch, heads, seq, head_dim), and return those of all tokens."""
+        slot = owner, self._uses[owner]  # layers with shared weights are one owner with several slots
         self._uses[owner] += 1
         past = self._past.get(slot)
         start = 0 if past is None else past.length
@@ -61,21 +57,21 @@ class Cache:
         return past.buffer[0, :, :, :end], past.buffer[1, :, :, :end]
 
     def once(self, owner: nn.Module, build: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """The keys and values of the source, made by the first call."""
+        """Keys and values of the source, built by the first call."""
         if owner not in self._source:
             self._source[owner] = build()
         return self._source[owner]
 
     def state(self, owner: nn.Module) -> tuple[Tensor, ...] | None:
-        """The state that a recurrent layer goes on from, each part (batch, size); None: the text begins."""
+        """State of a recurrent layer after previous tokens, each part (batch, size); None: there are none."""
         return self._states.get(owner)
 
     def keep_state(self, owner: nn.Module, state: tuple[Tensor, ...]) -> None:
-        """The state of a recurrent layer after the new tokens, in place of the one before them."""
+        """Replace the state of a recurrent layer, detached."""
         self._states[owner] = tuple(part.detach() for part in state)
 
     def branch(self, rows: Tensor) -> Cache:
-        """A cache that goes on from these rows of this one, (new batch,) int64; this one stays as it is."""
+        """Copy of the cache with these rows, (new batch,) int64."""
         cache = Cache()
         cache.length = self.length
         for owner, past in self._past.items():
@@ -86,10 +82,10 @@ class Cache:
         return cache
 
     def follow(self, rows: Tensor) -> None:
-        """Take these rows of the tokens so far, in this order: (new batch,) int64. Beams die and split.
+        """Select rows in place, (new batch,) int64, as beams end and split.
 
-        What is of the source stays: the beams of a text, which stand beside each other, look at the same one. Of as
-        many rows as there are, only those are copied that come from another place.
+        Keys and values of the source stay, since adjacent beams of a text share them. If the number of rows does not
+        change, only rows that moved are copied.
         """
         self._states = self._select_states(rows)
         for past in self._past.values():
@@ -107,14 +103,12 @@ class Cache:
 
 @dataclass
 class _Buffer:
-    """A buffer, (2, batch, heads, room, head_dim) of keys and values, and how many tokens are in it."""
-
-    buffer: Tensor
-    length: int
+    buffer: Tensor  # (2, batch, heads, room, head_dim): keys and values
+    length: int  # tokens
 
 
 def _grown(past: _Buffer | None, key: Tensor, end: int) -> Tensor:
-    """A buffer with room for ``end`` tokens and more; what was written in the old one is in it."""
+    """New buffer for at least ``end`` tokens with the content of the old one."""
     batch, heads, _, head_dim = key.shape
     room = end + _ROOM if past is None else max(end, 2 * past.buffer.shape[3])
     grown = key.new_empty(2, batch, heads, room, head_dim)

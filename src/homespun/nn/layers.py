@@ -17,12 +17,14 @@ _LEVELS = 2**16
 
 
 class Dropout(nn.Module):
-    """Zero a share ``p`` of the values in training and scale the rest by ``1 / (1 - p)`` (Srivastava et al. 2014).
+    """Dropout (Srivastava et al. 2014) with fewer random numbers on a CPU.
 
-    PyTorch on a CPU draws one random number a value, on one core, which was a tenth of a small model's step. Here one
-    64-bit draw serves four values with 16 bits each; ``p`` is rounded to a multiple of 2^-16, and the scale is that of
-    the rounded ``p``, so that the expectation is exact. On other devices, and where `torch.compile` fuses it with what
-    stands around it, this is PyTorch's own dropout.
+    PyTorch draws one random number a value on one core, a tenth of the time of a small model's step. Here one 64-bit
+    number serves four values; ``p`` is rounded to a multiple of 2^-16, and so is the scale, so that the expectation is
+    exact. On other devices and under `torch.compile` this is PyTorch's dropout.
+
+    Args:
+        p: probability of zero, in [0, 1).
     """
 
     def __init__(self, p: float) -> None:
@@ -32,7 +34,7 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, values: Tensor) -> Tensor:
-        """The same shape; unchanged outside training and where ``p`` is 0."""
+        """Any shape -> the same; the identity in evaluation mode."""
         return drop(values, self.p if self.training else 0.0)
 
     def extra_repr(self) -> str:
@@ -40,7 +42,7 @@ class Dropout(nn.Module):
 
 
 def drop(values: Tensor, p: float) -> Tensor:
-    """`Dropout` in training."""
+    """Apply `Dropout` in training mode."""
     if p == 0.0:
         return values
     if values.device.type != "cpu" or torch.compiler.is_compiling():
@@ -49,12 +51,12 @@ def drop(values: Tensor, p: float) -> Tensor:
     count = values.numel()
     draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     kept = draws.view(torch.int16)[:count].view(values.shape) >= dropped - _LEVELS // 2
-    # as bytes: PyTorch takes five times as long to choose by truth values, or to multiply by them
+    # int8: PyTorch takes five times as long with bool
     return values * kept.view(torch.int8) * (_LEVELS / (_LEVELS - dropped))
 
 
 class RMSNorm(nn.RMSNorm):
-    """`torch.nn.RMSNorm` (Zhang and Sennrich 2019), a fifth of its time in float32 on a CPU."""
+    """`torch.nn.RMSNorm` (Zhang and Sennrich 2019) in a fifth of the time, in float32 on a CPU."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., size) -> the same."""
@@ -76,7 +78,7 @@ class ReLUSquared(nn.Module):
 
 
 def _is_faster_by_hand(values: Tensor) -> bool:
-    """True on a CPU without a compiler, in types whose sums need no wider type."""
+    """True on a CPU without a compiler, in float32 or float64."""
     wide = values.dtype in (torch.float32, torch.float64)
     return wide and values.device.type == "cpu" and not torch.compiler.is_compiling()
 
@@ -85,7 +87,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionContext, hidden: Tensor, eps: float | None) -> Tensor:
         eps = torch.finfo(hidden.dtype).eps if eps is None else eps
-        # a norm, squared again, would be faster, and moved the logits of a T5 by 2e-5
+        # `torch.linalg.vector_norm` would be faster but changed logits of T5 by 2e-5
         scale = hidden.square().mean(-1, keepdim=True).add_(eps).rsqrt_()  # (..., 1)
         normalised: Tensor = hidden * scale
         ctx.save_for_backward(normalised, scale)
@@ -125,17 +127,16 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class FeedForward(nn.Module):
-    """Linear, activation, linear, the same at every position (Vaswani et al. 2017, section 3.3).
+    """Position-wise feed-forward network (Vaswani et al. 2017, section 3.3).
 
     Args:
-        hidden_size: width in and out.
-        intermediate_size: width between.
-        activation: between the two.
-        chunk: positions of every row worked through at once; 0: all. The values are the same; of the wide
-            intermediate vectors only those of one chunk exist, also in the backward pass, which computes the first
-            half of each chunk again (Kitaev et al. 2020, section 3).
-        gated: a second inner projection, by which the activation of the first is multiplied (Shazeer 2020; T5 1.1).
-        bias: whether the projections have biases.
+        hidden_size: width of input and output.
+        intermediate_size: width of the hidden layer.
+        activation: activation of the hidden layer.
+        chunk: positions computed at once, with only their intermediate values in memory; recomputed in the backward
+            pass (Kitaev et al. 2020, section 3). 0: all.
+        gated: multiply the activation by a second projection (Shazeer 2020; T5 1.1).
+        bias: add biases to the projections.
     """
 
     def __init__(
@@ -161,20 +162,16 @@ class FeedForward(nn.Module):
             return self._apply_to(hidden)
         parts = torch.split(hidden, self.chunk, -2)
         if torch.is_grad_enabled():
-            # nothing in here is random
-            return torch.cat(
-                [checkpoint(self._apply_to, part, use_reentrant=False, preserve_rng_state=False) for part in parts], -2
-            )
-        return torch.cat([self._apply_to(part) for part in parts], -2)
+            outputs = [_checkpoint(self._apply_to, part) for part in parts]
+        else:
+            outputs = [self._apply_to(part) for part in parts]
+        return torch.cat(outputs, -2)
 
     def _apply_to(self, hidden: Tensor) -> Tensor:
         wide = (self.inner(hidden),) if self.gate is None else (self.inner(hidden), self.gate(hidden))
         if not torch.is_grad_enabled():
             return self._narrow(*wide)
-        # kept for the backward pass are the vectors before the activation, not those after it too; computing these
-        # again stops before the product
-        result: Tensor = checkpoint(self._narrow, *wide, use_reentrant=False, preserve_rng_state=False)
-        return result
+        return _checkpoint(self._narrow, *wide)  # recompute the activation, which is then not stored
 
     def _narrow(self, inner: Tensor, *gate: Tensor) -> Tensor:
         inner = self.activation(inner)
@@ -184,37 +181,40 @@ class FeedForward(nn.Module):
         return result
 
 
+def _checkpoint(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Recompute a function without randomness in the backward pass."""
+    result: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
 class PostNorm(nn.Module):
-    """``norm(x + dropout(sublayer(x)))``: Vaswani et al. 2017, BERT."""
+    """Post-norm residual connection ``norm(x + dropout(sublayer(x)))`` (Vaswani et al. 2017, BERT)."""
 
     def __init__(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> None:
         super().__init__()
         self.sublayer, self.norm, self.dropout = sublayer, norm, dropout
 
     def forward(self, hidden: Tensor, *mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> the same; the mask goes to a sublayer that mixes tokens."""
+        """(batch, seq, hidden) -> the same; ``mask`` is an argument of attention sublayers."""
         result: Tensor = self.norm(hidden + self.dropout(self.sublayer(hidden, *mask)))
         return result
 
 
 class PreNorm(nn.Module):
-    """``x + dropout(sublayer(norm(x)))``: GPT-2; the stack ends in one more norm."""
+    """Pre-norm residual connection ``x + dropout(sublayer(norm(x)))`` (GPT-2)."""
 
     def __init__(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> None:
         super().__init__()
         self.sublayer, self.norm, self.dropout = sublayer, norm, dropout
 
     def forward(self, hidden: Tensor, *mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> the same; the mask goes to a sublayer that mixes tokens."""
+        """(batch, seq, hidden) -> the same; ``mask`` is an argument of attention sublayers."""
         result: Tensor = hidden + self.dropout(self.sublayer(self.norm(hidden), *mask))
         return result
 
 
 class Layer(nn.Module):
-    """One transformer layer: mixing between tokens, then the feed-forward at each, both wired to the stream.
-
-    A decoder's layer looks at the source between the two, by its ``cross_attention``.
-    """
+    """Transformer layer: attention, cross-attention of a decoder and feed-forward, with their residual connections."""
 
     def __init__(self, attention: nn.Module, feedforward: nn.Module, cross_attention: nn.Module | None = None) -> None:
         super().__init__()
@@ -230,28 +230,25 @@ class Layer(nn.Module):
 
 
 class LayerStack(Protocol):
-    """Interface that runs a stack of layers, whatever its residual connections."""
+    """Interface that runs a stack of layers."""
 
     copies: int
-    """How wide the stream is, in widths of what enters."""
+    """Width of the residual stream divided by the width of the input."""
 
     def expand(self, hidden: Tensor) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, copies * hidden)."""
 
     def run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask, *, recompute: bool) -> Tensor:
-        """The stream before the layers -> after them.
-
-        ``recompute``: keep the stream between layers for the backward pass and compute what is inside them again.
-        """
+        """Apply the layers to (batch, seq, copies * hidden); ``recompute``: gradient checkpointing of each layer."""
 
 
 class SequentialStack:
-    """Layers one after the other: `LayerStack` of post-norm and pre-norm layers."""
+    """`LayerStack` of post-norm or pre-norm layers."""
 
     copies = 1
 
     def expand(self, hidden: Tensor) -> Tensor:
-        """(batch, seq, hidden), as it is."""
+        """(batch, seq, hidden) -> the same."""
         return hidden
 
     def run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask, *, recompute: bool) -> Tensor:

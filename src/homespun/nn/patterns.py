@@ -1,4 +1,4 @@
-"""Tables of blocks: (heads or 1, blocks, n) int64, the blocks of keys that each block of queries needs; -1 for none."""
+"""Sparsity patterns of attention, and their tables of key blocks for each query block; -1 stands for no block."""
 
 from __future__ import annotations
 
@@ -14,67 +14,67 @@ from torch.nn import functional as F
 
 
 def neighbour_blocks(length: int, size: int, before: int, after: int) -> Tensor:
-    """(1, blocks, n) int64: each block of ``length`` tokens, those before and those after it; -1 beyond the ends."""
+    """(1, blocks, n) int64: each block with ``before`` and ``after`` neighbours; -1 beyond the ends."""
     blocks = -(-length // size)
     block = torch.arange(blocks)[:, None] + torch.arange(-min(before, blocks - 1), min(after, blocks - 1) + 1)
     return torch.where((block >= 0) & (block < blocks), block, -1)[None]
 
 
-def rescale_blocks(table: Tensor, own: int, length: int, size: int) -> Tensor:
-    """A table of blocks of ``own`` tokens (heads, blocks, n) as one of blocks of ``size``."""
-    asking, named = _touched(length, size, own), _touched(length, own, size)
-    # one more row, for what is past the end of a table, and for -1: it names none
-    table, named = F.pad(table, (0, 0, 0, 1), value=-1), F.pad(named, (0, 0, 0, 1), value=-1)
-    columns = table[:, asking.clamp(max=table.shape[1] - 1)].flatten(2)
-    return named[columns.clamp(max=len(named) - 1)].flatten(2)
+def rescale_blocks(table: Tensor, table_size: int, length: int, size: int) -> Tensor:
+    """Convert a table (heads, blocks, n) of blocks of ``table_size`` tokens to blocks of ``size`` tokens."""
+    query_blocks, key_blocks = _overlapping(length, size, table_size), _overlapping(length, table_size, size)
+    # a last row of -1 for indices beyond the end and for -1
+    table, key_blocks = F.pad(table, (0, 0, 0, 1), value=-1), F.pad(key_blocks, (0, 0, 0, 1), value=-1)
+    columns = table[:, query_blocks.clamp(max=table.shape[1] - 1)].flatten(2)
+    return key_blocks[columns.clamp(max=len(key_blocks) - 1)].flatten(2)
 
 
 def drop_repeats(table: Tensor) -> Tensor:
-    """(heads, blocks, n) -> (heads, blocks, 1 or more): what comes again in a row is left out.
+    """Remove repeated key blocks of each query block: (heads, blocks, n) -> (heads, blocks, 1 or more).
 
-    Columns that are one shift of the own block stay what they are, and the others become as few as hold the rest.
+    Columns with a constant offset from the query block stay; other columns are compacted.
     """
     value, order = table.sort(dim=-1, stable=True)
-    again = F.pad(value[..., 1:] == value[..., :-1], (1, 0))
-    table = table.masked_fill(again.gather(-1, order.argsort(-1)), -1)
+    repeated = F.pad(value[..., 1:] == value[..., :-1], (1, 0))
+    table = table.masked_fill(repeated.gather(-1, order.argsort(-1)), -1)
     blocks, none = table.shape[1], -table.shape[1]
-    own = torch.arange(blocks)[:, None]
-    shift = torch.where(table < 0, none, table - own).amax((0, 1))
-    shifted = own + shift
-    straight = (table == torch.where((shifted >= 0) & (shifted < blocks), shifted, -1)).all(1).all(0) & (shift > none)
-    others = table[..., ~straight].sort(dim=-1, descending=True).values
-    kept = torch.cat([table[..., straight], others[..., (others >= 0).any(1).any(0)]], dim=-1)
-    return kept if kept.shape[-1] else table[..., :1]
+    block = torch.arange(blocks)[:, None]
+    offset = torch.where(table < 0, none, table - block).amax((0, 1))
+    shifted = block + offset
+    constant = (table == torch.where((shifted >= 0) & (shifted < blocks), shifted, -1)).all(1).all(0) & (offset > none)
+    others = table[..., ~constant].sort(dim=-1, descending=True).values
+    compact = torch.cat([table[..., constant], others[..., (others >= 0).any(1).any(0)]], dim=-1)
+    return compact if compact.shape[-1] else table[..., :1]
 
 
-def _touched(length: int, size: int, other: int) -> Tensor:
-    """(blocks, n) int64: the blocks of ``other`` tokens in which each block of ``size`` has some; -1 where fewer."""
+def _overlapping(length: int, size: int, other: int) -> Tensor:
+    """(blocks, n) int64: blocks of ``other`` tokens that overlap each block of ``size`` tokens."""
     start = torch.arange(0, length, size)[:, None]
     first, last = start // other, ((start + size).clamp(max=length) - 1) // other
-    found = first + torch.arange(int((last - first).max()) + 1)
-    return torch.where(found <= last, found, -1)
+    index = first + torch.arange(int((last - first).max()) + 1)
+    return torch.where(index <= last, index, -1)
 
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Of indices of row, head, query and key, whether the query may see the key: the ``mask_mod`` of FlexAttention."""
+"""``mask_mod`` of FlexAttention: indices of row, head, query and key -> True if the query sees the key."""
 
 
 class Pattern(Protocol):
-    """Sparsity pattern: the keys that each query may see. Frozen and hashable, so that masks are cached per pass."""
+    """Sparsity pattern: keys that each query sees. Hashable, as a key of cached masks."""
 
     @property
     def heads(self) -> int:
-        """1 when all heads are alike, else how many there are."""
+        """Number of heads; 1: the same pattern for all heads."""
         return 1
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Of each head, or of all: above 1, tokens are to be cut into blocks in the order of their remainder by it."""
+        """Dilation of each head or of all heads: blocks are made of tokens sorted by position modulo dilation."""
         return (1,)
 
     @property
     def is_relative(self) -> bool:
-        """True if only the distance between query and key counts."""
+        """True if the pattern depends on the distance between query and key only."""
         return False
 
     @property
@@ -84,50 +84,44 @@ class Pattern(Protocol):
 
     @property
     def is_random(self) -> bool:
-        """True if it was drawn."""
+        """True for random patterns."""
         return False
 
     @property
     def block_size(self) -> int:
-        """The size of blocks in which it is cheapest."""
+        """Block size with the least time."""
 
     def allowed(self, query: Tensor, key: Tensor) -> Tensor:
-        """True where the query at one position may see the key at another.
+        """True where the query sees the key, (heads, ...).
 
         Args:
-            query, key: int64 positions of shapes that broadcast against each other; heads come first, 1 of them or all.
-
-        Returns:
-            bool of the broadcast shape, heads first.
+            query, key: (heads or 1, ...) int64 positions that broadcast against each other.
         """
         head = torch.arange(self.heads, device=query.device).view(-1, *[1] * (query.dim() - 1))
         return self.mask_mod(query.device)(torch.zeros_like(head), head, query, key)
 
     def mask_mod(self, device: torch.device) -> MaskMod:
-        """The same of one head at a time, its tables on the device and nothing made in it, so that it can be compiled.
+        """Build the mask function with its tables on ``device``; its indices broadcast against each other.
 
-        The indices have any shapes that broadcast against each other. Numbers are bound as defaults, which
-        `torch.compile` holds constant; those in a closure it makes arguments of the kernel.
+        Numbers are default arguments, which `torch.compile` treats as constants, unlike those of a closure.
         """
 
     def of_heads(self, heads: tuple[int, ...]) -> Pattern:
-        """The same pattern for some of its heads."""
+        """Pattern of a subset of the heads."""
         return self
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
-        """(heads or 1, blocks, n) int64: the blocks of ``size`` keys that each block of ``size`` queries needs.
+        """(heads or 1, blocks, n) int64: blocks of ``size`` keys that each block of ``size`` queries sees.
 
-        -1 stands for none, and a block may come twice. Of ``length`` tokens the last block may not be full; they stand
-        in the order of their remainder by ``step``.
+        -1 stands for no block, and blocks may repeat. The ``length`` tokens are sorted by position modulo ``step``.
         """
 
 
 @dataclass(frozen=True)
 class Window(Pattern):
-    """Every token sees ``radius`` tokens on each side of it, ``dilation`` places apart, and itself.
+    """``radius`` tokens on each side, ``dilation`` positions apart, and the token itself (Beltagy et al. 2020, 3.1).
 
-    Longformer's window size is ``2 * radius`` (Beltagy et al. 2020, section 3.1). ``dilation`` holds one number for all
-    heads, or one a head.
+    Longformer's window size is ``2 * radius``. ``dilation`` has one number for all heads, or one a head.
     """
 
     radius: int
@@ -181,7 +175,7 @@ class Window(Pattern):
 
 @dataclass(frozen=True)
 class Band(Pattern):
-    """Every token sees itself and the ``width - 1`` before it (GPT-3's locally banded layers, Child et al. 2019)."""
+    """The token itself and ``width - 1`` tokens before it (banded layers of GPT-3, Child et al. 2019)."""
 
     width: int
 
@@ -206,7 +200,7 @@ class Band(Pattern):
 
 @dataclass(frozen=True)
 class Blocks(Pattern):
-    """Every token sees its block of ``size`` tokens, ``before`` blocks before it and ``after`` blocks after it."""
+    """Own block of ``size`` tokens, ``before`` blocks before it and ``after`` blocks after it."""
 
     size: int
     before: int = 1
@@ -238,10 +232,10 @@ class Blocks(Pattern):
 
 @dataclass(frozen=True)
 class BlockTable(Pattern):
-    """From block ``i`` of ``size`` tokens head ``h`` sees the blocks ``table[h][i]``; -1 is none.
+    """Block ``i`` of ``size`` tokens sees blocks ``table[h][i]`` in head ``h``; -1 stands for no block.
 
-    Permuted blocks of BlockBERT (Qiu et al. 2020); random ones of BigBird (Zaheer et al. 2020), drawn once for the
-    longest input: a block beyond the end of a shorter text is not there, whatever the padding.
+    Permuted blocks of BlockBERT (Qiu et al. 2020) and random blocks of BigBird (Zaheer et al. 2020), drawn for the
+    maximum sequence length; blocks beyond the end of shorter sequences are ignored.
     """
 
     size: int
@@ -254,33 +248,32 @@ class BlockTable(Pattern):
 
     @property
     def is_empty(self) -> bool:
-        """True if there was no block to draw."""
         return all(block < 0 for head in self.table for row in head for block in row)
 
     @classmethod
     def draw(cls, *, size: int, count: int, blocks: int, heads: int, away: int, seed: int) -> BlockTable:
-        """``count`` blocks for each of ``blocks`` in each head, at least ``away`` blocks off and not the first one."""
+        """Draw ``count`` blocks for each block and head, at least ``away`` blocks away and not the first block."""
         generator = torch.Generator().manual_seed(seed)
-        block = torch.arange(blocks, device="cpu")  # also where the model is built on another device, or on none
-        free = ((block[:, None] - block[None, :]).abs() >= away) & (block[None, :] > 0)  # (blocks, blocks)
-        order = torch.rand(heads, blocks, blocks, generator=generator, device="cpu").masked_fill(~free, 2.0)
+        block = torch.arange(blocks, device="cpu")  # even if the model is built on another device or on meta
+        eligible = ((block[:, None] - block[None, :]).abs() >= away) & (block[None, :] > 0)  # (blocks, blocks)
+        order = torch.rand(heads, blocks, blocks, generator=generator, device="cpu").masked_fill(~eligible, 2.0)
         value, chosen = order.sort(-1)
         chosen = torch.where(value < 2.0, chosen, -1)[..., :count]
         return cls(size, tuple(tuple(tuple(row) for row in head) for head in chosen.tolist()), is_random=True)
 
     def mask_mod(self, device: torch.device) -> MaskMod:
         table = torch.tensor(self.table)
-        # one more block, past the end of the table, that names none; copies, since the compiler trips over views
+        # a last block of -1 beyond the end of the table; copies, as the compiler does not support views
         columns = [F.pad(column.int(), (0, 1), value=-1).to(device) for column in table.unbind(-1)]
 
         def seen(
             row: Tensor, head: Tensor, query: Tensor, key: Tensor, *, size: int = self.size, end: int = table.shape[1]
         ) -> Tensor:
-            asking, block = (query // size).clamp(max=end), key // size
-            named = columns[0][head, asking] == block
+            query_block, key_block = (query // size).clamp(max=end), key // size
+            allowed = columns[0][head, query_block] == key_block
             for column in columns[1:]:
-                named = named | (column[head, asking] == block)
-            return named
+                allowed = allowed | (column[head, query_block] == key_block)
+            return allowed
 
         return seen
 
@@ -297,17 +290,15 @@ class BlockTable(Pattern):
 
 @dataclass(frozen=True)
 class Global:
-    """Some tokens see every token, and every token sees them (Beltagy et al. 2020, section 3.1).
+    """Global tokens, which see all and are seen by all tokens (Beltagy et al. 2020, section 3.1).
 
-    They are the first ``first`` tokens of every document, those at its ``positions``, the first and last ``block``
-    tokens of its grid of blocks (BigBird's ITC), and those that the data chooses (`Mask.chosen`). Not a `Pattern`: it
-    depends on the data.
+    `Mask.batch_global_mask` adds global tokens of the data.
 
     Args:
-        first: tokens at the start of each document.
-        block: its first block of so many tokens, and the block in which its last token stands; 0 for neither.
-        queries: these tokens also see everything; False where someone else computes what they see.
-        positions: further tokens, counted from 0 in each document.
+        first: number of tokens at the start of each document.
+        block: size of the first block and of the block of the last token of each document (BigBird-ITC); 0: none.
+        queries: global tokens see all tokens; False if their queries are computed elsewhere.
+        positions: further positions in each document, from 0.
     """
 
     first: int = 0
@@ -316,14 +307,14 @@ class Global:
     positions: tuple[int, ...] = ()
 
     @property
-    def most(self) -> int:
-        """Maximum number of global tokens, those chosen by the data excluded."""
+    def max_count(self) -> int:
+        """Maximum number of global tokens in a document, without those of the data."""
         return self.first + 2 * self.block + len(self.positions)
 
 
 @dataclass(frozen=True)
 class Sparse:
-    """A union of patterns, and tokens that see and are seen by all. No pattern at all: everything is allowed."""
+    """Union of patterns and global tokens; without patterns every token sees every token."""
 
     patterns: tuple[Pattern, ...] = ()
     global_tokens: Global | None = None
@@ -333,7 +324,7 @@ class Sparse:
         return max((pattern.heads for pattern in self.patterns), default=1)
 
     def allowed(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """Keys that the patterns allow, without `Global`; None if they allow all."""
+        """Keys that the patterns allow, without global tokens; None: all keys."""
         tables = [pattern.allowed(query, key) for pattern in self.patterns]
         if not tables:
             return None
@@ -341,9 +332,9 @@ class Sparse:
 
     @property
     def block_size(self) -> int:
-        """The largest size that divides what each pattern would choose, if that is not small; else one near the least.
+        """Greatest common divisor of the patterns' block sizes, or a size near the smallest if it is below 32.
 
-        Where patterns differ, blocks under 32 cost more than what they leave out (measured on a CPU).
+        If sizes differ, blocks below 32 take longer than they save (measured on a CPU).
         """
         sizes = [pattern.block_size for pattern in self.patterns]
         common = math.gcd(*sizes)
@@ -353,27 +344,27 @@ class Sparse:
 
     @property
     def step(self) -> int:
-        """The one step of all patterns, or 1."""
+        """Common dilation of all patterns and heads, or 1."""
         steps = {pattern.steps for pattern in self.patterns}
         return max(steps.pop()) if len(steps) == 1 and self.heads == 1 else 1
 
     def groups(self) -> tuple[tuple[Sparse, tuple[int, ...]], ...]:
-        """Heads whose tokens stand in the same order, together; all of them, unnamed, where heads do not differ so."""
+        """Groups of heads with the same dilation, as (pattern, heads); a single group has an empty tuple of heads."""
         if all(len(pattern.steps) == 1 for pattern in self.patterns):
             return ((self, ()),)
-        heads: dict[tuple[int, ...], list[int]] = {}
+        groups: dict[tuple[int, ...], list[int]] = {}
         for head in range(self.heads):
-            heads.setdefault(tuple(p.steps[head % len(p.steps)] for p in self.patterns), []).append(head)
-        together = [tuple(group) for group in heads.values()]
+            groups.setdefault(tuple(p.steps[head % len(p.steps)] for p in self.patterns), []).append(head)
         return tuple(
-            (Sparse(tuple(p.of_heads(group) for p in self.patterns), self.global_tokens), group) for group in together
+            (Sparse(tuple(p.of_heads(tuple(heads)) for p in self.patterns), self.global_tokens), tuple(heads))
+            for heads in groups.values()
         )
 
     def key_blocks(self, length: int, size: int) -> Tensor:
-        """(heads or 1, blocks, n) int64: the blocks that the patterns need together, each once; -1 for none."""
+        """(heads or 1, blocks, n) int64: key blocks of the union of patterns without repeats; -1: no block."""
         tables = [pattern.key_blocks(length, size, self.step) for pattern in self.patterns]
         return drop_repeats(torch.cat([table.expand(self.heads, -1, -1) for table in tables], dim=-1))
 
 
 FULL = Sparse()
-"""Every token sees every token (Vaswani et al. 2017)."""
+"""Full attention."""

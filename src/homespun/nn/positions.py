@@ -1,4 +1,4 @@
-"""Position embeddings, added to token embeddings, and rotary positions. All refuse longer sequences than the model."""
+"""Position embeddings and rotary positions. Sequences longer than ``max_position_embeddings`` raise `UserError`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _check(length: int, maximum: int) -> None:
 
 
 class LearnedPositions(nn.Module):
-    """One learned vector a position (BERT); ``offset`` rows come before the first (RoBERTa: padding id + 1)."""
+    """Learned position embeddings (BERT), after ``offset`` unused rows (RoBERTa: padding id + 1)."""
 
     def __init__(self, max_position_embeddings: int, embedding_size: int, *, offset: int = 0) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class LearnedPositions(nn.Module):
         self.embedding = nn.Embedding(max_position_embeddings + offset, embedding_size)
 
     def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
-        """(batch, seq, embedding), or (1, seq, embedding) if ``position_ids`` is None: positions from 0."""
+        """(batch, seq) ids, or None for positions from 0 -> (batch or 1, seq, embedding)."""
         _check(length, self.max_position_embeddings)
         if position_ids is None:
             return self.embedding.weight[None, self.offset : self.offset + length]
@@ -47,15 +47,18 @@ class NoPositions(nn.Module):
         self.register_buffer("nothing", torch.zeros(1, 1, 1), persistent=False)
 
     def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
-        """(1, 1, 1) zero, whatever the positions."""
+        """(1, 1, 1) zero."""
         _check(length, self.max_position_embeddings)
         return self.nothing
 
 
 class SinusoidalPositions(nn.Module):
-    """Sines and cosines of falling frequency, not learned (Vaswani et al. 2017, section 3.5).
+    """Sinusoidal position embeddings (Vaswani et al. 2017, section 3.5).
 
-    ``halves``: all sines come before all cosines (PEGASUS); else they take turns. An odd size is a `UserError`.
+    Args:
+        max_position_embeddings: maximum sequence length.
+        embedding_size: width; an odd width raises `UserError`.
+        halves: all sines before all cosines (PEGASUS) instead of interleaved.
     """
 
     table: Tensor
@@ -65,33 +68,31 @@ class SinusoidalPositions(nn.Module):
         if embedding_size % 2:
             raise UserError(f"sinusoidal positions need an even embedding_size, not {embedding_size}")
         self.max_position_embeddings = max_position_embeddings
-        place = torch.arange(max_position_embeddings, dtype=torch.float64)[:, None]
-        # in float64 to the end: an error of the seventh digit of a frequency is one of the fourth at place 1000
+        position = torch.arange(max_position_embeddings, dtype=torch.float64)[:, None]
+        # float64: an error in the seventh digit of a frequency is one in the fourth digit at position 1000
         even = torch.arange(0, embedding_size, 2, dtype=torch.float64)
         frequency = torch.exp(even * (-math.log(10000.0) / embedding_size))
-        parts = torch.sin(place * frequency), torch.cos(place * frequency)
+        parts = torch.sin(position * frequency), torch.cos(position * frequency)
         table = torch.cat(parts, dim=-1) if halves else torch.stack(parts, dim=-1).flatten(1)
         self.register_buffer("table", table.float(), persistent=False)
 
     def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
-        """(batch, seq, embedding), or (1, seq, embedding) if ``position_ids`` is None: positions from 0."""
+        """(batch, seq) ids, or None for positions from 0 -> (batch or 1, seq, embedding)."""
         _check(length, self.max_position_embeddings)
         return self.table[None, :length] if position_ids is None else self.table[position_ids]
 
 
 class AxialPositions(nn.Module):
-    """Learned vectors of a grid: a position's is that of its row and that of its column (Kitaev et al. 2020).
-
-    ``rows * columns`` positions need ``rows + columns`` vectors; positions run along the rows.
+    """Axial position embeddings: concatenated embeddings of row and column of a grid (Kitaev et al. 2020).
 
     Args:
-        max_position_embeddings: the longest sequence, at most the cells of the grid.
-        embedding_size: width of a position's vector.
-        shape: rows and columns.
-        sizes: widths of a row's vector and of a column's.
+        max_position_embeddings: maximum sequence length, at most ``rows * columns``.
+        embedding_size: width.
+        shape: rows and columns; positions run along the rows.
+        sizes: widths of row and column embeddings.
 
     Raises:
-        UserError: a grid too small, or sizes that do not sum to ``embedding_size``.
+        UserError: the grid is too small, or ``sizes`` do not sum to ``embedding_size``.
     """
 
     def __init__(
@@ -102,21 +103,21 @@ class AxialPositions(nn.Module):
         if rows * self.columns < max_position_embeddings:
             needed = -(-max_position_embeddings // self.columns)
             raise UserError(
-                f"axial positions of shape={[*shape]} are {rows * self.columns} and "
-                f"max_position_embeddings={max_position_embeddings}; shape={[needed, self.columns]} has enough"
+                f"shape={[*shape]} of axial positions has {rows * self.columns} positions, less than "
+                f"max_position_embeddings={max_position_embeddings}; set shape={[needed, self.columns]}"
             )
         if sum(sizes) != embedding_size:
             first = min(sizes[0], embedding_size - 1)
             raise UserError(
-                f"axial positions of sizes={[*sizes]} are {sum(sizes)} wide and the embeddings {embedding_size}; "
-                f"sizes={[first, embedding_size - first]} fit"
+                f"sizes={[*sizes]} of axial positions must sum to embedding_size={embedding_size}, not {sum(sizes)}; "
+                f"set sizes={[first, embedding_size - first]}"
             )
         self.max_position_embeddings = max_position_embeddings
         self.row = nn.Embedding(rows, sizes[0])
         self.column = nn.Embedding(self.columns, sizes[1])
 
     def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
-        """(batch, seq, embedding), or (1, seq, embedding) if ``position_ids`` is None: positions from 0."""
+        """(batch, seq) ids, or None for positions from 0 -> (batch or 1, seq, embedding)."""
         _check(length, self.max_position_embeddings)
         if position_ids is None:
             position_ids = torch.arange(length, device=self.row.weight.device)[None]
@@ -124,14 +125,13 @@ class AxialPositions(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotate pairs of components by ``position * theta^(-2i / size)`` (Su et al. 2021, equation 34).
+    """Rotary positions: rotate pairs of components by ``position * theta^(-2i / size)`` (Su et al. 2021, equation 34).
 
-    Component ``i`` is paired with ``i + size / 2``, as in GPT-NeoX and Llama. Products of rotated queries and keys
-    depend on their distance alone.
+    Component ``i`` is paired with ``i + size / 2``, as in GPT-NeoX and Llama.
 
     Args:
-        head_size: components of a query or key; even.
-        max_position_embeddings: the longest sequence.
+        head_size: width of a query or key; even.
+        max_position_embeddings: maximum sequence length.
         theta: base of the wavelengths.
     """
 
@@ -147,13 +147,13 @@ class Rotary(nn.Module):
         self.register_buffer("sin", angle.sin().float(), persistent=False)
 
     def forward(self, heads: Tensor, *, start: int = 0, position_ids: Tensor | None = None) -> Tensor:
-        """(batch, heads, seq, head_size) -> the same, rotated in float32 and returned in the type of ``heads``.
+        """(batch, heads, seq, head_size) -> the same; computed in float32.
 
         Positions count from ``start``, or are ``position_ids``, (batch, seq) or (1, seq).
         """
         if position_ids is None:
-            here = slice(start, start + heads.shape[2])
-            cos, sin = self.cos[here], self.sin[here]  # (seq, head_size / 2)
+            positions = slice(start, start + heads.shape[2])
+            cos, sin = self.cos[positions], self.sin[positions]  # (seq, head_size / 2)
         else:
             cos, sin = self.cos[position_ids][:, None], self.sin[position_ids][:, None]  # (batch, 1, seq, ...)
         first, second = heads.chunk(2, -1)

@@ -73,7 +73,7 @@ def disable_compile(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def packed_linear_ops() -> tuple[Callable[..., Tensor], Callable[..., Tensor]] | None:
-    """Return oneDNN's weight reordering and its linear product, or None if this build has neither."""
+    """Return oneDNN's weight reordering and linear product, or None if this build has neither."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     try:

@@ -1,7 +1,7 @@
-"""The projection to the vocabulary, its cross entropy, and a sample from it, without ever holding all the logits.
+"""Cross entropy, samples and distillation loss of a projection to the vocabulary, in bounded memory.
 
-A vocabulary of 30,522 and 600 targets are 75 MB of logits, and plain autograd holds about four such tables. Here the
-targets are worked through in chunks, and the gradient of each chunk is formed while its probabilities are at hand.
+Logits of 600 targets and 30,522 tokens take 75 MB, and autograd stores about four such tables. Here targets are
+processed in chunks, and the gradient of each chunk is computed in the forward pass.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from torch.nn import functional as F
 
 from homespun.nn.torch_private import FunctionContext
 
-_CHUNK = 12 * 2**20  # logits held at once: 48 MB in float32
-_ROWS = 256  # of targets, at once on a CPU: more leave its cache between two passes, fewer make the products slower
-_BLOCK = 512  # of the vocabulary, in one product on a CPU: a product as wide as all of it takes 1.6 times as long
+_CHUNK = 12 * 2**20  # logits in memory at once: 48 MB in float32
+_ROWS = 256  # targets at once on a CPU: more exceed its cache, fewer make products slower
+_BLOCK = 512  # tokens of the vocabulary in one product on a CPU: one product for all takes 1.6 times as long
 
 repeat_context: ContextVar[Callable[[int], AbstractContextManager[None]] | None] = ContextVar(
     "repeat_context", default=None
 )
-"""Set while `homespun.planning.tracer.StepTracer` is active, whose tensors have no values: of n equal iterations one
-runs, in ``repeat_context.get()(n)``, which counts it n times."""
+"""Set by `homespun.planning.tracer.StepTracer`: of n equal iterations one runs, in ``repeat_context.get()(n)``, which
+counts it n times."""
 
 
 @dataclass(frozen=True)
 class TokenPrediction:
-    """Results of a projection to the vocabulary at its targets."""
+    """Results of `predict_tokens`."""
 
-    loss: Tensor  # () sum of the cross entropies, differentiable
-    correct: Tensor  # () how many targets have the highest logit
-    samples: Tensor | None  # (targets,) token ids drawn from the softmax, where uniforms were given
+    loss: Tensor  # () sum of the cross entropies
+    correct: Tensor  # () int64 number of labels with the highest logit
+    samples: Tensor | None  # (targets,) token ids drawn from the softmax if uniforms are given
 
 
 def predict_tokens(
@@ -46,20 +46,18 @@ def predict_tokens(
     uniforms: Tensor | None = None,
     label_smoothing: float = 0.0,
 ) -> TokenPrediction:
-    """Cross entropy of ``softmax(hidden weight^T + bias)`` against ``labels``, summed, in bounded memory.
+    """Sum of the cross entropies of ``softmax(hidden weight^T + bias)`` and ``labels``, in bounded memory.
 
     Args:
-        hidden: (targets, size); only rows that have a label.
+        hidden: (targets, size).
         weight: (vocab, size).
         bias: (vocab,).
-        labels: (targets,) int64; one below 0 is none, and counts for nothing.
-        uniforms: (targets,) in [0, 1); where given, one token a target is drawn by inverting the distribution
-            function: the law of `torch.multinomial` for one random number a row instead of one a logit.
-        label_smoothing: share of the truth that is spread evenly over the vocabulary, as in
-            `torch.nn.functional.cross_entropy` (Szegedy et al. 2016).
+        labels: (targets,) int64; negative labels are ignored.
+        uniforms: (targets,) in [0, 1) to draw one token a target by inverting the distribution function.
+        label_smoothing: as in `torch.nn.functional.cross_entropy` (Szegedy et al. 2016).
     """
     hidden = as_in_autocast(hidden)
-    enabled = torch.is_grad_enabled()  # inside the function it is always off, and what is needed never says so
+    enabled = torch.is_grad_enabled()  # always off inside the function
     loss, correct, samples = _PredictTokens.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, labels, uniforms, label_smoothing, enabled
     )
@@ -78,13 +76,10 @@ class _PredictTokens(torch.autograd.Function):
         smoothing: float,
         enabled: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        needs_gradient = enabled and any(ctx.needs_input_grad[:3])
+        gradients = _new_gradients(ctx, enabled, hidden, weight, bias)
         loss = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
         correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
         samples = torch.empty_like(labels)
-        grad_hidden = torch.empty_like(hidden) if needs_gradient else None
-        grad_weight = torch.zeros_like(weight) if needs_gradient else None
-        grad_bias = torch.zeros_like(bias) if needs_gradient else None
         narrow_weight, narrow_bias = weight.to(hidden.dtype), bias.to(hidden.dtype)
         rows = max(1, _CHUNK // len(weight))
         if hidden.device.type == "cpu":
@@ -96,47 +91,60 @@ class _PredictTokens(torch.autograd.Function):
             logits = logits_of(chunk, narrow_weight, narrow_bias).to(loss.dtype)  # (rows, vocab)
             top = logits.amax(-1, keepdim=True)
             label_logit = logits.gather(-1, truth)
-            wanted_logit = label_logit
+            target_logit = label_logit
             if smoothing:
-                wanted_logit = torch.lerp(label_logit, logits.mean(-1, keepdim=True), smoothing)
+                target_logit = torch.lerp(label_logit, logits.mean(-1, keepdim=True), smoothing)
             exponentials = logits.sub_(top).exp_()
             total = exponentials.sum(-1, keepdim=True)
-            loss += torch.where(labelled, total.log() + top - wanted_logit, 0.0).sum()
+            loss += torch.where(labelled, total.log() + top - target_logit, 0.0).sum()
             correct += (labelled & (label_logit >= top)).sum()
             if uniforms is not None:
                 samples[part] = _invert(exponentials, uniforms[part][:, None])
-            if grad_hidden is not None and grad_weight is not None and grad_bias is not None:
-                # d loss / d logits = probabilities - one-hot labels; without a label that over infinity is zero
+            if gradients is not None:
+                # d loss / d logits = probabilities - one-hot labels; divided by infinity, it is zero without a label
                 gradient = exponentials.div_(torch.where(labelled, total, torch.inf))
                 share = labelled.to(gradient.dtype)
                 if smoothing:
                     gradient.sub_(share, alpha=smoothing / gradient.shape[-1])
                 gradient.scatter_add_(-1, truth, share * (smoothing - 1))
-                grad_bias += gradient.sum(0)
-                gradient = gradient.to(chunk.dtype)
-                grad_hidden[part] = gradient @ narrow_weight
-                add_product(grad_weight, gradient, chunk)
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+                _add_gradients(gradients, part, gradient, chunk, narrow_weight)
+        ctx.save_for_backward(*(gradients or ()))
         ctx.mark_non_differentiable(correct, samples)
         return loss, correct, samples
 
     @staticmethod
     def backward(ctx: FunctionContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scale = gradients[0]
-        hidden, weight, bias = ctx.saved_tensors
-        return (
-            hidden * scale.to(hidden.dtype) if ctx.needs_input_grad[0] else None,
-            weight * scale.to(weight.dtype) if ctx.needs_input_grad[1] else None,
-            bias * scale.to(bias.dtype) if ctx.needs_input_grad[2] else None,
-            None,
-            None,
-            None,
-            None,
-        )
+        return *_scaled_gradients(ctx, gradients[0]), None, None, None, None
+
+
+def _new_gradients(
+    ctx: FunctionContext, enabled: bool, hidden: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    if not enabled or not any(ctx.needs_input_grad[:3]):
+        return None
+    return torch.empty_like(hidden), torch.zeros_like(weight), torch.zeros_like(bias)
+
+
+def _add_gradients(
+    gradients: tuple[Tensor, Tensor, Tensor], part: slice, d_logits: Tensor, chunk: Tensor, weight: Tensor
+) -> None:
+    """Add the gradients of a chunk of targets, given ``d_logits`` (rows, vocab)."""
+    d_hidden, d_weight, d_bias = gradients
+    d_bias += d_logits.sum(0)
+    d_logits = d_logits.to(chunk.dtype)
+    d_hidden[part] = d_logits @ weight
+    add_product(d_weight, d_logits, chunk)
+
+
+def _scaled_gradients(ctx: FunctionContext, scale: Tensor) -> list[Tensor | None]:
+    return [
+        gradient * scale.to(gradient.dtype) if needed else None
+        for gradient, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+    ]
 
 
 def _iterations(starts: range) -> Iterable[int]:
-    """``starts``; while a step is traced the first, the second for all that equal it, and the last."""
+    """``starts``; while a step is traced, the first, the second for all equal iterations, and the last."""
     repeat = None if torch.compiler.is_compiling() else repeat_context.get()  # a context variable breaks the graph
     return starts if repeat is None or len(starts) < 4 else _distinct(starts, repeat)
 
@@ -149,10 +157,9 @@ def _distinct(starts: range, repeat: Callable[[int], AbstractContextManager[None
 
 
 def as_in_autocast(hidden: Tensor) -> Tensor:
-    """Cast as autocast does for a linear layer, if to bfloat16: custom functions are outside of autocast.
+    """Cast float32 to bfloat16 if autocast would for a linear layer; autocast does not apply to custom functions.
 
-    What comes out of a norm, or of a sum with the embeddings, is float32 otherwise. Float16 is left alone, whose range
-    small gradients leave.
+    Not to float16, whose range is too small for the gradients.
     """
     device = hidden.device.type
     narrow = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
@@ -160,10 +167,7 @@ def as_in_autocast(hidden: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """``total += left^T right``, in bfloat16 where both are: each product is rounded, as in autocast, their sum is not.
-
-    What is narrower in any other way is multiplied in the type of ``total``.
-    """
+    """``total += left^T right``; bfloat16 factors are multiplied in bfloat16, others in the dtype of ``total``."""
     if left.dtype == torch.bfloat16:
         total += left.T @ right
     else:
@@ -171,7 +175,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(rows, size) -> (rows, vocab), in the type of ``hidden``."""
+    """(rows, size) -> (rows, vocab) in the dtype of ``hidden``."""
     weight, bias = weight.to(hidden.dtype), bias.to(hidden.dtype)
     if hidden.device.type != "cpu":
         return F.linear(hidden, weight, bias)
@@ -183,10 +187,9 @@ def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _invert(exponentials: Tensor, uniforms: Tensor) -> Tensor:
-    """(rows,) ids: the first place where the running sum passes ``uniforms * total``; found by block, then inside it.
+    """(rows,) ids: first index where the running sum exceeds ``uniforms * total``, by blocks of 128 tokens.
 
-    The two steps read the table once and write only its block sums, where a running sum over all would write a second
-    table.
+    Writes only sums of blocks, where a running sum over all tokens would write a second table.
     """
     vocab = exponentials.shape[1]
     width = 128
@@ -200,17 +203,17 @@ def _invert(exponentials: Tensor, uniforms: Tensor) -> Tensor:
     positions = block * width + torch.arange(width, device=block.device)  # (rows, width); beyond the end: no mass
     inside = torch.where(positions < vocab, exponentials.gather(-1, positions.clamp(max=vocab - 1)), 0.0).cumsum(-1)
     offset = torch.searchsorted(inside, rest.clamp(min=0.0), right=True)
-    # rounding may leave `rest` at or past the block's end: then the last place there that has any mass
+    # after rounding, `rest` may reach the end of the block: take the last token with any mass
     last = (inside < inside[:, -1:]).sum(-1, keepdim=True)
     return (block * width + torch.minimum(offset, last)).clamp_(max=vocab - 1).squeeze(-1)
 
 
-_SOFT_CHUNK = 4 * 2**20  # logits held at once, of each of three tables
+_SOFT_CHUNK = 4 * 2**20  # logits in memory at once, in each of three tables
 
 
 @dataclass(frozen=True)
 class VocabLogits:
-    """A projection to the vocabulary, and what goes into it.
+    """Factors of logits ``features weight^T + bias``.
 
     Attributes:
         features: (targets, size).
@@ -223,15 +226,12 @@ class VocabLogits:
     bias: Tensor
 
     def first(self, words: int) -> VocabLogits:
-        """Logits of the first words alone: released vocabularies are padded to different round numbers."""
+        """Logits of the first words only, since released vocabularies are padded to different sizes."""
         return VocabLogits(self.features, self.weight[:words], self.bias[:words])
 
 
 def soft_token_loss(student: VocabLogits, teacher: VocabLogits, *, temperature: float) -> Tensor:
-    """() sum over the targets of ``T^2 KL(teacher || student)``, both at the temperature ``T``.
-
-    The factor keeps the gradient as large at every temperature. It is 0 where both have the same logits.
-    """
+    """() sum over targets of ``T^2 KL(teacher || student)`` at temperature ``T`` (Hinton et al. 2015, section 2)."""
     words = min(len(student.weight), len(teacher.weight))
     student, teacher = student.first(words), teacher.first(words)
     enabled = torch.is_grad_enabled()  # inside the function it is always off
@@ -251,7 +251,7 @@ def soft_label_loss(logits: Tensor, teacher: Tensor, *, temperature: float) -> T
 
 
 def binary_log_probs(logits: Tensor) -> Tensor:
-    """(texts, labels) logits of labels that do not exclude each other -> (texts, labels, 2) of no and yes."""
+    """(texts, labels) multi-label logits -> (texts, labels, 2) logits of no and yes."""
     return torch.stack([torch.zeros_like(logits), logits], dim=-1)
 
 
@@ -268,43 +268,31 @@ class _SoftTokens(torch.autograd.Function):
         temperature: float,
         enabled: bool,
     ) -> Tensor:
-        needs_gradient = enabled and any(ctx.needs_input_grad[:3])
-        kind = torch.promote_types(hidden.dtype, torch.float32)
-        loss = torch.zeros((), dtype=kind, device=hidden.device)
-        grad_hidden = torch.empty_like(hidden) if needs_gradient else None
-        grad_weight = torch.zeros_like(weight) if needs_gradient else None
-        grad_bias = torch.zeros_like(bias) if needs_gradient else None
+        gradients = _new_gradients(ctx, enabled, hidden, weight, bias)
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        loss = torch.zeros((), dtype=dtype, device=hidden.device)
         narrow_weight, narrow_bias = weight.to(hidden.dtype), bias.to(hidden.dtype)
         rows = max(1, _SOFT_CHUNK // len(weight))
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             chunk = hidden[part]
-            student = logits_of(chunk, narrow_weight, narrow_bias).to(kind).div_(temperature)  # (rows, vocab)
+            student = logits_of(chunk, narrow_weight, narrow_bias).to(dtype).div_(temperature)  # (rows, vocab)
             student = _log_softmax(student)
-            truth = logits_of(teacher_hidden[part], teacher_weight, teacher_bias).to(kind).div_(temperature)
-            truth = _log_softmax(truth)
-            share = truth.exp()
-            loss += torch.dot(share.flatten(), truth.sub_(student).flatten()) * temperature**2
-            if grad_hidden is not None and grad_weight is not None and grad_bias is not None:
-                # d loss / d logits = T (student's probabilities - teacher's)
-                gradient = student.exp_().sub_(share).mul_(temperature)
-                grad_bias += gradient.sum(0)
-                gradient = gradient.to(chunk.dtype)
-                grad_hidden[part] = gradient @ narrow_weight
-                add_product(grad_weight, gradient, chunk)
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+            teacher = logits_of(teacher_hidden[part], teacher_weight, teacher_bias).to(dtype).div_(temperature)
+            teacher = _log_softmax(teacher)
+            target = teacher.exp()
+            loss += torch.dot(target.flatten(), teacher.sub_(student).flatten()) * temperature**2
+            if gradients is not None:
+                # d loss / d logits = T (probabilities of the student - probabilities of the teacher)
+                gradient = student.exp_().sub_(target).mul_(temperature)
+                _add_gradients(gradients, part, gradient, chunk, narrow_weight)
+        ctx.save_for_backward(*(gradients or ()))
         return loss
 
     @staticmethod
     def backward(ctx: FunctionContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scale = gradients[0]
-        made = [
-            gradient * scale.to(gradient.dtype) if needed else None
-            for gradient, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        ]
-        return (*made, None, None, None, None, None)
+        return *_scaled_gradients(ctx, gradients[0]), None, None, None, None, None
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """In place."""
     return logits.sub_(logits.logsumexp(-1, keepdim=True))
