@@ -1,4 +1,4 @@
-"""`Backbone`, the interface of models without their heads: `Encoder`, and `EncoderDecoder` with cross-attention."""
+"""Backbones, models without heads: the interface `Backbone`, `Encoder` and `EncoderDecoder`."""
 
 from __future__ import annotations
 
@@ -17,43 +17,47 @@ from homespun.nn.masks import Mask, Source
 
 
 class Context(TypedDict, total=False):
-    """Optional inputs of an encoder besides ``input_ids``."""
+    """Optional inputs of an encoder, each with the shape of ``input_ids``."""
 
     attention_mask: Tensor | None
-    """(batch, seq); nonzero takes part."""
+    """(batch, seq); 0 at padding."""
     token_type_ids: Tensor | None
     """(batch, seq) int64 segments."""
     position_ids: Tensor | None
-    """(batch, seq) int64; counted from 0 where not given."""
+    """(batch, seq) int64; by default from 0."""
     documents: Tensor | None
-    """(batch, seq) int64; tokens see those of the same number only."""
+    """(batch, seq) int64 numbers; tokens see their own document only."""
     global_attention_mask: Tensor | None
-    """(batch, seq); nonzero sees all and is seen by all, where the attention has such tokens."""
+    """(batch, seq); nonzero at global tokens, for attention that has them."""
 
 
 class DecoderInputs(TypedDict, total=False):
-    """Optional inputs of a decoder besides its ids."""
+    """Optional inputs of a decoder."""
 
     attention_mask: Tensor | None
-    """(batch, cached + seq); nonzero takes part."""
+    """(batch, cached + seq); 0 at padding."""
     position_ids: Tensor | None
-    """(batch, seq) int64; counted on from the cache if not given."""
+    """(batch, seq) int64; by default from the length of the cache."""
     cache: Cache | None
-    """Keys and values of earlier tokens, to which those of this call are added."""
+    """Keys and values of earlier tokens; the call adds those of ``input_ids``."""
+
+
+def _to_bool(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask.bool()
 
 
 class Backbone(nn.Module):
-    """Interface of all backbones; heads, objectives and generation use nothing else.
+    """Interface of backbones for heads, objectives and generation.
 
     Attributes:
-        embeddings: tokens to vectors, in the stack that heads read.
-        hidden_size: width of the hidden states that heads read.
-        layer_norm_eps: epsilon of the norms of those layers, for heads that have one.
-        causal: no token attends to a later one, so that a decoder-only language model can be built on it.
-        has_decoder: a decoder attends to the hidden states of the encoder.
-        decoder_start_token_id: token that the decoder reads before the first one.
-        ngram: prediction streams of the decoder (`NgramStreams`); 0: none.
-        gradient_checkpointing: in training, compute layers again in the backward pass; reversible ones always are.
+        embeddings: embeddings of the last stack.
+        hidden_size: width of the hidden states of the last stack.
+        layer_norm_eps: epsilon of the norms of the last stack.
+        causal: decoder-only model; no token attends to a later one.
+        has_decoder: encoder-decoder model.
+        decoder_start_token_id: first input token of the decoder.
+        ngram: number of prediction streams of the decoder (`NgramStreams`); 0: none.
+        gradient_checkpointing: recompute layers in the backward pass; reversible layers always do.
     """
 
     embeddings: Embeddings | CharacterEmbeddings
@@ -67,45 +71,42 @@ class Backbone(nn.Module):
 
     @property
     def stacks(self) -> tuple[Encoder, ...]:
-        """The only stack, or encoder and decoder: the first reads ``input_ids``, heads read the last."""
+        """One stack, or encoder and decoder; the first reads ``input_ids``, heads read the last."""
         raise NotImplementedError
 
     def encode(self, input_ids: Tensor, **context: Unpack[Context]) -> Source:
-        """(batch, seq) ids -> hidden states of the first stack, with their padding."""
-        attention_mask = context.get("attention_mask")
-        return Source(
-            self.stacks[0](input_ids, **context), Mask(None if attention_mask is None else attention_mask.bool())
-        )
+        """(batch, seq) ids -> hidden states and padding mask of the first stack."""
+        return Source(self.stacks[0](input_ids, **context), Mask(_to_bool(context.get("attention_mask"))))
 
     def decode(self, input_ids: Tensor, source: Source | None = None, **inputs: Unpack[DecoderInputs]) -> Tensor:
         """(batch, seq) ids -> (batch, seq, hidden) of the last stack; see `Encoder.decode`."""
         raise NotImplementedError
 
     def ngram_streams(self, input_ids: Tensor, source: Source, *, attention_mask: Tensor | None = None) -> Tensor:
-        """(batch, seq) ids -> (batch, ngram, seq, hidden): hidden states from which each stream predicts its token.
+        """(batch, seq) ids -> (batch, ngram, seq, hidden) of the prediction streams (`NgramStreams`).
 
-        The first stream is that of `decode`; see `NgramStreams`.
+        The first stream equals `decode`.
 
         Raises:
-            UserError: the backbone has no such streams.
+            UserError: the decoder has no prediction streams.
         """
-        raise UserError("this decoder has no streams that predict several tokens ahead; give the model ngram: 2")
+        raise UserError("ngram=0: the decoder has no prediction streams; set model.ngram=2")
 
 
 class Encoder(Backbone):
-    """Embeddings, a projection if they are narrower than the layers, layers, a last norm.
+    """One stack: embeddings, a projection if they are narrower than the layers, layers, a final norm.
 
     Args:
-        embeddings: tokens to vectors.
-        layers: ``(hidden, mask) -> hidden``, each.
+        embeddings: token embeddings.
+        layers: modules ``(hidden, mask) -> hidden``.
         input_size: width of the input of the layers.
-        layer_stack: expands the input and runs the layers.
-        final_norm: after the last layer.
-        layer_norm_eps: of its norms, for heads that have one.
-        causal: no token sees a later one; for a decoder-only language model.
+        layer_stack: runs the layers.
+        final_norm: norm after the last layer.
+        layer_norm_eps: epsilon of norms, for heads.
+        causal: no token sees a later one.
 
     Attributes:
-        entering_size: width of the stream before the layers, which may be another in a recurrent stack.
+        entering_size: width of the input of the first layer; differs from ``hidden_size`` in some recurrent stacks.
     """
 
     has_decoder = False
@@ -135,14 +136,13 @@ class Encoder(Backbone):
 
     @property
     def stacks(self) -> tuple[Encoder, ...]:
-        """Only stack."""
         return (self,)
 
     def forward(self, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
         """(batch, seq) ids -> (batch, seq, hidden).
 
         Raises:
-            UserError: a sequence longer than ``max_position_embeddings``, or context of another shape than the ids.
+            UserError: the sequence exceeds ``max_position_embeddings``, or context differs from the ids in shape.
         """
         result: Tensor = self.final_norm(self._run(self.layers, *self._prepare(input_ids, **context)))
         return result
@@ -152,10 +152,10 @@ class Encoder(Backbone):
         return self.layer_stack.run(layers, hidden, mask, recompute=recompute)
 
     def last_layers(self, layers: int, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, layers * hidden): the vectors of the last layers, the last at the end.
+        """(batch, seq) ids -> (batch, seq, layers * hidden): concatenated outputs of the last layers.
 
-        One more than there are layers includes the input of the layers. As in ``hidden_states`` of `transformers`, the
-        last norm of a pre-norm stack applies to the last layer alone.
+        ``len(self.layers) + 1`` includes the input of the first layer. The final norm applies to the last layer only,
+        as in ``hidden_states`` of `transformers`.
         """
         hidden, mask = self._prepare(input_ids, **context)
         first = len(self.layers) - layers + 1
@@ -165,11 +165,10 @@ class Encoder(Backbone):
         return torch.cat([*states[:-1], self.final_norm(states[-1])], dim=-1)
 
     def decode_masked(self, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, hidden) for masked tokens (He et al. 2021, section 3.2, enhanced mask
-        decoder).
+        """(batch, seq) ids -> (batch, seq, hidden) of the enhanced mask decoder (He et al. 2021, section 3.2).
 
-        Late positions are added to the queries of the last layer, which runs twice on the keys and values of the layer
-        before, as in the authors' code. Without late positions this is `forward`.
+        Late positions are added to the queries of the last layer, which runs twice with the keys and values of the
+        layer before, as in the authors' code. Without late positions this is `forward`.
         """
         if self.embeddings.late is None:
             return self.forward(input_ids, **context)
@@ -181,7 +180,7 @@ class Encoder(Backbone):
         return result
 
     def hidden_states(self, input_ids: Tensor, **context: Unpack[Context]) -> Iterator[Tensor]:
-        """The stream before the layers and after each, (batch, seq, hidden), as they are computed."""
+        """Yield the input of the first layer and the output of each layer, (batch, seq, hidden)."""
         hidden, mask = self._prepare(input_ids, **context)
         yield hidden
         for layer in self.layers:
@@ -198,30 +197,28 @@ class Encoder(Backbone):
         documents: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Mask]:
-        given = (attention_mask, token_type_ids, position_ids, documents, global_attention_mask)
-        for name, tensor in zip(Context.__annotations__, given, strict=True):
+        context = (attention_mask, token_type_ids, position_ids, documents, global_attention_mask)
+        for name, tensor in zip(Context.__annotations__, context, strict=True):
             if tensor is not None and tensor.shape != input_ids.shape:
                 raise UserError(
-                    f"{name} has shape {tuple(tensor.shape)}, and input_ids {tuple(input_ids.shape)}; "
-                    f"it says something of each token, so the two must be alike"
+                    f"{name} has shape {tuple(tensor.shape)}, but must have the shape of input_ids, "
+                    f"{tuple(input_ids.shape)}"
                 )
-        keep = None if attention_mask is None else attention_mask.bool()
-        batch_global_mask = None if global_attention_mask is None else global_attention_mask.bool()
         mask = Mask(
-            keep,
+            _to_bool(attention_mask),
             causal=self.causal,
             documents=documents,
-            batch_global_mask=batch_global_mask,
+            batch_global_mask=_to_bool(global_attention_mask),
             position_ids=position_ids,
         )
         vectors = self.embeddings(input_ids, token_type_ids=token_type_ids, position_ids=position_ids)
         return self.layer_stack.expand(self.projection(vectors)), mask
 
     def decode(self, input_ids: Tensor, source: Source | None = None, **inputs: Unpack[DecoderInputs]) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, hidden), attending to a source, or continuing the tokens in a cache.
+        """(batch, seq) ids -> (batch, seq, hidden), with cross-attention to a source and a cache of earlier tokens.
 
         Raises:
-            UserError: more tokens than ``max_position_embeddings``.
+            UserError: the sequence exceeds ``max_position_embeddings``.
         """
         cache = inputs.get("cache")
         start = 0 if cache is None else cache.length
@@ -237,20 +234,17 @@ class Encoder(Backbone):
         position_ids: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """(batch, seq, embedding) of tokens -> (batch, seq, hidden): `decode` without its embeddings.
-
-        Also for prediction streams, (batch, streams, seq, embedding).
-        """
+        """`decode` of embeddings, (batch, seq, embedding) or (batch, streams, seq, embedding) -> hidden states."""
         start = 0 if cache is None else cache.length
         if cache is not None:
             if not self.causal:
-                raise UserError("only a causal stack can go on from a cache: in this one tokens see later ones")
+                raise UserError("a cache needs a causal stack; this stack is bidirectional")
             cache.start_call()
-        keep = None if attention_mask is None else attention_mask.bool()
+        keep = _to_bool(attention_mask)
         if keep is not None and keep.shape[-1] != start + vectors.shape[-2]:
             raise UserError(
-                f"the attention_mask is of {keep.shape[-1]} tokens, and there are {start} in the cache and "
-                f"{vectors.shape[-2]} new ones; give one of all of them"
+                f"attention_mask has {keep.shape[-1]} tokens, but must cover the {start} in the cache and the "
+                f"{vectors.shape[-2]} new tokens"
             )
         mask = Mask(keep, causal=self.causal, start=start, source=source, cache=cache, position_ids=position_ids)
         hidden = self.layer_stack.expand(self.projection(vectors))
@@ -261,11 +255,11 @@ class Encoder(Backbone):
 
 
 class EncoderDecoder(Backbone):
-    """An encoder, and a decoder that attends to its hidden states (Vaswani et al. 2017).
+    """Encoder and decoder with cross-attention (Vaswani et al. 2017).
 
     Args:
-        decoder_start_token_id: token that the decoder reads before the first one.
-        predicting: prediction streams of the decoder, of which the first gives its hidden states (ProphetNet).
+        decoder_start_token_id: first input token of the decoder.
+        predicting: prediction streams of the decoder (ProphetNet); the first gives its hidden states.
     """
 
     has_decoder = True
@@ -287,22 +281,21 @@ class EncoderDecoder(Backbone):
 
     @property
     def stacks(self) -> tuple[Encoder, ...]:
-        """Encoder and decoder."""
         return self.encoder, self.decoder
 
     @property
     def embeddings(self) -> Embeddings | CharacterEmbeddings:  # type: ignore[override]  # read-only here
-        """The decoder's, whose words are the encoder's too."""
+        """Embeddings of the decoder."""
         return self.decoder.embeddings
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """True if both stacks recompute layers in the backward pass."""
+        """Recompute layers of both stacks in the backward pass."""
         return self.encoder.gradient_checkpointing
 
     @gradient_checkpointing.setter
-    def gradient_checkpointing(self, on: bool) -> None:
-        self.encoder.gradient_checkpointing = self.decoder.gradient_checkpointing = on
+    def gradient_checkpointing(self, value: bool) -> None:
+        self.encoder.gradient_checkpointing = self.decoder.gradient_checkpointing = value
 
     def decode(self, input_ids: Tensor, source: Source | None = None, **inputs: Unpack[DecoderInputs]) -> Tensor:
         """(batch, seq) ids -> (batch, seq, hidden); see `Encoder.decode`. Streams ignore ``position_ids``."""
@@ -340,7 +333,7 @@ class EncoderDecoder(Backbone):
     ) -> Tensor:
         """(batch, source) and (batch, seq) ids -> (batch, seq, hidden) of the decoder.
 
-        Without ``decoder_input_ids`` the decoder reads the encoder's text, shifted right, as BART does to classify.
+        By default ``decoder_input_ids`` are ``input_ids`` shifted right, as in BART's classification.
         """
         if decoder_input_ids is None:
             decoder_input_ids = input_ids.roll(1, dims=1)

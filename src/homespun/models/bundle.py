@@ -1,4 +1,4 @@
-"""Shapes of a described model, compared with the given weights before memory is allocated."""
+"""The ``model/`` folder: config, weights, tokenizer, labels and task; checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ from homespun.models.neighbour_heads import fit_neighbour_heads
 from homespun.text.tokenizer import Tokenizer
 
 MOST_LAYERS = 4096
-_MOST_COMPUTED = 2**28  # numbers in tables of positions and the like: 262,144 places of width 1,024
+_MAX_BUFFERS = 2**28  # numbers in computed buffers: position tables of 262,144 positions and width 1,024
 
 
 def build_on_meta(config: ModelConfig, weights: Mapping[str, Tensor], *, source: str) -> Model:
-    """The model of a config, on the device ``meta``.
+    """Build a model on the device ``meta``.
 
     Args:
-        config: as a file describes it.
-        weights: those that it is to be given; none of its layers is without.
-        source: what describes it, for errors.
+        config: config of an untrusted file.
+        weights: tensors of the file.
+        source: name of the file, for error messages.
 
     Raises:
-        UserError: it has more layers than there are weights, or asks for endless memory.
+        UserError: more layers than weights, or a size that does not fit into memory.
     """
     backbone = config.backbone
     if backbone.own_layers > len(weights):
-        raise UserError(f"{source} describes {backbone.own_layers} layers; there are weights of at most {len(weights)}")
+        raise UserError(f"{source} has {backbone.own_layers} layers, but weights for at most {len(weights)}")
     if backbone.num_hidden_layers > MOST_LAYERS:
-        raise UserError(f"{source} describes {backbone.num_hidden_layers} layers; a model has at most {MOST_LAYERS}")
+        raise UserError(f"{source} has {backbone.num_hidden_layers} layers; at most {MOST_LAYERS} are supported")
     try:
         with torch.device("meta"):
             model = config.build()
-    except (RuntimeError, TypeError, OverflowError) as error:  # what torch says of a size that no tensor can have
-        raise UserError(f"{source} describes a tensor larger than any can be") from error
-    kept = model.state_dict().keys()
-    computed = sum(buffer.numel() for name, buffer in model.named_buffers() if name not in kept)
-    if computed > _MOST_COMPUTED:
+    except (RuntimeError, TypeError, OverflowError) as error:  # a size that torch does not support
+        raise UserError(f"{source} has a tensor that is too large: {error}") from error
+    saved = model.state_dict().keys()
+    computed = sum(buffer.numel() for name, buffer in model.named_buffers() if name not in saved)
+    if computed > _MAX_BUFFERS:
         raise UserError(
-            f"{source} describes tables of {computed:,} numbers besides the weights, to be computed for "
-            f"max_position_embeddings={backbone.max_position_embeddings}; there may be {_MOST_COMPUTED:,}"
+            f"{source} needs buffers of {computed:,} numbers for max_position_embeddings="
+            f"{backbone.max_position_embeddings}; at most {_MAX_BUFFERS:,} are supported"
         )
     return model
 
 
 FORMAT = 1
-# of homespun.json, and what each is
-_DESCRIBED: dict[str, tuple[type, ...]] = {
+# keys of homespun.json and their types
+_TYPES: dict[str, tuple[type, ...]] = {
     "model": (dict,),
     "labels": (dict, type(None)),
     "task": (dict,),
     "tokenizer": (str,),
     "weights": (dict,),
 }
-_DRAWS = frozenset(
+_INITIALISERS = frozenset(
     {
         *(init.normal_, init.uniform_, init.trunc_normal_, init.orthogonal_),
         *(init.kaiming_normal_, init.kaiming_uniform_, init.xavier_normal_, init.xavier_uniform_),
@@ -80,7 +80,7 @@ _DRAWS = frozenset(
 
 @dataclass(frozen=True)
 class ModelBundle:
-    """A model as it lies on disk. ``task`` says how its data was read: text and label columns, length in tokens."""
+    """Content of a ``model/`` folder; ``task`` has the settings of its data, such as columns and maximum length."""
 
     model: Model
     config: ModelConfig
@@ -90,7 +90,7 @@ class ModelBundle:
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by name; a tied parameter once, under its first name."""
+    """State dict without duplicates: tied parameters occur once, under their first name."""
     state = model.state_dict(keep_vars=True)
     seen: set[int] = set()
     weights = {}
@@ -102,7 +102,7 @@ def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def fingerprint(model: torch.nn.Module, *, extra: bytes = b"") -> str:
-    """A digest of the weights by name, and of ``extra``: the same whatever files they came from."""
+    """Digest of the names and values of the weights and of ``extra``."""
     digest = hashlib.blake2b(extra, digest_size=16)
     for name, tensor in weights_of(model).items():
         digest.update(name.encode())
@@ -111,20 +111,20 @@ def fingerprint(model: torch.nn.Module, *, extra: bytes = b"") -> str:
 
 
 class SkipInit(TorchFunctionMode):
-    """Parameters keep what the memory held instead of random numbers; buffers are drawn as always."""
+    """Skip the random initialisation of parameters, but not of buffers."""
 
     def __torch_function__(
         self, function: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: Tree | None = None
     ) -> object:
         kwargs = kwargs or {}
         tensor = kwargs["tensor"] if "tensor" in kwargs else args[0] if args else None
-        if function in _DRAWS and isinstance(tensor, torch.nn.Parameter):
+        if function in _INITIALISERS and isinstance(tensor, torch.nn.Parameter):
             return tensor
         return function(*args, **kwargs)
 
 
 def build_uninitialized(config: ModelConfig) -> Model:
-    """The model, to be given its weights by `assign_weights` at once: they are not drawn, and take no memory."""
+    """Build a model with uninitialised parameters, to be replaced by `assign_weights`."""
     with SkipInit():
         return config.build()
 
@@ -133,7 +133,7 @@ def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, so
     """Copy ``weights`` into ``model``.
 
     Raises:
-        UserError: a tensor is missing, left over, or of another shape; the first is named, and nothing was changed.
+        UserError: a tensor is missing, unexpected or of the wrong shape; no weight is changed.
     """
     parameters = weights_of(model)
     _check_fit(parameters, weights, source)
@@ -143,33 +143,33 @@ def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, so
 
 
 def assign_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, source: str) -> None:
-    """Make ``weights`` those of ``model``, which must not be in use yet: what has its type and order is not copied.
+    """Replace the weights of a new ``model`` by ``weights``, without a copy if dtype and memory layout are equal.
 
-    Tensors that are mapped from a file stay so, and take memory when they are read.
+    Memory-mapped tensors stay memory-mapped.
 
     Raises:
         UserError: as in `load_weights`.
     """
     parameters = weights_of(model)
     _check_fit(parameters, weights, source)
-    own = model.state_dict(keep_vars=True)
-    taken: set[int] = set()
+    state = model.state_dict(keep_vars=True)
+    assigned: set[int] = set()
     for name, tensor in parameters.items():
-        given = weights[name].to(tensor.dtype).contiguous()
-        # two that were one there would change together here
-        own[name].data = given.clone() if given.data_ptr() in taken else given
-        taken.add(given.data_ptr())
+        new = weights[name].to(tensor.dtype).contiguous()
+        # copy tensors that are tied in the file but not in the model
+        state[name].data = new.clone() if new.data_ptr() in assigned else new
+        assigned.add(new.data_ptr())
 
 
 def _check_fit(parameters: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], source: str) -> None:
     if missing := sorted(parameters.keys() - weights.keys()):
-        raise UserError(f"{source}: {len(missing)} tensors are missing, the first {missing[0]!r}")
+        raise UserError(f"{source}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
     if extra := sorted(weights.keys() - parameters.keys()):
-        raise UserError(f"{source}: {len(extra)} tensors have no place in the model, the first {extra[0]!r}")
+        raise UserError(f"{source}: {len(extra)} tensors are not in the model, the first is {extra[0]!r}")
     for name, tensor in parameters.items():
         if tensor.shape != weights[name].shape:
-            given, own = tuple(weights[name].shape), tuple(tensor.shape)
-            raise UserError(f"{source}: {name} has shape {given}, the model wants {own}")
+            found, expected = tuple(weights[name].shape), tuple(tensor.shape)
+            raise UserError(f"{source}: {name} has shape {found}, but the model has {expected}")
 
 
 def save_model(
@@ -181,13 +181,13 @@ def save_model(
     labels: Labels | None = None,
     task: Tree | None = None,
 ) -> None:
-    """Write the ``model/`` folder, whole or not at all; an older one there is replaced."""
+    """Write the ``model/`` folder atomically, replacing an existing one."""
     folder = Path(folder)
-    with atomic_path(folder) as made:
-        made.mkdir()
-        weights = made / "model.safetensors"
+    with atomic_path(folder) as temporary:
+        temporary.mkdir()
+        weights = temporary / "model.safetensors"
         save_file({n: t.cpu() for n, t in weights_of(model).items()}, weights, metadata={"format": "pt"})
-        tokenizer.save(made)
+        tokenizer.save(temporary)
         description = {
             "format": FORMAT,
             "model": config.model_dump(mode="json"),
@@ -196,34 +196,32 @@ def save_model(
             "tokenizer": tokenizer.fingerprint,
             "weights": {"bytes": weights.stat().st_size, "blake2b": file_digest(weights)},
         }
-        (made / "homespun.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        (temporary / "homespun.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
 def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> ModelBundle:
-    """The model in a ``model/`` folder, in evaluation mode.
+    """Read a ``model/`` folder; the model is in evaluation mode.
 
     Raises:
-        UserError: the folder is not a model's, is of another version, or was cut short or altered.
+        UserError: the folder is not a model, has another format version, or is truncated or changed.
     """
     folder = Path(folder)
     path = folder / "homespun.json"
     if not path.is_file():
-        raise UserError(f"{folder} is not a homespun model: there is no homespun.json in it")
+        raise UserError(f"{folder} is not a homespun model: it has no homespun.json")
     description = _description(path)
     weights = folder / "model.safetensors"
     expected = description["weights"]
     if not weights.is_file():
         raise UserError(f"{folder} has no model.safetensors")
     if weights.stat().st_size != expected["bytes"]:
-        raise UserError(
-            f"{weights} was cut short: {weights.stat().st_size} bytes where {expected['bytes']} were written"
-        )
+        raise UserError(f"{weights} was cut short: {weights.stat().st_size} bytes instead of {expected['bytes']} bytes")
     if file_digest(weights) != expected["blake2b"]:
         raise UserError(f"{weights} was altered since it was written: its digest differs")
     config = validate(ModelConfig, migrate(description["model"]), source=str(path))
     tokenizer = Tokenizer.load(folder)
     if tokenizer.fingerprint != description["tokenizer"]:
-        raise UserError(f"{folder} holds another tokenizer than its model was made with")
+        raise UserError(f"{folder} has another tokenizer than the model was trained with")
     try:
         tensors = load_file(weights)
     except SafetensorError as error:
@@ -242,11 +240,11 @@ def _description(path: Path) -> Tree:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} was cut short or altered: {error}") from error
     if not isinstance(description, dict):
-        raise UserError(f"{path} was cut short or altered: it must hold an object, not {type(description).__name__}")
+        raise UserError(f"{path} was cut short or altered: it must be an object, not {type(description).__name__}")
     if description.get("format") != FORMAT:
-        raise UserError(f"{path} is of format {description.get('format')!r}; this version of homespun reads {FORMAT}")
-    if wrong := [key for key, kinds in _DESCRIBED.items() if not isinstance(description.get(key, ...), kinds)]:
-        raise UserError(f"{path} was cut short or altered: it does not say {wrong[0]} as it was written")
+        raise UserError(f"{path} has format {description.get('format')!r}; this version of homespun reads {FORMAT}")
+    if wrong := [key for key, kinds in _TYPES.items() if not isinstance(description.get(key, ...), kinds)]:
+        raise UserError(f"{path} was cut short or altered: {wrong[0]} is missing or has the wrong type")
     if not description["weights"].keys() >= {"bytes", "blake2b"}:
-        raise UserError(f"{path} was cut short or altered: it does not say weights as it was written")
+        raise UserError(f"{path} was cut short or altered: weights must have bytes and blake2b")
     return description

@@ -26,16 +26,19 @@ from homespun.models.sequence_heads import (
 from homespun.nn.layers import Dropout, FeedForward, Layer, PreNorm
 from homespun.nn.masks import Mask
 
-_MOST_HEADS = 8
+_MAX_HEADS = 8
 
 
 class ChunkPoolHead(nn.Module):
-    """Features of every chunk, with its place -> layers over the chunks of a text -> mean -> classifier.
+    """Transformer layers over the features of the chunks of a text, then mean and classifier.
+
+    After ToBERT (Pappagari et al. 2019), with position embeddings of chunks, pre-norm layers and the features of a
+    sequence head.
 
     Args:
-        head: gives the features of a chunk, and the classifier of what comes of them.
-        chunks: the greatest number of chunks in a text.
-        layers: how many transformer layers.
+        head: features of a chunk, and classifier.
+        chunks: maximum number of chunks of a text.
+        layers: number of transformer layers.
     """
 
     def __init__(self, head: SequenceHead, *, chunks: int, layers: int) -> None:
@@ -49,7 +52,7 @@ class ChunkPoolHead(nn.Module):
         self.places = nn.Embedding(chunks, width)
         self.layers = nn.ModuleList(
             Layer(
-                wire(MultiHeadAttention(width, math.gcd(width, _MOST_HEADS), DotProduct())),
+                wire(MultiHeadAttention(width, math.gcd(width, _MAX_HEADS), DotProduct())),
                 wire(FeedForward(width, 4 * width, nn.GELU())),
             )
             for _ in range(layers)
@@ -57,18 +60,17 @@ class ChunkPoolHead(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
-        """(texts, labels) logits; every sequence is a text of one chunk where ``chunks`` is None.
+        """Logits (texts, labels); without ``chunks`` every sequence is a text of one chunk.
 
         Raises:
-            UserError: a text in more chunks than there are places.
+            UserError: a text has too many chunks.
         """
         features = self.head.features(hidden, attention_mask)  # (batch, width)
         if chunks is None:
             chunks = torch.arange(len(features), device=features.device)[:, None]
         if chunks.shape[1] > self.places.num_embeddings:
             raise UserError(
-                f"a text in {chunks.shape[1]} chunks, where the model was made for {self.places.num_embeddings}; "
-                f"give it that many at most"
+                f"a text has {chunks.shape[1]} chunks, but the head has at most {self.places.num_embeddings}"
             )
         values, keep = gather_chunks(features, chunks)  # (texts, chunks, width)
         values = values + self.places.weight[: chunks.shape[1]]
@@ -82,7 +84,7 @@ class ChunkPoolHead(nn.Module):
 
 
 class ChunkPoolHeadConfig(HeadSettings):
-    """`ChunkPoolHead`; fine-tuning makes it of `data.truncation.kind=chunk_pool` and the head that was asked for."""
+    """`ChunkPoolHead`, made in fine-tuning from `data.truncation.kind=chunk_pool` and the configured head."""
 
     kind: Literal["chunk_pool"] = "chunk_pool"
     head: SequenceHeadConfig = FeedForwardHeadConfig()
@@ -93,31 +95,31 @@ class ChunkPoolHeadConfig(HeadSettings):
         return ChunkPoolHead(self.head.build(backbone), chunks=self.chunks, layers=self.layers)
 
 
-LayerCount = Annotated[int, Field(ge=1, description="layers, from the last, whose vectors the head reads side by side")]
+LayerCount = Annotated[
+    int, Field(ge=1, description="number of last layers whose hidden states are concatenated for the head")
+]
 Layers = Annotated[
     Literal["last", "mix", "normalised_mix"],
-    Field(description="the head reads the last layer, or a sum of all whose weights it learns; normalised before that"),
+    Field(description="the head reads the last layer or a learned sum of all layers, optionally normalised"),
 ]
 
 
 def _one_stack(backbone: Backbone, setting: str, remedy: str) -> Encoder:
     if backbone.has_decoder:
-        raise UserError(
-            f"{setting} reads the layers of one stack, and this model is an encoder with a decoder; set {remedy}"
-        )
+        raise UserError(f"{setting} needs a model of one stack, not an encoder-decoder; set {remedy}")
     return backbone.stacks[0]
 
 
 def _checked_stack(backbone: Backbone, layers: int) -> Encoder:
     stack = _one_stack(backbone, f"last_layers={layers}", "objective.last_layers=1")
     if layers > len(stack.layers):
-        raise UserError(f"last_layers={layers}, but the model has {len(stack.layers)} layers; give that many at most")
+        raise UserError(f"last_layers={layers} must be at most the model's {len(stack.layers)} layers")
     return stack
 
 
 @dataclass(frozen=True)
 class ConcatLastLayers:
-    """A `Reader`: (batch, seq, layers * hidden), the last layer's vectors at the end."""
+    """`Reader` of the last layers, (batch, seq, layers * hidden)."""
 
     layers: int
 
@@ -127,9 +129,9 @@ class ConcatLastLayers:
 
 @dataclass(frozen=True)
 class AllLayers:
-    """A `Reader`: (batch, seq, count * hidden), what enters the layers first.
+    """`Reader` of the input of the layers and all layers, (batch, seq, count * hidden).
 
-    That is left out where it has another width: a recurrent stack may have narrower words.
+    Without the input if it has another width than the layers, as in some recurrent stacks.
     """
 
     def __call__(self, backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
@@ -138,11 +140,7 @@ class AllLayers:
 
 
 def num_mixed_layers(backbone: Backbone) -> int:
-    """Number of layer outputs that are mixed.
-
-    Raises:
-        UserError: the backbone is not one stack.
-    """
+    """Number of hidden states that `AllLayers` concatenates; raises `UserError` for an encoder-decoder."""
     stack = _one_stack(backbone, "a mix of layers", "objective.layers=last")
     return len(stack.layers) + (stack.entering_size == stack.hidden_size)
 
@@ -156,7 +154,7 @@ class ConcatenatedWidth:
 
 
 class LastLayersHeadConfig(HeadSettings):
-    """A head on wider vectors; fine-tuning makes it of `objective.last_layers` and the configured head."""
+    """Head on concatenated layers, made in fine-tuning from `objective.last_layers` and the configured head."""
 
     kind: Literal["last_layers"] = "last_layers"
     layers: LayerCount = 4
@@ -164,25 +162,26 @@ class LastLayersHeadConfig(HeadSettings):
 
     @property
     def reader(self) -> Reader:
-        """The last layers."""
         return ConcatLastLayers(self.layers)
 
     def build(self, backbone: Backbone) -> nn.Module:
-        """The head alone.
+        """Build the sequence head.
 
         Raises:
-            UserError: the backbone has fewer layers, or is not one stack.
+            UserError: the backbone has fewer layers, or is an encoder-decoder.
         """
         encoder = _checked_stack(backbone, self.layers)
         return self.head.build(ConcatenatedWidth(self.layers * encoder.hidden_size, encoder.layer_norm_eps))
 
 
 class ScalarMix(nn.Module):
-    """``gamma * sum_j softmax(s)_j h_j``; all weights are the same at first, and gamma is 1.
+    """Learned sum of layers ``gamma * sum_j softmax(s)_j h_j`` (Peters et al. 2018, equation 1).
+
+    The weights belong to the head, so that they train on a frozen backbone whose layers are cached.
 
     Args:
-        count: vectors that are mixed.
-        norm: of each vector before.
+        count: number of layers.
+        norm: norm of each layer.
     """
 
     def __init__(self, count: int, norm: nn.Module) -> None:
@@ -192,63 +191,57 @@ class ScalarMix(nn.Module):
 
     @property
     def weights(self) -> Tensor:
-        """(count,), which sum to 1."""
+        """(count,) weights, which sum to 1."""
         return self.scalars.softmax(0)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(..., count * size), concatenated -> (..., size)."""
+        """(..., count * size) -> (..., size)."""
         layers = self.norm(hidden.view(*hidden.shape[:-1], len(self.scalars), -1))
         return self.gamma * torch.einsum("j,...jh->...h", self.weights.to(layers.dtype), layers)
 
 
 class MixedHead(nn.Module):
-    """A head on the mixed layers."""
+    """Head on a `ScalarMix` of layers."""
 
     def __init__(self, mix: ScalarMix, head: nn.Module) -> None:
         super().__init__()
         self.mix, self.head = mix, head
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, *chunks: Tensor | None) -> Tensor:
-        """(..., count * size) -> the output of the head for (..., size)."""
+        """(..., count * size) -> output of the head."""
         result: Tensor = self.head(self.mix(hidden), attention_mask, *chunks)
         return result
 
 
 class ScalarMixHeadConfig(HeadSettings):
-    """A head on mixed layers; fine-tuning makes it of `objective.layers` and the configured head."""
+    """`MixedHead`, made in fine-tuning from `objective.layers` and the configured head."""
 
     kind: Literal["scalar_mix"] = "scalar_mix"
-    normalised: bool = Field(default=False, description="each layer's vectors are normalised first, without weights")
+    normalised: bool = Field(default=False, description="normalise each layer first, without weights")
     head: Annotated[SequenceHeadConfig | ChunkPoolHeadConfig | TokenTaskHeadConfig, Field(discriminator="kind")] = (
         FeedForwardHeadConfig()
     )
 
     @property
     def reader(self) -> Reader:
-        """All layers."""
         return AllLayers()
 
     @property
     def task_kind(self) -> str:
-        """Kind of the head that reads the mix."""
         return self.head.kind
 
     def build(self, backbone: Backbone) -> MixedHead:
-        """The mix and its head.
-
-        Raises:
-            UserError: the backbone is not one stack.
-        """
+        """Build the mix and its head; raises `UserError` for an encoder-decoder."""
         size, eps = backbone.hidden_size, backbone.layer_norm_eps
         norm = nn.LayerNorm(size, eps=eps, elementwise_affine=False) if self.normalised else nn.Identity()
         return MixedHead(ScalarMix(num_mixed_layers(backbone), norm), self.head.build(backbone))
 
 
 def on_layers(head: HeadSettings, layers: Layers, last_layers: int = 1) -> HeadSettings:
-    """The config of a head that reads the layers of an objective.
+    """Config of a head on the configured layers.
 
     Raises:
-        UserError: both a mix and the last layers are configured.
+        UserError: both ``layers`` and ``last_layers`` are set.
     """
     if layers == "last":
         if last_layers == 1:
@@ -256,14 +249,13 @@ def on_layers(head: HeadSettings, layers: Layers, last_layers: int = 1) -> HeadS
         return LastLayersHeadConfig.model_validate({"layers": last_layers, "head": head})
     if last_layers > 1:
         raise UserError(
-            f"objective.layers={layers} reads all layers as a sum, and objective.last_layers={last_layers} some of "
-            f"them side by side; leave one of them out"
+            f"objective.layers={layers} and objective.last_layers={last_layers} exclude each other; remove one of them"
         )
     return ScalarMixHeadConfig.model_validate({"normalised": layers == "normalised_mix", "head": head})
 
 
 def summarize_mix(head: nn.Module | None) -> Tree:
-    """For result files: ``layers`` {weights, gamma} of a head that reads a mix, else nothing."""
+    """``layers`` of ``result.json``: weights and gamma of a `MixedHead`; empty for other heads."""
     if not isinstance(head, MixedHead):
         return {}
     return {"layers": {"weights": head.mix.weights.tolist(), "gamma": head.mix.gamma.item()}}

@@ -47,32 +47,30 @@ HeadConfig = Annotated[
 
 
 class ModelConfig(Config):
-    """A backbone and what stands on it."""
+    """Config of a model: backbone and head."""
 
     backbone: BackboneConfig
     head: HeadConfig | None = None
 
     def one_stack(self, use: str) -> EncoderConfig:
-        """The backbone, where ``use`` can do with one stack of attention only.
+        """Backbone config of a transformer of one stack, which ``use`` needs.
 
         Raises:
-            UserError: it is an encoder with a decoder, or recurrent.
+            UserError: the model is an encoder-decoder or recurrent.
         """
         stack = self.one_text(use)
         if stack.is_recurrent:
-            raise UserError(
-                f"{use} works on layers of attention, and this model is recurrent; take a preset of another"
-            )
+            raise UserError(f"{use} needs attention layers, but this model is recurrent; use another preset")
         return stack
 
     def one_text(self, use: str) -> EncoderConfig | RecurrentConfig:
-        """The backbone, where ``use`` can do with one stack only, of whatever layers.
+        """Backbone config of a model of one stack, which ``use`` needs.
 
         Raises:
-            UserError: it is an encoder with a decoder.
+            UserError: the model is an encoder-decoder.
         """
         if self.backbone.has_decoder:
-            raise UserError(f"{use} works on one stack, and this model is an encoder with a decoder; take one of them")
+            raise UserError(f"{use} needs a model of one stack, not an encoder-decoder; use another preset")
         return self.backbone
 
     @property
@@ -81,7 +79,7 @@ class ModelConfig(Config):
         return last_layer if self.head is None else self.head.reader
 
     def build(self) -> Model:
-        """A freshly initialised model."""
+        """Build and initialise the model."""
         backbone = self.backbone.build()
         head = None if self.head is None else self.head.build(backbone)
         if head is not None:
@@ -91,11 +89,10 @@ class ModelConfig(Config):
 
 
 FAMILIES = tuple(dict.fromkeys(map(family_of, SPUN)))
-"""Families for which ``size: auto`` can choose, which is the default of a ``preset`` that names one of them."""
-
+"""Families of presets with ``size: auto``."""
 
 FROM_TRAINING = frozenset({"vocab_size", "pad_token_id", "seed"})
-"""Fields that a training sets, from its tokenizer and its seed."""
+"""Fields set from the tokenizer and seed of a training."""
 
 _SIZE = FROM_TRAINING | {
     "num_hidden_layers",
@@ -107,9 +104,9 @@ _SIZE = FROM_TRAINING | {
 
 
 class AutoSizeConfig(Config):
-    """A family of presets with ``size: auto``; other fields win over the preset that is chosen.
+    """Family of presets with ``size: auto``; other fields override those of the chosen preset.
 
-    `homespun.planning.budget` chooses before training, and the config of the run has the chosen model.
+    `homespun.planning.budget` chooses the size before training; the config of the run has the chosen model.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -118,24 +115,24 @@ class AutoSizeConfig(Config):
     size: Literal["auto"] = "auto"
 
     @model_validator(mode="after")
-    def _checked(self) -> AutoSizeConfig:
+    def _check_candidates(self) -> AutoSizeConfig:
         if family_of(self.preset) not in FAMILIES:
             raise ValueError(
-                f"size=auto with preset={self.preset} must be of a family of {', '.join(FAMILIES)}; name a size instead"
+                f"size=auto needs a preset of {', '.join(FAMILIES)}, not preset={self.preset}; set a size instead"
             )
         self.candidates()
         return self
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the vocabulary; 0: as many as the tokenizer has."""
+        """Size of the vocabulary; 0: that of the tokenizer."""
         return next(iter(self.candidates().values())).vocab_size
 
     def candidates(self) -> dict[str, BackboneConfig]:
-        """The backbones of all sizes by name, smallest first, as `homespun.models.presets` has them.
+        """Backbone configs of all sizes, smallest first.
 
         Raises:
-            UserError: a field that a model of the family does not have, or a value that a size cannot have.
+            UserError: an unknown field or invalid value.
         """
         fields: Tree = self.model_extra or {}
         return {

@@ -1,7 +1,7 @@
-"""Head of ELMo's bidirectional language model: the next word in each direction.
+"""Head of ELMo's bidirectional language model, which predicts the next word in each direction.
 
-The backbone is a recurrent stack whose directions are ``apart``: the left half of a vector has read what comes before,
-the right half what comes after. Both tell words by one softmax (Peters et al. 2018, section 3.1).
+The backbone is a recurrent stack with independent directions: the left half of a hidden state depends on earlier
+tokens, the right half on later tokens. Both share one softmax (Peters et al. 2018, section 3.1).
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from homespun.nn.vocabulary_loss import predict_tokens
 Softmax = Literal["full", "adaptive"]
 
 
-def _ordered(cutoffs: tuple[int, ...]) -> tuple[int, ...]:
+def _check_order(cutoffs: tuple[int, ...]) -> tuple[int, ...]:
     if list(cutoffs) != sorted(set(cutoffs)):
-        raise ValueError(f"cutoffs are words by number, the lowest first, each once, not {list(cutoffs)}")
+        raise ValueError(f"cutoffs={list(cutoffs)} must be increasing, the lowest first, each once")
     return cutoffs
 
 
 Cutoffs = Annotated[
     tuple[Annotated[int, Field(ge=1)], ...],
-    AfterValidator(_ordered),
-    Field(description="adaptive: the first word of each group after the first; by the vocabulary where not given"),
+    AfterValidator(_check_order),
+    Field(description="adaptive softmax: first word of each group after the first; empty: by vocabulary size"),
 ]
-_CUTS = (2_000, 10_000, 50_000, 200_000)  # where the groups of an adaptive softmax end
-_NARROWER = 2  # each group of rarer words has vectors so many times narrower: 4 in Grave et al. 2017, of wider ones
+_CUTOFFS = (2_000, 10_000, 50_000, 200_000)
+_DIV_VALUE = 2  # width of each group divided by that of the next; 4 in Grave et al. 2017, for wider vectors
 
 
 class FullSoftmax(nn.Module):
-    """A vector and a bias for every word; the logits are never held all at once."""
+    """Softmax over all words, in bounded memory."""
 
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class FullSoftmax(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The sum of the cross entropies, and how many labels have the highest logit."""
+        """Sum of the cross entropies and number of labels with the highest logit."""
         prediction = predict_tokens(features, self.words.weight, self.bias, labels)
         return prediction.loss, prediction.correct
 
@@ -55,43 +55,42 @@ class FullSoftmax(nn.Module):
 
 
 class AdaptiveSoftmax(nn.Module):
-    """Frequent words first, and rarer ones in groups that are looked into only where one of them is meant (Grave et al.
-    2017). Words must be numbered by how frequent they are.
+    """Adaptive softmax (Grave et al. 2017); word ids must be sorted by decreasing frequency.
 
     Args:
-        vocab_size: words.
-        width: of the vectors that they are told from.
-        cutoffs: where the groups begin, but for the first, which begins at 0.
+        vocab_size: number of words.
+        width: width of the features.
+        cutoffs: first word of each group after the first.
     """
 
     def __init__(self, vocab_size: int, width: int, cutoffs: tuple[int, ...]) -> None:
         super().__init__()
-        self.network = nn.AdaptiveLogSoftmaxWithLoss(width, vocab_size, list(cutoffs), div_value=float(_NARROWER))
+        self.network = nn.AdaptiveLogSoftmaxWithLoss(width, vocab_size, list(cutoffs), div_value=float(_DIV_VALUE))
 
     def loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The sum of the cross entropies. Which word is the likeliest would take all of the softmax."""
+        """Sum of the cross entropies; None, since the most probable word would need the full softmax."""
         if not len(labels):
             return features.sum() * 0.0, None
         with torch.autocast(features.device.type, enabled=False):
-            return -self.network(_full(features), labels).output.sum(), None
+            return -self.network(_to_float32(features), labels).output.sum(), None
 
     def scores(self, features: Tensor) -> Tensor:
-        """(..., width) -> (..., vocab) logarithms of probabilities."""
+        """(..., width) -> (..., vocab) log probabilities."""
         with torch.autocast(features.device.type, enabled=False):
-            found: Tensor = self.network.log_prob(_full(features).flatten(0, -2))
-        return found.view(*features.shape[:-1], -1)
+            log_probs: Tensor = self.network.log_prob(_to_float32(features).flatten(0, -2))
+        return log_probs.view(*features.shape[:-1], -1)
 
 
-def _full(features: Tensor) -> Tensor:
-    """In float32 at least: the groups' logarithms are put together in the features' type."""
+def _to_float32(features: Tensor) -> Tensor:
+    """Float32 at least; the network adds log probabilities in the dtype of its input."""
     return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 class BiLMHead(nn.Module):
-    """One softmax for both directions.
+    """Softmax shared by both directions.
 
     Args:
-        softmax: `FullSoftmax` or `AdaptiveSoftmax`, over half of the backbone's width.
+        softmax: `FullSoftmax` or `AdaptiveSoftmax` on half of the backbone's width.
     """
 
     def __init__(self, softmax: FullSoftmax | AdaptiveSoftmax) -> None:
@@ -99,12 +98,12 @@ class BiLMHead(nn.Module):
         self.softmax = softmax
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(..., 2 * width) -> (..., 2, vocab): of the word that comes next, and of the one that came before."""
+        """(..., 2 * width) -> (..., 2, vocab) scores of the next and the previous word."""
         return self.softmax.scores(hidden.view(*hidden.shape[:-1], 2, -1))
 
     def loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(targets, width) of one direction against (targets,): the sum of the cross entropies, and how many labels are
-        the likeliest, where the softmax knows."""
+        """(targets, width) features of one direction and (targets,) labels -> sum of the cross entropies and number of
+        correct predictions, None for an adaptive softmax."""
         return self.softmax.loss(features, labels)
 
 
@@ -116,23 +115,19 @@ class BiLMHeadConfig(HeadSettings):
     cutoffs: Cutoffs = ()
 
     def build(self, backbone: Backbone) -> BiLMHead:
-        """The head of a backbone whose directions are apart.
-
-        Raises:
-            UserError: an adaptive softmax that cannot be.
-        """
+        """Build the head; raises `UserError` for invalid cutoffs."""
         vocab_size, width = backbone.embeddings.vocab_size, backbone.hidden_size // 2
         if self.softmax == "full":
             return BiLMHead(FullSoftmax(vocab_size, width))
         cutoffs = self.cutoffs or cutoffs_for(vocab_size)
-        if cutoffs[-1] >= vocab_size or width < _NARROWER ** len(cutoffs):
+        if cutoffs[-1] >= vocab_size or width < _DIV_VALUE ** len(cutoffs):
             raise UserError(
-                f"an adaptive softmax over {vocab_size} words from vectors of {width} cannot have the cutoffs "
-                f"{list(cutoffs)}: they are below the vocabulary, and each halves the vectors; give others or fewer"
+                f"cutoffs={list(cutoffs)} of an adaptive softmax must be below vocab_size={vocab_size}, and each "
+                f"halves the width of {width}; change or remove cutoffs"
             )
         return BiLMHead(AdaptiveSoftmax(vocab_size, width, cutoffs))
 
 
 def cutoffs_for(vocab_size: int) -> tuple[int, ...]:
-    """Cutoffs of an adaptive softmax for a vocabulary size."""
-    return tuple(cut for cut in _CUTS if 2 * cut <= vocab_size) or (max(1, vocab_size // 4),)
+    """Default cutoffs of an adaptive softmax."""
+    return tuple(cut for cut in _CUTOFFS if 2 * cut <= vocab_size) or (max(1, vocab_size // 4),)
