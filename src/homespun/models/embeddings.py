@@ -19,41 +19,41 @@ from homespun.nn.layers import Dropout
 from homespun.nn.positions import NoPositions
 from homespun.text.tokenizer import Tokenizer
 
-# what a character is numbered as: nothing, a byte of UTF-8 and 1, marks
+# character ids: padding, bytes of UTF-8 plus 1, marks
 NOTHING, BEGIN, END, SPECIAL = 0, 257, 258, 259
-_NUMBERS = 260
-_DRAWN = 1.0  # characters are drawn from -1 to 1, as in the authors' code
+_NUM_CHARACTERS = 260
+_INIT_RANGE = 1.0  # of character embeddings, as in the authors' code
 
-Width = Annotated[int, Field(ge=1, description="characters that a filter sees at once")]
-Count = Annotated[int, Field(ge=1, description="filters of this width")]
+Width = Annotated[int, Field(ge=1, description="width of a filter in characters")]
+Count = Annotated[int, Field(ge=1, description="number of filters of this width")]
 
 
 class CharactersConfig(Config):
-    """Word vectors from characters; defaults of Peters et al. 2018.
+    """Word vectors from characters, with the defaults of Peters et al. 2018.
 
-    Characters are bytes of UTF-8, with marks at the beginning and the end of each word.
+    Characters are bytes of UTF-8, with marks at the beginning and end of each word.
     """
 
-    embedding_size: int = Field(default=16, ge=1, description="width of a character")
-    max_word_length: int = Field(default=50, ge=3, description="characters of a word, marks included; the rest is cut")
+    embedding_size: int = Field(default=16, ge=1, description="width of a character embedding")
+    max_word_length: int = Field(default=50, ge=3, description="maximum characters of a word, with marks")
     filters: tuple[tuple[Width, Count], ...] = Field(
         default=((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024)),
         min_length=1,
-        description="widths of the filters and how many there are of each",
+        description="width and number of filters",
     )
     num_highway_layers: int = Field(default=2, ge=0)
 
     @model_validator(mode="after")
-    def _fits(self) -> CharactersConfig:
+    def _check_filters(self) -> CharactersConfig:
         widest = max(width for width, _ in self.filters)
         if widest > self.max_word_length:
             raise ValueError(
-                f"a filter of {widest} characters is wider than a word of max_word_length={self.max_word_length}"
+                f"filters of width {widest} must be at most max_word_length={self.max_word_length}; change one of them"
             )
         return self
 
     def build(self, vocab_size: int, size: int, *, dropout: float, max_position_embeddings: int) -> CharacterEmbeddings:
-        """The module for words of ``size``."""
+        """Build embeddings of width ``size``."""
         return CharacterEmbeddings(
             vocab_size,
             size,
@@ -67,24 +67,23 @@ class CharactersConfig(Config):
 
 
 class CharacterEmbeddings(nn.Module):
-    """Vectors of words from their characters, in the place of `homespun.models.embeddings.Embeddings`.
+    """Word vectors from characters: convolutions, maximum over the word, highways, projection (Peters et al. 2018).
 
-    A word is as long as it is: what a filter sees of it ends with its end mark, and a word shorter than the filter is
-    filled up with nothing. Each word of a batch is computed once, however often it is there.
+    Same interface as `Embeddings`: the characters of each token id are in a table (`fill_character_table`), which is
+    part of the state dict. Each distinct word of a batch is computed once.
 
     Args:
-        vocab_size: words.
-        embedding_size: width of a word.
-        character_size: width of a character.
-        longest: characters of a word that are read, its marks included.
-        filters: (width, count) of each kind.
-        highways: `Highway` layers over all filters.
-        dropout: of the words' vectors.
-        max_position_embeddings: the longest sequence.
+        vocab_size: number of words.
+        embedding_size: width of a word vector.
+        character_size: width of a character embedding.
+        longest: maximum characters of a word, with marks.
+        filters: (width, count) pairs.
+        highways: number of `Highway` layers.
+        dropout: of the word vectors.
+        max_position_embeddings: maximum sequence length.
 
     Attributes:
-        characters: (vocab, longest) int16, what each word is made of. Until `fill_character_table` gave it
-            words, an id is spelled by its number.
+        characters: (vocab, longest) int16 characters of each word; before `fill_character_table`, those of its id.
     """
 
     characters: Tensor
@@ -105,7 +104,7 @@ class CharacterEmbeddings(nn.Module):
         self.vocab_size, self.embedding_size = vocab_size, embedding_size
         numbers = [_character_ids(str(number)) for number in range(vocab_size)]
         self.register_buffer("characters", torch.from_numpy(_table(numbers, longest)))
-        self.table = nn.Embedding(_NUMBERS, character_size, padding_idx=NOTHING)
+        self.table = nn.Embedding(_NUM_CHARACTERS, character_size, padding_idx=NOTHING)
         self.filters = nn.ModuleList([nn.Conv1d(character_size, count, width) for width, count in filters])
         features = sum(count for _, count in filters)
         self.highways = nn.Sequential(*[Highway(features) for _ in range(highways)])
@@ -115,7 +114,7 @@ class CharacterEmbeddings(nn.Module):
         self.dropout = Dropout(dropout)
         self.late: nn.Module | None = None
         self.segments: nn.Embedding | None = None
-        nn.init.uniform_(self.table.weight, -_DRAWN, _DRAWN)
+        nn.init.uniform_(self.table.weight, -_INIT_RANGE, _INIT_RANGE)
         with torch.no_grad():
             self.table.weight[NOTHING] = 0.0
         nn.init.normal_(self.projection.weight, std=1 / math.sqrt(features))
@@ -123,19 +122,15 @@ class CharacterEmbeddings(nn.Module):
 
     @property
     def words(self) -> nn.Embedding:
-        """Refuse: there is no embedding table to tie an output to.
-
-        Raises:
-            UserError: always.
-        """
+        """Raise `UserError`: there is no embedding table for a tied output."""
         raise UserError(
-            "the words of this model are made of their characters, so it has no table of them to tell words by; take "
-            "objective.kind=elmo, which has its own, or leave model.characters out"
+            "model.characters gives no embedding table for a tied output; use objective.kind=elmo or remove "
+            "model.characters"
         )
 
     @property
     def max_position_embeddings(self) -> int:
-        """The longest sequence."""
+        """Maximum sequence length."""
         return self.positions.max_position_embeddings
 
     def forward(
@@ -146,79 +141,77 @@ class CharacterEmbeddings(nn.Module):
         position_ids: Tensor | None = None,
         start: int = 0,
     ) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, embedding). There are no segments, and places are not told."""
-        nothing = self.positions(position_ids, start + input_ids.shape[1])
-        if torch.compiler.is_compiling():  # where shapes must not depend on which words there are
+        """(batch, seq) ids -> (batch, seq, embedding); segments and positions have no effect."""
+        zero = self.positions(position_ids, start + input_ids.shape[1])
+        if torch.compiler.is_compiling():  # shapes must not depend on the words
             vectors = self.of_words(self.characters[input_ids.flatten()]).view(*input_ids.shape, -1)
         else:
             ids, positions = torch.unique(input_ids, return_inverse=True)
-            spelled = self.characters[ids]
-            most = max(int((spelled != NOTHING).sum(1).amax()), *(conv.kernel_size[0] for conv in self._filters()))
-            vectors = F.embedding(positions, self.of_words(spelled[:, :most]))
-        result: Tensor = self.dropout(self.norm(vectors + nothing))
+            characters = self.characters[ids]
+            longest = max(
+                int((characters != NOTHING).sum(1).amax()), *(conv.kernel_size[0] for conv in self._filters())
+            )
+            vectors = F.embedding(positions, self.of_words(characters[:, :longest]))
+        result: Tensor = self.dropout(self.norm(vectors + zero))
         return result
 
     def of_words(self, characters: Tensor) -> Tensor:
-        """(words, longest) numbers of characters, 0 after the end of each -> (words, embedding)."""
+        """(words, longest) characters, 0 after the end of a word -> (words, embedding)."""
         lengths = (characters != NOTHING).sum(1, keepdim=True)  # (words, 1)
-        letters = self.table(characters.int()).transpose(1, 2)  # (words, character, longest)
-        found = []
+        vectors = self.table(characters.int()).transpose(1, 2)  # (words, character, longest)
+        maxima = []
         for conv in self._filters():
-            seen = conv(letters)  # (words, count, begins)
-            begins = torch.arange(seen.shape[-1], device=seen.device)
+            outputs = conv(vectors)  # (words, count, begins)
+            begins = torch.arange(outputs.shape[-1], device=outputs.device)
             inside = begins <= (lengths - conv.kernel_size[0]).clamp(min=0)
-            found.append(seen.masked_fill(~inside[:, None], -torch.inf).amax(-1))
-        features = self.highways(torch.cat(found, dim=-1).relu())
-        vectors: Tensor = self.projection(features)
-        return vectors
+            maxima.append(outputs.masked_fill(~inside[:, None], -torch.inf).amax(-1))
+        features = self.highways(torch.cat(maxima, dim=-1).relu())
+        projected: Tensor = self.projection(features)
+        return projected
 
     def _filters(self) -> list[nn.Conv1d]:
         return [conv for conv in self.filters if isinstance(conv, nn.Conv1d)]
 
     @torch.no_grad()
     def fill_character_table(self, tokenizer: Tokenizer) -> None:
-        """Fill the table with the words of ``tokenizer``, whose ids are those of the model.
+        """Fill the table with the words of ``tokenizer``.
 
         Raises:
-            UserError: its tokens are pieces of words.
+            UserError: tokens are not words.
         """
         if tokenizer.kind != "words":
             raise UserError(
-                f"words are made of their characters here, and this tokenizer is of kind {tokenizer.kind}, whose "
-                f"tokens are pieces of words; train one with `homespun tokenizer train --kind words`"
+                f"model.characters needs a tokenizer of words, not of kind {tokenizer.kind}; train one with `homespun "
+                f"tokenizer train --kind words`"
             )
         marks = ((SPECIAL,) if special else () for special in tokenizer.special_mask.tolist())
         words = [_character_ids(name, *mark) for name, mark in zip(tokenizer.tokens, marks, strict=True)]
-        made = torch.from_numpy(_table(words, self.characters.shape[1]))
-        self.characters[: len(made)] = made.to(self.characters.device)
+        table = torch.from_numpy(_table(words, self.characters.shape[1]))
+        self.characters[: len(table)] = table.to(self.characters.device)
 
 
 def fill_character_table(module: nn.Module, tokenizer: Tokenizer) -> None:
-    """Give every `CharacterEmbeddings` in ``module`` the words of ``tokenizer``.
-
-    Raises:
-        UserError: its tokens are pieces of words.
-    """
+    """Call `CharacterEmbeddings.fill_character_table` of every such module in ``module``."""
     for part in module.modules():
         if isinstance(part, CharacterEmbeddings):
             part.fill_character_table(tokenizer)
 
 
 def _character_ids(word: str, *mark: int) -> list[int]:
-    """The characters of a word between its marks; what a text could not have written has a mark of its own."""
+    """Characters of a word between marks; ``mark`` is a further mark of special tokens."""
     return [BEGIN, *mark, *(byte + 1 for byte in word.encode("utf-8", "surrogatepass")), END]
 
 
 def _table(words: Sequence[Sequence[int]], longest: int) -> NDArray[np.int16]:
-    """(words, longest), nothing behind the end of each; one that is too long is cut before its end mark."""
+    """(words, longest) with padding; longer words are truncated before the end mark."""
     table = np.full((len(words), longest), NOTHING, dtype=np.int16)
     for row, word in zip(table, words, strict=True):
-        kept = word if len(word) <= longest else [*word[: longest - 1], END]
-        row[: len(kept)] = kept
+        truncated = word if len(word) <= longest else [*word[: longest - 1], END]
+        row[: len(truncated)] = truncated
     return table
 
 
-_CARRIED = -2.0  # of the gate's bias: at first most goes on as it came in (Srivastava et al. 2015, section 3.1)
+_GATE_BIAS = -2.0  # initially most of the input is carried (Srivastava et al. 2015, section 3.1)
 
 
 class Highway(nn.Module):
@@ -227,7 +220,7 @@ class Highway(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.transform, self.gate = nn.Linear(size, size), nn.Linear(size, size)
-        for linear, bias in ((self.transform, 0.0), (self.gate, _CARRIED)):
+        for linear, bias in ((self.transform, 0.0), (self.gate, _GATE_BIAS)):
             nn.init.normal_(linear.weight, std=1 / math.sqrt(size))
             nn.init.constant_(linear.bias, bias)
 
@@ -237,16 +230,19 @@ class Highway(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """BERT's embeddings (Devlin et al. 2019, figure 2), with any `homespun.nn.positions`.
-
-    A projection of factorised embeddings belongs to the backbone, so that ELECTRA's two models can share all of this.
+    """Sum of word, position and segment embeddings, norm and dropout (BERT, Devlin et al. 2019, figure 2).
 
     Args:
-        type_vocab_size: segments; 0: none.
-        norm: identity for embeddings that are not normalised.
+        vocab_size: number of tokens.
+        embedding_size: width; a projection to the layers belongs to the backbone.
+        positions: a module of `homespun.nn.positions`.
+        norm: norm of the sum, or identity.
+        type_vocab_size: number of segments; 0: none.
+        dropout: of the sum.
+        pad_token_id: token whose embedding is not trained.
         scale: multiply words by ``sqrt(embedding_size)`` (Vaswani et al. 2017, section 3.4).
-        words: those of another stack, whose decoder this is.
-        late: positions that `Encoder.decode_masked` adds.
+        words: word embeddings of another stack, to share them.
+        late: positions added by `Encoder.decode_masked`.
     """
 
     def __init__(
@@ -280,7 +276,7 @@ class Embeddings(nn.Module):
 
     @property
     def max_position_embeddings(self) -> int:
-        """The longest sequence."""
+        """Maximum sequence length."""
         longest = self.positions.max_position_embeddings
         assert isinstance(longest, int)
         return longest
@@ -293,7 +289,7 @@ class Embeddings(nn.Module):
         position_ids: Tensor | None = None,
         start: int = 0,
     ) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, embedding). Segments are 0 by default; positions count from ``start``."""
+        """(batch, seq) ids -> (batch, seq, embedding); by default segment 0 and positions from ``start``."""
         length = start + input_ids.shape[1]
         if position_ids is None and start:
             position_ids = torch.arange(start, length, device=input_ids.device)[None]
@@ -311,17 +307,15 @@ class Embeddings(nn.Module):
 
 
 class NgramStreams(nn.Module):
-    """Prediction streams of a decoder, each a learned vector plus the position to predict (Qi et al. 2020, section
-    3.2).
+    """Inputs of prediction streams: learned vector of the stream plus next position (Qi et al. 2020, section 3.2).
 
-    Stream ``s`` predicts, at position ``t``, the token of ``t + 1`` from those up to ``t - s``; the first is an
-    ordinary decoder's, and the only one in decoding. `homespun.attention.ngram` has their masks. The last position has
-    none after it: there the streams take its own.
+    Stream ``s`` predicts, at position ``t``, token ``t + 1`` from tokens up to ``t - s``; generation uses the first
+    stream only. `homespun.attention.ngram` has the attention. The last position uses its own embedding.
 
     Args:
         ngram: number of streams.
         embedding_size: width of the embeddings.
-        max_position_embeddings: longest input.
+        max_position_embeddings: maximum sequence length.
     """
 
     def __init__(self, ngram: int, embedding_size: int, *, max_position_embeddings: int) -> None:
@@ -332,9 +326,9 @@ class NgramStreams(nn.Module):
     def forward(
         self, embeddings: Embeddings | CharacterEmbeddings, input_ids: Tensor, *, streams: int, start: int = 0
     ) -> Tensor:
-        """(batch, seq) ids -> (batch, 1 + streams, seq, embedding): the main stream, then the first of the others.
+        """(batch, seq) ids -> (batch, 1 + streams, seq, embedding), the main stream first.
 
-        ``embeddings`` are the decoder's; ``start`` is the position of the first token.
+        ``embeddings`` are those of the decoder; ``start`` is the position of the first token.
         """
         main = embeddings(input_ids, start=start)  # (batch, seq, embedding)
         length = input_ids.shape[1]

@@ -1,4 +1,4 @@
-"""The config of one stack: BERT, RoBERTa, ELECTRA, GPT and their relatives. It builds modules; they never see it."""
+"""Config of a transformer of one stack: BERT, RoBERTa, ELECTRA, GPT and related models."""
 
 from __future__ import annotations
 
@@ -32,29 +32,27 @@ from homespun.nn.positions import LearnedPositions
 
 
 def name_presets(schema: Tree) -> None:
-    # a preset is gone once it is read, so it is no field; editors should offer it all the same
+    # `preset` and `size` are expanded before validation, so they are no fields; add them for editors
     families = dict.fromkeys(map(family_of, PRESETS))
     preset = {
         "type": "string",
         "enum": [*PRESETS, *families],
-        "description": "a named size, or a family with `size`; other fields win over it",
+        "description": "named architecture, or a family with `size`; other fields override it",
     }
-    size = {"type": "string", "description": "of the preset's family, such as mini; wins over the one in its name"}
+    size = {"type": "string", "description": "size of the preset, such as mini; overrides the one in its name"}
     schema["properties"] = {"preset": preset, "size": size, **schema["properties"]}
 
 
 def with_preset(tree: object) -> object:
-    """`expand_preset` of a mapping; other values as they are."""
+    """Apply `expand_preset` to a mapping and return other values unchanged."""
     return expand_preset(tree) if isinstance(tree, dict) else tree
 
 
 def expand_preset(tree: Tree) -> Tree:
-    """A mapping with its ``preset`` written out, if it has one; other fields win over it, as in `completed`.
-
-    A ``size`` chooses among the presets of that family, see `homespun.models.presets.preset_name`.
+    """Replace ``preset`` and ``size`` of a mapping by the fields of the preset; other fields override them.
 
     Raises:
-        UserError: there is no such preset or size.
+        UserError: the preset or size is unknown.
     """
     if "preset" not in tree:
         return tree
@@ -63,40 +61,29 @@ def expand_preset(tree: Tree) -> Tree:
 
 
 def completed(given: Tree, base: Tree) -> Tree:
-    """``given`` over ``base``, the fields of nested mappings one by one.
-
-    A mapping of another ``kind`` than the one in ``base``, or with a preset of its own, replaces that one.
-    """
+    """Merge ``given`` into ``base`` recursively; a mapping of another ``kind`` or with a ``preset`` replaces it."""
     return base | {
-        key: completed(value, base[key]) if _belong_together(value, base.get(key)) else value
-        for key, value in given.items()
+        key: completed(value, base[key]) if _can_merge(value, base.get(key)) else value for key, value in given.items()
     }
 
 
-def _belong_together(given: object, base: object) -> bool:
+def _can_merge(given: object, base: object) -> bool:
     if not isinstance(given, dict) or not isinstance(base, dict) or "preset" in given:
         return False
     return "kind" not in given or "kind" not in base or given["kind"] == base["kind"]
 
 
 def check_row_length(length: int, limit: int) -> None:
-    """Refuse rows of more tokens than the model reads.
-
-    Raises:
-        UserError: ``length`` exceeds ``limit``.
-    """
+    """Raise `UserError` if rows of ``length`` tokens exceed ``limit``."""
     if length > limit:
         raise UserError(
-            f"rows of data.max_length={length} tokens exceed max_position_embeddings={limit}; lower the "
-            f"one or raise the other"
+            f"data.max_length={length} tokens exceed max_position_embeddings={limit}; decrease data.max_length or "
+            f"increase model.max_position_embeddings"
         )
 
 
 class EncoderConfig(Config):
-    """BERT, RoBERTa, ELECTRA and their relatives: one stack whose parts are exchanged here.
-
-    ``preset`` names a size in `homespun.models.presets`; other fields given beside it win over it.
-    """
+    """Config of a transformer of one stack; ``preset`` selects defaults from `homespun.models.presets`."""
 
     model_config = ConfigDict(json_schema_extra=name_presets)
     kind: Literal["encoder"] = "encoder"
@@ -104,92 +91,86 @@ class EncoderConfig(Config):
     is_recurrent: ClassVar[Literal[False]] = False
     has_word_embeddings: ClassVar[bool] = True
     of_one_stack: ClassVar[str] = ""
-    vocab_size: int = Field(default=0, ge=0, description="entries of the vocabulary; 0: as many as the tokenizer has")
-    pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer in training")
+    vocab_size: int = Field(default=0, ge=0, description="size of the vocabulary; 0: that of the tokenizer")
+    pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer")
     hidden_size: int = Field(default=256, ge=1)
     embedding_size: int = Field(default=0, ge=0, description="width of the embeddings; 0: hidden_size")
     num_hidden_layers: int = Field(default=4, ge=1)
     num_attention_heads: int = Field(default=4, ge=1)
     num_hidden_groups: int = Field(
-        default=0, ge=0, description="layers with weights of their own, the others repeat them (ALBERT: 1); 0: all"
+        default=0, ge=0, description="groups of layers that share weights (ALBERT: 1); 0: no sharing"
     )
     head_size: int = Field(default=0, ge=0, description="width of a head; 0: hidden_size / num_attention_heads")
     intermediate_size: int = Field(default=1024, ge=1)
-    gated_feed_forward: bool = Field(default=False, description="a second inner projection as a gate (T5 1.1)")
+    gated_feed_forward: bool = Field(default=False, description="gated linear unit (T5 1.1)")
     feed_forward_chunk: int = Field(
-        default=0, ge=0, description="positions the feed-forward works through at once, to save memory; 0: all"
+        default=0, ge=0, description="positions in the feed-forward at once, to save memory; 0: all"
     )
     hidden_act: Activation = "gelu"
     hidden_dropout_prob: float = Field(default=0.1, ge=0, lt=1)
     attention_probs_dropout_prob: float = Field(
-        default=0.0, ge=0, lt=1, description="off by default: no fast attention path on a CPU has it"
+        default=0.0, ge=0, lt=1, description="off by default: fast attention on a CPU does not support it"
     )
     max_position_embeddings: int = Field(default=512, ge=1)
     type_vocab_size: int = Field(default=2, ge=0, description="segments; 0: none")
     layer_norm_eps: float = Field(default=1e-12, gt=0)
-    norm: Literal["layer_norm", "rms_norm"] = Field(default="layer_norm", description="T5 and Llama have rms_norm")
-    norm_weight: bool = Field(default=True, description="norms have learned weights (nanochat's have none)")
-    norm_bias: bool = Field(default=True, description="layer norms have biases (ModernBERT's have none)")
+    norm: Literal["layer_norm", "rms_norm"] = Field(default="layer_norm", description="rms_norm: T5, Llama")
+    norm_weight: bool = Field(default=True, description="learned weights of norms (not in nanochat)")
+    norm_bias: bool = Field(default=True, description="biases of layer norms (not in ModernBERT)")
     qk_norm: bool = Field(default=False, description="normalise the queries and keys of each head (Qwen3)")
     num_key_value_heads: int = Field(
-        default=0, ge=0, description="heads of keys and values, shared by several query heads; 0: num_attention_heads"
+        default=0, ge=0, description="heads of keys and values, shared by groups of query heads; 0: num_attention_heads"
     )
-    attention_bias: bool = Field(default=True, description="projections of the attention have biases")
-    mlp_bias: bool = Field(default=True, description="projections of the feed-forward have biases")
-    scale_attn_weights: bool = Field(default=True, description="scores are divided by sqrt(head_size); T5's are not")
-    scale_embedding: bool = Field(default=False, description="word vectors times sqrt(embedding_size) (PEGASUS)")
-    embedding_norm: bool = Field(default=True, description="normalise the embeddings (BERT); GPT-2 and Reformer do not")
+    attention_bias: bool = Field(default=True, description="biases of attention projections")
+    mlp_bias: bool = Field(default=True, description="biases of feed-forward projections")
+    scale_attn_weights: bool = Field(default=True, description="divide scores by sqrt(head_size) (not in T5)")
+    scale_embedding: bool = Field(default=False, description="multiply words by sqrt(embedding_size) (PEGASUS)")
+    embedding_norm: bool = Field(default=True, description="norm of the embeddings (BERT; not in GPT-2)")
     initialization: Literal["normal", "fan_in"] = Field(
         default="normal",
-        description="normal: every weight of deviation initializer_range (BERT); fan_in: by width, see `initialise`",
+        description="normal: standard deviation initializer_range (BERT); fan_in: by width, see `initialise`",
     )
     initializer_range: float = Field(default=0.02, gt=0)
     neighbour_heads: int = Field(
         default=0,
         ge=0,
-        description="heads of the first layer start by attending to tokens once and twice this far before and after; "
-        "0: as drawn. For absolute positions and relative biases",
+        description="initialise heads of the first layer to attend to tokens at this distance and twice this distance; "
+        "0: off. For absolute and rotary positions and relative biases",
     )
     positions: PositionsConfig = LearnedPositionsConfig()
     attention: AttentionConfig = FullAttentionConfig()
     residual: ResidualConfig = PostResidualConfig()
     enhanced_mask_decoder: bool = Field(
         default=False,
-        description="learned positions that enter before the last layer, where masked tokens are told (DeBERTa)",
+        description="add learned positions before the last layer (DeBERTa)",
     )
-    causal: bool = Field(default=False, description="no token sees a later one")
-    seed: int = Field(
-        default=0, ge=0, description="of what an attention draws once: random blocks, hash rotations, random features"
-    )
+    causal: bool = Field(default=False, description="causal attention: no token sees a later one")
+    seed: int = Field(default=0, ge=0, description="seed of random blocks, hash rotations and random features")
 
     @model_validator(mode="before")
     @classmethod
-    def _preset(cls, tree: object) -> object:
+    def _expand_preset(cls, tree: object) -> object:
         return with_preset(tree)
 
     @model_validator(mode="after")
-    def _heads(self) -> EncoderConfig:
+    def _check_sizes(self) -> EncoderConfig:
         size = self.residual.layer_size(self.hidden_size)
         if self.num_hidden_groups and self.num_hidden_layers % self.num_hidden_groups:
             raise ValueError(
-                f"num_hidden_layers={self.num_hidden_layers} is not a multiple of "
+                f"num_hidden_layers={self.num_hidden_layers} must be a multiple of "
                 f"num_hidden_groups={self.num_hidden_groups}"
             )
         if self.enhanced_mask_decoder:
             self._check_mask_decoder()
         if not self.head_size and size % self.num_attention_heads:
-            halved = "" if size == self.hidden_size else f", {size} in a reversible stream,"
+            stream = "" if size == self.hidden_size else f", {size} in a reversible stream,"
             raise ValueError(
-                f"hidden_size={self.hidden_size}{halved} is not a multiple of "
+                f"hidden_size={self.hidden_size}{stream} must be a multiple of "
                 f"num_attention_heads={self.num_attention_heads}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _groups(self) -> EncoderConfig:
         if self.num_key_value_heads and self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
+                f"num_attention_heads={self.num_attention_heads} must be a multiple of "
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
         return self
@@ -197,17 +178,14 @@ class EncoderConfig(Config):
     def _check_mask_decoder(self) -> None:
         if self.attention.kind != "disentangled" or self.positions.kind != "none":
             raise ValueError(
-                f"enhanced_mask_decoder tells places late that attention of kind disentangled and positions of kind "
-                f"none do not tell before; this model has {self.attention.kind} and {self.positions.kind}"
+                f"enhanced_mask_decoder needs attention.kind=disentangled and positions.kind=none, not "
+                f"{self.attention.kind} and {self.positions.kind}"
             )
         if self.residual.kind == "reversible" or self.causal:
-            raise ValueError("enhanced_mask_decoder runs the last layer apart, which must not be reversible or causal")
+            raise ValueError("enhanced_mask_decoder does not support residual.kind=reversible or causal=true")
 
     def build_embeddings(self, *, words: nn.Embedding | None = None) -> Embeddings:
-        """The embeddings alone, so that ELECTRA's generator can share its discriminator's.
-
-        ``words``: those of another stack, to share only them.
-        """
+        """Build the embeddings; ``words`` are word embeddings of another stack to share."""
         size = self.embedding_size or self.hidden_size
         return Embeddings(
             self.vocab_size,
@@ -216,7 +194,7 @@ class EncoderConfig(Config):
             norm=self._norm(size) if self.embedding_norm else nn.Identity(),
             type_vocab_size=self.type_vocab_size,
             dropout=self.hidden_dropout_prob,
-            # a causal stack's padding may be what ends its texts (GPT-2), which is read and learned as any token
+            # in causal models padding may be the end-of-text token (GPT-2), which is trained
             pad_token_id=None if self.causal else self.pad_token_id,
             scale=self.scale_embedding,
             words=words,
@@ -225,43 +203,42 @@ class EncoderConfig(Config):
 
     @property
     def stacks(self) -> tuple[EncoderConfig]:
-        """Only stack; see `homespun.models.backbone.Backbone.stacks`."""
         return (self,)
 
     @property
     def norm_has_bias(self) -> bool:
-        """True unless layer norms were configured without biases."""
+        """False for layer norms without biases."""
         return self.norm != "layer_norm" or (self.norm_bias and self.norm_weight)
 
     def causal_setting(self, causal: bool) -> str:
-        """Setting that makes a new model causal or not, for messages."""
+        """Setting that makes a model causal or not, for error messages."""
         return f"model.causal={str(causal).lower()}"
 
     @property
     def own_layers(self) -> int:
-        """Layers with weights of their own."""
+        """Number of layers with their own weights."""
         return self.num_hidden_groups or self.num_hidden_layers
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """Special tokens of generation; the tokenizer defines the end of a text."""
+        """Special tokens of generation; the end of a text is that of the tokenizer."""
         return SpecialTokens(pad_token_id=self.pad_token_id)
 
     @property
     def needs_padding_token(self) -> bool:
-        """True for a bidirectional model: a token that doubles as padding would not be learned."""
+        """True if the padding token must have no other use, since its embedding is not trained."""
         return not self.causal
 
     def check_length(self, length: int, target_length: int) -> None:
-        """Refuse rows that are longer than the model; see `check_row_length`."""
+        """Raise `UserError` for rows longer than the model."""
         check_row_length(length, self.max_position_embeddings)
 
     def with_seed(self, seed: int) -> EncoderConfig:
-        """Copy with this seed, unless it was given one."""
+        """Copy with this seed, unless the config sets one."""
         return self if "seed" in self.model_fields_set else self.model_copy(update={"seed": seed})
 
     def with_tokens(self, vocab_size: int, pad_token_id: int) -> EncoderConfig:
-        """The same for another vocabulary."""
+        """Copy for another vocabulary."""
         return self.model_copy(update={"vocab_size": vocab_size, "pad_token_id": pad_token_id})
 
     def _norm(self, size: int) -> nn.Module:
@@ -272,17 +249,17 @@ class EncoderConfig(Config):
         )
 
     def build(self, embeddings: Embeddings | CharacterEmbeddings | None = None, *, source_size: int = 0) -> Encoder:
-        """The encoder, initialised by `initialise`.
+        """Build the stack, initialised by `initialise`.
 
         Args:
-            embeddings: those of another model, to share them.
-            source_size: width of the vectors that every layer looks at by cross-attention; 0: there are none.
+            embeddings: embeddings of another model to share.
+            source_size: width of the encoder's hidden states for cross-attention; 0: no cross-attention.
 
         Raises:
-            UserError: the vocabulary is empty, or the padding token is not in it.
+            UserError: the vocabulary is empty or does not contain the padding token.
         """
         check_vocabulary(self.vocab_size, pad_token_id=self.pad_token_id)
-        given = embeddings
+        shared = shared_modules(embeddings, source_size)
         embeddings = self.build_embeddings() if embeddings is None else embeddings
         layer_stack = self.residual.build_layer_stack()
         encoder = Encoder(
@@ -296,8 +273,6 @@ class EncoderConfig(Config):
             layer_norm_eps=self.layer_norm_eps,
             causal=self.causal,
         )
-        # of a decoder, only the words are another's
-        shared = set() if given is None else {given.words} if source_size else set(given.modules())
         initialise((m for m in encoder.modules() if m not in shared), self.initializer_range, self.initialization)
         if self.initialization == "fan_in":
             zero_outputs(encoder.layers)
@@ -314,10 +289,10 @@ class EncoderConfig(Config):
 
         layers: list[nn.Module] = []
         attention = None
-        own = self.own_layers
-        rotations = self.positions.rotations(own, self.max_position_embeddings)
-        for number in range(own):
-            shape = AttentionSpec(
+        count = self.own_layers
+        rotations = self.positions.rotations(count, self.max_position_embeddings)
+        for number in range(count):
+            spec = AttentionSpec(
                 hidden_size=size,
                 num_attention_heads=self.num_attention_heads,
                 max_position_embeddings=self.max_position_embeddings,
@@ -335,7 +310,7 @@ class EncoderConfig(Config):
                 qk_norm=self._norm if self.qk_norm else None,
                 shared_with=attention,
             )
-            attention = self.attention.build(shape)
+            attention = self.attention.build(spec)
             feedforward = FeedForward(
                 size,
                 self.intermediate_size,
@@ -347,7 +322,7 @@ class EncoderConfig(Config):
             cross = wire(self._cross_attention(size, source_size)) if source_size else None
             normed = wire(attention, nn.Identity() if self.residual.enters_unnormed(number) else None)
             layers.append(self.residual.layer(normed, wire(feedforward), cross))
-        return [layers[number * own // self.num_hidden_layers] for number in range(self.num_hidden_layers)]
+        return [layers[number * count // self.num_hidden_layers] for number in range(self.num_hidden_layers)]
 
     def _cross_attention(self, size: int, source_size: int) -> nn.Module:
         kernel = DotProduct(dropout=self.attention_probs_dropout_prob, scaled=self.scale_attn_weights)
@@ -357,31 +332,28 @@ class EncoderConfig(Config):
 
 
 def check_vocabulary(vocab_size: int, **tokens: int | None) -> None:
-    """Refuse an empty vocabulary, and tokens outside it.
-
-    Args:
-        vocab_size: entries of the vocabulary.
-        **tokens: token ids by the name of their setting.
-
-    Raises:
-        UserError: the vocabulary is empty, or a token is not in it.
-    """
+    """Raise `UserError` if the vocabulary is empty or ``tokens``, ids by name of their setting, are not in it."""
     if not vocab_size:
-        raise UserError("vocab_size is 0: give the size of the tokenizer's vocabulary")
+        raise UserError("vocab_size is 0; set it to the size of the tokenizer's vocabulary")
     for name, token in tokens.items():
         if token is not None and token >= vocab_size:
-            raise UserError(
-                f"{name}={token} is not in a vocabulary of vocab_size={vocab_size}; give the tokenizer's own"
-            )
+            raise UserError(f"{name}={token} must be below vocab_size={vocab_size}; use that of the tokenizer")
+
+
+def shared_modules(embeddings: Embeddings | CharacterEmbeddings | None, source_size: int) -> set[nn.Module]:
+    """Modules that another stack has initialised: all embeddings, or the word embeddings of a decoder."""
+    if embeddings is None:
+        return set()
+    return {embeddings.words} if source_size else set(embeddings.modules())
 
 
 def initialise(modules: Iterable[nn.Module], initializer_range: float, kind: str = "normal") -> None:
-    """Draw the weights of linear layers and embeddings; biases are zero, norms one.
+    """Initialise linear layers and embeddings; biases are zero.
 
     Args:
-        modules: all modules of a model.
-        initializer_range: deviation of every weight under ``normal``, of embeddings under ``fan_in``.
-        kind: ``normal`` (Devlin et al. 2019), or ``fan_in``: linear weights are uniform with a deviation of
+        modules: modules of a model.
+        initializer_range: standard deviation of all weights (``normal``) or of embeddings (``fan_in``).
+        kind: ``normal`` (Devlin et al. 2019), or ``fan_in``: linear weights are uniform with a standard deviation of
             ``0.5 / sqrt(inputs)``, so that activations do not depend on the width.
     """
     for module in modules:
@@ -395,6 +367,6 @@ def initialise(modules: Iterable[nn.Module], initializer_range: float, kind: str
 
 
 def zero_outputs(layers: Iterable[nn.Module]) -> None:
-    """Zero what sublayers add to the residual stream, so that a new stack is the identity (Zhang et al. 2019)."""
+    """Zero the output projections of sublayers, so that a new stack is the identity (Zhang et al. 2019)."""
     for weight in output_weights(layers):
         nn.init.zeros_(weight)

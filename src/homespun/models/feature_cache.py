@@ -1,9 +1,8 @@
-"""The vectors of a frozen encoder, kept on disk: computed once, read in every later epoch, by every head and seed.
+"""Cache of the hidden states of a frozen encoder on disk, shared by epochs, heads and seeds.
 
-A folder has two files that only grow: ``vectors``, one sequence after another, and ``index``, a record for each.
-Several processes may write into one folder at a time: each append is one call, whose place the system tells, and at
-worst a sequence stands there twice. A record is written after its vectors and holds their checksum, so what a kill or a
-lost disk page left incomplete is computed again.
+A folder has two append-only files: ``vectors``, and ``index`` with a record for each sequence. Several processes may
+write at a time: each append is one system call, and at worst a sequence is stored twice. A record follows its vectors
+and has their checksum, so that incomplete entries are computed again.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ _RECORD = np.dtype([("key", "u1", 16), ("start", "<i8"), ("tokens", "<i4"), ("ch
 
 
 class FeatureCache:
-    """Sequences of vectors by key, in float16.
+    """Sequences of float16 vectors by key.
 
     Args:
-        folder: is made where it is not there.
-        width: of a vector.
-        limit: bytes that the vectors may take; beyond it, or where the disk is full, no more are kept.
+        folder: created if missing.
+        width: width of a vector.
+        limit: maximum bytes of all vectors; when reached, or when the disk is full, new vectors are not stored.
     """
 
     def __init__(self, folder: Path, *, width: int, limit: int) -> None:
@@ -42,7 +41,7 @@ class FeatureCache:
         self.width, self.limit = width, limit
         self._vectors, self._index = (self._open(folder / name) for name in ("vectors", "index"))
         data = os.pread(self._index, os.fstat(self._index).st_size, 0)
-        if rest := len(data) % _RECORD.itemsize:  # a record that was cut short: what follows must not begin in it
+        if rest := len(data) % _RECORD.itemsize:  # complete a truncated record
             os.write(self._index, bytes(_RECORD.itemsize - rest))
         records = np.frombuffer(data[: len(data) - rest], dtype=_RECORD)
         keys = [key.tobytes() for key in records["key"]]
@@ -58,7 +57,7 @@ class FeatureCache:
         return len(self._entries)
 
     def read(self, key: bytes) -> NDArray[np.float16] | None:
-        """(tokens, width), or ``None`` where there is nothing whole."""
+        """(tokens, width), or None if there is no complete entry."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -69,7 +68,7 @@ class FeatureCache:
         return np.frombuffer(data, dtype=np.float16).reshape(tokens, self.width)
 
     def write(self, key: bytes, vectors: NDArray[np.float16]) -> None:
-        """Keep ``vectors``, (tokens, width), if there is room and they are numbers."""
+        """Store ``vectors`` (tokens, width) if they are finite and fit."""
         data = vectors.tobytes()
         full = os.fstat(self._vectors).st_size + len(data) > self.limit
         if full or not np.isfinite(vectors).all():
@@ -78,22 +77,21 @@ class FeatureCache:
             if os.write(self._vectors, data) < len(data):
                 self.limit = 0
                 return
-            start = os.lseek(self._vectors, 0, os.SEEK_CUR) - len(data)  # where the append went, whoever else appends
+            start = os.lseek(self._vectors, 0, os.SEEK_CUR) - len(data)
             checksum = zlib.crc32(data)
             record = np.array([(np.frombuffer(key, np.uint8), start, len(vectors), checksum)], dtype=_RECORD).tobytes()
             os.write(self._index, record)
-        except OSError:  # the disk is full: what is kept stays of use
+        except OSError:  # the disk is full
             self.limit = 0
             return
         self._entries[key] = (start, len(vectors), checksum)
 
 
 class CachedEncoder:
-    """A `Reader` that asks the backbone only for sequences that are not in a store.
+    """`Reader` that computes only sequences that are not in the cache.
 
-    All vectors are rounded to float16, whether they come from the store or not: what is computed from them does not
-    depend on what was there before. Vectors of padding are zeros. The backbone must be in evaluation mode and learn
-    nothing.
+    All vectors are rounded to float16, so that results do not depend on the content of the cache. Vectors of padding
+    are zero. The backbone must be frozen and in evaluation mode.
     """
 
     def __init__(self, reader: Reader, store: FeatureCache) -> None:
@@ -103,7 +101,7 @@ class CachedEncoder:
     def of(
         cls, reader: Reader, backbone: Backbone, config: BackboneConfig, folder: str | Path, *, width: int, limit: int
     ) -> CachedEncoder:
-        """Vectors of ``width`` of the backbone as it is now; any other one has its own place in ``folder``."""
+        """Cached reader of ``backbone``, in a subfolder of ``folder`` named by the digest of config and weights."""
         digest = hashlib.blake2b(f"{width} {config.model_dump_json()}".encode(), digest_size=16)
         for name, tensor in weights_of(backbone).items():
             digest.update(f"{name} {list(tensor.shape)}".encode())
@@ -114,7 +112,7 @@ class CachedEncoder:
     def __call__(self, backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
         """(batch, seq) ids -> (batch, seq, width)."""
         if backbone.training or any(parameter.requires_grad for parameter in backbone.parameters()):
-            raise ValueError("only the vectors of a frozen backbone in evaluation mode can be remembered")
+            raise ValueError("CachedEncoder needs a frozen backbone in evaluation mode")
         if context.keys() - {"attention_mask", "token_type_ids"}:
             return self.reader(backbone, input_ids, **context).half().float()
         keep = context.get("attention_mask", torch.ones_like(input_ids, dtype=torch.bool)).cpu().numpy().astype(bool)
@@ -134,10 +132,10 @@ class CachedEncoder:
         return torch.from_numpy(result).to(input_ids.device).float()
 
     def _keys(self, input_ids: Tensor, keep: NDArray[np.bool_], segments: Tensor | None) -> list[bytes]:
-        """Of each row: its tokens, their places and segments, and the type of numbers that they are computed in."""
+        """Digest of the tokens, positions, segments, dtype and device of each row."""
         device = input_ids.device.type
-        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-        start = json.dumps([str(kind), device]).encode()
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+        start = json.dumps([str(dtype), device]).encode()
         ids = input_ids.cpu().numpy()
         types = None if segments is None else segments.cpu().numpy()
         keys = []

@@ -1,12 +1,12 @@
-"""Heads on single tokens, of pretraining and of tasks, and the interface of all heads.
+"""Interface of heads, and heads on single tokens for pretraining and tasks.
 
-Every head takes ``(hidden, attention_mask)``. A token head maps each vector by itself and ignores the mask, so that an
-objective can pass only the vectors that have a label, of any leading shape.
+Heads take ``(hidden, attention_mask)``. Token heads ignore the mask and accept any leading shape, so that an objective
+can pass only hidden states with a label.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -20,7 +20,7 @@ from homespun.nn.layers import ACTIVATIONS, FeedForward, PostNorm
 from homespun.nn.vocabulary_loss import TokenPrediction, predict_tokens
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
-NumLabels = Annotated[int, Field(ge=1, description="classes; set from the labels in fine-tuning")]
+NumLabels = Annotated[int, Field(ge=1, description="number of classes; set from the labels in fine-tuning")]
 
 
 class Reader(Protocol):
@@ -36,7 +36,7 @@ def last_layer(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tens
 
 
 def enhanced_mask_decoder(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
-    """(batch, seq) ids -> (batch, seq, hidden) from which masked tokens are predicted, see `Encoder.decode_masked`."""
+    """(batch, seq) ids -> (batch, seq, hidden) of `Encoder.decode_masked` if the backbone has late positions."""
     stack = backbone.stacks[0]
     if backbone.has_decoder or stack.embeddings.late is None:
         return last_layer(backbone, input_ids, **context)
@@ -44,8 +44,13 @@ def enhanced_mask_decoder(backbone: Backbone, input_ids: Tensor, **context: Tens
 
 
 class HeadSettings(Config):
-    """Base of the configs of heads: what the rest of the package asks of a head."""
+    """Base of the configs of heads.
 
+    Attributes:
+        kept_by_student: `homespun.models.weight_transfer.build_student` keeps the head.
+    """
+
+    kept_by_student: ClassVar[bool] = False
     kind: str
 
     @property
@@ -55,21 +60,21 @@ class HeadSettings(Config):
 
     @property
     def task_kind(self) -> str:
-        """Kind of the head without a mix of layers below it."""
+        """Kind of the head, or of the inner head of a mix of layers."""
         return self.kind
 
     @property
     def reads_first_token(self) -> bool:
-        """True if only the vector of the first token is read."""
+        """True if the head reads the first token only."""
         return False
 
     def build(self, backbone: Backbone) -> nn.Module:
-        """A freshly initialised head for this backbone."""
+        """Build and initialise the head."""
         raise NotImplementedError
 
 
 class LanguageModelHead(nn.Module):
-    """Interface of heads that predict tokens: features, times the word embeddings, plus a bias.
+    """Interface of heads that predict tokens: ``features(hidden) weight^T + bias``.
 
     Attributes:
         weight: (vocab, embedding).
@@ -80,7 +85,7 @@ class LanguageModelHead(nn.Module):
     bias: Tensor
 
     def features(self, hidden: Tensor) -> Tensor:
-        """(..., hidden) -> (..., embedding): vectors that are multiplied by the word embeddings."""
+        """(..., hidden) -> (..., embedding)."""
         raise NotImplementedError
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -90,23 +95,23 @@ class LanguageModelHead(nn.Module):
     def predict(
         self, hidden: Tensor, labels: Tensor, *, uniforms: Tensor | None = None, label_smoothing: float = 0.0
     ) -> TokenPrediction:
-        """(targets, hidden) against (targets,) labels, without ever holding all logits; see `predict_tokens`."""
+        """`predict_tokens` of (targets, hidden) and (targets,) labels, in bounded memory."""
         return predict_tokens(
             self.features(hidden), self.weight, self.bias, labels, uniforms=uniforms, label_smoothing=label_smoothing
         )
 
 
 class MaskedLMHead(LanguageModelHead):
-    """Transform, activation, norm, the tied word embeddings with a bias (Devlin et al. 2019, BERT's released head).
+    """BERT's head: linear layer, activation, norm, tied word embeddings with a bias.
 
-    The transform goes to the width of the embeddings, which makes it ELECTRA's generator head where they are narrower.
+    The linear layer projects to the width of the embeddings, as in ELECTRA's generator.
 
     Args:
-        hidden_size: width of the stream.
-        words: the embeddings of the backbone.
-        activation: after the transform.
-        layer_norm_eps: of the norm.
-        transform_bias, norm_bias: whether the transform and the norm have biases.
+        hidden_size: width of the hidden states.
+        words: word embeddings of the backbone.
+        activation: activation after the linear layer.
+        layer_norm_eps: epsilon of the norm.
+        transform_bias, norm_bias: add biases to the linear layer and the norm.
     """
 
     def __init__(
@@ -134,14 +139,14 @@ class MaskedLMHead(LanguageModelHead):
 
 
 class CausalLMHead(LanguageModelHead):
-    """The word embeddings alone (GPT-2); a projection first where they are narrower than the stream.
+    """Output embeddings without a bias (GPT-2), after a projection if they are narrower than the hidden states.
 
     Args:
-        hidden_size: width of the stream.
-        words: the embeddings of the backbone, which are then tied, or others.
-        final_logits_bias: a number that is added to each logit is kept with the weights, and not learned (BART).
-        scaled: the vectors are multiplied by ``hidden_size^-0.5`` first (T5 1.0, whose words are large).
-        transform_bias: whether the projection has a bias.
+        hidden_size: width of the hidden states.
+        words: output embeddings, tied if they are those of the backbone.
+        final_logits_bias: save the constant bias of the logits in the state dict (BART).
+        scaled: multiply features by ``hidden_size^-0.5`` (T5 1.0).
+        transform_bias: add a bias to the projection.
     """
 
     def __init__(
@@ -173,7 +178,7 @@ class CausalLMHead(LanguageModelHead):
 
 
 class DiscriminatorHead(nn.Module):
-    """Dense, activation, one logit a token: above zero means *replaced* (Clark et al. 2020)."""
+    """Linear layer, activation, one logit a token, above zero for replaced tokens (ELECTRA, Clark et al. 2020)."""
 
     def __init__(self, hidden_size: int, activation: nn.Module) -> None:
         super().__init__()
@@ -188,7 +193,7 @@ class DiscriminatorHead(nn.Module):
 
 
 class NextSentenceHead(nn.Module):
-    """BERT's pooler on the first token, and two classes: 0 follows, 1 is random (Devlin et al. 2019)."""
+    """BERT's pooler on the first token and two classes: 0 next sentence, 1 random (Devlin et al. 2019)."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -203,7 +208,7 @@ class NextSentenceHead(nn.Module):
 
 
 class TokenClassificationHead(nn.Module):
-    """Dropout -> linear over every token (Devlin et al. 2019, section 5.3)."""
+    """Dropout and linear layer on every token (Devlin et al. 2019, section 5.3)."""
 
     def __init__(self, hidden_size: int, num_labels: int, *, dropout: float) -> None:
         super().__init__()
@@ -217,9 +222,9 @@ class TokenClassificationHead(nn.Module):
 
 
 class QuestionAnsweringHead(nn.Module):
-    """Start and end logits of an answer at every token: dropout, then a linear layer to two.
+    """Start and end logits of an answer at every token: feed-forward, dropout and linear layer.
 
-    ``feedforward``: what is made of the vectors first; BERT makes nothing (Devlin et al. 2019, section 4.2).
+    ``feedforward`` is the identity in BERT (Devlin et al. 2019, section 4.2).
     """
 
     def __init__(self, hidden_size: int, feedforward: nn.Module, *, dropout: float) -> None:
@@ -229,13 +234,13 @@ class QuestionAnsweringHead(nn.Module):
         self.classifier = nn.Linear(hidden_size, 2)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, 2) logits, of start and end."""
+        """(batch, seq, hidden) -> (batch, seq, 2) logits of start and end."""
         logits: Tensor = self.classifier(self.dropout(self.feedforward(hidden)))
         return logits
 
 
 class PoolerHead(nn.Module):
-    """First token -> dense -> activation: one vector a text, as BERT's next-sentence task trained it."""
+    """Text embedding: linear layer and activation on the first token (BERT's pooler)."""
 
     def __init__(self, hidden_size: int, activation: nn.Module) -> None:
         super().__init__()
@@ -249,16 +254,16 @@ class PoolerHead(nn.Module):
 
 
 class MaskedLMHeadConfig(HeadSettings):
-    """Hidden -> vocabulary through a transform and the tied embeddings."""
+    """`MaskedLMHead`."""
 
+    kept_by_student: ClassVar[bool] = True
     kind: Literal["masked_lm"] = "masked_lm"
     hidden_act: Activation = "gelu"
-    transform_bias: bool = Field(default=True, description="the transform has a bias (ModernBERT's has none)")
-    norm_bias: bool = Field(default=True, description="the norm has a bias (ModernBERT's has none)")
+    transform_bias: bool = Field(default=True, description="bias of the linear layer (not in ModernBERT)")
+    norm_bias: bool = Field(default=True, description="bias of the norm (not in ModernBERT)")
 
     @property
     def reader(self) -> Reader:
-        """The mask decoder, where the backbone has one."""
         return enhanced_mask_decoder
 
     def build(self, backbone: Backbone) -> nn.Module:
@@ -273,13 +278,13 @@ class MaskedLMHeadConfig(HeadSettings):
 
 
 class CausalLMHeadConfig(HeadSettings):
-    """Hidden -> vocabulary through the embeddings alone (GPT-2), or others of their own (Reformer)."""
+    """`CausalLMHead`."""
 
     kind: Literal["causal_lm"] = "causal_lm"
-    tie_word_embeddings: bool = Field(default=True, description="the same embeddings at both ends")
-    final_logits_bias: bool = Field(default=False, description="a fixed number is added to each logit (BART)")
-    scaled: bool = Field(default=False, description="vectors times hidden_size^-0.5 first (T5 1.0)")
-    transform_bias: bool = Field(default=True, description="the projection to narrower embeddings has a bias")
+    tie_word_embeddings: bool = Field(default=True, description="output embeddings are the input embeddings")
+    final_logits_bias: bool = Field(default=False, description="constant bias of the logits (BART)")
+    scaled: bool = Field(default=False, description="multiply hidden states by hidden_size^-0.5 (T5 1.0)")
+    transform_bias: bool = Field(default=True, description="bias of the projection to narrower embeddings")
 
     def build(self, backbone: Backbone) -> nn.Module:
         words = backbone.embeddings.words
@@ -295,7 +300,7 @@ class CausalLMHeadConfig(HeadSettings):
 
 
 class DiscriminatorHeadConfig(HeadSettings):
-    """Hidden -> one logit a token: was it replaced? (ELECTRA)"""
+    """`DiscriminatorHead`."""
 
     kind: Literal["discriminator"] = "discriminator"
     hidden_act: Activation = "gelu"
@@ -326,7 +331,7 @@ class QuestionAnsweringHeadConfig(HeadSettings):
 
 
 class FeedForwardAnsweringHeadConfig(HeadSettings):
-    """`QuestionAnsweringHead` over a normalised feed-forward sublayer (BigBird), with dropout on the way in and out."""
+    """`QuestionAnsweringHead` with a feed-forward sublayer (BigBird)."""
 
     kind: Literal["question_answering_ffn"] = "question_answering_ffn"
     intermediate_size: Annotated[int, Field(ge=1)] = 1024

@@ -1,4 +1,4 @@
-"""Configs of parts of layers: activation, positions, residual connections."""
+"""Configs of activation, positions and residual connections."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from homespun.nn.positions import AxialPositions, LearnedPositions, NoPositions,
 from homespun.nn.reversible import ReversibleLayer, ReversibleStack, ReversibleSublayer
 
 
-def _known(name: str) -> str:
+def _check_activation(name: str) -> str:
     if name not in ACTIVATIONS:
         raise ValueError(f"unknown activation {name!r}{nearest(name, ACTIVATIONS)}")
     return name
 
 
-Activation = Annotated[str, AfterValidator(_known)]
+Activation = Annotated[str, AfterValidator(_check_activation)]
 Theta = Annotated[float, Field(gt=1)]
 Rotation = Callable[[int], Rotary]
-"""Width of a head -> the module that rotates its queries and keys."""
+"""Width of a head -> `Rotary`."""
 
 
 class PositionSettings(Config):
     """Base of the configs of positions.
 
     Attributes:
-        projectable: a projection of the embeddings can be applied in advance to what is added to them.
-        is_positional: the output depends on the order of the tokens.
+        projectable: a projection of the embeddings can be merged into the position embeddings.
+        is_positional: the output depends on the order of tokens.
     """
 
     projectable: ClassVar[bool] = False
@@ -43,19 +43,19 @@ class PositionSettings(Config):
 
     @property
     def rows_before(self) -> int:
-        """Unused rows of the table before position 0."""
+        """Number of unused rows before position 0."""
         return 0
 
     def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
         return NoPositions(max_position_embeddings)
 
     def rotations(self, layers: int, max_position_embeddings: int) -> Sequence[Rotation | None]:
-        """Rotation of each layer; None: its queries and keys are not rotated."""
+        """Rotation of each layer; None: no rotation."""
         return [None] * layers
 
 
 class LearnedPositionsConfig(PositionSettings):
-    """One learned vector a position; ``offset`` unused rows come first (RoBERTa: padding id + 1)."""
+    """Learned position embeddings after ``offset`` unused rows (RoBERTa: padding id + 1)."""
 
     kind: Literal["learned"] = "learned"
     projectable: ClassVar[bool] = True
@@ -70,24 +70,24 @@ class LearnedPositionsConfig(PositionSettings):
 
 
 class SinusoidalPositionsConfig(PositionSettings):
-    """Fixed sines and cosines (Vaswani et al. 2017)."""
+    """Sinusoidal position embeddings (Vaswani et al. 2017)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
-    halves: bool = Field(default=False, description="all sines before all cosines (PEGASUS), not by turns")
+    halves: bool = Field(default=False, description="all sines before all cosines (PEGASUS), not interleaved")
 
     def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
         return SinusoidalPositions(max_position_embeddings, embedding_size, halves=self.halves)
 
 
 class AxialPositionsConfig(PositionSettings):
-    """Learned vectors of the rows and columns of a grid, for long inputs (Reformer)."""
+    """Axial position embeddings: learned rows and columns of a grid (Reformer)."""
 
     kind: Literal["axial"] = "axial"
     shape: tuple[PositiveInt, PositiveInt] = Field(
-        description="rows and columns; their product is at least max_position_embeddings"
+        description="rows and columns of the grid, at least max_position_embeddings positions"
     )
     sizes: tuple[PositiveInt, PositiveInt] = Field(
-        description="widths of their vectors; they sum to the width of the embeddings"
+        description="widths of row and column embeddings, which sum to embedding_size"
     )
 
     def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
@@ -103,7 +103,7 @@ class NoPositionsConfig(PositionSettings):
 
 
 class RotaryPositionsConfig(PositionSettings):
-    """Rotary positions: queries and keys are rotated, nothing is added to embeddings (Su et al. 2021)."""
+    """Rotary positions of queries and keys (Su et al. 2021)."""
 
     kind: Literal["rotary"] = "rotary"
     projectable: ClassVar[bool] = True
@@ -112,22 +112,22 @@ class RotaryPositionsConfig(PositionSettings):
     )
 
     def rotations(self, layers: int, max_position_embeddings: int) -> Sequence[Rotation]:
-        """Rotation of each layer; layers of one base share a table.
+        """Rotation of each layer; layers with the same base share a table.
 
         Raises:
-            UserError: fewer bases than layers; when called, heads of an odd size.
+            UserError: fewer bases than layers, or an odd head size.
         """
-        given = self.theta if isinstance(self.theta, list) else [self.theta] * layers
-        if len(given) < layers:
-            raise UserError(f"positions.theta has {len(given)} numbers for {layers} layers; give one a layer, or one")
+        thetas = self.theta if isinstance(self.theta, list) else [self.theta] * layers
+        if len(thetas) < layers:
+            raise UserError(f"positions.theta has {len(thetas)} numbers for {layers} layers; give one a layer, or one")
 
         @cache
         def table(theta: float, head_size: int) -> Rotary:
             if head_size % 2:
-                raise UserError(f"rotary positions need heads of an even size, not {head_size}; set model.head_size")
+                raise UserError(f"rotary positions need an even head size, not {head_size}; set model.head_size")
             return Rotary(head_size, max_position_embeddings, theta=theta)
 
-        return [partial(table, theta) for theta in given[:layers]]
+        return [partial(table, theta) for theta in thetas[:layers]]
 
 
 PositionsConfig = Annotated[
@@ -139,35 +139,35 @@ PositionsConfig = Annotated[
     Field(discriminator="kind"),
 ]
 
-_WRITING = ("sublayer.output.weight", "sublayer.outer.weight")  # what writes to the stream: attention, feed-forward
+_OUTPUTS = ("sublayer.output.weight", "sublayer.outer.weight")  # attention, feed-forward
 
 
 def output_weights(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Weights of the last projection of each sublayer: what is added to the residual stream."""
-    return [weight for layer in layers for name, weight in layer.named_parameters() if name.endswith(_WRITING)]
+    """Weights of the output projection of each sublayer."""
+    return [weight for layer in layers for name, weight in layer.named_parameters() if name.endswith(_OUTPUTS)]
 
 
 class ResidualSettings(Config):
-    """Base of the configs of residual connections; defaults of layers that run one after the other.
+    """Base of the configs of residual connections.
 
     Attributes:
-        wire: ``(sublayer, norm, dropout)`` -> the sublayer with its residual connection.
-        layer: ``(attention, feedforward, cross_attention)`` -> a layer.
+        wire: ``(sublayer, norm, dropout)`` -> sublayer with residual connection.
+        layer: ``(attention, feedforward, cross_attention)`` -> layer.
     """
 
     wire: ClassVar[type[nn.Module]]
     layer: ClassVar[type[nn.Module]] = Layer
 
     def layer_size(self, hidden_size: int) -> int:
-        """The width that layers work at."""
+        """Width of the layers."""
         return hidden_size
 
     def enters_unnormed(self, layer: int) -> bool:
-        """True if the attention of a layer, counted from 0, reads the stream without a norm."""
+        """True if the attention of a layer (from 0) has no norm before it."""
         return False
 
     def initialise(self, layers: Sequence[nn.Module]) -> None:
-        """Change the initial weights of the layers of a new stack; by default nothing."""
+        """Change the initial weights of the layers of a new stack."""
 
     def build_layer_stack(self) -> LayerStack:
         return SequentialStack()
@@ -178,45 +178,45 @@ class ResidualSettings(Config):
 
 
 class PostResidualConfig(ResidualSettings):
-    """Normalise after the sum (BERT)."""
+    """Post-norm (BERT)."""
 
     kind: Literal["post"] = "post"
     wire: ClassVar[type[nn.Module]] = PostNorm
 
 
 class PreResidualConfig(ResidualSettings):
-    """Normalise before the sublayer, and once more at the end of the stack (GPT-2)."""
+    """Pre-norm with a final norm (GPT-2)."""
 
     kind: Literal["pre"] = "pre"
     wire: ClassVar[type[nn.Module]] = PreNorm
-    first_norm: bool = Field(default=True, description="normalise before the first attention too; ModernBERT does not")
-    final_dropout: bool = Field(default=False, description="drop out after the last norm too (T5)")
+    first_norm: bool = Field(default=True, description="norm before the first attention (not in ModernBERT)")
+    final_dropout: bool = Field(default=False, description="dropout after the final norm (T5)")
     scaled_initialisation: bool = Field(
         default=False,
-        description="what the sublayers add begins smaller, by the root of how many they are (GPT-2)",
+        description="divide output projections by the root of their number (GPT-2)",
     )
 
     def enters_unnormed(self, layer: int) -> bool:
         return not (layer or self.first_norm)
 
     def initialise(self, layers: Sequence[nn.Module]) -> None:
-        """Scale what the sublayers add (Radford et al. 2019, section 2.3)."""
+        """Scale the output projections (Radford et al. 2019, section 2.3)."""
         if not self.scaled_initialisation:
             return
-        writing = output_weights(layers)
+        weights = output_weights(layers)
         with torch.no_grad():
-            for weight in set(writing):  # layers that share their weights are there several times
-                weight.div_(math.sqrt(len(writing)))
+            for weight in set(weights):  # layers may share weights
+                weight.div_(math.sqrt(len(weights)))
 
     def final_norm(self, norm: nn.Module, dropout: float) -> nn.Module:
         return nn.Sequential(norm, Dropout(dropout)) if self.final_dropout else norm
 
 
 class ReversibleResidualConfig(ResidualSettings):
-    """Two streams whose activations the backward pass recomputes: memory does not grow with depth, a third more time.
+    """Reversible pre-norm layers: memory does not grow with depth, for a third more time.
 
-    ``streams: split`` gives each stream half of ``hidden_size`` (Bierling 2024, section 4.3.3); ``copy`` gives each all
-    of it, and heads twice that (Reformer). Normalised before the sublayer and once more at the end.
+    ``streams: split``: each stream has half of ``hidden_size`` (Bierling 2024, section 4.3.3); ``copy``: each stream
+    has ``hidden_size`` and heads read both (Reformer).
     """
 
     kind: Literal["reversible"] = "reversible"
@@ -228,7 +228,7 @@ class ReversibleResidualConfig(ResidualSettings):
         if self.streams == "copy":
             return hidden_size
         if hidden_size % 2:
-            raise UserError(f"hidden_size={hidden_size} has no half for reversible streams; choose an even number")
+            raise UserError(f"hidden_size={hidden_size} must be even for reversible streams")
         return hidden_size // 2
 
     def build_layer_stack(self) -> LayerStack:

@@ -17,11 +17,11 @@ from homespun.models.heads import LanguageModelHead, Reader, last_layer
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Without dropout or gradients; afterwards every module is in its former mode."""
+    """Evaluation mode without gradients; restores the mode of every module."""
     modes = [(module, module.training) for module in model.modules() if module.training]
     model.eval()
     try:
-        # not inference_mode: a tensor that some part keeps for later could then never take part in training
+        # not inference_mode, whose cached tensors could not be used in training
         with torch.no_grad():
             yield
     finally:
@@ -30,7 +30,14 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 class Model(nn.Module):
-    """A backbone and its head, as `homespun.load` returns it; `generate` needs the special tokens."""
+    """Backbone and head, as returned by `homespun.load`.
+
+    Args:
+        backbone: computes hidden states.
+        head: computes logits; None: `forward` returns hidden states.
+        reader: selects the hidden states that the head reads.
+        special_tokens: defaults of `generate`.
+    """
 
     def __init__(
         self,
@@ -49,22 +56,18 @@ class Model(nn.Module):
 
     @property
     def lm_head(self) -> LanguageModelHead:
-        """The head, which predicts tokens.
-
-        Raises:
-            UserError: there is none, or another.
-        """
+        """Head that predicts tokens; raises `UserError` if the model has another head."""
         if isinstance(self.head, LanguageModelHead):
             return self.head
         kind = "no head" if self.head is None else f"the head {type(self.head).__name__}"
-        raise UserError(f"this model has {kind} and predicts no tokens; take one of a pretraining objective")
+        raise UserError(f"this model has {kind} and does not predict tokens; use a pretrained language model")
 
     def freeze(self, part: nn.Module) -> None:
-        """Exclude the weights of a part from training and keep its dropout off."""
+        """Freeze the weights of a part and keep it in evaluation mode."""
         self._frozen = (*self._frozen, part.requires_grad_(False).eval())
 
     def train(self, mode: bool = True) -> Model:
-        """Training mode, except for frozen parts."""
+        """Set training mode, except for frozen parts."""
         super().train(mode)
         for part in self._frozen:
             part.eval()
@@ -82,19 +85,23 @@ class Model(nn.Module):
         decoder_attention_mask: Tensor | None = None,
         chunks: Tensor | None = None,
     ) -> Tensor:
-        """The head's logits, or the hidden states (batch, seq, hidden) without a head.
+        """Logits of the head, or hidden states (batch, seq, hidden) without a head.
 
-        An encoder-decoder gives logits of ``decoder_input_ids`` (batch, target), or of the text itself. With ``chunks``
-        (`Batch.chunks`) a head over whole texts gives logits (texts, labels).
-
-        Positions are those of the columns by default, on whichever side a text is padded. For a RoBERTa or Longformer
-        with padding on the left, as in transformers, give ``position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0)``.
+        Args:
+            input_ids: (batch, seq) int64.
+            attention_mask: (batch, seq); 0 at padding.
+            token_type_ids, position_ids, documents, global_attention_mask: (batch, seq), see `Context`. Positions count
+                columns by default; with padding on the left, `transformers` gives RoBERTa and Longformer
+                ``position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0)``.
+            decoder_input_ids, decoder_attention_mask: (batch, target) for an encoder-decoder; by default the shifted
+                ``input_ids``.
+            chunks: `Batch.chunks` for sequence heads, which then return (texts, labels).
 
         Raises:
-            UserError: a text is too long, context has another shape, or a segment is unknown.
+            UserError: the sequence is too long, context has another shape than the ids, or a segment is unknown.
         """
         self._check_segments(token_type_ids)
-        given = {
+        context = {
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
             "position_ids": position_ids,
@@ -103,17 +110,16 @@ class Model(nn.Module):
             "decoder_input_ids": decoder_input_ids,
             "decoder_attention_mask": decoder_attention_mask,
         }
-        hidden = self.read(input_ids, given)
+        hidden = self.read(input_ids, context)
         if self.head is None:
             return hidden
-        of_texts = () if chunks is None else (chunks,)  # token heads know of none
-        real = attention_mask if decoder_input_ids is None else decoder_attention_mask
-        logits: Tensor = self.head(hidden, None if real is None else real.bool(), *of_texts)
+        mask = attention_mask if decoder_input_ids is None else decoder_attention_mask
+        inputs = (hidden, None if mask is None else mask.bool())
+        logits: Tensor = self.head(*inputs) if chunks is None else self.head(*inputs, chunks)
         return logits
 
     def read(self, input_ids: Tensor, context: Mapping[str, Tensor | None]) -> Tensor:
-        """(batch, seq) ids and what goes with them (`Batch.context`) -> the vectors that the head is given."""
-        # each backbone takes what it knows of, and refuses the rest by name
+        """(batch, seq) ids and context (`Batch.context`) -> hidden states that the head reads."""
         return self.reader(self.backbone, input_ids, **{name: t for name, t in context.items() if t is not None})
 
     def _check_segments(self, token_type_ids: Tensor | None) -> None:
@@ -121,8 +127,8 @@ class Model(nn.Module):
         known = 0 if segments is None else segments.num_embeddings
         if token_type_ids is not None and known < 2 and bool(token_type_ids.any()):
             raise UserError(
-                f"token_type_ids has a {int(token_type_ids.max())}, and this model tells no segments apart "
-                f"(type_vocab_size={known}); leave token_type_ids out"
+                f"token_type_ids has segment {int(token_type_ids.max())}, but the model has type_vocab_size={known}; "
+                f"remove token_type_ids"
             )
 
     def generate(
@@ -136,22 +142,22 @@ class Model(nn.Module):
         global_attention_mask: Tensor | None = None,
         **arguments: Unpack[GenerationArguments],
     ) -> Tensor:
-        """Continue texts, or write a target for each with an encoder-decoder.
+        """Continue texts, or generate targets with an encoder-decoder.
 
         Args:
             input_ids, attention_mask: (batch, seq) ids of texts, padded on either side.
             token_type_ids, position_ids, documents, global_attention_mask: for an encoder-decoder.
-            **arguments: those of `GenerationConfig`, named as in `transformers`.
+            **arguments: see `GenerationConfig`, named as in `transformers`.
 
         Returns:
-            (batch * num_return_sequences, seq + new) ids: the prompt, or the start of the decoder, and the new tokens,
-                padded on the right.
+            (batch * num_return_sequences, seq + new) ids: prompt or decoder start token, and new tokens, padded on the
+                right.
 
         Raises:
             UserError: the model cannot generate, an argument is unknown, a prompt is empty or too long, or a segment is
                 unknown.
         """
-        from homespun.models.generation.write import generate  # which is about models
+        from homespun.models.generation.write import generate  # imports this module
 
         self._check_segments(token_type_ids)
         context = {

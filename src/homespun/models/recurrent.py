@@ -1,4 +1,4 @@
-"""The config of a recurrent stack: RNN, LSTM, GRU, in one direction or in both; alone, or a side of two stacks."""
+"""Config of a recurrent stack: RNN, LSTM or GRU in one or both directions, as a model, encoder or decoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from homespun.attention.multi_head import AttentionSettings
 from homespun.config import Config
 from homespun.models.backbone import Encoder
 from homespun.models.embeddings import CharacterEmbeddings, CharactersConfig, Embeddings
-from homespun.models.encoder import check_row_length, check_vocabulary, initialise, name_presets, with_preset
+from homespun.models.encoder import (
+    check_row_length,
+    check_vocabulary,
+    initialise,
+    name_presets,
+    shared_modules,
+    with_preset,
+)
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.layer_parts import NoPositionsConfig
 from homespun.nn.layers import SequentialStack
@@ -21,27 +28,25 @@ from homespun.nn.recurrent import STATES, Bridge, DirectionStack, IndependentDir
 
 
 class AdditiveAttentionConfig(AttentionSettings):
-    """The first layer looks at the source before every token, through an alignment model (Bahdanau et al. 2015)."""
+    """Additive attention of the first decoder layer to the source (Bahdanau et al. 2015)."""
 
     kind: Literal["additive"] = "additive"
     is_positional: ClassVar[bool] = True
 
 
 class NoAttentionConfig(AttentionSettings):
-    """No attention: the first decoder state carries the source (Sutskever et al. 2014; Cho et al. 2014)."""
+    """No attention: the initial state of the decoder encodes the source (Sutskever et al. 2014; Cho et al. 2014)."""
 
     kind: Literal["none"] = "none"
     is_positional: ClassVar[bool] = True
 
 
 class RecurrentConfig(Config):
-    """One stack of recurrent layers, the first of which reads the embeddings as wide as they are.
+    """Stack of recurrent layers.
 
-    In one direction it is causal, and a language model may stand on it; in both it is an encoder.
-    ``independent_directions`` and ``characters`` make it ELMo's two language models (Peters et al. 2018): see
-    `homespun.models.elmo`. As a decoder it
-    begins from what its source's first and last vectors say, and ``attention`` is how it looks at the source besides.
-    Documents that are packed into a row are kept apart: the state begins anew at each.
+    It is causal in one direction and an encoder in both. ``independent_directions`` and ``characters`` give ELMo's
+    language models (Peters et al. 2018; `homespun.models.elmo`). A decoder starts from the first and last hidden states
+    of its source. The state is reset at each packed document.
     """
 
     model_config = ConfigDict(json_schema_extra=name_presets)
@@ -54,120 +59,118 @@ class RecurrentConfig(Config):
     num_attention_heads: ClassVar[int] = 1
     seed: ClassVar[int] = 0
     positions: ClassVar[NoPositionsConfig] = NoPositionsConfig()
-    cell: Literal["rnn", "lstm", "gru"] = Field(default="lstm", description="rnn: Elman's, with tanh")
-    vocab_size: int = Field(default=0, ge=0, description="entries of the vocabulary; 0: as many as the tokenizer has")
-    pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer in training")
-    hidden_size: int = Field(default=256, ge=1, description="width of what a layer gives; of two directions half each")
+    cell: Literal["rnn", "lstm", "gru"] = Field(default="lstm", description="rnn: Elman network with tanh")
+    vocab_size: int = Field(default=0, ge=0, description="size of the vocabulary; 0: that of the tokenizer")
+    pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer")
+    hidden_size: int = Field(
+        default=256, ge=1, description="width of a layer's output, half of it for each of two directions"
+    )
     embedding_size: int = Field(
-        default=0, ge=0, description="width of the embeddings; 0: hidden_size, or what a direction apart has of it"
+        default=0, ge=0, description="width of the embeddings; 0: hidden_size, or the width of an independent direction"
     )
     characters: CharactersConfig | None = Field(
-        default=None, description="words are made of their characters; not given: each has a vector of its own"
+        default=None, description="word vectors from characters; null: an embedding of each word"
     )
     num_hidden_layers: int = Field(default=2, ge=1)
-    bidirectional: bool = Field(default=False, description="read from the end too: an encoder, no language model")
+    bidirectional: bool = Field(default=False, description="read in both directions (encoder)")
     independent_directions: bool = Field(
         default=False,
-        description="the two directions never read each other, through all layers; layers after the first add to what "
-        "they read (ELMo)",
+        description="directions are independent through all layers, with residual connections after the first (ELMo)",
     )
     cell_size: int = Field(
-        default=0, ge=0, description="width of an LSTM's memory, from which its output is projected; 0: as wide as that"
+        default=0, ge=0, description="width of an LSTM's memory, projected to the output; 0: no projection"
     )
     attention: Annotated[AdditiveAttentionConfig | NoAttentionConfig, Field(discriminator="kind")] = Field(
-        default=AdditiveAttentionConfig(), description="of a decoder: how it looks at what is read"
+        default=AdditiveAttentionConfig(), description="attention of a decoder to its source"
     )
     hidden_dropout_prob: float = Field(
-        default=0.1, ge=0, lt=1, description="after the embeddings and after each layer, never from token to token"
+        default=0.1, ge=0, lt=1, description="of embeddings and outputs of layers, not of states"
     )
     type_vocab_size: int = Field(default=0, ge=0, description="segments; 0: none")
     max_position_embeddings: int = Field(
-        default=65_536, ge=1, description="longest text it is given; its layers have no limit, so raise it at will"
+        default=65_536, ge=1, description="maximum sequence length; layers have no limit"
     )
-    initializer_range: float = Field(default=0.05, gt=0, description="of the embeddings; networks are drawn by width")
-    layer_norm_eps: float = Field(default=1e-12, gt=0, description="of heads that have a norm")
+    initializer_range: float = Field(
+        default=0.05, gt=0, description="of the embeddings; recurrent weights are initialised by width"
+    )
+    layer_norm_eps: float = Field(default=1e-12, gt=0, description="epsilon of norms in heads")
 
     @model_validator(mode="before")
     @classmethod
-    def _preset(cls, tree: object) -> object:
+    def _expand_preset(cls, tree: object) -> object:
         return with_preset(tree)
 
     @model_validator(mode="after")
-    def _halves(self) -> RecurrentConfig:
+    def _check_sizes(self) -> RecurrentConfig:
         if self.bidirectional and self.hidden_size % 2:
-            raise ValueError(f"hidden_size={self.hidden_size} is for two directions, half each; give an even number")
+            raise ValueError(f"hidden_size={self.hidden_size} must be even for two directions")
         if self.independent_directions and not self.bidirectional:
-            raise ValueError("independent_directions needs two directions; set bidirectional=true")
+            raise ValueError("independent_directions=true needs bidirectional=true")
         if self.cell_size and self.cell != "lstm":
-            raise ValueError(f"cell_size is of an LSTM's memory, and a cell of kind {self.cell} has none; leave it out")
+            raise ValueError(f"cell_size={self.cell_size} needs cell=lstm, not {self.cell}; remove it")
         if 0 < self.cell_size <= self._width:
             raise ValueError(
-                f"cell_size={self.cell_size} is projected to the {self._width} that a direction has of "
-                f"hidden_size={self.hidden_size}; give more than that, or 0"
+                f"cell_size={self.cell_size} must be greater than the width {self._width} of a direction of "
+                f"hidden_size={self.hidden_size}, or 0"
             )
         if self.characters is not None and self.type_vocab_size:
-            raise ValueError("words that are made of their characters know of no segments; leave type_vocab_size out")
+            raise ValueError(f"characters does not support type_vocab_size={self.type_vocab_size}; remove it")
         return self
 
     @property
     def _width(self) -> int:
-        """Of a direction."""
+        """Width of a direction."""
         return self.hidden_size // (1 + self.bidirectional)
 
     @property
     def of_one_stack(self) -> str:
-        """A setting that it has and that no side of two stacks can have; empty: none."""
-        found = [name for name in ("characters", "independent_directions", "cell_size") if getattr(self, name)]
-        return found[0] if found else ""
+        """Name of a set field that encoder-decoders do not support; empty: none."""
+        return next((name for name in ("characters", "independent_directions", "cell_size") if getattr(self, name)), "")
 
     @property
     def causal(self) -> bool:
-        """True if no token depends on a later one."""
         return not self.bidirectional
 
     @property
     def stacks(self) -> tuple[RecurrentConfig]:
-        """Only stack; see `homespun.models.backbone.Backbone.stacks`."""
         return (self,)
 
     @property
     def has_word_embeddings(self) -> bool:
-        """False if words are made of their characters."""
         return self.characters is None
 
     def causal_setting(self, causal: bool) -> str:
-        """Setting that makes a new model causal or not, for messages."""
+        """Setting that makes a model causal or not, for error messages."""
         return f"model.bidirectional={str(not causal).lower()}"
 
     @property
     def own_layers(self) -> int:
-        """Layers with weights of their own: all."""
         return self.num_hidden_layers
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """Special tokens of generation; the tokenizer defines the end of a text."""
+        """Special tokens of generation; the end of a text is that of the tokenizer."""
         return SpecialTokens(pad_token_id=self.pad_token_id)
 
     @property
     def needs_padding_token(self) -> bool:
-        """False: the recurrence stops at the end of a text."""
+        """False: padding is never read."""
         return False
 
     def check_length(self, length: int, target_length: int) -> None:
-        """Refuse rows that are longer than the model; see `check_row_length`."""
+        """Raise `UserError` for rows longer than the model."""
         check_row_length(length, self.max_position_embeddings)
 
     def with_seed(self, seed: int) -> RecurrentConfig:
-        """The config itself: it draws nothing but weights."""
+        """The config itself, which has no seed."""
         return self
 
     def with_tokens(self, vocab_size: int, pad_token_id: int) -> RecurrentConfig:
-        """The same for another vocabulary."""
+        """Copy for another vocabulary."""
         return self.model_copy(update={"vocab_size": vocab_size, "pad_token_id": pad_token_id})
 
     def build_embeddings(self, *, words: nn.Embedding | None = None) -> Embeddings | CharacterEmbeddings:
-        """The embeddings alone. ``words``: those of another stack, to share them."""
+        """Build the embeddings; ``words`` are word embeddings of another stack to share."""
         size = self.embedding_size or (self._width if self.independent_directions else self.hidden_size)
         if self.characters is not None:
             return self.characters.build(
@@ -188,17 +191,17 @@ class RecurrentConfig(Config):
         )
 
     def build(self, embeddings: Embeddings | CharacterEmbeddings | None = None, *, source_size: int = 0) -> Encoder:
-        """The stack: embeddings normal with ``initializer_range``, networks uniform in ``1 / sqrt(width)``.
+        """Build the stack; embeddings are normal, recurrent weights uniform within ``1 / sqrt(width)``.
 
         Args:
-            embeddings: those of another model, to share them.
-            source_size: width of the vectors of what is read, for a decoder; 0: there are none.
+            embeddings: embeddings of another model to share.
+            source_size: width of the encoder's hidden states for a decoder; 0: no source.
 
         Raises:
-            UserError: the vocabulary is empty, or the padding token is not in it.
+            UserError: the vocabulary is empty or does not contain the padding token.
         """
         check_vocabulary(self.vocab_size, pad_token_id=self.pad_token_id)
-        given = embeddings
+        shared = shared_modules(embeddings, source_size)
         embeddings = self.build_embeddings() if embeddings is None else embeddings
         layers = [
             self._layer(number, embeddings.embedding_size, source_size) for number in range(self.num_hidden_layers)
@@ -212,9 +215,8 @@ class RecurrentConfig(Config):
             layer_norm_eps=self.layer_norm_eps,
             causal=self.causal,
         )
-        stack.hidden_size = self.hidden_size  # the first layer changes the width, so nothing has to before it
-        shared = set() if given is None else {given.words} if source_size else set(given.modules())
-        if self.characters is None:  # which draws by width, as the networks do
+        stack.hidden_size = self.hidden_size  # changed by the first layer
+        if self.characters is None:  # characters are initialised by width
             initialise((m for m in stack.embeddings.modules() if m not in shared), self.initializer_range)
         return stack
 
@@ -226,8 +228,8 @@ class RecurrentConfig(Config):
         bridge = Bridge(source_size, size, states=STATES[self.cell]) if source_size else None
         if self.independent_directions:
             half = self._width if number else embedding_size
-            onwards, back = (self._network(half, self._width, dropout=0.0, bidirectional=False) for _ in range(2))
-            return IndependentDirections(onwards, back, residual=number > 0, dropout=dropout)
+            forwards, backwards = (self._network(half, self._width, dropout=0.0, bidirectional=False) for _ in range(2))
+            return IndependentDirections(forwards, backwards, residual=number > 0, dropout=dropout)
         return self._network(width, size, dropout=dropout, bidirectional=self.bidirectional, bridge=bridge)
 
     def _network(
@@ -243,9 +245,9 @@ class RecurrentConfig(Config):
             cell_size=self.cell_size,
         )
         for name, parameter in layer.network.named_parameters():
-            if self.cell == "lstm" and name.startswith("bias_ih"):  # its gates come as input, forget, cell, output
-                nn.init.constant_(parameter[len(parameter) // 4 : len(parameter) // 2], _REMEMBERING)
+            if self.cell == "lstm" and name.startswith("bias_ih"):  # gates: input, forget, cell, output
+                nn.init.constant_(parameter[len(parameter) // 4 : len(parameter) // 2], _FORGET_BIAS)
         return layer
 
 
-_REMEMBERING = 1.0  # of the gate that forgets: at first nothing much is (Jozefowicz et al. 2015, section 2.3)
+_FORGET_BIAS = 1.0  # Jozefowicz et al. 2015, section 2.3
