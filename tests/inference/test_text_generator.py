@@ -180,7 +180,7 @@ def test_the_penalty_of_a_recipe_waits_for_beams(tmp_path: Path) -> None:
 
 def test_a_classifier_does_not_write_and_a_writer_does_not_classify(tmp_path: Path) -> None:
     classifier = written_model(tmp_path / "classifier", head="linear")
-    assert "this model does not write" in str(run("generate", str(classifier), "--prompt", "Small").exception)
+    assert "this model cannot generate" in str(run("generate", str(classifier), "--prompt", "Small").exception)
     writer = written_model(tmp_path / "writer")
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "Small"}) + "\n")
     output = run("predict", str(writer), "--input", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "o.jsonl"))

@@ -360,7 +360,7 @@ def test_prompts_that_cannot_be_are_refused() -> None:
         model.generate(IDS, torch.zeros_like(KEEP))
     assert model.generate(some_ids(1, 31)).shape == (1, 38)  # as far as there is room, where nothing was asked for
     tree: dict[str, Any] = {"backbone": SIZES, "head": {"kind": "linear", "num_labels": 3}}
-    with pytest.raises(UserError, match="later ones"):
+    with pytest.raises(UserError, match="bidirectional"):
         ModelConfig.model_validate(tree).build().generate(IDS)
     with pytest.raises(UserError, match="beams"):
         stream(model, IDS[:1], {"num_beams": 2})

@@ -341,7 +341,7 @@ def test_relative_positions_of_one_of_two_stacks_go_on(tokenizer: Tokenizer, sta
     origins = transfer_weights(stored, changed.build(), changed)
     assert [*origins.changed] == [STEM.replace("layers", f"{stack}.layers") + "kernel.bias.embedding.weight"]
     plain = {stack: {"max_position_embeddings": 61, "attention": {"kind": "full"}}}
-    with pytest.raises(UserError, match="nothing to stretch"):
+    with pytest.raises(UserError, match="nothing to extend"):
         change_stacks(config.backbone, plain)
 
 

@@ -82,8 +82,8 @@ class NgramAttention(nn.Module):
         # zeros for queries that see no key
         outputs = [torch.where(allowed.any(-1, keepdim=True), weights @ values, 0.0)[:, :, None]]
         if streams > 1:
-            predicting = (part[:, :, 1:] for part in (query, key, value, biases))
-            outputs.append(self._predict(*predicting, keys, values, mask))
+            query, key, value, biases = (part[:, :, 1:] for part in (query, key, value, biases))
+            outputs.append(self._predict(query, key, value, biases, keys, values, mask))
         concatenated = torch.cat(outputs, 2)  # (batch, heads, streams, seq, head_dim)
         result: Tensor = self.output(concatenated.permute(0, 2, 3, 1, 4).flatten(3))  # (batch, streams, seq, hidden)
         return result

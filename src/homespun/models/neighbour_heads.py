@@ -1,9 +1,8 @@
-"""Start the first layer's heads at their neighbours: what lets encoders with absolute positions learn early.
+"""Initialise the heads of the first layer to attend to neighbouring tokens.
 
-The input at a masked token says nothing about it, so nothing but token frequencies is learned until some head looks at
-a neighbour. Attention of relative positions finds its neighbours within hundreds of steps; with absolute positions
-queries and keys first have to agree on what a position is, and a small model stays at the unigram baseline for millions
-of tokens (results/efficiency.md). Here the queries and keys of the first layer are fitted to the positions.
+A masked language model stays at the unigram baseline until a head attends to neighbours. With relative positions this
+takes hundreds of steps, with absolute positions in a small model millions of tokens (results/efficiency.md). Here the
+queries and keys of the first layer are fitted to the positions.
 """
 
 from __future__ import annotations
@@ -26,44 +25,42 @@ from homespun.nn.positions import LearnedPositions, SinusoidalPositions
 
 OFFSETS = (-1, 1, -2, 2)
 CAUSAL_OFFSETS = (-1, -2, -3, -4)
-_PEAK = 12.0  # logit of the position that a head looks at, as far as positions decide it
-_SHARED_PEAK = 6.0  # of relative biases, which all layers share
-_SAMPLED = 8  # rows of random words that queries and keys are fitted on
-_DIRECTED = 2.9  # length of Performer's queries and keys: the neighbour of 128 gets 0.49, under 2.4 and 3.5 0.42
+_PEAK = 12.0  # logit of the neighbour
+_SHARED_PEAK = 6.0  # the same for relative biases, which all layers share
+_SAMPLES = 8  # rows of random words for the fit
+_PERFORMER_LENGTH = 2.9  # of queries and keys: attention of 0.49 to a neighbour at length 128; 0.42 with 2.4 or 3.5
 _RIDGE = 1e-4
-_FASTEST = 4  # frequencies that a rotated head uses: the slower ones do not tell a position from the next
+_NUM_FREQUENCIES = 4  # of a rotary head, the fastest
 _Fitting = MultiHeadAttention | GlobalAttention | LinformerAttention
-_FITTED = 512  # positions that queries and keys are fitted to, at most
+_MAX_POSITIONS = 512  # for the fit
 
 
 @torch.no_grad()
 def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int = 1) -> None:
-    """Let head h of the first layer attend to the position at ``OFFSETS[h] * step`` from each token.
+    """Initialise head ``h`` of the first layer to attend to offset ``OFFSETS[h] * step``; further heads do not change.
 
-    With rotary positions the biases of queries and keys agree at the offset. Learned positions start as sinusoids of
-    the words' deviation, whose frequencies are spaced evenly up to pi, so that neighbouring positions differ most;
-    queries and keys are then fitted by `fit_neighbour_heads`. Heads beyond the fourth stay as they were drawn. Of
-    relative biases, which all layers share, the number of each head's offset is raised; a causal stack has the offsets
-    of `CAUSAL_OFFSETS`.
+    - Rotary positions: the biases of queries and keys agree at the offset.
+    - Learned positions: initialised as sinusoids with frequencies up to pi, then as sinusoidal ones.
+    - Sinusoidal positions: queries and keys are fitted by `fit_neighbour_heads`.
+    - Relative biases: the bias of the offset is increased; a causal stack uses `CAUSAL_OFFSETS`.
 
     Args:
-        encoder: a new stack whose first layer projects queries and keys.
-        deviation: of the word embeddings.
-        step: distance between two tokens that a head can see: 2 in windows of dilation 2.
+        encoder: a new stack.
+        deviation: standard deviation of the word embeddings.
+        step: distance between tokens that a head can see: 2 in windows of dilation 2.
 
     Raises:
-        UserError: positions are neither learned, sinusoidal, rotary with biases, nor relative biases; or the first
-            layer has one projection for queries and keys (LSH).
+        UserError: other positions, rotary positions without biases, or shared queries and keys (LSH).
     """
     modules = list(encoder.layers[0].modules())
     biases = [module for module in modules if isinstance(module, RelativeBias)]
     if biases:
         _raise_neighbours(biases[0], step, causal=encoder.causal)
         return
-    turned = [module for module in modules if isinstance(module, MultiHeadAttention) and module.rotary is not None]
-    if turned:
-        for attention in turned:
-            _bias(attention, step)
+    rotary = [module for module in modules if isinstance(module, MultiHeadAttention) and module.rotary is not None]
+    if rotary:
+        for attention in rotary:
+            _set_biases(attention, step)
         return
     if not isinstance(encoder.embeddings.positions, (LearnedPositions, SinusoidalPositions)):
         raise UserError(
@@ -72,23 +69,23 @@ def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int 
         )
     if not any(isinstance(module, _Fitting) for module in modules):
         raise UserError(
-            "neighbour_heads needs separate projections of queries and keys in the first layer, which LSH attention "
-            "does not have; set model.neighbour_heads=0"
+            "neighbour_heads does not support attention with shared queries and keys (LSH) in the first layer; set "
+            "model.neighbour_heads=0"
         )
     fit_neighbour_heads(encoder.embeddings.words.weight, encoder, deviation=deviation, step=step)
 
 
 def fit_neighbour_heads(tensor: Tensor, encoder: Encoder, *, deviation: float, step: int) -> None:
-    """Fit queries and keys of the first layer to absolute positions, by least squares on rows of random words.
+    """Fit queries and keys of the first layer to absolute positions by least squares on rows of random words.
 
-    The projection of narrow embeddings (ALBERT) is drawn orthogonal, so that positions keep their size. Where projected
-    keys (Linformer) are as many as positions they start as the keys, else as sums of every ``k``-th.
+    Projections of narrow embeddings (ALBERT) are initialised orthogonally, and those of Linformer as sums of every
+    ``k``-th position.
 
     Args:
-        tensor: the word embeddings: a mode that leaves out the functions of `torch.nn.init` leaves this out too.
-        encoder: the stack, whose other weights are drawn.
-        deviation: of the word embeddings.
-        step: multiplies ``OFFSETS``.
+        tensor: word embeddings, for modes that skip the functions of `torch.nn.init`.
+        encoder: initialised stack.
+        deviation: standard deviation of the word embeddings.
+        step: factor of ``OFFSETS``.
     """
     if has_torch_function_unary(tensor):
         handle_torch_function(
@@ -106,39 +103,36 @@ def fit_neighbour_heads(tensor: Tensor, encoder: Encoder, *, deviation: float, s
         frequencies = frequencies[torch.randperm(len(half), generator=_generator())]
     else:
         frequencies = torch.exp(half * (-2 * math.log(10_000.0) / size))
-    if isinstance(encoder.projection, nn.Linear):  # of narrow embeddings: positions keep their size and their angles
+    if isinstance(encoder.projection, nn.Linear):  # narrow embeddings
         gain = math.sqrt(max(1.0, encoder.projection.out_features / size))
         nn.init.orthogonal_(encoder.projection.weight, gain=gain, generator=_generator())
     for attention in encoder.layers[0].modules():
         if isinstance(attention, _Fitting):
-            length = min(_FITTED, encoder.embeddings.max_position_embeddings)
-            if isinstance(attention.kernel, Performer):  # as many as have a direction and an independent sinusoid
+            length = min(_MAX_POSITIONS, encoder.embeddings.max_position_embeddings)
+            if isinstance(attention.kernel, Performer):  # one direction and sinusoid a position
                 length = min(length, attention.kernel.num_features // 2, size // 2)
             before = step * len(OFFSETS)
             width = attention.query.out_features // attention.num_attention_heads
             all_positions = torch.arange(-before, length + before)
             table = _targets(attention.kernel, frequencies, all_positions, width)
-            _fit(attention, _entering(encoder, attention, length), table, step)
+            _fit(attention, _attention_input(encoder, attention, length), table, step)
     for module in encoder.modules():
         if isinstance(module, LinearProjection):
             k, longest = module.weight.shape[1:]
             module.weight.copy_(torch.arange(longest) % k == torch.arange(k)[:, None])
 
 
-def _bias(attention: MultiHeadAttention, step: int) -> None:
-    """Set biases of queries and keys: rotated by their positions, they agree most at the head's offset.
-
-    Their product is ``sum_i a^2 cos(w_i (j - i - offset))`` over the fastest frequencies ``w_i``.
-    """
+def _set_biases(attention: MultiHeadAttention, step: int) -> None:
+    """Set biases of queries and keys so that their product is ``sum_w a^2 cos(w (j - i - offset))`` after rotation."""
     query, key = attention.query.bias, attention.key.bias
     if query is None or key is None or attention.num_key_value_heads != attention.num_attention_heads:
         raise UserError(
-            "neighbour_heads with rotary positions needs biases, and as many heads of keys as of queries; set "
-            "model.attention_bias=true and model.num_key_value_heads=0, or model.neighbour_heads=0"
+            "neighbour_heads with rotary positions needs model.attention_bias=true and model.num_key_value_heads=0; "
+            "set both, or model.neighbour_heads=0"
         )
     assert attention.rotary is not None
     size = len(query) // attention.num_attention_heads
-    frequencies = attention.rotary.frequencies[:_FASTEST]
+    frequencies = attention.rotary.frequencies[:_NUM_FREQUENCIES]
     scale = math.sqrt(_PEAK * math.sqrt(size) / len(frequencies))
     for head, offset in zip(range(attention.num_attention_heads), OFFSETS, strict=False):
         first = head * size + torch.arange(len(frequencies))
@@ -148,38 +142,34 @@ def _bias(attention: MultiHeadAttention, step: int) -> None:
 
 
 def _raise_neighbours(bias: RelativeBias, step: int, *, causal: bool) -> None:
-    """Raise the number of each head's offset: that of its bucket, in which there is no other distance."""
+    """Increase the bias of each head's offset, which is alone in its bucket."""
     weight = bias.embedding.weight  # (buckets, heads)
     for head, offset in zip(range(weight.shape[1]), CAUSAL_OFFSETS if causal else OFFSETS, strict=False):
         position = bias.longest - 1 + offset * step
-        weight[:, head].index_fill_(
-            0, bias.buckets[position : position + 1], _SHARED_PEAK
-        )  # not by value: it may be on meta
+        bucket = bias.buckets[position : position + 1]  # a tensor: it may be on meta
+        weight[:, head].index_fill_(0, bucket, _SHARED_PEAK)
 
 
 class _FirstAttention(Exception):
-    """Stop a forward pass before the first attention: the cross-attention behind it would need a source."""
+    """Stop a forward pass at the first attention, since cross-attention needs a source."""
 
 
-def _entering(encoder: Encoder, attention: nn.Module, length: int) -> Tensor:
-    """Input of the first layer's attention for rows of random tokens, (rows, length, hidden).
-
-    Norms, narrow embeddings and reversible streams all change how large positions and words are in it.
-    """
-    seen: list[Tensor] = []
+def _attention_input(encoder: Encoder, attention: nn.Module, length: int) -> Tensor:
+    """Input of the first attention for rows of random tokens, (rows, length, hidden)."""
+    found: list[Tensor] = []
 
     def stop(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.append(inputs[0])
+        found.append(inputs[0])
         raise _FirstAttention
 
     hook = attention.register_forward_pre_hook(stop)
     training = encoder.training
-    words = torch.randint(encoder.embeddings.vocab_size, (_SAMPLED, length), generator=_generator())
+    words = torch.randint(encoder.embeddings.vocab_size, (_SAMPLES, length), generator=_generator())
     with contextlib.suppress(_FirstAttention):
         list(encoder.eval().hidden_states(words))
     encoder.train(training)
     hook.remove()
-    return seen[0]
+    return found[0]
 
 
 def _generator() -> torch.Generator:
@@ -187,41 +177,41 @@ def _generator() -> torch.Generator:
 
 
 def _targets(kernel: nn.Module, frequencies: Tensor, positions: Tensor, size: int) -> Tensor:
-    """(n, size) queries and keys of (n,) positions, whose logit is `_PEAK` where they are equal."""
-    if isinstance(kernel, Performer):  # one of its random directions each, so that a feature stands for a position
+    """(n, size) queries and keys of (n,) positions, with a logit of `_PEAK` for equal positions."""
+    if isinstance(kernel, Performer):  # one random direction a position
         directions = nn.functional.normalize(kernel.projection, dim=-1)
-        return directions[positions % len(directions)] * _DIRECTED
-    chosen = frequencies[: size // 2]
-    return _sinusoids(chosen, positions, size) * math.sqrt(_PEAK * math.sqrt(size) / len(chosen))
+        return directions[positions % len(directions)] * _PERFORMER_LENGTH
+    frequencies = frequencies[: size // 2]
+    return _sinusoids(frequencies, positions, size) * math.sqrt(_PEAK * math.sqrt(size) / len(frequencies))
 
 
 def _sinusoids(frequencies: Tensor, positions: Tensor, width: int) -> Tensor:
-    """(n, width) of (n,) positions: sines, then cosines; zero in the rest of the width."""
+    """(n, width) sines, cosines and zeros of (n,) positions."""
     angles = positions[:, None] * frequencies
     table = torch.zeros(len(positions), width)
     table[:, : 2 * len(frequencies)] = torch.cat([angles.sin(), angles.cos()], dim=-1)
     return table
 
 
-def _fit(attention: _Fitting, entering: Tensor, table: Tensor, step: int) -> None:
-    """Set queries and keys by least squares, so that those of i and j agree most where j - i is the head's offset.
+def _fit(attention: _Fitting, hidden: Tensor, table: Tensor, step: int) -> None:
+    """Fit queries and keys by least squares, so that query ``i`` and key ``i + offset`` have the greatest product.
 
     Args:
-        entering: (rows, length, hidden) of rows of random words.
-        table: (4 * step + length + 4 * step, head_dim) vectors of positions, which agree most with themselves.
-        step: multiplies ``OFFSETS``.
+        hidden: (rows, length, hidden) input of the attention for random words.
+        table: (4 * step + length + 4 * step, head_dim) targets of positions.
+        step: factor of ``OFFSETS``.
     """
-    length, size = entering.shape[1], table.shape[1]
-    # without the ridge embeddings narrower than the layers have no solution
-    gram = (entering.mT @ entering).mean(0)
+    length, size = hidden.shape[1], table.shape[1]
+    # ridge regression, since the rank of narrow embeddings is too small
+    gram = (hidden.mT @ hidden).mean(0)
     gram.diagonal().add_(_RIDGE * gram.diagonal().mean())
-    mean = entering.mean(0)
+    mean = hidden.mean(0)
     for head, offset in zip(range(attention.num_attention_heads), OFFSETS, strict=False):
         rows = slice(head * size, (head + 1) * size)
-        here = table[step * len(OFFSETS) :][:length]
+        unshifted = table[step * len(OFFSETS) :][:length]
         shifted = table[step * (len(OFFSETS) - offset) :][:length]  # position j - offset
-        for projection, target in ((attention.query, here), (attention.key, shifted)):
+        for projection, target in ((attention.query, unshifted), (attention.key, shifted)):
             fitted = torch.linalg.solve(gram, mean.mT @ target)  # (hidden, head_dim)
-            # least squares make them smaller the more words there are in what is read
+            # rescale: the variance of words shrinks the solution
             scale = target.square().sum() / (mean @ fitted * target).sum()
             projection.weight[rows] = (fitted * scale).T

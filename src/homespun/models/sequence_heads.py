@@ -1,9 +1,9 @@
-"""Classification heads: from the vectors of all tokens to one row of logits a text.
+"""Sequence heads: hidden states of all tokens to one row of logits a text.
 
-Every head is called `head(hidden, attention_mask, chunks)` with `hidden` (batch, seq, hidden) and `attention_mask`
-(batch, seq) bool or ``None`` without padding, and gives logits (batch, labels): those of a `classifier` behind a
-`dropout` on its `features`, (batch, width). Texts are padded on the right, which never changes the logits, and a row of
-padding alone gives no NaN. With `Batch.chunks`, logits are (texts, labels), the means over the chunks of a text.
+`head(hidden, attention_mask, chunks)` takes `hidden` (batch, seq, hidden) and `attention_mask` (batch, seq) bool or
+``None`` and returns logits (batch, labels), ``classifier(dropout(features))``. Padding on the right does not change the
+logits, and rows of padding only give no NaN. With `Batch.chunks`, logits (texts, labels) are means over the chunks of a
+text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Width = Annotated[int, Field(ge=1)]
 
 
 class HasHiddenSize(Protocol):
-    """Backbone properties that sequence heads need: hidden size and epsilon of the norms."""
+    """Properties of a backbone that sequence heads need."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -34,13 +34,13 @@ class HasHiddenSize(Protocol):
 
 
 class SequenceHead(nn.Module):
-    """Interface of sequence heads: features, dropout and a linear classifier, so that layers fit between them."""
+    """Interface of sequence heads: features, dropout and a linear classifier."""
 
     dropout: nn.Dropout
     classifier: nn.Linear
 
     def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """(batch, seq, hidden) -> (batch, width): one vector a sequence."""
+        """(batch, seq, hidden) -> (batch, width)."""
         raise NotImplementedError
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
@@ -50,16 +50,14 @@ class SequenceHead(nn.Module):
 
 
 def gather_chunks(values: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
-    """(batch, width) values of sequences as (texts, chunks, width), zeros for missing chunks, and a mask of the
-    others.
-    """
+    """(batch, width) values of chunks -> (texts, chunks, width), zero for missing chunks, and (texts, chunks) mask."""
     keep = chunks >= 0  # (texts, chunks)
-    # filled after gathering: what stands in the place of a missing chunk is another text's, and may be no number
+    # masked after gathering: missing chunks read the value of another text, which may be NaN
     return values[chunks.clamp(min=0)].masked_fill(~keep[..., None], 0.0), keep
 
 
 def _by_text(logits: Tensor, chunks: Tensor | None) -> Tensor:
-    """(batch, labels) -> (texts, labels): the mean over the chunks of each text."""
+    """(batch, labels) -> (texts, labels) means over the chunks of each text."""
     if chunks is None:
         return logits
     gathered, keep = gather_chunks(logits, chunks)
@@ -75,13 +73,13 @@ def last_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
     """(batch, seq, hidden) -> (batch, hidden) of the last real token."""
     if attention_mask is None:
         return hidden[:, -1]
-    places = torch.arange(hidden.shape[1], device=hidden.device)
-    last = (places * attention_mask).argmax(dim=1)  # (batch,), 0 where all is padding
+    positions = torch.arange(hidden.shape[1], device=hidden.device)
+    last = (positions * attention_mask).argmax(dim=1)  # (batch,), 0 if all is padding
     return hidden[torch.arange(len(hidden), device=hidden.device), last]
 
 
 def mean_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """(batch, seq, hidden) -> (batch, hidden): the mean of the real tokens."""
+    """(batch, seq, hidden) -> (batch, hidden) mean of the real tokens."""
     if attention_mask is None:
         return hidden.mean(dim=1)
     count = attention_mask.sum(dim=1, keepdim=True).clamp(min=1)
@@ -96,17 +94,17 @@ PICKS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 
 
 class LinearHead(SequenceHead):
-    """One vector of the sequence -> dropout -> linear.
+    """Dropout and linear layer on one token or the mean.
 
-    The first token's is the smallest head, and the steadiest with few labels. The mean is for encoders whose [CLS] was
-    never trained (ELECTRA). The last token's, without a bias, is for causal models (GPT-2).
+    The mean is for encoders without a trained [CLS] token (ELECTRA), the last token without a bias for causal models
+    (GPT-2).
 
     Args:
         hidden_size: width of the hidden states.
-        num_labels: classes.
+        num_labels: number of classes.
         dropout: before the classifier.
-        pick: (batch, seq, hidden) and the mask -> (batch, hidden); one of `PICKS`.
-        bias: the classifier has a bias.
+        pick: (batch, seq, hidden) and mask -> (batch, hidden); one of `PICKS`.
+        bias: add a bias to the classifier.
     """
 
     def __init__(
@@ -128,12 +126,10 @@ class LinearHead(SequenceHead):
 
 
 class PooledHead(SequenceHead):
-    """Token -> dropout -> dense -> activation -> norm -> dropout -> linear: BERT's pooler and classifier.
+    """Pooler and classifier: dropout, linear layer, activation, norm, dropout, linear layer.
 
-    BERT (Devlin et al. 2019): tanh, no ``input_dropout``, no norm. RoBERTa has the same dropout before and after the
-    dense layer, and so has ELECTRA, with GELU. DistilBERT: ReLU. Reformer: two streams pooled to the width of one
-    (``pooler_size``). BART: the last token (``pick``). ModernBERT: a norm after the activation, a dense layer without a
-    bias.
+    BERT: tanh without ``input_dropout`` and norm. RoBERTa and ELECTRA (GELU): the same dropout twice. DistilBERT: ReLU.
+    Reformer: ``pooler_size`` of one stream. BART: last token. ModernBERT: norm, no bias.
     """
 
     def __init__(
@@ -165,9 +161,9 @@ class PooledHead(SequenceHead):
 
 
 class ConvolutionalHead(SequenceHead):
-    """Filters over neighbouring tokens -> ReLU -> maximum over the text -> dropout -> linear (Kim 2014).
+    """Convolutions, ReLU, maximum over the text, dropout, linear layer (Kim 2014).
 
-    A filter starts at every real token and reads zeros beyond the end of the text, whatever the padding.
+    Filters start at every real token and read zeros beyond the end of the text.
     """
 
     def __init__(
@@ -183,16 +179,15 @@ class ConvolutionalHead(SequenceHead):
         channels = _without_padding(hidden, attention_mask).transpose(1, 2)  # (batch, hidden, seq)
         features = []
         for size, convolution in zip(self.filter_sizes, self.convolutions, strict=True):
-            found = convolution(nn.functional.pad(channels, (0, size - 1))).relu()  # (batch, filters, seq)
+            outputs = convolution(nn.functional.pad(channels, (0, size - 1))).relu()  # (batch, filters, seq)
             if attention_mask is not None:
-                # zero is the least that a ReLU gives, so it never wins over a real token
-                found = found.masked_fill(~attention_mask[:, None], 0.0)
-            features.append(found.amax(dim=2))
+                outputs = outputs.masked_fill(~attention_mask[:, None], 0.0)  # the minimum of a ReLU
+            features.append(outputs.amax(dim=2))
         return torch.cat(features, dim=1)
 
 
 class BiLSTMHead(SequenceHead):
-    """Two bidirectional LSTM layers over the real tokens; the last states of both directions -> dropout -> linear."""
+    """Two bidirectional LSTM layers over the real tokens, dropout and linear layer on the final states."""
 
     def __init__(self, hidden_size: int, num_labels: int, *, lstm_size: int, dropout: float) -> None:
         super().__init__()
@@ -208,16 +203,16 @@ class BiLSTMHead(SequenceHead):
             tokens = _without_padding(hidden, attention_mask)
             packed = pack_padded_sequence(tokens, lengths, batch_first=True, enforce_sorted=False)
             _, (states, _) = self.lstm(packed)
-        return torch.cat([states[-2], states[-1]], dim=1)  # (batch, 2 * lstm_size): upper layer, both directions
+        return torch.cat([states[-2], states[-1]], dim=1)  # (batch, 2 * lstm_size) of the upper layer
 
 
 def _without_padding(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-    # masked_fill rather than a product: zero times a NaN in the padding would be a NaN
+    # not a product: 0 * NaN is NaN
     return hidden if attention_mask is None else hidden.masked_fill(~attention_mask[..., None], 0.0)
 
 
 class LinearHeadConfig(HeadSettings):
-    """`LinearHead`."""
+    """`LinearHead` on the first token, the smallest head and the most stable one with few examples."""
 
     kind: Literal["linear"] = "linear"
     num_labels: NumLabels = 2
@@ -254,7 +249,7 @@ class LastTokenHeadConfig(HeadSettings):
 
 
 class FeedForwardHeadConfig(HeadSettings):
-    """`PooledHead` of ELECTRA: the same dropout before and after a dense layer of the width of the vectors."""
+    """`PooledHead` of ELECTRA: the same dropout before and after a linear layer of the hidden size."""
 
     kind: Literal["ffn"] = "ffn"
     num_labels: NumLabels = 2
@@ -280,13 +275,13 @@ class PooledHeadConfig(HeadSettings):
     dropout: Probability = 0.1
     input_dropout: Probability = 0.0
     hidden_act: Activation = "tanh"
-    pooler_size: Annotated[int, Field(ge=0, description="width of the dense layer; 0: that of the vectors")] = 0
+    pooler_size: Annotated[int, Field(ge=0, description="width of the pooler; 0: hidden_size")] = 0
     token: Literal["first", "last", "mean"] = Field(
-        default="first", description="whose vector is pooled: BART's is the last one's, ModernBERT's may be the mean"
+        default="first", description="pooled token: last in BART, mean in ModernBERT"
     )
-    bias: bool = Field(default=True, description="the dense layer has a bias (ModernBERT's has none)")
-    norm: Literal["none", "layer_norm"] = Field(default="none", description="after the activation (ModernBERT)")
-    norm_bias: bool = Field(default=True, description="that norm has a bias (ModernBERT's has none)")
+    bias: bool = Field(default=True, description="bias of the pooler (not in ModernBERT)")
+    norm: Literal["none", "layer_norm"] = Field(default="none", description="norm after the activation (ModernBERT)")
+    norm_bias: bool = Field(default=True, description="bias of the norm (not in ModernBERT)")
 
     @property
     def reads_first_token(self) -> bool:

@@ -1,6 +1,6 @@
-"""A checkpoint in another shape: longer positions, another attention, other layers, new words, or a student.
+"""Transfer of weights to a changed model: longer positions, another attention, other layers, new tokens, a student.
 
-Each tensor of the new model is copied, derived or fresh; `TransferReport` lists which.
+`TransferReport` lists the tensors that are copied, changed or newly initialised.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from homespun.attention import AttentionConfig
-from homespun.attention.disentangled import DisentangledAttentionConfig
 from homespun.config import Config, validate
 from homespun.errors import UserError, nearest
 from homespun.models.bundle import ModelBundle, weights_of
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import StackConfig
-from homespun.models.heads import MaskedLMHeadConfig
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.text.vocabulary_extension import AddedTokens
@@ -35,11 +33,11 @@ CHANGEABLE = (
     "feed_forward_chunk",
     "seed",
 )
-"""What of a checkpoint's backbone may be changed; its widths are what its weights are."""
+"""Fields of a checkpoint's backbone that can change."""
 
-# Longformer's global projections begin as the local ones (Beltagy et al. 2020, section 5), shared queries and keys as
-# the queries, and the other way round
-_INSTEAD = {
+# Global projections are copied from local ones (Beltagy et al. 2020, section 5), shared queries and keys from queries
+# and vice versa.
+_SUBSTITUTES = {
     "query_global": "query",
     "key_global": "key",
     "value_global": "value",
@@ -50,10 +48,10 @@ _INSTEAD = {
 _WORDS = re.compile(
     r"backbone\.((en|de)coder\.)?embeddings\.words\.weight|head\.(softmax\.)?words\.weight|head\.(softmax\.)?bias"
 )
-_RAREST = re.compile(r"head\.softmax\.network\.tail\.\d+\.1\.weight")  # of an adaptive softmax
+_TAIL = re.compile(r"head\.softmax\.network\.tail\.\d+\.1\.weight")  # adaptive softmax
 _RELATIVE = re.compile(r".+\.attention\.sublayer\.(kernel\.bias\.embedding|relative(\.embedding)?)\.weight")
 _CHARACTER_TABLE = "backbone.embeddings.characters"
-_LEARNED = ("embeddings.positions.embedding.weight", "embeddings.late.embedding.weight")  # late: DeBERTa's
+_LEARNED_POSITIONS = ("embeddings.positions.embedding.weight", "embeddings.late.embedding.weight")
 _LAYER = re.compile(r"^(backbone\.(?:(?:en|de)coder\.)?layers\.)(\d+)(\..+)$")
 
 
@@ -62,11 +60,11 @@ class TransferReport:
     """Origin of each tensor of a model, by name.
 
     Attributes:
-        copied: from the checkpoint, under the same name.
-        changed: derived from the checkpoint, and how.
-        initialized: newly drawn or zero.
-        unused: tensors of the checkpoint that the new model does not use.
-        layers: source layer of each layer; of two stacks the encoder's, then the decoder's.
+        copied: copied from the tensor of the same name.
+        changed: derived from the checkpoint, with a description.
+        initialized: newly initialised.
+        unused: tensors of the checkpoint without use in the new model.
+        layers: source layer of each layer, those of the encoder first.
     """
 
     copied: tuple[str, ...] = ()
@@ -79,114 +77,113 @@ class TransferReport:
 def extend_context(
     stored: ModelBundle, *, max_position_embeddings: int | None = None, attention: AttentionConfig | None = None
 ) -> ModelBundle:
-    """The model for longer texts, as Longformer and LED were made: learned positions are copied over and over, and
-    another attention starts with the old projections (Beltagy et al. 2020, section 5).
+    """Extend a model to longer texts, as in Longformer and LED: repeat learned positions and keep the projections of
+    another attention (Beltagy et al. 2020, section 5).
 
-    Train it afterwards. With the same length and attention it is the same model; a smaller length cuts the positions.
+    Train the result. A smaller length truncates the positions.
 
     Args:
         stored: from `homespun.hf.open.open_model`.
-        max_position_embeddings: longest text in tokens; by default unchanged.
-        attention: by default unchanged.
+        max_position_embeddings: maximum sequence length; None: unchanged.
+        attention: config of the new attention; None: unchanged.
 
     Raises:
         UserError: see `change_backbone` and `transfer_weights`.
     """
-    given = {"max_position_embeddings": max_position_embeddings, "attention": attention}
-    return transfer(stored, {name: value for name, value in given.items() if value is not None})[0]
+    changes = {"max_position_embeddings": max_position_embeddings, "attention": attention}
+    return transfer(stored, {name: value for name, value in changes.items() if value is not None})[0]
 
 
 def transfer(stored: ModelBundle, changes: Mapping[str, object]) -> tuple[ModelBundle, TransferReport]:
-    """The model with ``changes`` to its backbone's config, and the origin of its tensors.
+    """Change the backbone's config and transfer the weights.
 
     Raises:
         UserError: see `change_backbone` and `transfer_weights`.
     """
-    backbone = change_backbone(stored.config.one_text("stretching a checkpoint"), changes)
+    backbone = change_backbone(stored.config.one_text("extending a checkpoint"), changes)
     config = stored.config.model_copy(update={"backbone": backbone})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(backbone.seed)
-        model = config.build().eval()
-    origins = transfer_weights(stored, model, config)
+    model = _build_seeded(config, backbone.seed)
+    report = transfer_weights(stored, model, config)
     task = dict(stored.task)
     if isinstance(task.get("max_length"), int):
         task["max_length"] = min(task["max_length"], backbone.max_position_embeddings)
-    return replace(stored, model=model, config=config, task=task), origins
+    return replace(stored, model=model, config=config, task=task), report
+
+
+def _build_seeded(config: ModelConfig, seed: int) -> Model:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return config.build().eval()
 
 
 def change_stacks(backbone: BackboneConfig, changes: Mapping[str, object]) -> BackboneConfig:
-    """`change_backbone` of one stack, or of each: ``{"encoder": {...}, "decoder": {...}}``.
+    """Apply `change_backbone` to one stack, or to both with ``{"encoder": {...}, "decoder": {...}}``.
 
     Raises:
-        UserError: see `change_backbone`; or one stack of two is not named.
+        UserError: see `change_backbone`; or ``changes`` does not name a stack.
     """
     if not backbone.has_decoder:
         return change_backbone(backbone, changes)
     stacks: dict[str, StackConfig] = {"encoder": backbone.encoder, "decoder": backbone.decoder}
-    for name, of_stack in changes.items():
-        if name not in stacks or not isinstance(of_stack, Mapping):
+    for name, stack_changes in changes.items():
+        if name not in stacks or not isinstance(stack_changes, Mapping):
             raise UserError(
-                f"model.{name}={of_stack} says nothing of which stack, and this checkpoint has two; set "
+                f"model.{name}={stack_changes} does not name a stack of the encoder-decoder; set "
                 f"model.encoder.KEY=VALUE or model.decoder.KEY=VALUE"
             )
-        stacks[name] = change_backbone(stacks[name], of_stack)
+        stacks[name] = change_backbone(stacks[name], stack_changes)
     return backbone.model_copy(update=stacks)
 
 
 def change_backbone(backbone: StackConfig, changes: Mapping[str, object]) -> StackConfig:
-    """The config with ``changes``. Settings of an attention of the same kind are changed singly.
+    """Config with ``changes``, which are merged into an attention of the same kind.
 
     Raises:
-        UserError: a setting that the weights decide, an invalid value, or an attention that would remove all positions.
+        UserError: a field that the weights determine, an invalid value, or no positions of any kind.
     """
     if wrong := [name for name in changes if name not in CHANGEABLE]:
         known = nearest(wrong[0], CHANGEABLE) if wrong[0] not in EncoderConfig.model_fields else ""
         raise UserError(
-            f"model.{wrong[0]} cannot be set beside a checkpoint, whose weights decide it{known}; "
-            f"these can: {', '.join(CHANGEABLE)}"
+            f"model.{wrong[0]} cannot change, since the weights of the checkpoint determine it{known}; "
+            f"these can change: {', '.join(CHANGEABLE)}"
         )
     if backbone.is_recurrent:
         if wrong := [name for name in changes if name not in RecurrentConfig.model_fields or name == "attention"]:
-            raise UserError(
-                f"model.{wrong[0]} is of layers of attention, and this checkpoint is recurrent; leave it out"
-            )
+            raise UserError(f"model.{wrong[0]} is for attention layers, but this checkpoint is recurrent; remove it")
         return validate(RecurrentConfig, backbone.model_dump() | dict(changes), source="model")
     tree = backbone.model_dump()
-    given = {name: value.model_dump() if isinstance(value, Config) else value for name, value in changes.items()}
-    attention = given.get("attention")
+    fields = {name: value.model_dump() if isinstance(value, Config) else value for name, value in changes.items()}
+    attention = fields.get("attention")
     if isinstance(attention, dict) and attention.get("kind", tree["attention"]["kind"]) == tree["attention"]["kind"]:
-        given["attention"] = tree["attention"] | attention
+        fields["attention"] = tree["attention"] | attention
     if attention is not None:
-        given["neighbour_heads"] = 0  # queries and keys come from the checkpoint, and another attention may have none
-    if backbone.positions.kind == "axial" and isinstance(longest := given.get("max_position_embeddings"), int):
+        fields["neighbour_heads"] = 0  # queries and keys come from the checkpoint
+    if backbone.positions.kind == "axial" and isinstance(longest := fields.get("max_position_embeddings"), int):
         rows, columns = backbone.positions.shape
         tree["positions"] = tree["positions"] | {"shape": (max(rows, -(-longest // columns)), columns)}
-    changed = validate(EncoderConfig, tree | given, source="model")
+    changed = validate(EncoderConfig, tree | fields, source="model")
     if changed.max_position_embeddings > backbone.max_position_embeddings and not _has_positions(changed):
         raise UserError(
-            f"model.max_position_embeddings={changed.max_position_embeddings}: a model without positions of any kind "
-            f"(positions none, attention {changed.attention.kind}) has nothing to stretch; keep "
-            f"max_position_embeddings={backbone.max_position_embeddings}, or set model.attention to one of relative "
+            f"model.max_position_embeddings={changed.max_position_embeddings}: a model without positions "
+            f"(positions none, attention {changed.attention.kind}) has nothing to extend; keep "
+            f"max_position_embeddings={backbone.max_position_embeddings}, or set model.attention to one with relative "
             f"positions, such as {{kind: relative_bias}}"
         )
     if _has_positions(backbone) and not _has_positions(changed):
         raise UserError(
-            f"model.attention={changed.attention.kind} takes from the model what tells it where a token stands "
-            f"(positions none, attention {backbone.attention.kind}); keep that attention, or set model.attention to "
-            f"another of relative positions, such as {{kind: relative_bias}}"
+            f"model.attention={changed.attention.kind} removes the only positions of the model (positions none, "
+            f"attention {backbone.attention.kind}); keep that attention, or set model.attention to another one with "
+            f"relative positions, such as {{kind: relative_bias}}"
         )
     return changed
 
 
 def _has_positions(backbone: EncoderConfig) -> bool:
-    """True if the model has any position information."""
     return backbone.positions.is_positional or backbone.attention.is_positional
 
 
 def layers_of(layers: int, count: int) -> tuple[int, ...]:
-    """Source layer of each of ``count`` layers: evenly spaced if fewer (Shleifer and Rush 2020, section 3.1), repeated
-    if more.
-    """
+    """Source layers of ``count`` layers: evenly spaced if fewer (Shleifer and Rush 2020, 3.1), repeated if more."""
     if count >= layers:
         return tuple(number * layers // count for number in range(count))
     return tuple(round(number * (layers - 1) / max(1, count - 1)) for number in range(count))
@@ -200,14 +197,17 @@ def transfer_weights(
     words: AddedTokens | None = None,
     layers: Sequence[int] | None = None,
 ) -> TransferReport:
-    """Fill ``model``, just built from ``config``, from ``stored``; the head too, if it is of the same kind.
+    """Transfer the weights of ``stored`` to a new ``model``, with the head if it is of the same kind.
 
     Args:
-        words: new words; each starts as the mean of its pieces, or of all old words.
-        layers: source layer of each layer; by default `layers_of`.
+        stored: checkpoint.
+        model: new model of ``config``, changed in place.
+        config: config of ``model``.
+        words: added tokens, initialised by the mean of their pieces or of all tokens.
+        layers: source layer of each layer; None: `layers_of`.
 
     Raises:
-        UserError: one stack and two; another length that a tensor cannot follow.
+        UserError: different numbers of stacks, or a tensor that cannot be extended.
     """
     stacks = _pairs_of_stacks(stored.config, config)
     kinds = [None if c.head is None else c.head.kind for c in (stored.config, config)]
@@ -220,102 +220,91 @@ def transfer_weights(
         prefix: tuple(layers or layers_of(before.num_hidden_layers, after.num_hidden_layers))
         for prefix, (before, after) in stacks.items()
     }
-    copied, changed, fresh = [], {}, []
-    used: set[int] = set()  # by identity: one tensor can have several names
+    copied, changed, initialized = [], {}, []
+    used: set[int] = set()  # ids of tensors, which may have several names
     with torch.no_grad():
         for name, tensor in weights_of(model).items():
             prefix = next((prefix for prefix in stacks if name.startswith(prefix)), next(iter(stacks)))
             before, after = stacks[prefix]
             origin = _origin(name, source, chosen[prefix])
             if origin is not None and ".kernel." in name and before.attention.kind != after.attention.kind:
-                origin = None  # of another kernel, whatever its name
+                origin = None  # a parameter of another kernel
             if origin is None:
-                fresh.append(name)
+                initialized.append(name)
                 continue
-            used.add(id(source[origin]))
-            if name == _CHARACTER_TABLE and len(source[origin]) < len(tensor):
-                tensor[: len(source[origin])].copy_(source[origin])
-                changed[name] = f"{len(tensor) - len(source[origin])} new rows, as the new words are spelled"
+            old = source[origin]
+            used.add(id(old))
+            if name == _CHARACTER_TABLE and len(old) < len(tensor):
+                tensor[: len(old)].copy_(old)
+                changed[name] = f"{len(tensor) - len(old)} new rows, as the new words are spelled"
                 continue
-            made, how = _fitted(name, source[origin], tensor.shape, before, words)
-            if made.shape != tensor.shape:
+            new, description = _resized(name, old, tensor.shape, before, words)
+            if new.shape != tensor.shape:
                 if before.attention == after.attention:
+                    setting = before.attention.fixed_length_setting(before.max_position_embeddings)
                     raise UserError(
-                        f"{name} has shape {tuple(made.shape)} and would need {tuple(tensor.shape)}: nothing is known "
-                        f"to make it of; keep max_position_embeddings={before.max_position_embeddings}, or set "
-                        f"{_staying(before)}"
+                        f"{name} has shape {tuple(new.shape)} and cannot be extended to {tuple(tensor.shape)}; keep "
+                        f"max_position_embeddings={before.max_position_embeddings}"
+                        + (f" or set {setting}" if setting else "")
                     )
-                fresh.append(name)
+                initialized.append(name)
                 continue
-            tensor.copy_(made)
+            tensor.copy_(new)
             if _RELATIVE.fullmatch(name) and after.max_position_embeddings > before.max_position_embeddings:
-                how = f"as it was: relative positions simply go on to {after.max_position_embeddings} tokens"
-            notes = [*([] if origin == name else [f"from {origin}"]), *([how] if how else [])]
+                description = f"as it was: relative positions simply go on to {after.max_position_embeddings} tokens"
+            notes = [*([] if origin == name else [f"from {origin}"]), *([description] if description else [])]
             if notes:
                 changed[name] = ", ".join(notes)
             else:
                 copied.append(name)
     unused = [name for name in weights_of(stored.model) if name not in source or id(source[name]) not in used]
-    return TransferReport(tuple(copied), changed, tuple(fresh), tuple(unused), tuple(chain(*chosen.values())))
+    return TransferReport(tuple(copied), changed, tuple(initialized), tuple(unused), tuple(chain(*chosen.values())))
 
 
 def _pairs_of_stacks(before: ModelConfig, after: ModelConfig) -> dict[str, tuple[StackConfig, StackConfig]]:
-    """The stacks of both models, by the prefix of the names of their tensors."""
+    """Configs of the stacks of both models, by the prefix of their tensors."""
     if before.backbone.has_decoder and after.backbone.has_decoder:
         stacks = zip(before.backbone.stacks, after.backbone.stacks, strict=True)
         return dict(zip(("backbone.encoder.", "backbone.decoder."), stacks, strict=True))
-    use = "going on from a checkpoint of one stack"
+    use = "training from a checkpoint of one stack"
     return {"backbone.": (before.one_text(use), after.one_text(use))}
 
 
 def _origin(name: str, source: Mapping[str, Tensor], layers: tuple[int, ...]) -> str | None:
-    """Source name of a tensor, or None."""
     if match := _LAYER.match(name):
         name = f"{match[1]}{layers[int(match[2])]}{match[3]}"
     if name in source:
         return name
     *path, part, kind = name.split(".")
-    other = ".".join([*path, _INSTEAD.get(part, part), kind])
+    other = ".".join([*path, _SUBSTITUTES.get(part, part), kind])
     return other if other in source else None
 
 
-def _fitted(
-    name: str,
-    tensor: Tensor,
-    shape: torch.Size,
-    before: StackConfig,
-    words: AddedTokens | None,
+def _resized(
+    name: str, tensor: Tensor, shape: torch.Size, before: StackConfig, words: AddedTokens | None
 ) -> tuple[Tensor, str]:
-    """The tensor in its new shape if possible, and how; otherwise unchanged."""
+    """Tensor in its new shape and a description, or the unchanged tensor if it cannot be resized."""
     if _WORDS.fullmatch(name) and words is not None and words.pieces and len(tensor) == before.vocab_size:
         return _with_words(tensor, shape[0], words), _describe_new_rows(words)
     if tensor.shape == shape:
         return tensor, ""
-    if _RAREST.fullmatch(name) and words is not None and tensor.shape[1:] == shape[1:] and len(tensor) < shape[0]:
+    if _TAIL.fullmatch(name) and words is not None and tensor.shape[1:] == shape[1:] and len(tensor) < shape[0]:
         rows = tensor.double().mean(0).to(tensor.dtype).expand(shape[0] - len(tensor), -1)
         return torch.cat([tensor, rows]), f"{len(rows)} new rows, each the mean of the rarest words"
-    if name.endswith(_LEARNED):
+    if name.endswith(_LEARNED_POSITIONS):
         offset = before.positions.rows_before
-        made = torch.cat([tensor[:offset], _repeated(tensor[offset:], shape[0] - offset)])
-        return made, _describe_resize(len(tensor) - offset, shape[0] - offset, "positions")
+        new = torch.cat([tensor[:offset], _repeated(tensor[offset:], shape[0] - offset)])
+        return new, _describe_resize(len(tensor) - offset, shape[0] - offset, "positions")
     if name.endswith("embeddings.positions.row.weight"):
         return _repeated(tensor, shape[0]), _describe_resize(len(tensor), shape[0], "rows")
     if name.endswith("_projection.weight") and ".kernel." in name and tensor.shape[:-1] == shape[:-1]:
-        made = _repeated(tensor.transpose(0, -1), shape[-1]).transpose(0, -1)
-        return made, _describe_resize(tensor.shape[-1], shape[-1], "places")
+        new = _repeated(tensor.transpose(0, -1), shape[-1]).transpose(0, -1)
+        return new, _describe_resize(tensor.shape[-1], shape[-1], "places")
     return tensor, ""
 
 
-def _staying(before: StackConfig) -> str:
-    """Attention setting that must stay for a tensor to keep its shape."""
-    if not isinstance(before.attention, DisentangledAttentionConfig):
-        return "model.attention so that it stays"
-    furthest = before.attention.max_relative_positions or before.max_position_embeddings
-    return f"model.attention.max_relative_positions={furthest}, so that relative positions beyond are as the furthest"
-
-
 def _repeated(rows: Tensor, count: int) -> Tensor:
-    """The rows over and over, until there are ``count``."""
+    """``count`` rows that repeat ``rows``."""
     return rows[torch.arange(count, device=rows.device) % len(rows)]
 
 
@@ -324,12 +313,12 @@ def _describe_resize(before: int, after: int, what: str) -> str:
 
 
 def _with_words(rows: Tensor, count: int, words: AddedTokens) -> Tensor:
-    made = rows.new_zeros((count, *rows.shape[1:]))
-    made[: len(rows)] = rows
+    extended = rows.new_zeros((count, *rows.shape[1:]))
+    extended[: len(rows)] = rows
     for number, pieces in enumerate(words.pieces, start=words.first):
-        begins = rows[list(pieces)] if pieces else rows[: words.first]
-        made[number] = begins.double().mean(0).to(rows.dtype)
-    return made
+        sources = rows[list(pieces)] if pieces else rows[: words.first]
+        extended[number] = sources.double().mean(0).to(rows.dtype)
+    return extended
 
 
 def _describe_new_rows(words: AddedTokens) -> str:
@@ -341,44 +330,42 @@ def _describe_new_rows(words: AddedTokens) -> str:
 def build_student(
     teacher: ModelBundle, *, layers: Sequence[int] | None = None, changes: Mapping[str, object] | None = None
 ) -> tuple[ModelBundle, TransferReport]:
-    """A student of a teacher, and the origin of its tensors (Sanh et al. 2019, section 2): no segments, no pooler.
+    """Build a student from layers of a teacher, without segments and pooler (DistilBERT, Sanh et al. 2019, section 2).
 
-    It keeps a masked language model's head and no other. The vector of the first segment is added to learned positions.
+    It keeps the head of a masked language model only. The first segment is added to learned positions.
 
     Args:
-        teacher: of one stack.
-        layers: of the teacher, which become the student's; by default `alternate_layers`.
-        changes: to the backbone, see `CHANGEABLE`.
+        teacher: model of one stack.
+        layers: layers of the teacher; None: `alternate_layers`.
+        changes: changes to the backbone, see `CHANGEABLE`.
 
     Raises:
-        UserError: two stacks, an unknown layer, changes that cannot be made.
+        UserError: an encoder-decoder, an unknown layer, or an invalid change.
     """
     before = teacher.config.one_stack("a student")
     chosen = alternate_layers(before.num_hidden_layers) if layers is None else tuple(layers)
     if not chosen or any(not 0 <= number < before.num_hidden_layers for number in chosen):
         raise UserError(
-            f"--layers {','.join(map(str, chosen))}: the teacher's {before.num_hidden_layers} layers are 0 to "
-            f"{before.num_hidden_layers - 1}; name some of them"
+            f"--layers {','.join(map(str, chosen))} must be layers of the teacher, 0 to {before.num_hidden_layers - 1}"
         )
-    given = dict(changes or {}) | {"num_hidden_layers": len(chosen)}
-    backbone = change_backbone(before, given).model_copy(update={"type_vocab_size": 0})
-    head = teacher.config.head if isinstance(teacher.config.head, MaskedLMHeadConfig) else None
+    changes = dict(changes or {}) | {"num_hidden_layers": len(chosen)}
+    backbone = change_backbone(before, changes).model_copy(update={"type_vocab_size": 0})
+    head = teacher.config.head
+    head = head if head is not None and head.kept_by_student else None
     config = teacher.config.model_copy(update={"backbone": backbone, "head": head})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(backbone.seed)
-        model = config.build().eval()
-    origins = transfer_weights(teacher, model, config, layers=chosen)
-    _take_first_segment(teacher.model, model)
-    return ModelBundle(model, config, teacher.tokenizer), origins
+    model = _build_seeded(config, backbone.seed)
+    report = transfer_weights(teacher, model, config, layers=chosen)
+    _add_first_segment(teacher.model, model)
+    return ModelBundle(model, config, teacher.tokenizer), report
 
 
 def alternate_layers(layers: int) -> tuple[int, ...]:
-    """Half of the layers, first and last among them: of twelve 0, 2, 4, 7, 9 and 11, as in the released code."""
+    """Half of the layers, with first and last: 0, 2, 4, 7, 9, 11 of twelve, as in DistilBERT."""
     return layers_of(layers, max(1, layers // 2))
 
 
 @torch.no_grad()
-def _take_first_segment(teacher: Model, student: Model) -> None:
+def _add_first_segment(teacher: Model, student: Model) -> None:
     segments = teacher.backbone.embeddings.segments
     positions = dict(student.backbone.embeddings.positions.named_parameters()).get("embedding.weight")
     if segments is not None and student.backbone.embeddings.segments is None and positions is not None:

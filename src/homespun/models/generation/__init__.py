@@ -1,1 +1,1 @@
-"""Writing: a model, a prompt and how to go on -> new tokens."""
+"""Generation: greedy decoding, sampling and beam search."""

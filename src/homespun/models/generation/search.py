@@ -1,4 +1,4 @@
-"""Processing and sampling of next-token scores, (rows, vocab)."""
+"""Greedy decoding, sampling and beam search over next-token scores, (rows, vocab)."""
 
 from __future__ import annotations
 
@@ -14,62 +14,60 @@ from homespun.models.generation.steps import Steps
 
 
 def ban_repeats(scores: Tensor, written: Tensor, size: int) -> None:
-    """No ``size`` tokens in a row come twice: what would complete such a run has no chance any more.
+    """Mask tokens that would repeat an n-gram of ``size`` tokens.
 
     Args:
         scores: (rows, vocab), changed in place.
-        written: (rows, seq) ids so far; below zero is what nothing may be compared with.
-        size: of a run.
+        written: (rows, seq) previous ids; negative ids match no token.
+        size: size of n-grams.
     """
     length = written.shape[1]
     if length < size:
         return
-    runs = written.unfold(1, size, 1)  # (rows, runs, size)
+    ngrams = written.unfold(1, size, 1)  # (rows, n, size)
     last = written[:, None, length - size + 1 :]
-    again = (runs[..., :-1] == last).all(-1) & (runs[..., -1] >= 0)
-    row, run = again.nonzero(as_tuple=True)
-    scores[row, runs[row, run, -1]] = -torch.inf
+    repeated = (ngrams[..., :-1] == last).all(-1) & (ngrams[..., -1] >= 0)
+    row, index = repeated.nonzero(as_tuple=True)
+    scores[row, ngrams[row, index, -1]] = -torch.inf
 
 
 def force(scores: Tensor, tokens: Sequence[int], score: Tensor | float = 0.0) -> None:
-    """Allow only these tokens, in place; they get ``score``, (rows, 1) or a number."""
+    """Mask all other tokens in place; ``tokens`` get ``score``, (rows, 1) or a number."""
     scores.fill_(-torch.inf)
     scores[:, list(tokens)] = score
 
 
 def draw(scores: Tensor, uniforms: Tensor, *, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """(rows,) tokens drawn from ``softmax(scores / temperature)``, of which first the likeliest are taken.
-
-    In the order of `transformers`: temperature, then the ``top_k`` likeliest, then of these the likeliest that together
-    have at least ``top_p`` (Holtzman et al. 2020, section 3.1), renormalised.
+    """Sample (rows,) tokens: temperature, then ``top_k``, then ``top_p`` (Holtzman et al. 2020, section 3.1).
 
     Args:
         scores: (rows, vocab).
-        uniforms: (rows,) float64 in [0, 1): the place in the distribution function, so that a row's token depends on
-            its own number alone.
+        uniforms: (rows,) float64 in [0, 1), where the distribution function is inverted.
+        temperature: divides the scores.
+        top_k: number of most probable tokens; 0: all.
+        top_p: total probability of the most probable tokens.
     """
-    scores, places = scores / temperature, None
+    scores, tokens = scores / temperature, None
     if top_k:
-        scores, places = scores.topk(min(top_k, scores.shape[1]))
+        scores, tokens = scores.topk(min(top_k, scores.shape[1]))
     elif top_p < 1:
-        scores, places = scores.sort(descending=True, stable=True)
-    shares = scores.softmax(-1, dtype=torch.float64)
-    running = shares.cumsum(-1)
+        scores, tokens = scores.sort(descending=True, stable=True)
+    probabilities = scores.softmax(-1, dtype=torch.float64)
+    cumulative = probabilities.cumsum(-1)
     if top_p < 1:
-        kept = running - shares < top_p  # what comes before a token has not reached it yet
-        running = torch.where(kept, running, 0.0).cummax(-1).values
-    chosen = torch.searchsorted(running, (uniforms * running[:, -1])[:, None], right=True)
-    # rounding may leave the number at the very end: then the last that has any share
-    last = (running < running[:, -1:]).sum(-1, keepdim=True)
-    chosen = torch.minimum(chosen, last)
-    return (chosen if places is None else places.gather(1, chosen)).squeeze(1)
+        in_nucleus = cumulative - probabilities < top_p
+        cumulative = torch.where(in_nucleus, cumulative, 0.0).cummax(-1).values
+    index = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)
+    # after rounding, the number may reach the end: take the last token with any probability
+    last = (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)
+    index = torch.minimum(index, last)
+    return (index if tokens is None else tokens.gather(1, index)).squeeze(1)
 
 
 def uniforms(seed: int, texts: Sequence[Sequence[int]], copies: int, steps: int) -> Tensor:
-    """(texts * copies, steps) float64 in [0, 1): one number for each token of each text that may be written.
+    """(texts * copies, steps) float64 random numbers in [0, 1) for each new token.
 
-    They are a function of the seed, the tokens of the prompt and the number of the copy, so that a text is continued in
-    a batch as alone, in whatever place; and of more steps the first are the same.
+    A function of seed, prompt and copy, so that results do not depend on the batch or on the number of steps.
     """
     rows = []
     for text in texts:
@@ -82,7 +80,7 @@ def uniforms(seed: int, texts: Sequence[Sequence[int]], copies: int, steps: int)
 
 
 Ends = Callable[[list[int]], bool]
-"""Whether a text ends with these new tokens, for another reason than a token or its length."""
+"""New tokens -> True if the text ends with them, as with a stop string."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,10 +88,10 @@ class GenerationTask:
     """Inputs and limits of one generation.
 
     Args:
-        config: how.
-        prompt: (rows, seq) ids before the first new token, as far as they count as written; below zero: padding.
-        most: new tokens at the most.
-        least: before so many no text ends.
+        config: settings.
+        prompt: (rows, seq) ids before the first new token; negative at padding.
+        most: maximum number of new tokens.
+        least: minimum number of new tokens.
         ends: see `Ends`.
     """
 
@@ -104,13 +102,13 @@ class GenerationTask:
     ends: Ends | None = None
 
     def limit(self, scores: Tensor, written: Tensor, number: int, forced: Tensor | float = 0.0) -> None:
-        """Take from the scores of new token ``number``, in place, what may not come.
+        """Mask the scores of new token ``number`` in place.
 
         Args:
             scores: (rows, vocab).
-            written: (rows, new so far).
-            number: from 0.
-            forced: the score of a token that must come.
+            written: (rows, number) new ids.
+            number: index of the token, from 0.
+            forced: score of forced tokens.
         """
         config = self.config
         if config.no_repeat_ngram_size:
@@ -124,21 +122,17 @@ class GenerationTask:
             force(scores, [config.forced_eos_token_id], forced)
 
     def ended(self, tokens: Tensor, texts: Callable[[], list[list[int]]]) -> Tensor:
-        """Bool in the shape of ``tokens``: which of them end their texts, whose new tokens ``texts`` gives in order."""
+        """True at ``tokens`` that end their text; ``texts`` returns the new tokens of each."""
         ended = torch.zeros_like(tokens, dtype=torch.bool)
         for token in self.config.eos_token_id:
             ended |= tokens == token
         if self.ends is not None:
-            found = torch.tensor([self.ends(text) for text in texts()], device=tokens.device)
-            ended |= found.view(tokens.shape)
+            ended |= torch.tensor([self.ends(text) for text in texts()], device=tokens.device).view(tokens.shape)
         return ended
 
 
 def one_by_one(task: GenerationTask, steps: Steps, logits: Tensor, uniforms: Tensor | None) -> Iterator[Tensor]:
-    """(rows,) int64, step after step: greedy, or drawn where there are ``uniforms``, (rows, steps).
-
-    Rows that have ended are padded, and when all have, nothing more comes.
-    """
+    """Yield (rows,) int64 tokens of each step, greedy or sampled by ``uniforms`` (rows, steps), until all rows end."""
     config = task.config
     copies = config.num_return_sequences
     rows = torch.arange(len(logits), device=logits.device).repeat_interleave(copies) if copies > 1 else None
@@ -151,8 +145,8 @@ def one_by_one(task: GenerationTask, steps: Steps, logits: Tensor, uniforms: Ten
         if uniforms is None:
             tokens = logits.argmax(-1)
         else:
-            drawn = uniforms[:, number].to(logits.device)
-            tokens = draw(logits, drawn, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
+            step_uniforms = uniforms[:, number].to(logits.device)
+            tokens = draw(logits, step_uniforms, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
         tokens = tokens.where(alive, config.pad_token_id)
         written[:, number] = tokens
         yield tokens
@@ -163,34 +157,31 @@ def one_by_one(task: GenerationTask, steps: Steps, logits: Tensor, uniforms: Ten
 
 
 class Beams:
-    """Beam search over a batch, with the scores and the endings of `transformers`.
+    """Beam search over a batch, equal to `transformers`.
 
-    Of each text ``num_beams`` continuations are held. Of their likeliest continuations, twice as many, those that have
-    ended and are among the first ``num_beams`` are kept with their score, the others are held on. A score is the sum of
-    the log-probabilities, divided by the number of new tokens to the power of ``length_penalty`` (Wu et al. 2016 write
-    it otherwise) once the text has ended.
-
-    A beam whose parent goes on stays in the place of its parent, so that of the cache only what dies is written over.
+    Each step takes the ``2 * num_beams`` best continuations of the beams of a text. Finished ones among the first
+    ``num_beams`` are stored with their score, the log-probability divided by ``length^length_penalty``; the best
+    unfinished ones are the next beams, in the row of their parent if possible, to copy less of the cache.
     """
 
     def __init__(self, task: GenerationTask, batch: int, vocab_size: int, device: torch.device) -> None:
         config, self.task = task.config, task
         self.beams = config.num_beams
-        self.wide = max(2, 1 + len(config.eos_token_id)) * self.beams  # so many that enough go on if all others end
+        self.candidates = max(2, 1 + len(config.eos_token_id)) * self.beams  # enough if all others end
         self.shape = batch, self.beams, task.most
         self.scores = torch.full((batch, self.beams), _NONE, device=device)
         self.scores[:, 0] = 0.0
         self.written = torch.full(self.shape, config.pad_token_id, dtype=torch.int64, device=device)
-        self.kept = self.written.clone()
-        self.kept_scores = torch.full((batch, self.beams), _NONE, device=device)
-        self.kept_lengths = torch.zeros(batch, self.beams, dtype=torch.int64, device=device)
+        self.finished = self.written.clone()
+        self.finished_scores = torch.full((batch, self.beams), _NONE, device=device)
+        self.finished_lengths = torch.zeros(batch, self.beams, dtype=torch.int64, device=device)
         self.done = torch.zeros(batch, self.beams, dtype=torch.bool, device=device)
-        self.hopeful = torch.ones(batch, 1, dtype=torch.bool, device=device)
+        self.can_improve = torch.ones(batch, 1, dtype=torch.bool, device=device)
         self.first = torch.arange(batch, device=device)[:, None] * self.beams
-        self.wide = min(self.wide, vocab_size)
+        self.candidates = min(self.candidates, vocab_size)
 
     def run(self, steps: Steps, logits: Tensor) -> Tensor:
-        """(batch * num_return_sequences, new tokens): of each text the best, the best first; padded on the right."""
+        """(batch * num_return_sequences, new) ids, the best of each text first, padded on the right."""
         most = self.task.most
         for number in range(most):
             tokens, rows, over = self._choose(logits, number)
@@ -198,73 +189,71 @@ class Beams:
                 break
             logits = steps.advance(tokens, rows)
         count = self.task.config.num_return_sequences
-        longest = int(self.kept_lengths[:, :count].max())
-        return self.kept[:, :count, :longest].flatten(0, 1)
+        longest = int(self.finished_lengths[:, :count].max())
+        return self.finished[:, :count, :longest].flatten(0, 1)
 
     def _choose(self, logits: Tensor, number: int) -> tuple[Tensor, Tensor, bool]:
-        """The tokens that the beams go on with, the rows that these go on from, and whether there is nothing more."""
+        """Next token of each beam, previous row that it continues, and True at the end of the search."""
         batch = len(self.first)
-        beams = len(logits) // batch  # 1 at first: they do not differ yet
+        beams = len(logits) // batch  # 1 in the first step
         total = logits.logsumexp(-1, keepdim=True)
         self.task.limit(logits, self.written[:, :beams, :number].flatten(0, 1), number, total)
-        found, tokens = logits.topk(self.wide)  # each row's own, of which the best of a text are among
-        found = (found - total).view(batch, beams, -1) + self.scores[:, :beams, None]
-        top, place = found.flatten(1).topk(min(self.wide, found[0].numel()))  # (batch, wide)
-        parents = place // self.wide
-        tokens = tokens.view(batch, -1).gather(1, place)
+        scores, tokens = logits.topk(self.candidates)
+        scores = (scores - total).view(batch, beams, -1) + self.scores[:, :beams, None]
+        top, index = scores.flatten(1).topk(min(self.candidates, scores[0].numel()))  # (batch, candidates)
+        parents = index // self.candidates
+        tokens = tokens.view(batch, -1).gather(1, index)
         texts = self.written.gather(1, parents[..., None].expand(-1, -1, self.shape[2]))
         texts[:, :, number] = tokens
         ended = self.task.ended(tokens, texts[:, :, : number + 1].flatten(0, 1).tolist)
         if number == self.task.most - 1:
             ended = torch.ones_like(ended)
-        self._keep(top, texts, ended, number)
+        self._store_finished(top, texts, ended, number)
 
-        going, chosen = (top + ended * _NONE).topk(self.beams)
-        chosen = chosen.gather(1, _in_place(parents.gather(1, chosen), self.beams))
+        best, chosen = (top + ended * _NONE).topk(self.beams)
+        chosen = chosen.gather(1, _parent_order(parents.gather(1, chosen), self.beams))
         self.scores = (top + ended * _NONE).gather(1, chosen)
         self.written = texts.gather(1, chosen[..., None].expand(-1, -1, self.shape[2]))
-        over = self._over(going[:, :1], ended, number)
+        over = self._is_over(best[:, :1], ended, number)
         rows = parents.gather(1, chosen) + (self.first if beams > 1 else self.first // self.beams)
         return tokens.gather(1, chosen).flatten(), rows.flatten(), over
 
-    def _keep(self, top: Tensor, texts: Tensor, ended: Tensor, number: int) -> None:
-        """Take up what has ended, where it is better than what is kept."""
+    def _store_finished(self, top: Tensor, texts: Tensor, ended: Tensor, number: int) -> None:
         new = ended.clone()
         new[:, self.beams :] = False
         if not bool(new.any()):
             return
         config = self.task.config
         scores = top / (number + 1) ** config.length_penalty
-        closed = ~self.hopeful
+        closed = ~self.can_improve
         if config.early_stopping is True:
             closed = closed | self.done.all(1, keepdim=True)
         scores = scores + (closed.float() + (~new).float()) * _NONE
-        merged = torch.cat([self.kept_scores, scores], 1)
-        self.kept_scores, best = merged.topk(self.beams)
-        every = best[..., None].expand(-1, -1, self.shape[2])
-        self.kept = torch.cat([self.kept, texts], 1).gather(1, every)
+        merged = torch.cat([self.finished_scores, scores], 1)
+        self.finished_scores, best = merged.topk(self.beams)
+        index = best[..., None].expand(-1, -1, self.shape[2])
+        self.finished = torch.cat([self.finished, texts], 1).gather(1, index)
         self.done = torch.cat([self.done, new], 1).gather(1, best)
-        lengths = torch.cat([self.kept_lengths, new * (number + 1)], 1)
-        self.kept_lengths = lengths.gather(1, best)
+        self.finished_lengths = torch.cat([self.finished_lengths, new * (number + 1)], 1).gather(1, best)
 
-    def _over(self, best: Tensor, ended: Tensor, number: int) -> bool:
-        """True where no beam can improve or continue; ``(batch, 1)`` are the scores of the best beams."""
+    def _is_over(self, best: Tensor, ended: Tensor, number: int) -> bool:
+        """True if no beam can improve the result; ``best`` (batch, 1) are the scores of the best beams."""
         config = self.task.config
         never = config.early_stopping == "never" and config.length_penalty > 0
         length = self.task.most if never else number + 1
         possible = best / length**config.length_penalty
-        worst = self.kept_scores.amin(1, keepdim=True)
+        worst = self.finished_scores.amin(1, keepdim=True)
         worst = torch.where(self.done, worst, _NONE)
-        self.hopeful = self.hopeful & (possible > worst).any(1, keepdim=True)
+        self.can_improve = self.can_improve & (possible > worst).any(1, keepdim=True)
         full = config.early_stopping is True and bool(self.done.all())
-        return full or bool(ended.all()) or not bool(self.hopeful.any())
+        return full or bool(ended.all()) or not bool(self.can_improve.any())
 
 
-_NONE = -1.0e9  # the score of what is no candidate, as there: what is added to it is lost in its rounding
+_NONE = -1.0e9  # score of missing candidates, as in transformers
 
 
-def _in_place(parents: Tensor, beams: int) -> Tensor:
-    """(batch, beams) int64: the order in which a child of each parent stands where its parent stood."""
+def _parent_order(parents: Tensor, beams: int) -> Tensor:
+    """(batch, beams) int64 order that puts a child of each parent into the row of the parent."""
     orders: list[list[int]] = []
     for row in parents.tolist():
         order, rest = [-1] * beams, []
@@ -273,6 +262,6 @@ def _in_place(parents: Tensor, beams: int) -> Tensor:
                 order[parent] = child
             else:
                 rest.append(child)
-        waiting = iter(rest)
-        orders.append([next(waiting) if child < 0 else child for child in order])
+        remaining = iter(rest)
+        orders.append([next(remaining) if child < 0 else child for child in order])
     return torch.tensor(orders, device=parents.device)

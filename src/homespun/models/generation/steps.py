@@ -1,8 +1,8 @@
-"""Products of few rows by large matrices on a CPU, which is what a decoder's steps are made of.
+"""Steps of generation with or without a cache, and prepacked linear layers on a CPU.
 
-Such a product is as fast as the matrix can be read, and PyTorch's reads it at a third of that speed where the rows are
-few. The same product by weights that oneDNN has laid out for the number of rows takes about half the time: 0.33 against
-0.70 ms for 8 rows and 512 x 2,048 weights that come from memory, 7.4 against 21 ms for a vocabulary of 50,265.
+With few rows, PyTorch's matrix product reads weights at a third of the speed of memory. Weights that oneDNN has packed
+for the number of rows take about half the time: 0.33 against 0.70 ms for 8 rows and 512 x 2,048 weights in memory, 7.4
+against 21 ms for a vocabulary of 50,265.
 """
 
 from __future__ import annotations
@@ -25,56 +25,49 @@ from homespun.nn.torch_private import packed_linear_ops
 
 Product = Callable[[Tensor], Tensor]
 """(..., in) -> (..., out)."""
-_MOST_ROWS = 64  # from here on PyTorch's own is as good
-_LEAST = 2**16  # numbers in a matrix; smaller ones stay in the processor's cache as they are
+_MAX_ROWS = 64  # with more rows PyTorch is as fast
+_MIN_NUMBERS = 2**16  # of a matrix; smaller ones fit the cache of the processor
+_MIN_STEPS = 16  # for which packing pays
 
 
 def product(weight: Tensor, bias: Tensor | None, *, rows: int) -> Product:
-    """``values weight^T + bias``, as fast as it can be for ``rows`` rows; right for any number.
-
-    What is laid out anew is a copy, which lives as long as the function that is returned, and does not follow the
-    weights when they change.
-    """
+    """Function ``values weight^T + bias``, fastest for ``rows`` rows, with a packed copy of the weights."""
     operations = packed_linear_ops()
     if operations is None or not can_pack(weight, rows):
         return lambda values: F.linear(values, weight, bias)
-    lay_out, multiply = operations
-    packed = lay_out(weight.detach(), rows)
+    pack, multiply = operations
+    packed = pack(weight.detach(), rows)
     offset = None if bias is None else bias.detach()
     return lambda values: multiply(values, packed, offset, "none", [], "")
 
 
 def can_pack(weight: Tensor, rows: int) -> bool:
-    """True if prepacked weights are supported and faster here: the operations that `torch.compile` uses on a CPU."""
-    plain = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= _LEAST
-    return plain and 1 < rows <= _MOST_ROWS and packed_linear_ops() is not None
+    """True if packed weights are supported and faster."""
+    suitable = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= _MIN_NUMBERS
+    return suitable and 1 < rows <= _MAX_ROWS and packed_linear_ops() is not None
 
 
 @contextmanager
 def packed_linears(module: nn.Module, *, rows: int) -> Iterator[None]:
-    """Inside, the linear layers of ``module`` are `product`s for ``rows`` rows; nothing may be learned meanwhile."""
+    """Replace the linear layers of ``module`` by `product` inside the context; only for inference."""
     linears = [part for part in module.modules() if isinstance(part, nn.Linear) and can_pack(part.weight, rows)]
     try:
         for linear in linears:
-            # what a module is called with is looked up in itself first; its class is not touched
             vars(linear)["forward"] = product(linear.weight, linear.bias, rows=rows)
         yield
     finally:
         for linear in linears:
-            vars(linear).pop("forward", None)  # another thread may have done so
-
-
-_WORTHWHILE = 16  # steps from which on laying out the weights anew pays
+            vars(linear).pop("forward", None)  # another thread may have removed it
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """Prompt: state before the first new token.
+    """Prompt of a generation.
 
     Args:
-        input_ids: (batch, seq) ids of what is gone on with; for a decoder of its own, one token a row.
-        keep: (batch, seq) bool, False at padding, which stands on the left; None: there is none.
-        source: what a decoder reads; None for a stack that stands alone.
+        input_ids: (batch, seq) ids to continue; for an encoder-decoder the decoder start token.
+        keep: (batch, seq) bool, False at padding on the left; None: no padding.
+        source: encoder output; None for one stack.
     """
 
     input_ids: Tensor
@@ -83,7 +76,7 @@ class Prompt:
 
     @property
     def positions(self) -> Tensor | None:
-        """(batch, seq) int64: places counted from the first real token; None: they are those of the columns."""
+        """(batch, seq) int64 positions from the first real token; None without padding."""
         return None if self.keep is None else (self.keep.cumsum(1) - 1).clamp(min=0)
 
 
@@ -91,26 +84,26 @@ class Steps(Protocol):
     """Interface between a search and a model."""
 
     def start(self) -> Tensor:
-        """(batch, vocab) logits of what comes after the prompt."""
+        """(batch, vocab) logits of the first new token."""
 
     def advance(self, tokens: Tensor, rows: Tensor | None) -> Tensor:
-        """(new rows, vocab) logits of what comes after these tokens, (new rows,) int64.
+        """(new rows, vocab) logits after one more token a row.
 
         Args:
-            tokens: one more a row.
-            rows: (new rows,) int64: which of the rows before each goes on from; None: each from its own. Those that
-                come from one text of the prompt stay beside each other, of each text as many.
+            tokens: (new rows,) int64.
+            rows: (new rows,) int64 previous row that each row continues; None: the same row. Rows of a text are
+                adjacent, equally many for each text.
         """
 
 
 class Writer:
-    """A backbone that writes, its head, and how both are called.
+    """Backbone and head of a generation.
 
     Args:
-        backbone: a causal stack, or an encoder with a decoder.
-        head: the scores of the vocabulary.
-        rows: how many are written at a time.
-        steps: how many tokens at the most.
+        backbone: causal stack or encoder-decoder.
+        head: head that predicts tokens.
+        rows: number of rows.
+        steps: maximum number of new tokens.
     """
 
     def __init__(self, backbone: Backbone, head: LanguageModelHead, *, rows: int, steps: int) -> None:
@@ -118,9 +111,9 @@ class Writer:
         self._product: Product | None = None
 
     @contextmanager
-    def lean(self) -> Iterator[None]:
-        """Inside, what a step multiplies by is laid out for it, where there are steps enough."""
-        if self.steps < _WORTHWHILE:
+    def packed(self) -> Iterator[None]:
+        """Pack linear layers inside the context if there are enough steps."""
+        if self.steps < _MIN_STEPS:
             yield
             return
         with packed_linears(self.backbone.stacks[-1], rows=self.rows):
@@ -133,20 +126,16 @@ class Writer:
         return self.backbone.decode(input_ids, prompt.source, attention_mask=keep, position_ids=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(rows, hidden) -> (rows, vocab) in float32, which the caller may change."""
+        """(rows, hidden) -> (rows, vocab) float32 logits, a new tensor."""
         features = self.head.features(hidden)
         if self._product is None:
-            rows = self.rows if self.steps >= _WORTHWHILE else 0
+            rows = self.rows if self.steps >= _MIN_STEPS else 0
             self._product = product(self.head.weight, self.head.bias, rows=rows)
         return self._product(features).float()
 
 
 class CachedSteps:
-    """`Steps` that read only the new tokens.
-
-    Raises:
-        NoCacheError: in `start`, an attention cannot.
-    """
+    """`Steps` with a cache; `start` raises `NoCacheError` if an attention does not support it."""
 
     def __init__(self, writer: Writer, prompt: Prompt) -> None:
         self.writer, self.prompt = writer, prompt
@@ -165,7 +154,7 @@ class CachedSteps:
         if rows is not None:
             self.cache.follow(rows)
         if self.keep is not None and self.next_positions is not None:
-            if rows is not None and len(rows) != len(self.keep):  # those of one text are alike
+            if rows is not None and len(rows) != len(self.keep):  # beams of a text have the same mask
                 self.keep, self.next_positions = self.keep[rows], self.next_positions[rows]
             self.keep = torch.cat([self.keep, self.keep.new_ones(len(self.keep), 1)], 1)
         hidden = self.writer.decode(tokens[:, None], self.prompt, self.keep, self.next_positions, self.cache)
@@ -175,7 +164,7 @@ class CachedSteps:
 
 
 class UncachedSteps:
-    """`Steps` that read the whole text for every new token, padded on the right: for any attention."""
+    """`Steps` that read the full text, padded on the right, for every new token; for any attention."""
 
     def __init__(self, writer: Writer, prompt: Prompt) -> None:
         self.writer, self.prompt = writer, prompt
@@ -185,32 +174,30 @@ class UncachedSteps:
         self.ids = prompt.input_ids.gather(1, order)
 
     def start(self) -> Tensor:
-        places = torch.arange(self.ids.shape[1], device=self.ids.device)
-        keep = places < self.lengths[:, None]
-        real = None if bool(keep.all()) else keep
-        hidden = self.writer.decode(self.ids, self.prompt, real, None, None)
+        keep = torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths[:, None]
+        hidden = self.writer.decode(self.ids, self.prompt, None if bool(keep.all()) else keep, None, None)
         return self.writer.logits(hidden[torch.arange(len(hidden), device=hidden.device), self.lengths - 1])
 
     def advance(self, tokens: Tensor, rows: Tensor | None) -> Tensor:
         if rows is not None:
             self.ids, self.lengths = self.ids[rows], self.lengths[rows]
-        ids = torch.cat([self.ids, tokens[:, None]], 1)  # the new column is padding of the rows that are shorter
+        ids = torch.cat([self.ids, tokens[:, None]], 1)  # new column of padding for shorter rows
         self.ids = ids.scatter(1, self.lengths[:, None], tokens[:, None])
         self.lengths = self.lengths + 1
         return self.start()
 
 
 def start(writer: Writer, prompt: Prompt, *, use_cache: bool) -> tuple[Steps, Tensor]:
-    """The steps, and the logits of what comes after the prompt.
+    """Start generation and return the logits of the first new token.
 
-    Where an attention cannot go on from a cache, this says so once, and all is read again for every token.
+    Warns and continues without a cache if an attention does not support it.
     """
     if use_cache:
         steps = CachedSteps(writer, prompt)
         try:
             return steps, steps.start()
         except NoCacheError as error:
-            why = str(error).partition(":")[0]
-            warnings.warn(f"{why}: the whole text is read again for each new token", stacklevel=2)
+            reason = str(error).partition(":")[0]
+            warnings.warn(f"{reason}: the full text is read again for each new token", stacklevel=2)
     uncached = UncachedSteps(writer, prompt)
     return uncached, uncached.start()

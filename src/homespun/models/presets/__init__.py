@@ -7,13 +7,16 @@ from homespun.errors import UserError, nearest
 from homespun.models.presets.encoder_decoders import ENCODER_DECODERS
 from homespun.models.presets.encoders import DECODERS, ENCODERS, SIZES, SMALL, dimensions
 
+# lstm-medium and lstm-large are the language models of Zaremba et al. 2014, section 4.1, rnn-seq2seq-base the
+# translation model of Bahdanau et al. 2015, section 4.2. Sizes tiny and mini are ours.
+
 
 def _stack(cell: str, width: int, layers: int = 2, **fields: object) -> Tree:
     return {"kind": "recurrent", "cell": cell, "hidden_size": width, "num_hidden_layers": layers} | fields
 
 
 def _two(width: int, embedding: int, *, attention: str = "additive") -> Tree:
-    """Both of GRUs; each direction of the encoder is as wide as the decoder."""
+    """GRU encoder-decoder; each direction of the encoder is as wide as the decoder."""
     encoder = _stack("gru", 2 * width, 1, embedding_size=embedding, bidirectional=True)
     return {
         "kind": "encoder_decoder",
@@ -28,7 +31,7 @@ RECURRENT: dict[str, Tree] = {
     **{f"{cell}-{size}": _stack(cell, width) for cell in ("rnn", "lstm", "gru") for size, width in _SMALL.items()},
     "lstm-medium": _stack("lstm", 650, hidden_dropout_prob=0.5),
     "lstm-large": _stack("lstm", 1500, hidden_dropout_prob=0.65),
-    # of two directions half each: as wide, a direction, as the stack in one
+    # each direction has the width of the unidirectional model
     **{
         f"bi{cell}-{size}": _stack(cell, 2 * width, embedding_size=width, bidirectional=True)
         for cell in ("lstm", "gru")
@@ -41,7 +44,7 @@ RECURRENT: dict[str, Tree] = {
 
 
 def _elmo(width: int, cell: int, characters: Tree) -> Tree:
-    """``width``: of a direction, and of the words."""
+    """``width`` is that of a direction and of word vectors."""
     return {
         "kind": "recurrent",
         "cell": "lstm",
@@ -61,6 +64,11 @@ ELMO: dict[str, Tree] = {
 }
 
 
+# Our own models, the blocks with the lowest loss for equal training time (results/efficiency.md): pre-norm, no dropout,
+# weights initialised by width, output projections by zero. The decoder is the block of NanoChat (rotary positions,
+# norms without weights, qk_norm, squared ReLU), the encoder that of ModernBERT with attention biases and
+# neighbour_heads, the encoder-decoder that of T5 1.1 with neighbour_heads, one table of embeddings, and scaled scores
+# and embeddings, which `homespun.hf.folding` converts on export.
 _BLOCK: Tree = {
     "max_position_embeddings": 2048,
     "type_vocab_size": 0,
@@ -113,7 +121,7 @@ _SIZES = {
 
 
 def _gated(values: Tree) -> Tree:
-    """With two thirds of the inner width, in steps of 64: as many parameters as without the gate."""
+    """Two thirds of the intermediate size, in steps of 64, so that the gate adds no parameters."""
     return values | {"intermediate_size": round(values["intermediate_size"] / 96) * 64}
 
 
@@ -136,25 +144,25 @@ PRESETS: dict[str, Tree] = {**ENCODERS, **DECODERS, **ENCODER_DECODERS, **RECURR
 
 
 def sizes_of(family: str) -> dict[str, str]:
-    """Sizes of a family of presets, each with its preset: ``{"tiny": "spun-decoder-tiny", ...}``; empty: no family."""
+    """Presets of a family by size: ``{"tiny": "spun-decoder-tiny", ...}``; empty for unknown families."""
     split = {name: name.rpartition("-") for name in PRESETS}
     return {size: name for name, (found, _, size) in split.items() if found == family}
 
 
 def family_of(preset: str) -> str:
-    """The family of a preset such as ``spun-decoder-mini``; a name that is no preset may be a family itself."""
+    """Family of a preset such as ``spun-decoder-mini``; other names are returned unchanged."""
     return preset.rpartition("-")[0] if preset in PRESETS else preset
 
 
 def preset_name(preset: object, size: object = None) -> str:
-    """The preset of a family and a size; a ``size`` wins over the one in the name of ``preset``.
+    """Name of a preset; ``size`` overrides that of ``preset``.
 
     Args:
-        preset: ``spun-decoder-mini``, or with a size ``spun-decoder``.
-        size: such as ``mini``; None: that in the name.
+        preset: ``spun-decoder-mini``, or the family ``spun-decoder`` with a size.
+        size: for example ``mini``; None: that of ``preset``.
 
     Raises:
-        UserError: there is no such preset, family or size.
+        UserError: the preset, family or size is unknown.
     """
     name = str(preset)
     sizes = sizes_of(family_of(name))

@@ -1,9 +1,8 @@
-"""Encoders with a decoder, by size.
+"""Presets of encoder-decoders.
 
-The Transformer's two are those of Vaswani et al. 2017, table 3. BART's base and large, LED's, PEGASUS's,
-BigBird-Pegasus's, T5's five, of 1.0 and of 1.1, and ProphetNet's large are the released ones. The hierarchical
-transformer's base is that of its authors' code (Liu and Lapata 2019). What is called tiny or mini, and ProphetNet's
-base, is ours.
+The Transformer follows Vaswani et al. 2017, table 3, the hierarchical transformer the code of Liu and Lapata 2019;
+BART, LED, PEGASUS, BigBird-Pegasus, T5, T5 1.1 and ProphetNet follow the released checkpoints. Sizes tiny and mini, and
+ProphetNet base, are ours.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from homespun.models.presets.encoders import SIZES, SMALL, dimensions
 
 
 def _two(encoder: Tree, **decoder: object) -> Tree:
-    """``decoder`` is what it does not take over from the encoder."""
+    """``decoder`` has the fields that differ from the encoder."""
     return {"kind": "encoder_decoder", "encoder": encoder} | ({"decoder": decoder} if decoder else {})
 
 
@@ -95,14 +94,13 @@ _PEGASUS_SIZES = SMALL | {
 
 
 def _hierarchical(alone: int, together: int, **values: object) -> Tree:
-    """Layers of which each token sees its own paragraph, and above them layers between paragraphs."""
+    """``alone`` layers with full attention inside paragraphs, then ``together`` layers between paragraphs."""
     cycle = [{"kind": "full"}] * alone + [{"kind": "paragraphs"}] * together
     attention = {"kind": "alternating", "cycle": cycle}
     return _TRANSFORMER | values | {"num_hidden_layers": alone + together, "attention": attention}
 
 
-# base is the authors' code with its README's settings: 8 layers, of which the last two are between paragraphs, under a
-# decoder of one
+# base has the settings of the authors' README: 8 layers, the last two between paragraphs, and a decoder of 1 layer
 _HIERARCHICAL_SIZES = {
     "tiny": _hierarchical(2, 1, **dimensions(3, 128, 2, 512)),
     "mini": _hierarchical(3, 1, **dimensions(4, 256, 4, 1024)),
@@ -129,7 +127,7 @@ _T5_SIZES = SMALL | {
     "3b": dimensions(24, 1024, 32, 16384, head_size=128),
     "11b": dimensions(24, 1024, 128, 65536, head_size=128),
 }
-# 1.1 was pretrained without dropout, and writes with embeddings of its own: a matter of its head
+# 1.1 was pretrained without dropout; its untied output embeddings are a setting of the head
 _T5_1_1 = _T5 | {"gated_feed_forward": True, "hidden_act": "gelu_new", "hidden_dropout_prob": 0.0}
 _T5_1_1_SIZES = {
     "tiny": SMALL["tiny"] | {"intermediate_size": 352},
@@ -140,7 +138,7 @@ _T5_1_1_SIZES = {
     "xl": dimensions(24, 2048, 32, 5120),
     "xxl": dimensions(24, 4096, 64, 10240),
 }
-# ProphetNet's positions begin after the padding id's row.
+# Positions of ProphetNet start after the row of the padding id.
 _PROPHETNET: Tree = {
     "positions": {"kind": "learned", "offset": 1},
     "type_vocab_size": 0,

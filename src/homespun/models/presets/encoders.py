@@ -1,9 +1,9 @@
 """Presets of one stack: encoders, and the GPT family of causal decoders.
 
-BERT's smaller sizes are those of Turc et al. 2019; base and large of Devlin et al. 2019, Liu et al. 2019 and Clark et
-al. 2020; ALBERT's base of Lan et al. 2020. Other tiny, mini and small sizes are ours, and of the long-input models all
-but base. GPT's size is that of Radford et al. 2018, GPT-2's four of Radford et al. 2019, GPT-3's eight of Brown et al.
-2020, table 2.1: XL and 13B, whose printed heads and widths disagree, have heads of 128.
+Smaller sizes of BERT are those of Turc et al. 2019; base and large those of Devlin et al. 2019, Liu et al. 2019 and
+Clark et al. 2020; ALBERT base that of Lan et al. 2020. Other tiny, mini and small sizes are ours. GPT follows Radford
+et al. 2018, GPT-2 Radford et al. 2019, GPT-3 Brown et al. 2020, table 2.1, with heads of 128 in XL and 13B, whose
+printed heads and widths disagree.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from homespun.config import Tree
 
 
 def dimensions(layers: int, width: int, heads: int = 0, inner: int = 0, **others: int | float) -> Tree:
-    """Sizes of one stack; by default heads of 64 and a feed-forward of four times the width."""
+    """Fields of the size of one stack; by default heads of 64 and an intermediate size of four times the width."""
     return {
         "num_hidden_layers": layers,
         "hidden_size": width,
@@ -28,7 +28,7 @@ SIZES: dict[str, Tree] = {
     "base": dimensions(12, 768),
     "large": dimensions(24, 1024),
 }
-"""Sizes that families share: BERT's."""
+"""Sizes of BERT, shared by other families."""
 SMALL: dict[str, Tree] = {name: SIZES[name] for name in ("tiny", "mini")}
 
 _ROBERTA: Tree = {
@@ -48,7 +48,7 @@ _ALBERT: dict[str, Tree] = {
     for size, width in (("tiny", 64), ("mini", 128), ("base", 128))
 }
 
-# What makes each long-input model itself, beside its size. BigBird's and Longformer's numbers are those of the papers.
+# Long-input models; the numbers of BigBird and Longformer are those of the papers.
 _SPARSE: dict[str, Tree] = {
     "longformer": _ROBERTA
     | {
@@ -86,7 +86,7 @@ _SPARSE: dict[str, Tree] = {
         "attention": {"kind": "alternating", "cycle": [{"kind": "local"}, {"kind": "lsh"}]},
     },
 }
-# The numbers of the released checkpoints; V3's small has base's width.
+# As in the released checkpoints; V3 small has the width of base.
 _DEBERTA: Tree = {"positions": {"kind": "none"}, "type_vocab_size": 0, "layer_norm_eps": 1e-7}
 _DEBERTA_V1 = _DEBERTA | {"attention": {"kind": "disentangled", "key_bias": False}}
 _DEBERTA_V3 = _DEBERTA | {
@@ -97,7 +97,7 @@ _DEBERTA_V3 = _DEBERTA | {
         "norm_rel_ebd": "layer_norm",
     },
 }
-# The dilated BERT of Bierling 2024, section 5.3; docs/pretraining.md says which of its symbols is which key.
+# Bierling 2024, section 5.3; docs/pretraining.md maps its symbols to keys.
 _DILATED: Tree = SIZES["mini"] | {
     "num_hidden_layers": 12,
     "max_position_embeddings": 128,
@@ -136,7 +136,7 @@ _GPT2: Tree = _GPT | {
     "max_position_embeddings": 1024,
     "residual": {"kind": "pre", "scaled_initialisation": True},
 }
-# The paper has its bands "as in the Sparse Transformer" and does not say how wide; 256 is ours.
+# The paper does not give the width of bands; 256 is ours.
 _GPT3: Tree = _GPT2 | {
     "max_position_embeddings": 2048,
     "attention": {
