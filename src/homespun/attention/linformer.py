@@ -46,7 +46,7 @@ class LinearProjection(nn.Module):
         return split_heads(projected, tokens.shape[1])  # (batch, heads, k, head_dim)
 
     def seen(self, keep: Tensor | None) -> Tensor | None:
-        """None: every projected key depends on all tokens."""
+        """No mask: every projected key depends on all tokens."""
         return None
 
 
@@ -235,7 +235,9 @@ class LinformerAttentionConfig(AttentionSettings):
                 "use full, sparse or performer, or set causal: false"
             )
         if self.sharing == "layerwise" and spec.layer > 0:
-            key = value = self._previous_projection(spec)
+            if spec.shared_with is None:
+                raise UserError("sharing=layerwise needs linformer attention in every layer; use sharing=key_value")
+            key = value = cast(Projection, spec.shared_with.get_submodule("kernel.key_projection"))
         else:
             key = self._projection(spec)
             value = self._projection(spec) if self.sharing in ("none", "headwise") else key
@@ -257,8 +259,3 @@ class LinformerAttentionConfig(AttentionSettings):
         if self.projection == "convolved":
             return ConvolvedProjection(window, spec.hidden_size // spec.num_attention_heads, heads=heads)
         return LinearProjection(limit, k, heads=heads)
-
-    def _previous_projection(self, spec: AttentionSpec) -> Projection:
-        if spec.shared_with is None:
-            raise UserError("sharing=layerwise needs linformer attention in every layer; use sharing=key_value")
-        return cast(Projection, spec.shared_with.get_submodule("kernel.key_projection"))

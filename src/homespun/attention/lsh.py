@@ -326,8 +326,7 @@ class LSHAttentionConfig(AttentionSettings):
     num_chunks_before: int = Field(default=1, ge=0, description="chunks seen to the left")
     num_chunks_after: int = Field(default=0, ge=0, description="chunks seen to the right if tokens see other buckets")
     across_buckets: bool = Field(
-        default=False,
-        description="causal attention sees earlier tokens of other buckets too (Reformer checkpoints)",
+        default=False, description="causal attention sees earlier tokens of other buckets too (Reformer checkpoints)"
     )
     num_hashes: int = Field(default=1, ge=1, description="rounds of hashing; cost is proportional")
     num_buckets: int | list[int] | None = Field(
@@ -351,13 +350,7 @@ class LSHAttentionConfig(AttentionSettings):
                 f"numbers; decrease either, or give num_buckets as two factors"
             )
         rotations = draw_rotations(heads, size, self.num_hashes, factors, seed=spec.draw)
-        kernel = LSH(
-            rotations,
-            num_buckets=factors,
-            chunks=chunks,
-            attend_across_buckets=across,
-            dropout=spec.dropout,
-        )
+        kernel = LSH(rotations, num_buckets=factors, chunks=chunks, attend_across_buckets=across, dropout=spec.dropout)
         return SharedQueryKeyAttention(spec.hidden_size, heads, kernel, head_size=spec.head_size)
 
     def _factors(self, max_position_embeddings: int) -> tuple[int, ...]:

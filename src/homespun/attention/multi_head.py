@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,25 +15,13 @@ from homespun.nn.masks import Mask
 from homespun.nn.positions import Rotary
 
 
-class Kernel(Protocol):
-    """``(query, key, value, mask) -> values``, each (batch, heads, seq, head_dim)."""
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor: ...
-
-
-class Attention(Protocol):
-    """``(batch, seq, hidden) -> (batch, seq, hidden)``, including projections."""
-
-    def __call__(self, hidden: Tensor, mask: Mask) -> Tensor: ...
-
-
 class MultiHeadAttention(nn.Module):
     """Multi-head attention around a kernel (Vaswani et al. 2017, section 3.2.2).
 
     Args:
         hidden_size: width of input and output.
         num_attention_heads: number of heads.
-        kernel: `Kernel`.
+        kernel: ``(query, key, value, mask) -> values``, each (batch, heads, seq, head_dim).
         head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
         bias: add biases to the projections.
         num_key_value_heads: heads of keys and values, shared by groups of query heads (Ainslie et al. 2023); 0: all.

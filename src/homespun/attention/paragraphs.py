@@ -46,7 +46,7 @@ class ParagraphAttention(nn.Module):
     Args:
         hidden_size: width of input and output.
         num_attention_heads: heads of pooling and attention.
-        kernel: `homespun.attention.multi_head.Kernel` of the attention between paragraphs.
+        kernel: kernel of `MultiHeadAttention` between paragraphs.
         layer_norm_eps: epsilon of the norm after pooling.
         bias: add biases to the projections.
     """
@@ -120,9 +120,5 @@ class ParagraphsAttentionConfig(AttentionSettings):
             raise UserError("paragraphs attention does not support causal=true; use it in an encoder")
         kernel = DotProduct(dropout=spec.dropout)
         return ParagraphAttention(
-            spec.hidden_size,
-            spec.num_attention_heads,
-            kernel,
-            layer_norm_eps=spec.layer_norm_eps,
-            bias=spec.bias,
+            spec.hidden_size, spec.num_attention_heads, kernel, layer_norm_eps=spec.layer_norm_eps, bias=spec.bias
         )

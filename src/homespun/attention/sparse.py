@@ -93,8 +93,7 @@ class WindowConfig(Config):
     kind: Literal["window"] = "window"
     radius: int | list[int] = Field(default=64, description="tokens seen on each side; one number, or one a layer")
     dilation: int | list[int | list[int]] = Field(
-        default=1,
-        description="distance between seen tokens; one number, one a layer, or lists with one a head",
+        default=1, description="distance between seen tokens; one number, one a layer, or lists with one a head"
     )
 
     def build(self, spec: AttentionSpec) -> Pattern:

@@ -19,27 +19,19 @@ from homespun.nn.masks import Mask, Source
 class Context(TypedDict, total=False):
     """Optional inputs of an encoder, each with the shape of ``input_ids``."""
 
-    attention_mask: Tensor | None
-    """(batch, seq); 0 at padding."""
-    token_type_ids: Tensor | None
-    """(batch, seq) int64 segments."""
-    position_ids: Tensor | None
-    """(batch, seq) int64; by default from 0."""
-    documents: Tensor | None
-    """(batch, seq) int64 numbers; tokens see their own document only."""
-    global_attention_mask: Tensor | None
-    """(batch, seq); nonzero at global tokens, for attention that has them."""
+    attention_mask: Tensor | None  # (batch, seq); 0 at padding
+    token_type_ids: Tensor | None  # (batch, seq) int64 segments
+    position_ids: Tensor | None  # (batch, seq) int64; by default from 0
+    documents: Tensor | None  # (batch, seq) int64 numbers; tokens see their own document only
+    global_attention_mask: Tensor | None  # (batch, seq); nonzero at global tokens, for attention that has them
 
 
 class DecoderInputs(TypedDict, total=False):
     """Optional inputs of a decoder."""
 
-    attention_mask: Tensor | None
-    """(batch, cached + seq); 0 at padding."""
-    position_ids: Tensor | None
-    """(batch, seq) int64; by default from the length of the cache."""
-    cache: Cache | None
-    """Keys and values of earlier tokens; the call adds those of ``input_ids``."""
+    attention_mask: Tensor | None  # (batch, cached + seq); 0 at padding
+    position_ids: Tensor | None  # (batch, seq) int64; by default from the length of the cache
+    cache: Cache | None  # earlier tokens; extended by the call
 
 
 def _to_bool(mask: Tensor | None) -> Tensor | None:
@@ -310,12 +302,7 @@ class EncoderDecoder(Backbone):
         return self._run_streams(self.ngram, input_ids, source, attention_mask, None)
 
     def _run_streams(
-        self,
-        streams: int,
-        input_ids: Tensor,
-        source: Source | None,
-        attention_mask: Tensor | None,
-        cache: Cache | None,
+        self, streams: int, input_ids: Tensor, source: Source | None, attention_mask: Tensor | None, cache: Cache | None
     ) -> Tensor:
         assert self.predicting is not None
         start = 0 if cache is None else cache.length

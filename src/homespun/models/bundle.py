@@ -92,13 +92,8 @@ class ModelBundle:
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """State dict without duplicates: tied parameters occur once, under their first name."""
     state = model.state_dict(keep_vars=True)
-    seen: set[int] = set()
-    weights = {}
-    for name, tensor in state.items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            weights[name] = tensor.detach().contiguous()
-    return weights
+    first = {id(tensor): name for name, tensor in reversed(state.items())}
+    return {name: tensor.detach().contiguous() for name, tensor in state.items() if first[id(tensor)] == name}
 
 
 def fingerprint(model: torch.nn.Module, *, extra: bytes = b"") -> str:

@@ -27,9 +27,7 @@ from homespun.models.recurrent import RecurrentConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
 
 BackboneConfig = Annotated[
-    EncoderConfig | EncoderDecoderConfig | RecurrentConfig,
-    Field(discriminator="kind"),
-    BeforeValidator(default_kind),
+    EncoderConfig | EncoderDecoderConfig | RecurrentConfig, Field(discriminator="kind"), BeforeValidator(default_kind)
 ]
 
 

@@ -141,8 +141,7 @@ class EncoderConfig(Config):
     attention: AttentionConfig = FullAttentionConfig()
     residual: ResidualConfig = PostResidualConfig()
     enhanced_mask_decoder: bool = Field(
-        default=False,
-        description="add learned positions before the last layer (DeBERTa)",
+        default=False, description="add learned positions before the last layer (DeBERTa)"
     )
     causal: bool = Field(default=False, description="causal attention: no token sees a later one")
     seed: int = Field(default=0, ge=0, description="seed of random blocks, hash rotations and random features")

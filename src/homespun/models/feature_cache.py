@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from homespun.models.backbone import Backbone
-from homespun.models.bundle import weights_of
+from homespun.models.bundle import fingerprint
 from homespun.models.config import BackboneConfig
 from homespun.models.heads import Reader
 
@@ -77,7 +77,7 @@ class FeatureCache:
             if os.write(self._vectors, data) < len(data):
                 self.limit = 0
                 return
-            start = os.lseek(self._vectors, 0, os.SEEK_CUR) - len(data)
+            start = os.lseek(self._vectors, 0, os.SEEK_CUR) - len(data)  # of this append, also with other writers
             checksum = zlib.crc32(data)
             record = np.array([(np.frombuffer(key, np.uint8), start, len(vectors), checksum)], dtype=_RECORD).tobytes()
             os.write(self._index, record)
@@ -102,11 +102,8 @@ class CachedEncoder:
         cls, reader: Reader, backbone: Backbone, config: BackboneConfig, folder: str | Path, *, width: int, limit: int
     ) -> CachedEncoder:
         """Cached reader of ``backbone``, in a subfolder of ``folder`` named by the digest of config and weights."""
-        digest = hashlib.blake2b(f"{width} {config.model_dump_json()}".encode(), digest_size=16)
-        for name, tensor in weights_of(backbone).items():
-            digest.update(f"{name} {list(tensor.shape)}".encode())
-            digest.update(tensor.cpu().numpy().tobytes())
-        store = FeatureCache(Path(folder) / digest.hexdigest(), width=width, limit=limit)
+        name = fingerprint(backbone, extra=f"{width} {config.model_dump_json()}".encode())
+        store = FeatureCache(Path(folder) / name, width=width, limit=limit)
         return cls(reader, store)
 
     def __call__(self, backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:

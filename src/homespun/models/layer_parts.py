@@ -192,8 +192,7 @@ class PreResidualConfig(ResidualSettings):
     first_norm: bool = Field(default=True, description="norm before the first attention (not in ModernBERT)")
     final_dropout: bool = Field(default=False, description="dropout after the final norm (T5)")
     scaled_initialisation: bool = Field(
-        default=False,
-        description="divide output projections by the root of their number (GPT-2)",
+        default=False, description="divide output projections by the root of their number (GPT-2)"
     )
 
     def enters_unnormed(self, layer: int) -> bool:

@@ -211,12 +211,17 @@ def _without_padding(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
     return hidden if attention_mask is None else hidden.masked_fill(~attention_mask[..., None], 0.0)
 
 
-class LinearHeadConfig(HeadSettings):
+class SequenceHeadSettings(HeadSettings):
+    """Base of the configs of sequence heads."""
+
+    num_labels: NumLabels = 2
+    dropout: Probability = 0.1
+
+
+class LinearHeadConfig(SequenceHeadSettings):
     """`LinearHead` on the first token, the smallest head and the most stable one with few examples."""
 
     kind: Literal["linear"] = "linear"
-    num_labels: NumLabels = 2
-    dropout: Probability = 0.1
 
     @property
     def reads_first_token(self) -> bool:
@@ -226,34 +231,28 @@ class LinearHeadConfig(HeadSettings):
         return LinearHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
-class MeanHeadConfig(HeadSettings):
+class MeanHeadConfig(SequenceHeadSettings):
     """`LinearHead` on the mean of the real tokens."""
 
     kind: Literal["mean"] = "mean"
-    num_labels: NumLabels = 2
-    dropout: Probability = 0.1
 
     def build(self, backbone: HasHiddenSize) -> LinearHead:
         return LinearHead(backbone.hidden_size, self.num_labels, dropout=self.dropout, pick=mean_token)
 
 
-class LastTokenHeadConfig(HeadSettings):
+class LastTokenHeadConfig(SequenceHeadSettings):
     """`LinearHead` on the last real token, without a bias."""
 
     kind: Literal["last"] = "last"
-    num_labels: NumLabels = 2
-    dropout: Probability = 0.1
 
     def build(self, backbone: HasHiddenSize) -> LinearHead:
         return LinearHead(backbone.hidden_size, self.num_labels, dropout=self.dropout, pick=last_token, bias=False)
 
 
-class FeedForwardHeadConfig(HeadSettings):
+class FeedForwardHeadConfig(SequenceHeadSettings):
     """`PooledHead` of ELECTRA: the same dropout before and after a linear layer of the hidden size."""
 
     kind: Literal["ffn"] = "ffn"
-    num_labels: NumLabels = 2
-    dropout: Probability = 0.1
     hidden_act: Activation = "gelu"
 
     @property
@@ -267,12 +266,10 @@ class FeedForwardHeadConfig(HeadSettings):
         )
 
 
-class PooledHeadConfig(HeadSettings):
+class PooledHeadConfig(SequenceHeadSettings):
     """`PooledHead`."""
 
     kind: Literal["pooled"] = "pooled"
-    num_labels: NumLabels = 2
-    dropout: Probability = 0.1
     input_dropout: Probability = 0.0
     hidden_act: Activation = "tanh"
     pooler_size: Annotated[int, Field(ge=0, description="width of the pooler; 0: hidden_size")] = 0
@@ -305,14 +302,12 @@ class PooledHeadConfig(HeadSettings):
         )
 
 
-class ConvolutionalHeadConfig(HeadSettings):
+class ConvolutionalHeadConfig(SequenceHeadSettings):
     """`ConvolutionalHead`: `filters` of each width in `filter_sizes` (tokens)."""
 
     kind: Literal["cnn"] = "cnn"
-    num_labels: NumLabels = 2
     filters: Width = 100
     filter_sizes: Annotated[tuple[Width, ...], Field(min_length=1)] = (2, 3, 4)
-    dropout: Probability = 0.1
 
     def build(self, backbone: HasHiddenSize) -> ConvolutionalHead:
         return ConvolutionalHead(
@@ -324,13 +319,11 @@ class ConvolutionalHeadConfig(HeadSettings):
         )
 
 
-class BiLSTMHeadConfig(HeadSettings):
+class BiLSTMHeadConfig(SequenceHeadSettings):
     """`BiLSTMHead`: `lstm_size` is the width of one direction."""
 
     kind: Literal["bilstm"] = "bilstm"
-    num_labels: NumLabels = 2
     lstm_size: Width = 128
-    dropout: Probability = 0.1
 
     def build(self, backbone: HasHiddenSize) -> BiLSTMHead:
         return BiLSTMHead(backbone.hidden_size, self.num_labels, lstm_size=self.lstm_size, dropout=self.dropout)

@@ -185,6 +185,5 @@ def zero_fully_masked(values: Tensor, table: Tensor | None) -> Tensor:
 class Source:
     """Encoder output that a decoder attends to, with its padding mask."""
 
-    hidden: Tensor
-    """(batch, source, hidden)"""
+    hidden: Tensor  # (batch, source, hidden)
     mask: Mask

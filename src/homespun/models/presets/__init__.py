@@ -112,12 +112,7 @@ _ENCODER_DECODER: Tree = _BLOCK | {
 }
 
 
-_SIZES = {
-    **SMALL,
-    "small": dimensions(6, 384),
-    "medium": dimensions(8, 512),
-    "base": SIZES["base"],
-}
+_SIZES = {**SMALL, "small": dimensions(6, 384), "medium": dimensions(8, 512), "base": SIZES["base"]}
 
 
 def _gated(values: Tree) -> Tree:

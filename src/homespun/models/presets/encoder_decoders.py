@@ -139,11 +139,7 @@ _T5_1_1_SIZES = {
     "xxl": dimensions(24, 4096, 64, 10240),
 }
 # Positions of ProphetNet start after the row of the padding id.
-_PROPHETNET: Tree = {
-    "positions": {"kind": "learned", "offset": 1},
-    "type_vocab_size": 0,
-    "layer_norm_eps": 1e-5,
-}
+_PROPHETNET: Tree = {"positions": {"kind": "learned", "offset": 1}, "type_vocab_size": 0, "layer_norm_eps": 1e-5}
 _PROPHETNET_SIZES = SMALL | {"base": SIZES["base"], "large": dimensions(12, 1024, 16, 4096)}
 _WITH_BIASES = {"attention": _T5["attention"]}
 

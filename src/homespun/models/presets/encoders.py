@@ -31,11 +31,7 @@ SIZES: dict[str, Tree] = {
 """Sizes of BERT, shared by other families."""
 SMALL: dict[str, Tree] = {name: SIZES[name] for name in ("tiny", "mini")}
 
-_ROBERTA: Tree = {
-    "positions": {"kind": "learned", "offset": 2},
-    "type_vocab_size": 1,
-    "layer_norm_eps": 1e-5,
-}
+_ROBERTA: Tree = {"positions": {"kind": "learned", "offset": 2}, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 _ELECTRA: dict[str, Tree] = {
     "tiny": SIZES["tiny"] | {"num_hidden_layers": 3, "embedding_size": 64},
     "mini": SIZES["mini"] | {"embedding_size": 128},
@@ -90,12 +86,7 @@ _SPARSE: dict[str, Tree] = {
 _DEBERTA: Tree = {"positions": {"kind": "none"}, "type_vocab_size": 0, "layer_norm_eps": 1e-7}
 _DEBERTA_V1 = _DEBERTA | {"attention": {"kind": "disentangled", "key_bias": False}}
 _DEBERTA_V3 = _DEBERTA | {
-    "attention": {
-        "kind": "disentangled",
-        "position_buckets": 256,
-        "share_att_key": True,
-        "norm_rel_ebd": "layer_norm",
-    },
+    "attention": {"kind": "disentangled", "position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 }
 # Bierling 2024, section 5.3; docs/pretraining.md maps its symbols to keys.
 _DILATED: Tree = SIZES["mini"] | {
@@ -132,10 +123,7 @@ _GPT: Tree = {
     "hidden_act": "gelu_new",
     "max_position_embeddings": 512,
 }
-_GPT2: Tree = _GPT | {
-    "max_position_embeddings": 1024,
-    "residual": {"kind": "pre", "scaled_initialisation": True},
-}
+_GPT2: Tree = _GPT | {"max_position_embeddings": 1024, "residual": {"kind": "pre", "scaled_initialisation": True}}
 # The paper does not give the width of bands; 256 is ours.
 _GPT3: Tree = _GPT2 | {
     "max_position_embeddings": 2048,
