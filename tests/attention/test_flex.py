@@ -213,7 +213,7 @@ def test_no_memory_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("missing", ["capability", "triton"])
 def test_old_gpus_and_no_triton(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "_trial_error", lambda *call: 0.0)
+    monkeypatch.setattr(flex, "_relative_error", lambda *call: 0.0)
     assert trial("window")
     flex.works.__wrapped__.cache_clear()
     if missing == "capability":

@@ -189,11 +189,11 @@ def test_dropout_acts_in_training_only() -> None:
 @pytest.mark.parametrize(
     ("fields", "place", "message"),
     [
-        ({"k": K}, {"causal": True}, "cannot be causal"),
+        ({"k": K}, {"causal": True}, "does not support causal=true"),
         ({"k": LONGEST + 1}, {}, f"k={LONGEST + 1} .*max_position_embeddings={LONGEST}"),
         ({"k": 0}, {}, "k=0 "),
         ({"k": [K]}, {"layer": 1}, "k .*layer 2"),
-        ({"k": [K, 5], "sharing": "layerwise"}, {}, "all layers"),
+        ({"k": [K, 5], "sharing": "layerwise"}, {}, "one number"),
         ({"k": K, "sharing": "layerwise"}, {"layer": 1}, "every layer"),
     ],
 )

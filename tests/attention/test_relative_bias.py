@@ -162,7 +162,7 @@ def test_positions_enter_by_the_bias_alone() -> None:
     ("attention", "causal", "message"),
     [
         ({"num_buckets": 3}, False, "num_buckets=3 .*4"),
-        ({"num_buckets": 32, "max_distance": 8}, False, "max_distance=8 .*8 buckets"),
+        ({"num_buckets": 32, "max_distance": 8}, False, "max_distance=8 .*8 exact buckets"),
         ({"num_buckets": 32, "max_distance": 16}, True, "17"),
     ],
 )

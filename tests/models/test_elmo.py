@@ -297,15 +297,15 @@ def test_bad_configs_are_refused_in_a_line() -> None:
             "cell_size=11 ",
         ),
         ({"cell": "gru", "cell_size": 17}, "cell_size "),
-        ({"characters": CHARACTERS, "type_vocab_size": 2}, "no segments"),
-        ({"characters": CHARACTERS | {"filters": ((9, 3),)}}, "9 characters"),
+        ({"characters": CHARACTERS, "type_vocab_size": 2}, "type_vocab_size=2"),
+        ({"characters": CHARACTERS | {"filters": ((9, 3),)}}, "width 9 "),
         ({"characters": CHARACTERS | {"filter": 3}}, "unknown key"),
     ):
         with pytest.raises(UserError, match=message):
             validate(RecurrentConfig, FIELDS | fields, source="test")
     with pytest.raises(UserError, match=r"wordpiece.*--kind words"):
         fill_character_table(build(APART["elmo"]), Tokenizer.train(["ab ab abc"], kind="wordpiece", vocab_size=13))
-    with pytest.raises(UserError, match="no table"):
+    with pytest.raises(UserError, match="no embedding table"):
         ModelConfig.model_validate({"backbone": APART["elmo"], "head": {"kind": "masked_lm"}}).build()
     with pytest.raises(UserError, match="each once"):
         validate(BiLMHeadConfig, {"cutoffs": [7, 3]}, source="test")

@@ -103,7 +103,7 @@ def test_texts_in_rows_of_their_own_are_packed_texts(
     ]
     for together in ways:
         monkeypatch.setattr(recurrent, "_similar_lengths", together)
-        monkeypatch.setattr(recurrent, "_all_together", together)
+        monkeypatch.setattr(recurrent, "_one_group", together)
         encoder = build(config).double()
         hidden = encoder(some_ids(4, SEQ), attention_mask=keep, documents=documents)
         weight = torch.linspace(-1.0, 1.0, hidden.numel(), dtype=hidden.dtype).view_as(hidden)
@@ -115,9 +115,9 @@ def test_texts_in_rows_of_their_own_are_packed_texts(
 
 def test_texts_of_about_one_length_are_read_together() -> None:
     assert recurrent._similar_lengths([40, 20, 19, 10, 9, 1]) == ((2, 40), (2, 19), (1, 9), (1, 1))
-    assert recurrent._similar_lengths([]) == recurrent._all_together([]) == ()
-    assert recurrent._all_together([15, 15, 6]) == ((3, 15),)
-    assert recurrent._all_together([15, 6, 6]) == ()
+    assert recurrent._similar_lengths([]) == recurrent._one_group([]) == ()
+    assert recurrent._one_group([15, 15, 6]) == ((3, 15),)
+    assert recurrent._one_group([15, 6, 6]) == ()
 
 
 @those_apart_too

@@ -293,8 +293,8 @@ MISTAKES = {
         {"max_position_embeddings": 13, "attention": {"kind": "alternating", "cycle": [{"kind": "full"}]}},
         r"\(positions none, attention alternating\)",
     ),
-    "windows alone": (NOWHERE | {"attention": WINDOW}, {"max_position_embeddings": 61}, "has nothing to stretch"),
-    "a width": ({}, {"hidden_size": 44}, "model.hidden_size cannot be set"),
+    "windows alone": (NOWHERE | {"attention": WINDOW}, {"max_position_embeddings": 61}, "has nothing to extend"),
+    "a width": ({}, {"hidden_size": 44}, "model.hidden_size cannot change"),
     "a misspelt one": ({}, {"atention": {}}, "did you mean 'attention'"),
     "no layer": ({}, {"num_hidden_layers": 0}, "num_hidden_layers: "),
     "no length": ({}, {"max_position_embeddings": 0}, "max_position_embeddings"),
@@ -305,7 +305,11 @@ MISTAKES = {
         {"max_position_embeddings": 61},
         "keep max_position_embeddings=23",
     ),
-    "causal": ({"causal": True}, {"attention": {"kind": "linformer", "k": 5}}, "linformer cannot"),
+    "causal": (
+        {"causal": True},
+        {"attention": {"kind": "linformer", "k": 5}},
+        "linformer attention does not support causal=true",
+    ),
 }
 
 

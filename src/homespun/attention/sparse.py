@@ -221,13 +221,11 @@ class GlobalConfig(Config):
     def build(self, spec: AttentionSpec) -> Global:
         longest = spec.max_position_embeddings
         if self.first > longest:
-            raise UserError(
-                f"global_tokens.first={self.first} must be at most max_position_embeddings={longest}; decrease it"
-            )
+            raise UserError(f"global_tokens.first={self.first} must be at most {longest}, max_position_embeddings")
         if outside := [position for position in self.positions if position >= longest]:
             raise UserError(
-                f"global_tokens.positions={outside} must be at most {longest - 1} with "
-                f"max_position_embeddings={longest}; remove them"
+                f"global_tokens.positions={outside} exceed max_position_embeddings={longest}; they must be at most "
+                f"{longest - 1}"
             )
         return Global(self.first, min(self.block, longest), positions=tuple(self.positions))
 
@@ -250,7 +248,7 @@ class SparseAttentionConfig(AttentionSettings):
             longest = spec.max_position_embeddings
             raise UserError(
                 f"random_blocks are empty: all blocks of max_position_embeddings={longest} are neighbours; set size "
-                f"to at most {(longest - 1) // 2}, or add another pattern"
+                f"to {(longest - 1) // 2} or less, or add another pattern"
             )
         sparse = Sparse(patterns, global_tokens)
         if self.global_tokens is not None and self.global_tokens.projections:
