@@ -123,10 +123,10 @@ def test_a_window_is_the_mean_of_its_real_tokens_and_an_empty_one_is_not_seen() 
     pooled = PooledProjection(4)
     tokens = torch.arange(1.0, 11.0)[None, None, :, None]  # windows of 4, 4 and 2
     torch.testing.assert_close(pooled(tokens, None).flatten(), torch.tensor([2.5, 6.5, 9.5]))
-    assert pooled.seen(None) is None
+    assert pooled.projected_mask(None) is None
     keep = torch.arange(10)[None] < 5
     torch.testing.assert_close(pooled(tokens * keep[..., None], keep).flatten(), torch.tensor([2.5, 5.0, 0.0]))
-    seen = pooled.seen(keep)
+    seen = pooled.projected_mask(keep)
     assert seen.tolist() == [[True, True, False]]
 
 

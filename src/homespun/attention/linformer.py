@@ -45,7 +45,7 @@ class LinearProjection(nn.Module):
         projected = weight[0] @ tokens.transpose(1, 2).flatten(2)  # (batch, k, heads * head_dim)
         return split_heads(projected, tokens.shape[1])  # (batch, heads, k, head_dim)
 
-    def seen(self, keep: Tensor | None) -> Tensor | None:
+    def projected_mask(self, keep: Tensor | None) -> Tensor | None:
         """No mask: every projected key depends on all tokens."""
         return None
 
@@ -63,7 +63,7 @@ class PooledProjection(nn.Module):
         count = _windows(real[:, None, :, None], self.window).sum(3).clamp(min=1)  # (batch or 1, 1, windows, 1)
         return _windows(tokens, self.window).sum(3) / count
 
-    def seen(self, keep: Tensor | None) -> Tensor | None:
+    def projected_mask(self, keep: Tensor | None) -> Tensor | None:
         """(batch, windows) bool: True for windows with a real token; None: all windows."""
         return None if keep is None else _windows_with_tokens(keep, self.window)
 
@@ -91,7 +91,7 @@ class ConvolvedProjection(nn.Module):
         """(batch, heads, seq, head_dim), zero at padding -> (batch, heads, windows, head_dim)."""
         return _windows(tokens, self.window).flatten(3) @ self.weight
 
-    def seen(self, keep: Tensor | None) -> Tensor | None:
+    def projected_mask(self, keep: Tensor | None) -> Tensor | None:
         """(batch, windows) bool: True for windows with a real token; None: all windows."""
         return None if keep is None else _windows_with_tokens(keep, self.window)
 
@@ -130,12 +130,12 @@ class Linformer(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
         """Attend to projected keys and values, (batch, heads, k, head_dim); ``keep`` is (batch, keys)."""
-        seen = self.key_projection.seen(keep)
-        if seen is not None:
+        projected_mask = self.key_projection.projected_mask(keep)
+        if projected_mask is not None:
             # rows of padding see all projected keys, whose values are zero, to avoid NaN
-            seen = (seen | ~seen.any(-1, keepdim=True))[:, None, None, :]
+            projected_mask = (projected_mask | ~projected_mask.any(-1, keepdim=True))[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
-        return attend(query, key, value, table=seen, dropout=dropout)
+        return attend(query, key, value, table=projected_mask, dropout=dropout)
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}"

@@ -123,17 +123,17 @@ class Performer(nn.Module):
         """Values of a chunk of queries over the keys of ``state`` and earlier keys of the chunk, and the next state."""
         value = _with_ones(value, keep)
         features = self._query_features(query)  # (batch, heads, chunk, features)
-        scores, norm, own = self._key_scores(key, keep)
-        largest = torch.maximum(own.cummax(2).values, state.largest)  # stabiliser up to each key
-        keys = self._key_features(scores, norm + own)
+        scores, norm, stabiliser = self._key_scores(key, keep)
+        largest = torch.maximum(stabiliser.cummax(2).values, state.largest)  # stabiliser up to each key
+        keys = self._key_features(scores, norm + stabiliser)
         # sums of each query use its own stabiliser, so that they do not depend on later keys
-        each = self.epsilon * (features.sum(-1, True) + self.epsilon * self.num_features)
+        offset = self.epsilon * (features.sum(-1, True) + self.epsilon * self.num_features)
         weights = features @ keys.transpose(-1, -2) + self.epsilon * keys.sum(-1)[:, :, None, :]
-        weights = (weights * (own.transpose(-1, -2) - largest).clamp(max=0).exp() + each).tril()
+        weights = (weights * (stabiliser.transpose(-1, -2) - largest).clamp(max=0).exp() + offset).tril()
         before = features @ state.products + self.epsilon * state.products.sum(-2, keepdim=True)
-        values = weights @ value + before * (state.largest - largest).exp() + each * state.values
+        values = weights @ value + before * (state.largest - largest).exp() + offset * state.values
         last = largest[:, :, -1:]
-        products = (keys * (own - last).exp()).transpose(-1, -2) @ value
+        products = (keys * (stabiliser - last).exp()).transpose(-1, -2) @ value
         products = products + state.products * (state.largest - last).exp()
         return _normalised(values), _State(products, state.values + value.sum(-2, keepdim=True), last)
 
@@ -149,8 +149,8 @@ class Performer(nn.Module):
             part = slice(first, first + _CHUNK)
             part_keep = None if keep is None else keep[:, part]
             values = _with_ones(value[:, :, part], part_keep)
-            scores, norm, own = self._key_scores(key[:, :, part], part_keep)
-            last = torch.maximum(own.amax(2, keepdim=True), state.largest)
+            scores, norm, stabiliser = self._key_scores(key[:, :, part], part_keep)
+            last = torch.maximum(stabiliser.amax(2, keepdim=True), state.largest)
             keys = self._key_features(scores, norm + last)
             products = state.products * (state.largest - last).exp() + keys.transpose(-1, -2) @ values
             state = _State(products, state.values + values.sum(-2, keepdim=True), last)
@@ -168,12 +168,12 @@ class Performer(nn.Module):
         scores, norm = self._scores(key)
         if self.feature_map == "relu":
             return scores, norm, torch.zeros_like(norm)
-        own = scores.detach().amax(-1, keepdim=True)
+        stabiliser = scores.detach().amax(-1, keepdim=True)
         if keep is not None:
             padding = ~keep[:, None, :, None]
-            own = own.masked_fill(padding, torch.finfo(own.dtype).min)
+            stabiliser = stabiliser.masked_fill(padding, torch.finfo(stabiliser.dtype).min)
             norm = norm.masked_fill(padding, torch.inf)
-        return scores, norm, own
+        return scores, norm, stabiliser
 
     def _key_features(self, scores: Tensor, offset: Tensor) -> Tensor:
         return scores.relu_() if self.feature_map == "relu" else scores.sub_(offset).exp_()

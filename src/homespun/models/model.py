@@ -124,10 +124,10 @@ class Model(nn.Module):
 
     def _check_segments(self, token_type_ids: Tensor | None) -> None:
         segments = self.backbone.stacks[0].embeddings.segments
-        known = 0 if segments is None else segments.num_embeddings
-        if token_type_ids is not None and known < 2 and bool(token_type_ids.any()):
+        count = 0 if segments is None else segments.num_embeddings
+        if token_type_ids is not None and count < 2 and bool(token_type_ids.any()):
             raise UserError(
-                f"token_type_ids has segment {int(token_type_ids.max())}, but the model has type_vocab_size={known}; "
+                f"token_type_ids has segment {int(token_type_ids.max())}, but the model has type_vocab_size={count}; "
                 f"remove token_type_ids"
             )
 

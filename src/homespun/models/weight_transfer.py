@@ -142,9 +142,9 @@ def change_backbone(backbone: StackConfig, changes: Mapping[str, object]) -> Sta
         UserError: a field that the weights determine, an invalid value, or no positions of any kind.
     """
     if wrong := [name for name in changes if name not in CHANGEABLE]:
-        known = nearest(wrong[0], CHANGEABLE) if wrong[0] not in EncoderConfig.model_fields else ""
+        hint = nearest(wrong[0], CHANGEABLE) if wrong[0] not in EncoderConfig.model_fields else ""
         raise UserError(
-            f"model.{wrong[0]} cannot change, since the weights of the checkpoint determine it{known}; "
+            f"model.{wrong[0]} cannot change, since the weights of the checkpoint determine it{hint}; "
             f"these can change: {', '.join(CHANGEABLE)}"
         )
     if backbone.is_recurrent:

@@ -50,9 +50,9 @@ def drop(values: Tensor, p: float) -> Tensor:
     dropped = min(round(p * _LEVELS), _LEVELS - 1)
     count = values.numel()
     draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    kept = draws.view(torch.int16)[:count].view(values.shape) >= dropped - _LEVELS // 2
+    mask = draws.view(torch.int16)[:count].view(values.shape) >= dropped - _LEVELS // 2
     # int8: PyTorch takes five times as long with bool
-    return values * kept.view(torch.int8) * (_LEVELS / (_LEVELS - dropped))
+    return values * mask.view(torch.int8) * (_LEVELS / (_LEVELS - dropped))
 
 
 class RMSNorm(nn.RMSNorm):
