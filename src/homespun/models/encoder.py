@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 from torch import nn
@@ -43,11 +43,6 @@ def name_presets(schema: Tree) -> None:
     schema["properties"] = {"preset": preset, "size": size, **schema["properties"]}
 
 
-def with_preset(tree: object) -> object:
-    """Apply `expand_preset` to a mapping and return other values unchanged."""
-    return expand_preset(tree) if isinstance(tree, dict) else tree
-
-
 def expand_preset(tree: Tree) -> Tree:
     """Replace ``preset`` and ``size`` of a mapping by the fields of the preset; other fields override them.
 
@@ -82,17 +77,41 @@ def check_row_length(length: int, limit: int) -> None:
         )
 
 
-class EncoderConfig(Config):
-    """Config of a transformer of one stack; ``preset`` selects defaults from `homespun.models.presets`."""
+class StackSettings(Config):
+    """Base of the configs of one stack."""
 
     model_config = ConfigDict(json_schema_extra=name_presets)
-    kind: Literal["encoder"] = "encoder"
     has_decoder: ClassVar[Literal[False]] = False
+    kind: str
+    vocab_size: int = Field(default=0, ge=0, description="size of the vocabulary; 0: that of the tokenizer")
+    pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_preset(cls, tree: object) -> object:
+        return expand_preset(tree) if isinstance(tree, dict) else tree
+
+    @property
+    def stacks(self) -> tuple[Self]:
+        return (self,)
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """Special tokens of generation; the end of a text is that of the tokenizer."""
+        return SpecialTokens(pad_token_id=self.pad_token_id)
+
+    def with_tokens(self, vocab_size: int, pad_token_id: int) -> Self:
+        """Copy for another vocabulary."""
+        return self.model_copy(update={"vocab_size": vocab_size, "pad_token_id": pad_token_id})
+
+
+class EncoderConfig(StackSettings):
+    """Config of a transformer of one stack; ``preset`` selects defaults from `homespun.models.presets`."""
+
+    kind: Literal["encoder"] = "encoder"
     is_recurrent: ClassVar[Literal[False]] = False
     has_word_embeddings: ClassVar[bool] = True
     of_one_stack: ClassVar[str] = ""
-    vocab_size: int = Field(default=0, ge=0, description="size of the vocabulary; 0: that of the tokenizer")
-    pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer")
     hidden_size: int = Field(default=256, ge=1)
     embedding_size: int = Field(default=0, ge=0, description="width of the embeddings; 0: hidden_size")
     num_hidden_layers: int = Field(default=4, ge=1)
@@ -146,11 +165,6 @@ class EncoderConfig(Config):
     causal: bool = Field(default=False, description="causal attention: no token sees a later one")
     seed: int = Field(default=0, ge=0, description="seed of random blocks, hash rotations and random features")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _expand_preset(cls, tree: object) -> object:
-        return with_preset(tree)
-
     @model_validator(mode="after")
     def _check_sizes(self) -> EncoderConfig:
         size = self.residual.layer_size(self.hidden_size)
@@ -201,10 +215,6 @@ class EncoderConfig(Config):
         )
 
     @property
-    def stacks(self) -> tuple[EncoderConfig]:
-        return (self,)
-
-    @property
     def norm_has_bias(self) -> bool:
         """False for layer norms without biases."""
         return self.norm != "layer_norm" or (self.norm_bias and self.norm_weight)
@@ -219,11 +229,6 @@ class EncoderConfig(Config):
         return self.num_hidden_groups or self.num_hidden_layers
 
     @property
-    def special_tokens(self) -> SpecialTokens:
-        """Special tokens of generation; the end of a text is that of the tokenizer."""
-        return SpecialTokens(pad_token_id=self.pad_token_id)
-
-    @property
     def needs_padding_token(self) -> bool:
         """True if the padding token must have no other use, since its embedding is not trained."""
         return not self.causal
@@ -235,10 +240,6 @@ class EncoderConfig(Config):
     def with_seed(self, seed: int) -> EncoderConfig:
         """Copy with this seed, unless the config sets one."""
         return self if "seed" in self.model_fields_set else self.model_copy(update={"seed": seed})
-
-    def with_tokens(self, vocab_size: int, pad_token_id: int) -> EncoderConfig:
-        """Copy for another vocabulary."""
-        return self.model_copy(update={"vocab_size": vocab_size, "pad_token_id": pad_token_id})
 
     def _norm(self, size: int) -> nn.Module:
         if self.norm == "rms_norm":

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import nn
 
 from homespun.attention.additive import AlignedLayer
 from homespun.attention.multi_head import AttentionSettings
-from homespun.config import Config
 from homespun.models.backbone import Encoder
 from homespun.models.embeddings import CharacterEmbeddings, CharactersConfig, Embeddings
-from homespun.models.encoder import (
-    check_row_length,
-    check_vocabulary,
-    initialise,
-    name_presets,
-    shared_modules,
-    with_preset,
-)
-from homespun.models.generation.settings import SpecialTokens
+from homespun.models.encoder import StackSettings, check_row_length, check_vocabulary, initialise, shared_modules
 from homespun.models.layer_parts import NoPositionsConfig
 from homespun.nn.layers import SequentialStack
 from homespun.nn.positions import NoPositions
@@ -41,7 +32,7 @@ class NoAttentionConfig(AttentionSettings):
     is_positional: ClassVar[bool] = True
 
 
-class RecurrentConfig(Config):
+class RecurrentConfig(StackSettings):
     """Stack of recurrent layers.
 
     It is causal in one direction and an encoder in both. ``independent_directions`` and ``characters`` give ELMo's
@@ -49,9 +40,7 @@ class RecurrentConfig(Config):
     of its source. The state is reset at each packed document.
     """
 
-    model_config = ConfigDict(json_schema_extra=name_presets)
     kind: Literal["recurrent"] = "recurrent"
-    has_decoder: ClassVar[Literal[False]] = False
     is_recurrent: ClassVar[Literal[True]] = True
     mlp_bias: ClassVar[bool] = True
     norm_has_bias: ClassVar[bool] = True
@@ -60,8 +49,6 @@ class RecurrentConfig(Config):
     seed: ClassVar[int] = 0
     positions: ClassVar[NoPositionsConfig] = NoPositionsConfig()
     cell: Literal["rnn", "lstm", "gru"] = Field(default="lstm", description="rnn: Elman network with tanh")
-    vocab_size: int = Field(default=0, ge=0, description="size of the vocabulary; 0: that of the tokenizer")
-    pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer")
     hidden_size: int = Field(
         default=256, ge=1, description="width of a layer's output, half of it for each of two directions"
     )
@@ -95,11 +82,6 @@ class RecurrentConfig(Config):
     )
     layer_norm_eps: float = Field(default=1e-12, gt=0, description="epsilon of norms in heads")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _expand_preset(cls, tree: object) -> object:
-        return with_preset(tree)
-
     @model_validator(mode="after")
     def _check_sizes(self) -> RecurrentConfig:
         if self.bidirectional and self.hidden_size % 2:
@@ -132,10 +114,6 @@ class RecurrentConfig(Config):
         return not self.bidirectional
 
     @property
-    def stacks(self) -> tuple[RecurrentConfig]:
-        return (self,)
-
-    @property
     def has_word_embeddings(self) -> bool:
         return self.characters is None
 
@@ -146,11 +124,6 @@ class RecurrentConfig(Config):
     @property
     def own_layers(self) -> int:
         return self.num_hidden_layers
-
-    @property
-    def special_tokens(self) -> SpecialTokens:
-        """Special tokens of generation; the end of a text is that of the tokenizer."""
-        return SpecialTokens(pad_token_id=self.pad_token_id)
 
     @property
     def needs_padding_token(self) -> bool:
@@ -164,10 +137,6 @@ class RecurrentConfig(Config):
     def with_seed(self, seed: int) -> RecurrentConfig:
         """The config itself, which has no seed."""
         return self
-
-    def with_tokens(self, vocab_size: int, pad_token_id: int) -> RecurrentConfig:
-        """Copy for another vocabulary."""
-        return self.model_copy(update={"vocab_size": vocab_size, "pad_token_id": pad_token_id})
 
     def build_embeddings(self, *, words: nn.Embedding | None = None) -> Embeddings | CharacterEmbeddings:
         """Build the embeddings; ``words`` are word embeddings of another stack to share."""
