@@ -96,8 +96,8 @@ def prepare(data: Path, given: tuple[Path, Path] | None) -> None:
     """Text, tokenizer, corpus and labelled rows; what is there is kept."""
     if (data / "corpus").is_dir():
         return
-    from homespun.fitting.quickstart import labelled_passages
     from homespun.data.corpus import build_corpus
+    from homespun.fitting.quickstart import labelled_passages
     from homespun.text.pydocs import python_documentation
     from homespun.text.sources import Document, read_documents
     from homespun.text.tokenizer import Tokenizer

@@ -184,8 +184,9 @@ def average_candidate(network: Candidate, linear: Candidate, inspection: Inspect
     members = {"network": network.model, "linear": linear.model}
     model = AverageTextModel(members, (weight, round(1 - weight, 3)), decision)
     measured = measure_outputs(values, examples, labels, decision)
-    title = f"average of {network.title} ({weight:.0%}) and {linear.title} ({1 - weight:.0%})"
-    return Candidate("average", title, model, values, decision, measured.metrics, Clock(0.0, 0.0))
+    title = f"average of {weight:.0%} {network.title} and {1 - weight:.0%} linear model"
+    spent = Clock(network.seconds.wall + linear.seconds.wall, network.seconds.processor + linear.seconds.processor)
+    return Candidate("average", title, model, values, decision, measured.metrics, spent)
 
 
 def _loss(values: Floats, examples: Sequence[LabelledText], labels: Labels | None) -> float:

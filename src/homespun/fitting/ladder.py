@@ -34,6 +34,7 @@ from homespun.fitting.networks import (
     pretrain_own,
     write_parts,
 )
+from homespun.fitting.page import write_page
 from homespun.fitting.results import FitSettings, summarise, write_results
 from homespun.fitting.verdict import metric_text
 from homespun.io.atomic import atomic_path, write_text
@@ -151,6 +152,7 @@ def fit_examples(
     result, predictions = summarise(inspection, ladder.candidates, ladder.final(), settings, ladder.skipped, start)
     for name, rows in predictions.items():
         write_run_predictions(folder, name, rows.rows, rows.predictions)
+    write_page(result, folder)
     write_results(folder, result)
     return result
 

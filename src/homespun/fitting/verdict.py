@@ -23,6 +23,7 @@ def verdict(result: Tree, folder: Path) -> list[str]:
         *(["", "next:", *(f"  {step}" for step in result["next"])] if result["next"] else []),
         "",
         *(f"use: {command}" for command in commands(folder)),
+        f"page: {folder / 'report' / 'index.html'}",
     ]
 
 
@@ -36,7 +37,7 @@ def headline(result: Tree) -> list[str]:
     value = metric_text(test[metric], result["task"])
     lines = [
         f"Selected: {result['title']}.",
-        f"{formats.metric_title(metric)} {value} on {count:,} test examples{held_out}{shown}"
+        f"{_capitalized(formats.metric_title(metric))} {value} on {count:,} test examples{held_out}{shown}"
         + (f"; macro F1 {_percent(test['macro_f1'])}" if "macro_f1" in test else "")
         + ".",
     ]
@@ -104,6 +105,10 @@ def commands(folder: Path) -> list[str]:
     """Return the commands that use the model."""
     name = shlex.quote(str(folder))
     return [f'homespun predict {name} "A text."', f"homespun predict {name} --input FILE --out predictions.csv"]
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _these(names: Sequence[str]) -> str:

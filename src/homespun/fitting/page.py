@@ -1,0 +1,145 @@
+"""The report page of a fit: the verdict, candidates, classes, errors, learning curve, decisions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from homespun.config import Tree
+from homespun.fitting.verdict import commands, headline, metric_text, problems
+from homespun.report import formats, tables
+from homespun.report.document import (
+    Block,
+    Document,
+    Table,
+    code,
+    details,
+    gallery,
+    notices,
+    paragraphs,
+    tabular,
+    text,
+    value,
+    write_document,
+)
+from homespun.report.error_analysis import confusion
+from homespun.report.figure import PALETTE, Curve, Look, Plot, drawing
+from homespun.report.page import confusion_blocks
+from homespun.results import Metrics
+
+_GREY = "#b8bcc0"
+
+
+def write_page(result: Tree, folder: Path) -> Path:
+    """Write ``report/index.html`` of a fit and return its path."""
+    metric, task = result["metric"], result["task"]
+    test = Metrics.model_validate(result["test"])
+    lead = paragraphs(" ".join(headline(result))) + notices(*problems(result))
+    chapters = {
+        "Candidates": tabular(_candidates(result)) + gallery("", [_candidates_plot(result)], _note(result)),
+        "What to do next": [block for step in result["next"] for block in paragraphs(step)],
+        "Use": code("\n".join(commands(folder))),
+        "Classes": _classes(test),
+        "Confident errors": tabular(_errors(result["errors"])),
+        "Would more labels help?": gallery(
+            "", [_curve(result)], f"Linear model on words, {formats.metric_title(metric)} on the validation examples."
+        ),
+        "Decisions": [block for line in result["decisions"] for block in paragraphs(line)],
+        "Settings": details("Settings of this fit", code(json.dumps(result["settings"], indent=1, ensure_ascii=False))),
+    }
+    title = f"Fit: {formats.metric_title(metric)} {metric_text(result['test'][metric], task)}"
+    return write_document(Document(title, lead, chapters), folder / "report")
+
+
+def _note(result: Tree) -> str:
+    kind = "validation examples" if result["test_from"] == "none" else "test examples, which selected nothing"
+    return f"On the {kind}; bars: 95 % intervals of the difference to the selected model."
+
+
+def _candidates(result: Tree) -> Table:
+    metric, task = result["metric"], result["task"]
+
+    def shown(number: object) -> str:
+        return metric_text(None if number is None else float(str(number)), task)
+
+    found: list[Tree] = result["candidates"]
+    table = Table.of(
+        "candidates",
+        "",
+        found,
+        text("candidate", lambda one: one["title"]),
+        value("validation", lambda one: one["validation"].get(metric), shown),
+        value("test", lambda one: one["test"].get(metric), shown),
+        value("macro F1", lambda one: one["test"].get("macro_f1"), shown),
+        value("p", lambda one: one.get("p"), formats.probability),
+        value("time", lambda one: one["seconds"], formats.duration),
+        value("processor time", lambda one: one["processor_seconds"], formats.duration),
+        value("parameters", lambda one: one["parameters"], formats.count),
+        note="p: of the difference to the selected model on the test examples, by a paired permutation test.",
+        sparse=True,
+    )
+    table.marked = frozenset(index for index, one in enumerate(found) if one["name"] == result["selected"])
+    return table
+
+
+def _candidates_plot(result: Tree) -> Plot | None:
+    """Test metric of the candidates, the selected one in colour."""
+    metric = result["metric"]
+    found = [one for one in result["candidates"] if one["test"].get(metric) is not None]
+    if len(found) < 2:
+        return None
+    title = formats.metric_title(metric)
+    height = 0.9 + 0.38 * len(found)
+    with drawing("candidates", f"{title} of the candidates", xlabel=title, height=height) as canvas:
+        for row, one in enumerate(reversed(found)):
+            selected = one["name"] == result["selected"]
+            x = float(one["test"][metric])
+            canvas.axes.barh(row, x, color=PALETTE[0] if selected else PALETTE[1], height=0.6)
+            canvas.axes.annotate(
+                metric_text(x, result["task"]), (x, row), (4, 0), textcoords="offset points", va="center"
+            )
+            if interval := one.get("difference_interval"):
+                best = float(result["test"][metric])
+                low, high = best - interval[1], best - interval[0]
+                canvas.axes.plot([low, high], [row, row], color="black", linewidth=0.9)
+        canvas.axes.set_yticks(range(len(found)), [_short(one) for one in reversed(found)])
+        canvas.axes.margins(x=0.18)
+    return canvas.plot
+
+
+def _short(one: Tree) -> str:
+    return "average" if one["name"] == "average" else str(one["title"])[:32]
+
+
+def _classes(test: Metrics) -> list[Block]:
+    matrix = confusion(test)
+    found = confusion_blocks(matrix, "", "Confusion matrix", "Most frequent mistakes") if matrix else []
+    return found + (tabular(tables.per_class(test, "per-class", None)) if test.per_class else [])
+
+
+def _errors(errors: Sequence[Tree]) -> Table:
+    return Table.of(
+        "confident-errors",
+        "",
+        errors,
+        value("row", lambda one: one["row"], formats.integer),
+        text("text", lambda one: one["text"]),
+        text("truth", lambda one: one["truth"]),
+        text("predicted", lambda one: one["predicted"]),
+        note="Wrong test predictions of the selected model with the greatest loss.",
+    )
+
+
+def _curve(result: Tree) -> Plot | None:
+    metric, points = result["metric"], result["learning_curve"]
+    if len(points) < 2:
+        return None
+    title = formats.metric_title(metric)
+    with drawing("learning-curve", f"{title} by examples", xlabel="training examples", ylabel=title) as canvas:
+        sizes, values = [float(one["examples"]) for one in points], [float(one[metric]) for one in points]
+        canvas.draw(Curve(sizes, values, Look(PALETTE[0]), "", 1.5))
+        canvas.axes.set_xscale("log")
+        canvas.axes.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
+        canvas.axes.minorticks_off()
+    return canvas.plot
