@@ -159,7 +159,7 @@ class Runner:
         self._unreported = False  # whether a process has ended since the last report
 
     def add(self, records: Sequence[Record], *, retry_failed: bool = False) -> None:
-        """Add trials; one whose pretraining equals another's shares its run."""
+        """Add trials; trials with equal pretraining share one run."""
         self._records += records
         for record in records:
             record.result.notes = list(dict.fromkeys([*self.notes, *record.result.notes]))
@@ -230,7 +230,7 @@ class Runner:
         return bool(self._jobs)
 
     def close(self) -> dict[str, Any]:
-        """Write the report; returns what `run_comparison` does."""
+        """Write the report and return the result of `run_comparison`."""
         page = self._report()
         results = [record.result for record in self._records]
         extra = sum(result.overhead.processor_seconds for result in results) + time.process_time() - self._counted

@@ -40,7 +40,7 @@ _POLL = 1.0  # seconds between polls of trials on other machines
 
 @dataclass
 class _OpenTrial:
-    """A trial whose result its study does not have yet."""
+    """A trial without a result in its study."""
 
     study: Study
     number: int
@@ -50,7 +50,7 @@ class _OpenTrial:
 class SettingsSearch:
     """Creates trials for a runner, and reports their results to the studies of Optuna.
 
-    A study is identified by what is searched, not by a folder: runners on several machines that share the storage, each
+    A study is identified by its settings, not by a folder: runners on several machines that share the storage, each
     with its own folder, work on it together. A stopped study continues with its open trials.
 
     Args:

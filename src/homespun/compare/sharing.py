@@ -57,7 +57,7 @@ class Sharing:
         return self._records[owner]
 
     def _is_lost(self, record: Record) -> bool:
-        """True if a trial waits for a run whose trial or folder was deleted."""
+        """True if a trial waits for a run that was deleted, with its trial or without."""
         owner = record.stage(_STAGE).shared_with
         if owner is None or record.status == "done" or record.is_finished(_STAGE):
             return False

@@ -31,7 +31,7 @@ PARTS = {
 _COLUMNS, _SIDE, _GAP, _LEFT, _RIGHT = 4, 1.66, 0.3, 0.6, 0.25  # panels in a row; inches: each, between, the margins
 _HEAD, _TITLE, _FOOT = 0.78, 0.32, 0.5  # above all rows; above and below each row
 _SHALLOW, _DEEP = "#08306b", "#c6dbef"  # reached after one layer, and after the last
-_FAINTEST = 0.4  # of a cell in which few pairs are seen: a line one token thin stays visible
+_FAINTEST = 0.4  # opacity of a cell with few visible pairs, so that a line of one token stays visible
 _GREY = "#5a5a57"
 
 
@@ -116,7 +116,7 @@ def _flow(groups: Sequence[int]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Page:
-    """A figure whose axes are placed in inches from its upper left corner."""
+    """A figure with axes at positions in inches from its upper left corner."""
 
     figure: Figure
     width: float
@@ -163,7 +163,7 @@ def _draw_panel(axes: Axes, panel: AttentionPanel, picture: AttentionPlot, *, fi
     for name, (colour, _) in PARTS.items():
         if name in panel.parts:
             share = panel.parts[name][..., None]
-            # few as they are, global tokens are what a picture is looked at for
+            # global tokens are few and important: they are opaque
             alpha = np.where(share > 0, 1.0 if name == "global" else np.maximum(share, _FAINTEST), 0)
             image = image * (1 - alpha) + _rgb(colour) * alpha
     _show(axes, image, picture)

@@ -44,7 +44,7 @@ class Candidate:
     others: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of `FURTHER_METRICS`, one a training
     log_loss: Sequence[float] = ()
     rows: RowScores | None = None  # None: no row has a score by the measure
-    texts: float | None = None  # that it was measured on
+    examples: float | None = None  # number of test examples
     repeated: float = 0.0  # share of equal outputs: `homespun.report.records.constant_output`
     state: str = ""
     why: str | None = None
@@ -156,7 +156,7 @@ def _model(variant: Variant, task: str, measure: str, warnings: list[str]) -> Ca
         others={other: _values(records, other) for other in FURTHER_METRICS if other != measure},
         log_loss=_values(records, "log_loss"),
         rows=_rows([record.path for record in records], "model", measure, f"{variant.name}, {task}", warnings),
-        texts=_examples(records),
+        examples=_examples(records),
         repeated=constant_output([test for record in records for test in record.result.trainings()]),
         state=variant.state,
         why=variant.why,
@@ -226,7 +226,7 @@ def _baselines(
             values=known.pop(measure),
             others=known,
             rows=_rows([path], key, measure, f"{title}, {task}", warnings),
-            texts=_examples(records),
+            examples=_examples(records),
             state="baseline",
         )
 

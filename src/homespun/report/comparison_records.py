@@ -49,7 +49,7 @@ class StageRecord:
 
     @property
     def start_settings(self) -> dict[str, str]:
-        """Recipe, model and word vectors that it started from, as far as they were given."""
+        """Recipe, model and word vectors at the start, as far as they were given."""
         given = {key: getattr(self.result, key) for key in ("recipe", "start_from", "vectors")}
         return {key: value for key, value in given.items() if value is not None}
 
@@ -67,7 +67,7 @@ class TrialRecord:
 
     @property
     def stage(self) -> str:
-        """The stage in which it failed."""
+        """Stage that failed; empty for other trials."""
         return (self.result.stage or "") if self.status == "failed" else ""
 
     @property
@@ -201,7 +201,7 @@ def read_comparison(folder: Path) -> Comparison:
 
 
 def _recipe_order(name: str, named: Sequence[str]) -> int:
-    """Position in the recipe; names of a grid begin with those of the recipe."""
+    """Position in the recipe; the name of a variation is the start of its names in a grid."""
     fitting = [i for i, known in enumerate(named) if name.startswith(known)]
     return max(fitting, key=lambda i: len(named[i])) if fitting else len(named)
 
@@ -259,8 +259,10 @@ def _settings(given: Sequence[str]) -> dict[str, object]:
 
 
 def comparable_variants(comparison: Comparison, stage: str) -> list[list[Variant]]:
-    """Variants grouped by what the loss of a stage measures: its terms; in pretraining also held-out rows and objective
-    settings."""
+    """Group variants by the quantity that the loss of a stage measures.
+
+    Losses with other terms are other quantities; in pretraining also those of other held-out rows or objectives.
+    """
     means = [mean for variant in comparison.variants if (mean := variant.mean(stage)) is not None]
     by_name = {variant.name: variant for variant in comparison.variants}
     found: dict[str, list[Variant]] = {}

@@ -126,7 +126,7 @@ def certainty(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
         tested=tested,
         seeds=all(task.seed_variance for task in tested),
         by_means=[t for t in judged if len(t.against_best) > 1 and all(c.rows is None for c in t.candidates)],
-        few=[task.name for task in judged if task.best and task.best.texts and task.best.texts < _FEW],
+        few=[task.name for task in judged if task.best and task.best.examples and task.best.examples < _FEW],
     )
 
 

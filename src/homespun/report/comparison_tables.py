@@ -51,7 +51,7 @@ def quality(task: TaskComparison) -> Table:
         *map(of_others, FURTHER_METRICS),
         value("log loss", lambda c: fmean(c.log_loss) if c.log_loss else None, formats.loss),
         value("trainings", lambda c: len(c.values) if c.kind == "model" and c.values else None, formats.integer),
-        value(f"{task.part} examples", lambda c: c.texts, formats.integer),
+        value(f"{task.part} examples", lambda c: c.examples, formats.integer),
         text("trials", lambda c: c.state),
         note=note,
         sparse=True,

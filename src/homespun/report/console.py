@@ -73,7 +73,7 @@ def _transposed(table: Table) -> Table:
 
 
 class Display:
-    """Show long work on standard error: bars in a terminal, else a line every ten seconds, with ``json`` nothing.
+    """Show long work on standard error: bars in a terminal, else a line every ten seconds; nothing with ``json``.
 
     ::
 

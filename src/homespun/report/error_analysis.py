@@ -61,7 +61,7 @@ def overlap_table(record: RunRecord, name: str) -> Table:
 
 
 def _calibration(record: RunRecord) -> Calibration | None:
-    """Calibration of the training whose model was kept."""
+    """Calibration of the saved model."""
     tests = record.tests()
     found = tests[0].calibration if len(tests) == 1 else record.result.calibration
     return found if found and found.before.ece is not None and found.after.ece is not None else None

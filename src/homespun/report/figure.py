@@ -160,7 +160,7 @@ class Curve:
 
 @dataclass
 class Canvas:
-    """Axes of a figure and what is drawn on them; ``plot`` is set by `drawing`."""
+    """Axes of a figure and their curves; `drawing` sets ``plot``."""
 
     axes: Axes
     curves: list[Curve] = field(default_factory=list)

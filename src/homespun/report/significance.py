@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 LEVEL = 0.05
 DRAWS = 10_000
-SMALLEST = 1e-12  # below it, what a Fourier transform leaves of a probability is rounding
+SMALLEST = 1e-12  # smaller probabilities are rounding errors of the Fourier transform
 _BLOCK = 2**22  # numbers drawn at once
 
 Scores = NDArray[np.float64]
@@ -91,7 +91,7 @@ def seed_test(
 ) -> float | None:
     """Two-sided p of Student's t for the means of two models over seeds; None if no model was trained twice.
 
-    The variance is pooled over all models, since three seeds say little about one. A model whose own variance is
+    The variance is pooled over all models, since three seeds are too few for one model. A model whose own variance is
     larger keeps its own, so that steady models do not make an unstable one significant.
 
     Args:

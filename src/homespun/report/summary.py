@@ -1,4 +1,4 @@
-"""Lead of a report: results, whether they beat the baselines, leakage, what was trained. Sentences are in templates."""
+"""Values of the sentences at the top of a report: results, baselines, leakage, data. Sentences are in templates."""
 
 from __future__ import annotations
 
