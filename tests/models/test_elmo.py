@@ -296,7 +296,7 @@ def test_bad_configs_are_refused_in_a_line() -> None:
             {"cell_size": WIDTH},
             "cell_size=11 ",
         ),
-        ({"cell": "gru", "cell_size": 17}, "cell_size "),
+        ({"cell": "gru", "cell_size": 17}, "cell_size=17 "),
         ({"characters": CHARACTERS, "type_vocab_size": 2}, "type_vocab_size=2"),
         ({"characters": CHARACTERS | {"filters": ((9, 3),)}}, "width 9 "),
         ({"characters": CHARACTERS | {"filter": 3}}, "unknown key"),

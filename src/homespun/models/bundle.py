@@ -49,7 +49,7 @@ def build_on_meta(config: ModelConfig, weights: Mapping[str, Tensor], *, source:
         with torch.device("meta"):
             model = config.build()
     except (RuntimeError, TypeError, OverflowError) as error:  # a size that torch does not support
-        raise UserError(f"{source} has a tensor that is too large: {error}") from error
+        raise UserError(f"{source} describes a tensor that is too large") from error
     saved = model.state_dict().keys()
     computed = sum(buffer.numel() for name, buffer in model.named_buffers() if name not in saved)
     if computed > _MAX_BUFFERS:

@@ -87,7 +87,7 @@ class RecurrentConfig(StackSettings):
         if self.bidirectional and self.hidden_size % 2:
             raise ValueError(f"hidden_size={self.hidden_size} must be even for two directions")
         if self.independent_directions and not self.bidirectional:
-            raise ValueError("independent_directions=true needs bidirectional=true")
+            raise ValueError("independent_directions=true needs two directions; set bidirectional=true")
         if self.cell_size and self.cell != "lstm":
             raise ValueError(f"cell_size={self.cell_size} needs cell=lstm, not {self.cell}; remove it")
         if 0 < self.cell_size <= self._width:
