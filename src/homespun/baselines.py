@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import Ridge
-from sklearn.svm import LinearSVC
 
 from homespun.data.labels import LabelNames, Labels
 from homespun.metrics.classification import Metrics, classification_metrics, classify
@@ -126,6 +124,8 @@ def tfidf_ridge(
     Raises:
         UserError: the training texts hold no word.
     """
+    from sklearn.linear_model import Ridge
+
     features, unseen = text_features(train_texts, test_texts, seconds=seconds)
     predicted: NDArray[np.float64] = Ridge(random_state=0).fit(features, train).predict(unseen)
     return np.clip(predicted, train.min(), train.max())
@@ -133,6 +133,8 @@ def tfidf_ridge(
 
 def _distances(features: csr_matrix, column: NDArray[np.int64], unseen: csr_matrix) -> NDArray[np.float64]:
     """(texts,) distances of the ``unseen`` texts from the plane of a class, trained on zeros and ones."""
+    from sklearn.svm import LinearSVC
+
     if column.min() == column.max():
         return np.full(unseen.shape[0], 1.0 if column[0] else -1.0)
     distances: NDArray[np.float64] = LinearSVC(random_state=0).fit(features, column).decision_function(unseen)

@@ -10,18 +10,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
-from scipy.sparse import csr_matrix
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import Ridge
-from sklearn.metrics import f1_score, r2_score
-from sklearn.model_selection import KFold, StratifiedKFold
-from sklearn.svm import LinearSVC
 
 from homespun.config import Config, validate
 from homespun.data.labels import Labels
@@ -31,6 +25,10 @@ from homespun.io.atomic import file_digest
 from homespun.io.json import read_object
 from homespun.metrics.calibration import find_temperature
 from homespun.ngrams import CHARACTERS, WORDS, Ngrams, Texts, count_ngrams, features, fit_vectorizers, fold_features
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+    from sklearn.feature_extraction.text import TfidfVectorizer
 
 DESCRIPTION, WEIGHTS = "linear.json", "linear.safetensors"
 FORMAT = 1
@@ -235,6 +233,8 @@ def fit_linear(
 
 def _folds(targets: Targets, labels: Labels | None, seed: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Five folds of few examples, three of many; none if a class would be missing from training."""
+    from sklearn.model_selection import KFold, StratifiedKFold
+
     count = 5 if len(targets) <= 2_000 else 3
     if labels is None or labels.multi_label:
         if len(targets) >= 2 * count:
@@ -301,6 +301,9 @@ def _fit_outputs(known: csr_matrix, targets: Targets, labels: Labels | None, str
 
     A class that every text has, or none, is predicted as such.
     """
+    from sklearn.linear_model import Ridge
+    from sklearn.svm import LinearSVC
+
     if labels is None:
         ridge = Ridge(alpha=1.0 / strength, random_state=0).fit(known, targets)
         return ridge.coef_[None], np.array([ridge.intercept_])
@@ -319,6 +322,8 @@ def _fit_outputs(known: csr_matrix, targets: Targets, labels: Labels | None, str
 
 
 def _score(outputs: Floats, targets: Targets, labels: Labels | None) -> float:
+    from sklearn.metrics import f1_score, r2_score
+
     if labels is None:
         return float(r2_score(targets, outputs[:, 0]))
     if labels.multi_label:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix, hstack
-from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer, TfidfVectorizer
 
 from homespun.config import Config
 from homespun.errors import UserError
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+    from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 
 
 class Ngrams(Config):
@@ -26,10 +28,14 @@ class Ngrams(Config):
 
     def counter(self) -> CountVectorizer:
         """Return an unfitted vectorizer of counts of all n-grams."""
+        from sklearn.feature_extraction.text import CountVectorizer
+
         return CountVectorizer(analyzer=self.analyzer, ngram_range=self._range, token_pattern=self._pattern)
 
     def vectorizer(self, vocabulary: Sequence[str] | None = None) -> TfidfVectorizer:
         """Return an unfitted vectorizer, or one of a stored vocabulary, whose ``idf_`` must be set."""
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
         return TfidfVectorizer(
             analyzer=self.analyzer,
             ngram_range=self._range,
@@ -81,6 +87,8 @@ def features(vectorizers: Sequence[TfidfVectorizer], texts: Texts) -> csr_matrix
 
 
 def _transform(vectorizers: Sequence[TfidfVectorizer], texts: Sequence[str]) -> csr_matrix:
+    from scipy.sparse import hstack
+
     blocks = [vectorizer.transform(texts) for vectorizer in vectorizers]
     return blocks[0] if len(blocks) == 1 else hstack(blocks, format="csr")
 
@@ -109,6 +117,8 @@ def pair_features(first: csr_matrix, second: csr_matrix) -> csr_matrix:
     These are their product and absolute difference, the cosine, the share of common features, and the ratio of their
     counts.
     """
+    from scipy.sparse import csr_matrix, hstack
+
     both = first.multiply(second)
     cosine = np.asarray(both.sum(axis=1))
     present = [(side > 0).astype(np.int64) for side in (first, second)]
@@ -139,6 +149,9 @@ def fold_features(
         train, test: rows.
         texts: number of texts or pairs.
     """
+    from scipy.sparse import hstack
+    from sklearn.feature_extraction.text import TfidfTransformer
+
     paired = bool(counts) and counts[0][1].shape[0] > texts
     fitted = np.concatenate([train, train + texts]) if paired else train
     blocks = []

@@ -1,7 +1,4 @@
-"""Stratified splits of labelled rows: training and validation, or folds.
-
-A module of its own, because scikit-learn takes a second to import and prediction does not need it.
-"""
+"""Stratified splits of labelled rows: training and validation, or folds."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.model_selection import GroupKFold, GroupShuffleSplit, KFold, StratifiedKFold, train_test_split
 
 from homespun.errors import UserError
 
@@ -33,6 +29,8 @@ def stratified_split(targets: Rows, share: float, seed: int) -> tuple[Rows, Rows
     """
     if not 0 < share < 1:
         raise UserError(f"the validation share {share} must be between 0 and 1, exclusive")
+    from sklearn.model_selection import GroupShuffleSplit, train_test_split
+
     rows = np.arange(len(targets))
     if _are_groups(targets):
         groups = len(np.unique(targets))
@@ -68,6 +66,8 @@ def stratified_folds(targets: Rows, folds: int, seed: int) -> Iterator[tuple[Row
     Raises:
         UserError: fewer than two folds, or more than the smallest class has rows (single rows aside).
     """
+    from sklearn.model_selection import GroupKFold, KFold
+
     if _are_groups(targets):
         groups = len(np.unique(targets))
         _check_folds(folds, groups, f"the rows belong to {groups} groups that are not divided")
@@ -90,6 +90,8 @@ def _check_folds(folds: int, most: int, what: str) -> None:
 
 
 def _folds_of_classes(targets: Rows, several: NDArray[np.bool_], folds: int, seed: int) -> Iterator[tuple[Rows, Rows]]:
+    from sklearn.model_selection import StratifiedKFold
+
     rows, lone = np.flatnonzero(several), np.flatnonzero(~several)
     if len(lone):
         logger.warning("%d rows are the only ones of their class; the folds that test them learn without it", len(lone))

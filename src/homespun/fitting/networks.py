@@ -11,9 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression, RidgeCV
-from sklearn.multiclass import OneVsRestClassifier
-from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from homespun.commands.finetune import finetune
@@ -135,6 +132,10 @@ def _fit_layer(
     vectors: NDArray[np.float32], targets: NDArray[np.generic], labels: Labels | None, strength: float
 ) -> nn.Linear:
     """Fit a linear layer on (texts, hidden) vectors; their scaling is part of its weights."""
+    from sklearn.linear_model import LogisticRegression, RidgeCV
+    from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.preprocessing import StandardScaler
+
     scaler = StandardScaler().fit(vectors)
     scaled = scaler.transform(vectors)
     if labels is None:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
-from scipy.special import expit, log_softmax, softmax
 
 from homespun.metrics.classification import Metrics
 from homespun.metrics.thresholds import Rows, cross_val_predict
@@ -32,6 +30,8 @@ def row_losses(logits: Logits, truth: Truth) -> NDArray[np.float64]:
         truth: (rows,) classes; or (rows, classes) zeros and ones, of which the mean over the classes is taken.
     """
     values = np.asarray(logits, dtype=np.float64)
+    from scipy.special import log_softmax
+
     if truth.ndim == 2:
         signed: NDArray[np.float64] = np.where(truth == 1, -values, values)
         return np.asarray(np.logaddexp(0.0, signed).mean(axis=1))
@@ -40,6 +40,8 @@ def row_losses(logits: Logits, truth: Truth) -> NDArray[np.float64]:
 
 def find_temperature(logits: Logits, truth: Truth) -> float:
     """Temperature with the least mean of `row_losses`, between 1/20 and 20."""
+    from scipy.optimize import minimize_scalar
+
     limit = np.log(_MAX_TEMPERATURE)
     found = minimize_scalar(
         lambda t: float(row_losses(logits / np.exp(t), truth).mean()), bounds=(-limit, limit), method="bounded"
@@ -76,6 +78,8 @@ def measure_calibration(logits: Logits, truth: Truth, temperature: float) -> Met
 
 
 def _measure(logits: Logits, truth: Truth) -> Metrics:
+    from scipy.special import expit, softmax
+
     if truth.ndim == 2:
         found = reliability(expit(logits).ravel(), truth.ravel() == 1)
     else:

@@ -25,14 +25,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import (
-    accuracy_score,
-    average_precision_score,
-    confusion_matrix,
-    f1_score,
-    precision_recall_fscore_support,
-    roc_auc_score,
-)
 
 from homespun.data.labels import Labels
 
@@ -69,6 +61,14 @@ def classification_metrics(
         probabilities: (rows, classes), if any.
         scores: (rows, classes), higher for likelier, of a classifier without probabilities, for areas under curves.
     """
+    from sklearn.metrics import (
+        accuracy_score,
+        average_precision_score,
+        f1_score,
+        precision_recall_fscore_support,
+        roc_auc_score,
+    )
+
     if len(truth) == 0 or truth.shape != predicted.shape:
         raise ValueError(f"truth {truth.shape} and predictions {predicted.shape} must have the same shape, not empty")
     numbers = list(range(len(labels)))
@@ -106,6 +106,8 @@ def class_metrics(names: Iterable[str], *columns: Iterable[float]) -> dict[str, 
 
 def confusion(names: Sequence[str], truth: NDArray[np.int64], predicted: NDArray[np.int64]) -> Metrics:
     """``confusion`` of (rows,) classes."""
+    from sklearn.metrics import confusion_matrix
+
     counts = confusion_matrix(truth, predicted, labels=np.arange(len(names)))
     percent = 100 * counts / counts.sum(axis=1, keepdims=True).clip(min=1)
     return {"labels": list(names), "counts": counts.tolist(), "percent": percent.round(2).tolist()}

@@ -20,14 +20,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
-from sklearn.metrics import cohen_kappa_score
 
 from homespun.metrics.classification import Metrics, confusion, log_loss
 
 
 def regression_metrics(truth: NDArray[np.float64], predicted: NDArray[np.float64]) -> Metrics:
     """Metrics of (rows,) predicted numbers."""
+    from scipy.stats import rankdata
+
     if len(truth) == 0 or truth.shape != predicted.shape:
         raise ValueError(f"truth {truth.shape} and predictions {predicted.shape} must have the same shape, not empty")
     errors = predicted - truth
@@ -64,6 +64,8 @@ def ordinal_regression_metrics(
         expected: (rows,) ratings between the levels, for squared error and correlations; by default the ``ranks``.
         probabilities: (rows, levels), if any.
     """
+    from sklearn.metrics import cohen_kappa_score
+
     values = np.array(levels, dtype=np.float64)
     predicted = values[ranks]
     metrics = regression_metrics(values[truth], predicted)

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from scipy.stats import mode
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -323,6 +322,8 @@ class OrdinalRegressionTask(NumberTask):
 
     def baselines(self, training: Sequence[LabelledText], test: Sequence[LabelledText]) -> dict[str, Measured]:
         """Evaluate the most frequent rating, and TF-IDF with a ridge regression, rounded."""
+        from scipy.stats import mode
+
         truth, learned = self.rows(test).numbers, self._ratings(self.rows(training).numbers)
 
         frequent, predicted = number_baselines(training, learned, test, lambda known: mode(known).mode)

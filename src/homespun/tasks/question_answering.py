@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -327,6 +326,8 @@ def span_baselines(
         lengths: of the training's answers, in words.
         asked: (question, text) each.
     """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
     vectorizer = TfidfVectorizer(token_pattern=r"(?u)\b\w+\b", sublinear_tf=True)
     try:
         vectorizer.fit([text[begin:end] for text in texts for begin, end in sentence_spans(text)])

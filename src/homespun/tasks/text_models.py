@@ -14,7 +14,6 @@ from typing import Literal, Protocol, Unpack, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logit
 
 from homespun.config import Config, validate
 from homespun.data.labels import LabelledRows, Labels
@@ -288,6 +287,8 @@ def average(predicted: Sequence[Floats], weights: Sequence[float], labels: Label
     mean: Floats = np.tensordot(np.array(weights), np.stack(predicted), axes=1)
     if labels is None:
         return mean
+    from scipy.special import logit
+
     mean = mean.clip(_LEAST, 1 - _LEAST)
     logits: Floats = logit(mean) if labels.multi_label else np.log(mean)
     return logits

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix
 
 from homespun.vectors.word_file import OnProgress, WordFile
 
@@ -248,6 +247,8 @@ def _spread(runs: Sequence[tuple[Keys, Sums]], folder: Path, count: int, blocks:
 
 def _write_block(folder: Path, number: int, count: int, blocks: int) -> int:
     """Write a block in CSR format; returns its number of cells."""
+    from scipy.sparse import coo_matrix
+
     path = folder / f"cells-{number}"
     cells = np.fromfile(path, _CELL)
     width = len(range(number, count, blocks))

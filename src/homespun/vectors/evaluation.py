@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import numpy as np
 from pydantic import JsonValue
-from scipy.stats import spearmanr
 
 from homespun.errors import UserError
 from homespun.vectors.word_vectors import WordVectors
@@ -48,6 +47,8 @@ class Similarities:
 
     def evaluate(self, vectors: WordVectors) -> Scores:
         """Correlate the cosines with the scores."""
+        from scipy.stats import spearmanr
+
         cosines, scores = [], []
         for (first, second), score in zip(self.pairs, self.scores, strict=True):
             a, b = vectors.find_row(first), vectors.find_row(second)

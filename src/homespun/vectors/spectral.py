@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.sparse import coo_matrix, csr_matrix, hstack
-from sklearn.utils.extmath import randomized_svd
 from torch import Tensor, nn
 
 from homespun.data.corpus import DESCRIPTION, Corpus
 from homespun.errors import UserError
 from homespun.vectors.embedding_init import word_tables
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 OFFSETS = (1, 2)
 """Distances of co-occurrences, with one matrix for each distance and side."""
@@ -77,6 +79,9 @@ def cooccurrence_vectors(corpus: Corpus, documents: np.ndarray, size: int, *, se
 
 @lru_cache(maxsize=1)
 def _decomposed(folder: Path, _state: bytes, documents: bytes, size: int, seed: int) -> tuple[Tensor, np.ndarray]:
+    from scipy.sparse import csr_matrix, hstack
+    from sklearn.utils.extmath import randomized_svd
+
     corpus = Corpus.open(folder)
     vocab = corpus.tokenizer.vocab_size
     counts = [csr_matrix((vocab, vocab), dtype=np.float32) for _ in OFFSETS]
@@ -117,6 +122,8 @@ def _pieces(corpus: Corpus, documents: np.ndarray) -> Iterator[np.ndarray]:
 
 def _pairs(ids: np.ndarray, offset: int, vocab: int) -> csr_matrix:
     """Counts (vocab, vocab): the column's token follows the row's at this distance."""
+    from scipy.sparse import coo_matrix
+
     keys, counts = np.unique(ids[:-offset] * vocab + ids[offset:], return_counts=True)
     rows, columns = np.divmod(keys, vocab)
     return coo_matrix((counts.astype(np.float32), (rows, columns)), shape=(vocab, vocab)).tocsr()
@@ -124,6 +131,8 @@ def _pairs(ids: np.ndarray, offset: int, vocab: int) -> csr_matrix:
 
 def _mutual_information(counts: csr_matrix) -> csr_matrix:
     """Positive pointwise mutual information, ``max(0, log p(row, column) / (p(row) p'(column)))``, with `SMOOTHING`."""
+    from scipy.sparse import csr_matrix
+
     pairs = counts.tocoo()
     rows = np.asarray(counts.sum(1), dtype=np.float64)[:, 0]
     columns = np.asarray(counts.sum(0), dtype=np.float64)[0] ** SMOOTHING
