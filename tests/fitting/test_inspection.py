@@ -40,6 +40,11 @@ def test_a_label_without_a_known_name_is_found_by_its_repeated_values(tmp_path: 
     assert (found.data.label, found.data.texts_of({"words": "w"}, where="")[0]) == ("kind", "w")
 
 
+def test_a_label_wins_over_a_rating(tmp_path: Path) -> None:
+    rows = [(text, label, number % 10) for number, (text, label) in enumerate(classes())]
+    assert inspect([table(tmp_path / "t.csv", ("text", "label", "rating"), rows)]).data.label == "label"
+
+
 def test_title_and_text_are_joined(tmp_path: Path) -> None:
     rows = [(f"title of {text}", text, label) for text, label in classes()]
     found = inspect([table(tmp_path / "t.csv", ("title", "abstract", "label"), rows)])
@@ -109,7 +114,7 @@ def test_the_split_depends_on_the_seed_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "rows", "message"),
     [
-        (("text", "label", "topic"), [(*one, "ab"[n % 3 == 0]) for n, one in enumerate(classes())], "--label-field"),
+        (("text", "tag", "topic"), [(*one, "ab"[n % 3 == 0]) for n, one in enumerate(classes())], "--label-field"),
         (("summary", "report", "label"), [(t, t[::-1], n) for t, n in classes()], "--text-field"),
         (("1", "a title that is longer than forty characters, as data"), [(2, "x y"), (1, "z w")], "--columns"),
         (("text", "label"), [(text, "a") for text, _ in classes()], "one class"),

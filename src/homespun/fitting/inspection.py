@@ -26,9 +26,10 @@ TaskName = Literal["auto", "classification", "multi-label", "regression"]
 TASKS: tuple[TaskName, ...] = ("auto", "classification", "multi-label", "regression")
 
 LABEL_NAMES = (
-    *("label", "labels", "class", "category", "categories", "target", "sentiment", "topic", "tag", "tags"),
-    *("rating", "score", "stars", "similarity", "y"),
+    ("label", "labels", "class", "target"),
+    ("category", "categories", "sentiment", "topic", "tag", "tags", "rating", "score", "stars", "similarity", "y"),
 )
+"""Names of label columns; one of the first tier wins over those of the second."""
 TEXT_NAMES = (
     *("text", "sentence", "content", "document", "abstract", "review", "body", "tweet", "message", "comment"),
     *("description", "question", "headline", "title"),
@@ -124,7 +125,8 @@ def inspect(
     _check_header(sample, source)
     label = _label_column(sample, label, text, source, decisions)
     texts = _text_columns(sample, label, text, source, decisions)
-    kind = _task_of([record.get(label) for record in sample], label, task, decisions)
+    values = (record.get(label) for record in read_records(train, encoding=encoding, columns=columns))
+    kind = _task_of(list(values), label, task, decisions)
     data = _data_config(texts, label, kind, train, columns, encoding)
     examples = _without_empty(data.read_files(train), source, decisions)
     labels = None if kind == "regression" else Labels.collect(labels_of(examples), multi_label=kind == "multi-label")
@@ -172,7 +174,8 @@ def _label_column(
             raise UserError(f"{source} has no column {given!r}; there are: {', '.join(names)}")
         return given
     others = [name for name in names if name not in text]
-    named = [name for name in others if name.lower() in LABEL_NAMES]
+    tiers = ([name for name in others if name.lower() in tier] for tier in LABEL_NAMES)
+    named = next(filter(None, tiers), [])
     found = named or [name for name in others if _repeats([record.get(name) for record in sample])]
     if len(found) == 1:
         decisions.append(f"label column: {found[0]!r} ({'by its name' if named else 'few distinct values'})")

@@ -114,7 +114,7 @@ def fit(
         encoding=encoding,
         seed=seed,
     )
-    if resume and (folder / RESULT).is_file() and (folder / SETTINGS).is_file():
+    if resume and (folder / RESULT).is_file() and settings.is_stored(folder / SETTINGS):
         return read_object(folder / RESULT)
     start = time.monotonic()
     inspection = inspect(train, test, text=text, label=label, columns=columns, encoding=encoding, task=task, seed=seed)
@@ -171,10 +171,10 @@ def _open_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:
         different = sorted(
             name for name, value in settings.model_dump(mode="json").items() if earlier.get(name) != value
         )
-        if different and different != ["seconds"]:
+        if set(different) - {"seconds"}:
             raise UserError(f"{folder} was made with another {', '.join(different)}; give the same, or another --out")
-        return
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        (folder / RESULT).unlink(missing_ok=True)
+    elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"{folder} is not empty; give --out a new folder")
     write_text(path, json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
 

@@ -24,6 +24,7 @@ from homespun.fitting.candidates import (
 )
 from homespun.fitting.inspection import Inspection
 from homespun.io.atomic import write_text
+from homespun.io.json import read_object
 from homespun.linear import PLAIN
 from homespun.metrics.classification import Metrics
 from homespun.report.significance import bootstrap_interval, permutation_test, wilson_interval
@@ -54,6 +55,10 @@ class FitSettings(Config):
     columns: list[str] | None = None
     encoding: str | None = None
     seed: int = 0
+
+    def is_stored(self, path: Path) -> bool:
+        """True if a file holds these settings."""
+        return path.is_file() and read_object(path) == self.model_dump(mode="json")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""``homespun fit`` on pairs, numbers and several labels, from files to predictions."""
+
+import csv
+import json
+import random
+from pathlib import Path
+
+import pytest
+from commands_world import WORDS, World, sentence
+
+
+def pairs(path: Path) -> Path:
+    """Pairs of sentences with the number of topics that they share, as similarity."""
+    draw = random.Random(0)
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(["sentence1", "sentence2", "similarity"])
+        for _ in range(150):
+            one, other = draw.choice(list(WORDS)), draw.choice(list(WORDS))
+            first = sentence(one, draw)
+            second = " ".join(reversed(first.split())) if one == other else sentence(other, draw)
+            table.writerow([first, second, 4.5 if one == other else 0.5])
+    return path
+
+
+def test_numbers_of_pairs(world: World, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = world.run("fit", pairs(tmp_path / "pairs.csv"), "--time", "20s", "--out", out)
+    assert result["task"] == "regression"
+    assert result["metric"] == "spearman"
+    assert result["test"]["spearman"] > 0.6
+    summary = world.run("predict", out, "--input", tmp_path / "pairs.csv", "--out", tmp_path / "p.jsonl")
+    numbers = [json.loads(line)["number"] for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert summary["rows"] == len(numbers) == 150
+    assert all(0.5 <= number <= 4.5 for number in numbers)
+    assert (out / "report" / "index.html").is_file()
+
+
+def test_several_labels(world: World, tmp_path: Path) -> None:
+    draw, lines = random.Random(1), []
+    for _ in range(200):
+        topics = [topic for topic in WORDS if draw.random() < 0.5]
+        lines.append({"text": " ".join(sentence(topic, draw) for topic in topics) or "the a of in", "topics": topics})
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    result = world.run("fit", path, "--label-field", "topics", "--time", "20s", "--out", tmp_path / "run")
+    assert result["task"] == "multi-label"
+    assert result["test"]["micro_f1"] > 0.8
+    found = world.run("predict", tmp_path / "run", "The soup and the bread and the salt of the dinner with butter")
+    assert "food" in found["label"]
+
+
+@pytest.mark.slow
+def test_numbers_of_pairs_from_a_checkpoint(world: World, tmp_path: Path) -> None:
+    result = world.run(
+        *("fit", pairs(tmp_path / "pairs.csv"), "--from", world.base, "--time", "2m", "--out", tmp_path / "run")
+    )
+    names = [one["name"] for one in result["candidates"]]
+    assert names == ["constant", "linear", "frozen-1", "finetuned-1", "average"]
+    assert all(one["test"]["absolute_error"] < 3.0 for one in result["candidates"])
