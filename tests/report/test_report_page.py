@@ -25,7 +25,7 @@ from homespun.report.document import (
 )
 from homespun.report.error_analysis import confusion, mistakes
 from homespun.report.figure import Plot, _warn_missing_glyphs, assign_looks, style
-from homespun.report.page import Section, write_report
+from homespun.report.page import write_report
 from homespun.report.plots import BY_STEP, BY_TIME, MAX_POINTS, Line, loss_plots, smooth
 from homespun.report.records import read_runs
 from homespun.results import Metrics
@@ -62,15 +62,14 @@ def test_a_comparison_has_everything_in_order(tmp_path: Path, pretraining: Make,
         pretraining(tmp_path / "pre", steps=53, end="interrupted", result=False),
         finetuning(tmp_path / "packages"),
     ]
-    sections = [Section("Pretraining", "Three in a row.", ["homespun pretrain electra-tiny --out runs/base"])]
-    path = write_report(runs, tmp_path / "out", title="Which package?", sections=sections)
+    path = write_report(runs, tmp_path / "out", title="Which package?")
     assert path == tmp_path / "out" / "index.html"
     parsed = Parsed(path.read_text(encoding="utf-8"))
     assert parsed.open == []
     text = parsed.text.replace("\u00a0", " ")
     parts = ["Which package?", "full, window and pre", "It beat TF-IDF + linear", "pre was interrupted", "Test set"]
     parts += ["Confusion matrix", "Most frequent", "Per class", "In training", "Losses at the end"]
-    parts += ["Generator loss by step", "Overall loss by time", "Learning rate", "Configuration", "homespun pretrain"]
+    parts += ["Generator loss by step", "Overall loss by time", "Learning rate", "Configuration"]
     parts += ["Settings that differ", "config.yaml of full", "Machine and versions"]
     positions = [text.index(part, text.index("</title>") if "</title>" in text else 0) for part in parts]
     assert positions == sorted(positions)
@@ -113,9 +112,8 @@ def test_names_labels_and_texts_are_data(tmp_path: Path, pretraining: Make, fine
         pretraining(tmp_path / "b", name="$\\alpha_{$", steps=53),
         finetuning(tmp_path / "c", name=f"c {evil}", labels=labels, rows=400, start_from=evil),
     ]
-    sections = [Section(evil, evil, [evil])]
     out = tmp_path / "out"
-    text = write_report(runs, out, title=evil, sections=sections).read_text(encoding="utf-8")
+    text = write_report(runs, out, title=evil).read_text(encoding="utf-8")
     parsed = Parsed(text)
     assert parsed.open == []
     assert not {"script", "svg"} & {tag for tag, _ in parsed.tags}

@@ -43,6 +43,15 @@ _CHARACTERS_PER_TOKEN = 150  # of text for each entry of a new vocabulary
 _STRENGTHS = (0.01, 0.1, 1.0)  # inverse regularisation of the classifier on a frozen encoder
 _MEASURED_TEXTS = 64
 _EPOCHS = 4
+_MODERNBERT_HEAD = {
+    "kind": "pooled",
+    "token": "mean",
+    "hidden_act": "gelu",
+    "bias": False,
+    "norm": "layer_norm",
+    "norm_bias": False,
+}
+"""Head of `ModernBertForSequenceClassification`, so that the whole model opens in transformers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,8 +257,7 @@ def finetune_source(
         inspection: the examples.
         files: written by `write_parts`.
         run: run folder.
-        own: a small model pretrained here, which has a CNN head, and not a checkpoint, which has the head of its
-            pooling.
+        own: a small model pretrained here, with ModernBERT's head; a checkpoint has one on the mean of the tokens.
         seconds: time of the training.
         memory: limit in bytes.
         display: shows progress.
@@ -280,7 +288,7 @@ def _finetuning_recipe(
     settings: dict[str, object] = {f"data.{name}": value for name, value in columns.items()} | {
         "data.train": str(files["train"]),
         "data.validation": str(files["validation"]),
-        "objective.head": {"kind": "cnn", "dropout": 0.5} if own else {"kind": "mean"},
+        "objective.head": _MODERNBERT_HEAD if own else {"kind": "mean"},
         "train.budget.time": round(seconds),
         "train.budget.epochs": _EPOCHS,
         "train.validate_every": 0.25,

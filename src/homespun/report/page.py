@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -12,7 +11,6 @@ from homespun.report import error_analysis, plots, summary, tables, transfer
 from homespun.report.document import (
     Block,
     Document,
-    Table,
     code,
     details,
     first_open,
@@ -30,17 +28,7 @@ from homespun.report.records import RunRecord, Tree, comparable, config_text, re
 from homespun.results import ConfusionMatrix
 
 
-@dataclass(frozen=True)
-class Section:
-    """Content from the caller: heading, text, tables, commands that were run."""
-
-    title: str
-    text: str = ""
-    commands: Sequence[str] = ()
-    tables: Sequence[Table] = ()
-
-
-def write_report(runs: Sequence[Path], out: Path, *, title: str, sections: Sequence[Section] = ()) -> Path:
+def write_report(runs: Sequence[Path], out: Path, *, title: str) -> Path:
     """Write the report of ``runs`` into the folder ``out`` and return its page, ``out/index.html``.
 
     Several runs are drawn on shared axes, in the order given. The folder also gets ``report.md``, ``tables/*.csv``
@@ -50,7 +38,6 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str, sections: Seque
         runs: run directories; unfinished runs are shown up to their last step.
         out: folder of the report.
         title: heading of the page.
-        sections: text, tables and commands from the caller.
 
     Raises:
         UserError: no run, or a folder that is not a run directory, or a damaged file in one, or ``out`` is a file.
@@ -72,7 +59,7 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str, sections: Seque
         "Leakage": _per_run(records, lambda record, end: tabular(overlap_table(record, f"overlap{end}"))),
         "Lengths": length_blocks({record.name: record for record in records}),
         "Exports": paragraphs(*summary.exports(records)),
-        "Configuration": _configuration(records, sections),
+        "Configuration": _configuration(records),
     }
     return write_document(Document(title, lead, chapters), Path(out))
 
@@ -186,12 +173,8 @@ def _histograms(record: RunRecord, file: str, title: str) -> list[Plot | None]:
     return drawn
 
 
-def _configuration(records: Sequence[RunRecord], sections: Sequence[Section]) -> list[Block]:
-    blocks: list[Block] = []
-    for section in sections:
-        blocks += [Block("paragraph", section.title, section.text)]
-        blocks += tabular(*section.tables) + code("\n".join(section.commands))
-    blocks += tabular(*tables.differences(records))
+def _configuration(records: Sequence[RunRecord]) -> list[Block]:
+    blocks = tabular(*tables.differences(records))
     for record in records:
         blocks += details(f"config.yaml of {record.name}", code(config_text(record))) if record.config else []
     environment = tables.environment([(record.name, record.environment) for record in records if record.environment])
