@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 from homespun.config import Tree
 from homespun.fitting.verdict import commands, headline, metric_text, problems
@@ -109,7 +110,7 @@ def _candidates_plot(result: Tree) -> Plot | None:
 
 
 def _short(one: Tree) -> str:
-    return "average" if one["name"] == "average" else str(one["title"])[:32]
+    return "average" if one["name"] == "average" else fill(str(one["title"]), 26)
 
 
 def _classes(test: Metrics) -> list[Block]:
