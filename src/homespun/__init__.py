@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from homespun.commands.attention_plot import show_alignment, show_attention
     from homespun.commands.batch_preview import show_batch
     from homespun.commands.benchmark import benchmark
-    from homespun.commands.convert import convert, export
+    from homespun.commands.convert import convert
     from homespun.commands.distill import distill
     from homespun.commands.doctor import examine as doctor
+    from homespun.commands.export import export
     from homespun.commands.few_shot import Prompting, few_shot
     from homespun.commands.finetune import finetune
     from homespun.commands.generate import generate, generator, summaries, summarize
@@ -55,7 +56,7 @@ _LAZY_IMPORTS = {
     "distill": "homespun.commands.distill.distill",
     "doctor": "homespun.commands.doctor.examine",
     "evaluate": "homespun.commands.predict.evaluate",
-    "export": "homespun.commands.convert.export",
+    "export": "homespun.commands.export.export",
     "extend_tokenizer": "homespun.commands.preparation.extend_tokenizer",
     "file_lengths": "homespun.commands.preparation.file_lengths",
     "finetune": "homespun.commands.finetune.finetune",

@@ -54,7 +54,7 @@ def convert(
 
 def export(
     source: Source,
-    out: Annotated[Path, typer.Option("--out", help="Output file, .onnx.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for a classifier with all it needs, or file .onnx.")],
     to: Annotated[
         str, typer.Option("--to", help="Output format: onnx. For transformers use `homespun convert --to hf`.")
     ] = "onnx",
@@ -62,7 +62,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a model to ONNX, and compare its outputs with the source."""
-    from homespun.commands.convert import export as command
+    from homespun.commands.export import export as command
     from homespun.hf.family import STORED
 
     check_choice(to, ("onnx",), "--to")

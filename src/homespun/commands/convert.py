@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from homespun.errors import UserError
 from homespun.hf.export import CARD, CONFIG, REPORT, check_replaceable, export_huggingface, suggest_onnx
 from homespun.hf.family import STORED
 from homespun.hf.open import OpenedModel, open_any
-from homespun.inference.onnx_export import export_onnx, make_small_batch, select_real_tokens
+from homespun.inference.onnx_export import make_small_batch, select_real_tokens
 from homespun.io.atomic import atomic_path
 from homespun.models.bundle import ModelBundle, save_model, weights_of
 from homespun.models.config import BackboneConfig
@@ -70,21 +69,6 @@ def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head:
     except OSError as error:
         raise UserError(f"{out} cannot be made: {error.strerror}; give another folder") from error
     return report
-
-
-def export(source: str | Path, out: str | Path, *, head: str | None = STORED) -> dict[str, Any]:
-    """Write the model in ``source`` as an ONNX file, run it, and compare; what `OnnxReport` says, as plain values.
-
-    Args:
-        source: what `homespun.hf.open.open_any` opens.
-        out: a file that ends in ``.onnx``; an older one is replaced.
-        head: as in `open_any`.
-
-    Raises:
-        UserError: there is no such model, or it cannot be written; see `export_onnx`.
-    """
-    stored = open_any(source, head=head).stored
-    return {"source": str(source), "to": "onnx", **asdict(export_onnx(out, stored.model, stored.config))}
 
 
 def compare(
@@ -155,9 +139,14 @@ def _write(folder: Path, stored: ModelBundle, to: Form) -> tuple[str, ...]:
 def _refuse_other_things(out: Path, source: Path, to: Form) -> None:
     if to not in FORMS:
         raise UserError(f"--to must be one of {', '.join(FORMS)}, not {to!r}")
+    refuse_own_folder(out, source)
+    check_replaceable(out, *_FILES[to])
+
+
+def refuse_own_folder(out: Path, source: Path) -> None:
+    """Raise `UserError` if ``out`` is the folder of the model or holds it."""
     if out.exists() and source.exists() and (out.samefile(source) or out.resolve() in source.resolve().parents):
         raise UserError(f"{out} holds the model itself; give another folder")
-    check_replaceable(out, *_FILES[to])
 
 
 def _tensors(opened: OpenedModel, back: OpenedModel) -> dict[str, object]:

@@ -143,22 +143,23 @@ def suggest_onnx(model: Model) -> tuple[str, ...]:
     return ("`homespun export MODEL --to onnx --out model.onnx` writes it for programs that have neither library",)
 
 
-def check_replaceable(folder: Path, description: str, *others: str) -> None:
+def check_replaceable(folder: Path, description: str, *others: str, weights: str = _WEIGHTS) -> None:
     """Raise `UserError` unless ``folder`` is new or empty, or has a model and nothing else.
 
     Args:
         folder: of the model to write.
         description: the file that describes the model.
-        others: further files that are allowed, besides those of weights and tokenizer.
+        others: further files and folders that are allowed, besides the weights and the files of the tokenizer.
+        weights: the file of the weights.
     """
     if not folder.exists():
         return
     if not folder.is_dir():
         raise UserError(f"{folder} is a file; give a new or empty folder")
     found = sorted(folder.iterdir())
-    known = {description, *others, *_REPLACEABLE}
-    foreign = [path for path in found if path.name not in known or not path.is_file()]
-    if not {description, _WEIGHTS} <= {path.name for path in found}:  # no complete model
+    known = {description, weights, *others, *_REPLACEABLE}
+    foreign = [path for path in found if path.name not in known or not (path.is_file() or path.name in others)]
+    if not {description, weights} <= {path.name for path in found}:  # no complete model
         foreign = foreign or found
     if foreign:
         raise UserError(f"{folder} holds other things, such as {foreign[0].name}; give a new or empty folder")

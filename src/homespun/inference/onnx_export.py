@@ -12,7 +12,7 @@ import importlib.util
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -86,7 +86,7 @@ class OnnxReport:
     Args:
         file: the ONNX file.
         inputs: names of the inputs, each (batch, length) int64.
-        output: name of the output, ``logits`` or ``last_hidden_state``.
+        output: name of the output, ``logits`` or ``last_hidden_state``; ``probabilities``, before ``logits``.
         length: length that texts must be padded to; None for any up to ``max_length``.
         max_length: maximal length in tokens.
         checked: comparisons with the model.
@@ -102,12 +102,33 @@ class OnnxReport:
     notes: tuple[str, ...]
 
 
-def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxReport:
+class Probabilities(nn.Module):
+    """Probabilities and logits of single texts by a classifier, with the temperature of its decision rule."""
+
+    def __init__(self, model: Model, temperature: float, *, multi_label: bool) -> None:
+        super().__init__()
+        self.model, self.temperature, self.multi_label = model, temperature, multi_label
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, seq) -> (batch, labels) probabilities and logits."""
+        logits: Tensor = self.model(input_ids, attention_mask)
+        scaled = logits / self.temperature
+        return scaled.sigmoid() if self.multi_label else scaled.softmax(dim=1), logits
+
+
+def export_onnx(
+    path: str | Path, model: Model, config: ModelConfig, *, probabilities: Callable[[Model], nn.Module] | None = None
+) -> OnnxReport:
     """Write the model's forward pass in evaluation mode to ``path``, atomically, for batches of any size.
 
     First onnxruntime runs the file, at two lengths with padding and for one text, and the outputs are compared with the
     model's. An attention that cannot be exported for any length is exported for texts that are padded to
     ``max_position_embeddings`` tokens.
+
+    Args:
+        path: a file that ends in ``.onnx``; an older one is replaced.
+        model, config: of the model.
+        probabilities: makes `Probabilities` of a classifier of single texts, which are then written.
 
     Raises:
         UserError: the extra ``export`` is not installed; ``path`` does not end in ``.onnx``; the model has layers that
@@ -123,30 +144,39 @@ def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxRepo
     size = sum(tensor.nbytes for tensor in model.parameters())
     if size >= _LIMIT:
         raise UserError(f"the weights are {size / 2**30:.1f} GiB, and an ONNX file holds less than 2")
-    written_out = _exportable_copy(model)
+    wrap = probabilities or (lambda model: model)
+    module, written_out = wrap(model), wrap(_exportable_copy(model))
     longest = config.backbone.max_position_embeddings
-    output = "last_hidden_state" if config.head is None else "logits"
+    outputs = ["last_hidden_state" if config.head is None else "logits"]
+    if probabilities is not None:
+        outputs.insert(0, "probabilities")
+
+    def batch(lengths: tuple[int, int]) -> dict[str, Tensor]:
+        given = _batch(model, config, lengths)
+        if probabilities is not None:  # single texts have one segment
+            given.pop("token_type_ids", None)
+        return given
+
     with atomic_path(path) as made:
         length = None
         notes = []
         if any(isinstance(module, Blocked | GlobalAttention) for module in model.modules()):
             notes.append("the attention is written out in full: memory grows with the square of the length")
         try:
-            _write(made, written_out, _batch(model, config, _TRIED[0]), config, length, output)
+            _write(made, written_out, batch(_TRIED[0]), config, length, outputs)
         except Exception as error:  # torch has many classes for graphs that it cannot export
             length, kind = longest, config.backbone.attention.kind
             try:
-                _write(made, written_out, _batch(model, config, (longest, longest - 5)), config, length, output)
+                _write(made, written_out, batch((longest, longest - 5)), config, length, outputs)
             except Exception as other:
                 raise UserError(f"{kind} attention cannot be written as ONNX: {first_line(other)}") from error
             notes.append(f"texts must be padded to {length} tokens: {kind} attention cannot be written for any length")
         tried = _TRIED if length is None else ((length, length - 5), (length, length // 2))
-        batches = [_batch(model, config, lengths) for lengths in tried]
+        batches = [batch(lengths) for lengths in tried]
         # and a single text of the maximal length
-        batches.append({name: tensor[:1] for name, tensor in _batch(model, config, (longest, longest)).items()})
-        checked = tuple(_check(made, model, batch) for batch in batches)
-    inputs = tuple(_batch(model, config, _TRIED[1]))
-    return OnnxReport(str(path), inputs, output, length, longest, checked, tuple(notes))
+        batches.append({name: tensor[:1] for name, tensor in batch((longest, longest)).items()})
+        checked = tuple(_check(made, module, given) for given in batches)
+    return OnnxReport(str(path), tuple(batches[0]), outputs[0], length, longest, checked, tuple(notes))
 
 
 def onnx_unsupported_reason(model: Model) -> str:
@@ -207,7 +237,12 @@ def _batch(model: Model, config: ModelConfig, lengths: tuple[int, int]) -> dict[
 
 
 def _write(
-    path: Path, model: Model, given: Mapping[str, Tensor], config: ModelConfig, length: int | None, output: str
+    path: Path,
+    module: nn.Module,
+    given: Mapping[str, Tensor],
+    config: ModelConfig,
+    length: int | None,
+    outputs: list[str],
 ) -> None:
     backbone = config.backbone
     batch = torch.export.Dim("batch")
@@ -221,28 +256,30 @@ def _write(
     }
     shapes = {name: {0: batch, 1: sizes["decoder_" if name.startswith("decoder_") else ""]} for name in given}
     with _quietly(), torch.no_grad():
-        graph = torch.export.export(model, (), dict(given), dynamic_shapes=shapes, strict=False)
-        program = torch.onnx.export(graph, input_names=list(given), output_names=[output], dynamo=True, verbose=False)
+        graph = torch.export.export(module, (), dict(given), dynamic_shapes=shapes, strict=False)
+        program = torch.onnx.export(graph, input_names=list(given), output_names=outputs, dynamo=True, verbose=False)
     if program is None:
         raise RuntimeError("torch.onnx.export returned no program")
     program.save(str(path))
 
 
-def _check(path: Path, model: Model, given: Mapping[str, Tensor]) -> Comparison:
-    """Run the file, and compare its output with the model's."""
+def _check(path: Path, module: nn.Module, given: Mapping[str, Tensor]) -> Comparison:
+    """Run the file, and compare its outputs with those of the model."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    found = torch.from_numpy(session.run(None, {name: tensor.numpy() for name, tensor in given.items()})[0])
+    found = session.run(None, {name: tensor.numpy() for name, tensor in given.items()})
     with torch.no_grad():
-        result = model(**given)
-    expected, actual = select_real_tokens(result, given), select_real_tokens(found, given)
-    difference = float((expected - actual).abs().max())
-    if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
-        raise RuntimeError(f"outputs of {path.name} differ by {difference:g} from the model's")
-    return {"shape": list(given["input_ids"].shape), "largest_difference": difference}
+        results = module(**given)
+    differences = []
+    for output, result in zip(found, results if isinstance(results, tuple) else (results,), strict=True):
+        expected, actual = select_real_tokens(result, given), select_real_tokens(torch.from_numpy(output), given)
+        differences.append(float((expected - actual).abs().max()))
+        if not differences[-1] <= _TOLERANCE * max(1.0, float(expected.abs().max())):
+            raise RuntimeError(f"outputs of {path.name} differ by {differences[-1]:g} from the model's")
+    return {"shape": list(given["input_ids"].shape), "largest_difference": max(differences)}
 
 
 @contextlib.contextmanager

@@ -1,0 +1,57 @@
+"""A classifier as a folder that programs without torch use: graph, tokenizer, labels and a runner."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+
+from tokenizers import Tokenizer as Engine
+
+from homespun.data.labels import Labels
+from homespun.inference.onnx_export import OnnxReport, Probabilities, export_onnx
+from homespun.inference.predict import DecisionRule
+from homespun.io.atomic import atomic_path
+from homespun.models.bundle import ModelBundle
+
+MODEL, LABELS, RUNNER = "model.onnx", "labels.json", "predict.py"
+_TEMPLATE = Path(__file__).with_name("onnx_predict.py.txt")
+_SHORTEST = 2  # tokens of a padded batch; the graph is for two or more
+
+
+def export_onnx_bundle(
+    folder: str | Path, stored: ModelBundle, labels: Labels, decision: DecisionRule, *, max_length: int
+) -> OnnxReport:
+    """Write a classifier of single texts to ``folder``, atomically; an older folder is replaced.
+
+    Args:
+        folder: gets ``model.onnx`` (outputs ``probabilities`` and ``logits``), ``tokenizer.json`` (adds special tokens
+            and cuts texts at ``max_length``), ``labels.json`` and ``predict.py``, which reads the other three.
+        stored: the model and its tokenizer.
+        labels: classes of the logits.
+        decision: its temperature becomes part of the graph, its thresholds are in ``labels.json``.
+        max_length: maximal number of tokens, special tokens included.
+
+    Raises:
+        UserError: as in `export_onnx`.
+    """
+    folder = Path(folder)
+    with atomic_path(folder) as made:
+        made.mkdir()
+        wrap = partial(Probabilities, temperature=decision.temperature, multi_label=labels.multi_label)
+        report = export_onnx(made / MODEL, stored.model, stored.config, probabilities=wrap)
+        engine = Engine.from_str(stored.tokenizer.for_transformers().content)
+        engine.enable_truncation(max_length)
+        engine.save(str(made / "tokenizer.json"))
+        description = {
+            "labels": labels.names,
+            "thresholds": (decision.thresholds or (0.5,) * len(labels)) if labels.multi_label else None,
+            "max_length": max_length,
+            "min_length": report.length or _SHORTEST,
+            "pad_id": stored.tokenizer.pad_id,
+        }
+        text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
+        (made / LABELS).write_text(text, encoding="utf-8")
+        (made / RUNNER).write_bytes(_TEMPLATE.read_bytes())
+    return dataclasses.replace(report, file=str(folder / MODEL), max_length=max_length)

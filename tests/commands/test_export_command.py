@@ -1,0 +1,115 @@
+"""`homespun export` into a folder: the files are used as their readers use them, without homespun."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands_world import WORDS as WORDS_BY_TOPIC
+from commands_world import run
+
+from homespun.cli import app
+from homespun.commands.predict import predict_texts
+from homespun.data.labels import Labels
+from homespun.errors import UserError
+from homespun.models.bundle import save_model
+from homespun.models.config import ModelConfig
+from homespun.text.tokenizer import Tokenizer
+
+SIZES: dict[str, Any] = {"hidden_size": 33, "num_attention_heads": 3, "intermediate_size": 47, "num_hidden_layers": 1}
+SIZES |= {"max_position_embeddings": 41, "initializer_range": 0.3}
+LENGTH = 13
+WORDS = [word for words in WORDS_BY_TOPIC.values() for word in words]
+TEXTS = [
+    "goal",
+    "",
+    "  bank share ",
+    "soup [MASK] bread [SEP] salt",
+    "match goal team coach",
+    " ".join(WORDS * 3),
+    "unknown \u00e9\u4e2d words",
+]
+RULE = {"temperature": 1.7}
+SEVERAL = {"temperature": 0.6, "thresholds": [0.2, 0.5, 0.8]}
+GPT = {"causal": True, "residual": {"kind": "pre"}, "type_vocab_size": 0}
+
+
+def classifier(
+    folder: Path,
+    backbone: Any = None,
+    head: str = "pooled",
+    multi_label: bool = False,
+    kind: Any = "wordpiece",
+    **task: Any,
+) -> Path:
+    tokenizer = Tokenizer.train([" ".join(WORDS)] * 5, kind=kind, vocab_size=67 if kind == "wordpiece" else 290)
+    if kind == "bpe":  # as GPT-2: nothing around a text
+        tokenizer = Tokenizer(tokenizer.content, {"pad": "[PAD]"})
+    vocabulary = {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_id}
+    tree = {"backbone": SIZES | vocabulary | (backbone or {}), "head": {"kind": head, "num_labels": 3}}
+    config = ModelConfig.model_validate(tree)
+    torch.manual_seed(5)
+    labels = Labels(("food", "money", "sport"), multi_label)
+    stored = {"kind": "classification", "data": "texts", "text": "text", "label": "label", "max_length": LENGTH} | task
+    save_model(folder / "model", config.build(), config, tokenizer, labels=labels, task=stored)
+    return folder
+
+
+def run_alone(folder: Path, texts: list[str]) -> list[dict[str, Any]]:
+    """Predictions of the runner in a process where homespun, torch and transformers cannot be imported."""
+    code = (
+        "import json, runpy, sys\n"
+        "sys.modules.update(dict.fromkeys(['homespun', 'torch', 'transformers']))\n"
+        "predict = runpy.run_path(sys.argv[1])['predict']\n"
+        "print(json.dumps(list(predict(json.loads(sys.argv[2])))))\n"
+    )
+    words = [sys.executable, "-c", code, str(folder / "predict.py"), json.dumps(texts)]
+    found: list[dict[str, Any]] = json.loads(subprocess.run(words, check=True, capture_output=True).stdout)
+    return found
+
+
+def compare(found: list[dict[str, Any]], run: Path, texts: list[str]) -> None:
+    for one, expected in zip(found, predict_texts(str(run), texts), strict=True):
+        label = expected["label"]
+        assert one["label"] == (label if isinstance(label, str) else list(label))  # type: ignore[call-overload]
+        assert one["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"decision": RULE},
+        pytest.param({"multi_label": True, "decision": SEVERAL}, marks=pytest.mark.slow),
+        pytest.param({"backbone": GPT, "head": "last", "kind": "bpe"}, marks=pytest.mark.slow),
+        pytest.param({"backbone": {"attention": {"kind": "performer", "num_features": 7}}}, marks=pytest.mark.slow),
+    ],
+    ids=["one-label", "several-labels", "no-special-tokens", "one-length"],
+)
+def test_the_runner_predicts_as_homespun_does(settings: Any, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    made, out = classifier(tmp_path / "run", **settings), tmp_path / "bundle"
+    result = run("export", made, "--out", out)
+    assert result["output"] == "probabilities"
+    assert {path.name for path in out.iterdir()} == {"model.onnx", "tokenizer.json", "labels.json", "predict.py"}
+    assert len((out / "predict.py").read_text().splitlines()) <= 20
+    compare(run_alone(out, TEXTS), made, TEXTS)
+    for text in TEXTS[:2]:  # alone: the shortest batches
+        compare(run_alone(out, [text]), made, [text])
+    lines = subprocess.run([sys.executable, out / "predict.py", "goal"], check=True, capture_output=True).stdout
+    assert json.loads(lines)["probabilities"].keys() == {"food", "money", "sport"}
+
+
+def test_what_a_folder_is_not_for_is_one_line(tmp_path: Path) -> None:
+    chunks = classifier(tmp_path / "chunks", truncation={"kind": "chunk_mean"})
+    pairs = classifier(tmp_path / "pairs", data="sentence_pairs", text=None, first="a", second="b")
+    for source, match in ((chunks, r"truncation\.kind=chunk_mean.*\.onnx"), (pairs, r"single texts.*\.onnx")):
+        with pytest.raises(UserError, match=match):
+            app(["export", str(source), "--out", str(tmp_path / "out")], standalone_mode=False)
+        assert not (tmp_path / "out").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "predict.py").touch()
+    with pytest.raises(UserError, match=r"mine holds other things.*predict\.py"):
+        app(["export", str(chunks), "--out", str(tmp_path / "mine")], standalone_mode=False)
