@@ -1,6 +1,8 @@
 """`homespun export` into a folder: the files are used as their readers use them, without homespun."""
 
+import csv
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,10 @@ from commands_world import WORDS as WORDS_BY_TOPIC
 from commands_world import run
 
 from homespun.cli import app
+from homespun.commands import export as exporting
 from homespun.commands.predict import predict_texts
+from homespun.commands.recipe import finetune_recipe
+from homespun.config import dump
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.models.bundle import save_model
@@ -56,6 +61,21 @@ def classifier(
     stored = {"kind": "classification", "data": "texts", "text": "text", "label": "label", "max_length": LENGTH} | task
     save_model(folder / "model", config.build(), config, tokenizer, labels=labels, task=stored)
     return folder
+
+
+def labelled_run(folder: Path, **settings: Any) -> Path:
+    """A classifier with the config of its run, whose validation examples it labels rightly and surely."""
+    made = classifier(folder, **settings)
+    draw = random.Random(1)
+    texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 20))) for _ in range(200)]
+    predicted = zip(texts, predict_texts(str(made), texts), strict=True)
+    rows = [(text, one["label"]) for text, one in predicted if one["probability"] > 0.7]  # type: ignore[operator]
+    for name in ("train", "validation"):
+        with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as stream:
+            csv.writer(stream).writerows([("text", "label"), *rows])
+    recipe = finetune_recipe("classify", [f"data.{name}={folder / name}.csv" for name in ("train", "validation")])
+    (folder / "config.yaml").write_text(dump(recipe), encoding="utf-8")
+    return made
 
 
 def run_alone(folder: Path, texts: list[str]) -> list[dict[str, Any]]:
@@ -113,3 +133,38 @@ def test_what_a_folder_is_not_for_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "mine" / "predict.py").touch()
     with pytest.raises(UserError, match=r"mine holds other things.*predict\.py"):
         app(["export", str(chunks), "--out", str(tmp_path / "mine")], standalone_mode=False)
+
+
+@pytest.mark.slow
+def test_int8_weights_are_measured_on_the_validation_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    made, out = labelled_run(tmp_path / "run", decision={"temperature": 0.3}), tmp_path / "out"
+    result = run("export", made, "--out", out, "--quantize", "int8")
+    found = result["quantization"]
+    assert found["type"] == "int8"
+    assert found["examples"] > 50
+    assert found["accuracy"]["before"] == 1.0
+    assert 0.99 <= found["accuracy"]["after"] <= 1.0
+    assert found["bytes"]["after"] == (out / "model.onnx").stat().st_size < found["bytes"]["before"]
+    for one, expected in zip(run_alone(out, TEXTS), predict_texts(str(made), TEXTS), strict=True):
+        assert one["probabilities"] == pytest.approx(expected["probabilities"], abs=0.1)
+
+    def spoil(path: Path) -> None:
+        text = (path.parent / "labels.json").read_text()
+        (path.parent / "labels.json").write_text(text.replace('"food"', '"other"'))
+
+    monkeypatch.setattr(exporting, "quantize_int8", spoil)
+    with pytest.raises(UserError, match=r"accuracy 0\..* float32 1\.000; .*--quantize"):
+        app(["export", str(made), "--out", str(tmp_path / "none"), "--quantize", "int8"], standalone_mode=False)
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "run" / "validation.csv").unlink()
+    result = run("export", made, "--out", out, "--quantize", "int8")
+    assert result["quantization"]["accuracy"] == {"before": None, "after": None}
+    assert "validation.csv" in result["notes"][-1]
+
+
+def test_a_file_is_not_quantized(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--quantize .*--out FOLDER"):
+        app(["export", "x", "--out", str(tmp_path / "x.onnx"), "--quantize", "int8"], standalone_mode=False)
+    with pytest.raises(UserError, match=r"--quantize .*int8.*'int4'"):
+        app(["export", "x", "--out", str(tmp_path / "x"), "--quantize", "int4"], standalone_mode=False)

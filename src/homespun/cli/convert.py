@@ -59,14 +59,19 @@ def export(
         str, typer.Option("--to", help="Output format: onnx. For transformers use `homespun convert --to hf`.")
     ] = "onnx",
     head: Head = None,
+    quantize: Annotated[
+        str | None, typer.Option("--quantize", help="Quantize the weights of a classifier: int8.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Export a model to ONNX, and compare its outputs with the source."""
+    from homespun.commands.export import QUANTIZATIONS
     from homespun.commands.export import export as command
     from homespun.hf.family import STORED
 
     check_choice(to, ("onnx",), "--to")
-    result = command(source, out, head=_head_kind(head, STORED))
+    weights = None if quantize is None else check_choice(quantize, QUANTIZATIONS, "--quantize")
+    result = command(source, out, head=_head_kind(head, STORED), quantize=weights)
     if as_json:
         print_result(result, as_json)
         return
@@ -78,6 +83,14 @@ def export(
         "tokens": f"exactly {result['length']}" if result["length"] else f"up to {result['max_length']}",
         "checked": f"{len(result['checked'])} batches differ by {largest:.1g}",
     }
+    if found := result.get("quantization"):
+        size, accuracy = found["bytes"], found["accuracy"]
+        facts["bytes"] = f"{size['before']:,} in float32, {size['after']:,} in {found['type']}"
+        if found["examples"]:
+            facts["accuracy"] = (
+                f"{accuracy['before']:.3f} in float32, {accuracy['after']:.3f} in {found['type']}, "
+                f"on {found['examples']:,} validation examples"
+            )
     for note in result["notes"]:
         typer.echo(f"note: {note}")
     print_result(facts, as_json)

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import runpy
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal, cast
 
 from homespun.commands.convert import refuse_own_folder
+from homespun.commands.provenance import restore_settings
+from homespun.commands.recipe import finetune_recipe
+from homespun.commands.trials import plan_trials
+from homespun.config import Tree
 from homespun.data.long_inputs import TRUNCATE
 from homespun.errors import UserError
 from homespun.hf.export import check_replaceable
 from homespun.hf.family import STORED
 from homespun.hf.open import open_any
-from homespun.inference.onnx_bundle import LABELS, MODEL, RUNNER, export_onnx_bundle
-from homespun.inference.onnx_export import OnnxReport, export_onnx
+from homespun.inference.onnx_bundle import LABELS, MODEL, RUNNER, export_onnx_bundle, quantize_int8
+from homespun.inference.onnx_export import export_onnx
+from homespun.io.atomic import atomic_path
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.config import stored_task
+from homespun.tasks.protocol import AnyTask
 from homespun.tasks.text_models import TextTask
+from homespun.tasks.texts import LabelledText
+
+Quantization = Literal["int8"]
+QUANTIZATIONS: tuple[Quantization, ...] = ("int8",)
+_MOST_LOST = 0.01  # of the accuracy, by quantization
+_BATCH = 32
 
 
-def export(source: str | Path, out: str | Path, *, head: str | None = STORED) -> dict[str, Any]:
+def export(
+    source: str | Path, out: str | Path, *, head: str | None = STORED, quantize: Quantization | None = None
+) -> Tree:
     """Write the model in ``source`` for ONNX, run it, and compare; what `OnnxReport` says, as plain values.
 
     Args:
@@ -27,25 +43,31 @@ def export(source: str | Path, out: str | Path, *, head: str | None = STORED) ->
         out: a file that ends in ``.onnx``, for the outputs of the model; or a folder, for a classifier of texts with
             its tokenizer, labels and decision rule: see `export_onnx_bundle`. An older one is replaced.
         head: as in `open_any`.
+        quantize: quantize the weights of a classifier. The result then has ``quantization``: ``type``, and ``bytes``
+            and ``accuracy`` before and after, on so many ``examples``, those of the validation of the run in
+            ``source``. Without them the accuracy is None, and a note says why.
 
     Raises:
         UserError: there is no such model, or it cannot be written; see `export_onnx`. For a folder, the model does not
-            classify single texts, or reads more of a text than its first tokens.
+            classify single texts, or reads more of a text than its first tokens, or loses more than 1 % of accuracy.
     """
     out = Path(out)
     if out.suffix == ".onnx":
+        if quantize:
+            raise UserError(f"--quantize {quantize} is for a classifier in a folder; give --out FOLDER")
         stored = open_any(source, head=head).stored
-        report = export_onnx(out, stored.model, stored.config)
+        result = asdict(export_onnx(out, stored.model, stored.config))
     else:
         refuse_own_folder(out, Path(source))
         check_replaceable(out, LABELS, RUNNER, weights=MODEL)
-        report = _export_bundle(open_any(source, head=head).stored, out, source)
-    return {"source": str(source), "to": "onnx", **asdict(report)}
+        stored = open_any(source, head=head).stored
+        result = _export_classifier(stored, out, source, quantize is not None)
+    return {"source": str(source), "to": "onnx", **result}
 
 
-def _export_bundle(stored: ModelBundle, out: Path, source: str | Path) -> OnnxReport:
+def _export_classifier(stored: ModelBundle, out: Path, source: str | Path, quantize: bool) -> Tree:
     file = "give --out FILE.onnx for the outputs of the model alone"
-    task = stored_task(stored, source=str(source))
+    task: AnyTask | TextTask = stored_task(stored, source=str(source))
     if not isinstance(task, TextTask) or task.labels is None or task.data.kind != "texts":
         raise UserError(f"{source} does not classify single texts, which a folder is for; {file}")
     if task.data.truncation != TRUNCATE:
@@ -53,4 +75,61 @@ def _export_bundle(stored: ModelBundle, out: Path, source: str | Path) -> OnnxRe
             f"{source} reads long texts by data.truncation.kind={task.data.truncation.kind}, and the runner of a "
             f"folder reads their first tokens alone; fine-tune with kind=truncate, or {file}"
         )
-    return export_onnx_bundle(out, stored, task.labels, task.decision, max_length=task.data.max_length)
+    with atomic_path(out) as made:
+        report = export_onnx_bundle(made, stored, task.labels, task.decision, max_length=task.data.max_length)
+        result = asdict(replace(report, file=str(out / MODEL)))
+        return _quantize(result, made, Path(source), task) if quantize else result
+
+
+def _quantize(result: Tree, folder: Path, source: Path, task: AnyTask) -> Tree:
+    """Quantize the graph in ``folder``, and add ``quantization`` to the result.
+
+    Raises:
+        UserError: the accuracy falls by more than `_MOST_LOST`.
+    """
+    examples: Sequence[LabelledText] = ()
+    try:
+        examples = _validation_examples(source, task)
+    except UserError as error:
+        result["notes"] += (f"accuracy was not measured: {error}",)
+    measured = {"bytes": [(folder / MODEL).stat().st_size], "accuracy": [_accuracy(folder, examples)]}
+    quantize_int8(folder / MODEL)
+    measured["bytes"].append((folder / MODEL).stat().st_size)
+    measured["accuracy"].append(_accuracy(folder, examples))
+    before, after = measured["accuracy"]
+    if before is not None and after is not None and before - after > _MOST_LOST:
+        raise UserError(
+            f"int8 weights have accuracy {after:.3f} on {len(examples)} validation examples, and float32 {before:.3f}; "
+            f"more than {_MOST_LOST} is lost: leave --quantize out"
+        )
+    pairs = {name: dict(zip(("before", "after"), values, strict=True)) for name, values in measured.items()}
+    return result | {"quantization": {"type": "int8", **pairs, "examples": len(examples)}}
+
+
+def _validation_examples(run: Path, task: AnyTask) -> Sequence[LabelledText]:
+    """The examples that chose the checkpoint of a run.
+
+    Raises:
+        UserError: there is no run, its files are gone, or each fold has others.
+    """
+    if not (run / "config.yaml").is_file():
+        raise UserError(f"{run} is not a run with validation examples")
+    recipe = restore_settings(finetune_recipe(str(run / "config.yaml")), run, main=False)
+    if recipe.folds is not None:
+        raise UserError(f"each fold of {run} has its own validation examples")
+    everything = recipe.data.read("train")
+    assert everything is not None
+    trials = plan_trials(recipe, task, everything, recipe.data.read("validation"), None)
+    return cast(Sequence[LabelledText], trials[0].validation)  # seeds share them
+
+
+def _accuracy(folder: Path, examples: Sequence[LabelledText]) -> float | None:
+    """Share of examples whose label, or whose set of labels, the runner in ``folder`` predicts; None without any."""
+    predict = runpy.run_path(str(folder / RUNNER))["predict"]
+    right = 0
+    for start in range(0, len(examples), _BATCH):
+        part = examples[start : start + _BATCH]
+        for example, found in zip(part, predict([example.text for example in part]), strict=True):
+            several = isinstance(example.label, tuple)
+            right += found["label"] == example.label if not several else set(found["label"]) == set(example.label)
+    return right / len(examples) if examples else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as Engine
 
 from homespun.data.labels import Labels
-from homespun.inference.onnx_export import OnnxReport, Probabilities, export_onnx
+from homespun.inference.onnx_export import OnnxReport, Probabilities, export_onnx, quietly
 from homespun.inference.predict import DecisionRule
 from homespun.io.atomic import atomic_path
 from homespun.models.bundle import ModelBundle
@@ -55,3 +55,14 @@ def export_onnx_bundle(
         (made / LABELS).write_text(text, encoding="utf-8")
         (made / RUNNER).write_bytes(_TEMPLATE.read_bytes())
     return dataclasses.replace(report, file=str(folder / MODEL), max_length=max_length)
+
+
+def quantize_int8(path: Path) -> None:
+    """Replace the matrices of an ONNX file by 8-bit integers; activations are quantized while it runs."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    graph = onnx.load(path)
+    graph.graph.ClearField("value_info")  # shapes from before the exporter transposed some weights
+    with quietly():
+        quantize_dynamic(graph, path, weight_type=QuantType.QInt8)

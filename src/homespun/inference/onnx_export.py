@@ -255,7 +255,7 @@ def _write(
         for prefix, most in longest.items()
     }
     shapes = {name: {0: batch, 1: sizes["decoder_" if name.startswith("decoder_") else ""]} for name in given}
-    with _quietly(), torch.no_grad():
+    with quietly(), torch.no_grad():
         graph = torch.export.export(module, (), dict(given), dynamic_shapes=shapes, strict=False)
         program = torch.onnx.export(graph, input_names=list(given), output_names=outputs, dynamo=True, verbose=False)
     if program is None:
@@ -283,7 +283,7 @@ def _check(path: Path, module: nn.Module, given: Mapping[str, Tensor]) -> Compar
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Suppress the output of the exporters, which concerns their internals."""
     with (
         warnings.catch_warnings(),
