@@ -17,14 +17,13 @@ from homespun.commands.recipe import (
     CorpusData,
     FinetuneRecipe,
     PretrainRecipe,
-    comparison_names,
     load_recipe,
-    recipe_names,
 )
 from homespun.compare.recipe import compare_recipe
 from homespun.config import Config, override
 from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.objectives.config import PretrainingObjective
+from homespun.recipes import comparison_names, recipe_names
 from homespun.tasks.texts import LabelledData
 from homespun.training.config import AdamW, LinearSchedule, TrainConfig
 

@@ -12,7 +12,7 @@ import yaml
 from homespun.cli import main
 from homespun.commands.few_shot import Prompting
 from homespun.commands.provenance import InitialWeights, check_inputs
-from homespun.commands.recipe import load_recipe, recipe_names
+from homespun.commands.recipe import load_recipe
 from homespun.compare.recipe import compare_recipe
 from homespun.config import dump, validate
 from homespun.errors import UserError
@@ -27,6 +27,7 @@ from homespun.migration import (
 )
 from homespun.models.bundle import load_model, save_model
 from homespun.models.config import ModelConfig
+from homespun.recipes import recipe_names
 from homespun.report.comparison_records import read_comparison
 from homespun.report.records import architecture, read_run
 from homespun.text.tokenizer import Tokenizer

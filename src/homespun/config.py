@@ -97,14 +97,18 @@ Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
     PlainSerializer(lambda s: s, return_type=float),
-    WithJsonSchema({"type": ["number", "string"], "examples": [90, "20m", "2h"]}),
+    WithJsonSchema({"type": ["number", "string"], "format": "duration", "examples": [90, "20m", "2h"]}),
 ]
 Count = Annotated[
-    int, BeforeValidator(parse_count), WithJsonSchema({"type": ["integer", "string"], "examples": [5000, "250k"]})
+    int,
+    BeforeValidator(parse_count),
+    WithJsonSchema({"type": ["integer", "string"], "format": "count", "examples": [5000, "250k"]}),
 ]
 
 Bytes = Annotated[
-    int, BeforeValidator(parse_bytes), WithJsonSchema({"type": ["integer", "string"], "examples": ["12GB", "8GiB"]})
+    int,
+    BeforeValidator(parse_bytes),
+    WithJsonSchema({"type": ["integer", "string"], "format": "bytes", "examples": ["12GB", "8GiB"]}),
 ]
 
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Engine
 
 import homespun
 from homespun.commands import pretrain as job
-from homespun.commands.adaptation import open_start, split_overrides
+from homespun.commands.adaptation import open_start
 from homespun.commands.adaptation_metrics import _tokens_per_word
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.errors import UserError
@@ -23,6 +23,7 @@ from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig
 from homespun.objectives.electra import Electra
 from homespun.objectives.mlm import MaskedLM
+from homespun.recipes import split_overrides
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Kind, Tokenizer
 from homespun.text.vocabulary_extension import extend, find_added_tokens

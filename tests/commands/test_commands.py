@@ -81,7 +81,8 @@ def test_lengths_by_class_and_split(world: World) -> None:
 def test_recipes_can_be_listed_shown_and_have_a_schema() -> None:
     from commands_world import run
 
-    from homespun.commands.recipe import load_recipe, recipe_names
+    from homespun.commands.recipe import load_recipe
+    from homespun.recipes import recipe_names
 
     assert set(run("recipes", "list")["recipes"]) == set(recipe_names())
     assert run("recipes", "show", "electra-mini", "train.seed=3")["train"]["seed"] == 3
@@ -91,8 +92,9 @@ def test_recipes_can_be_listed_shown_and_have_a_schema() -> None:
 
 
 def test_a_preset_that_is_no_recipe_is_refused_with_a_command_that_loads() -> None:
-    from homespun.commands.recipe import load_recipe, recipe_names
+    from homespun.commands.recipe import load_recipe
     from homespun.models.presets import PRESETS
+    from homespun.recipes import recipe_names
 
     refused = []
     for name in {*PRESETS, "distil-base"} - {*recipe_names()}:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from comparing import comparison
 
-from homespun.commands.recipe import comparison_names
 from homespun.compare.checks import check
 from homespun.compare.recipe import compare_recipe
 from homespun.compare.trials import trials
 from homespun.data.corpus import build_corpus
 from homespun.errors import UserError
+from homespun.recipes import comparison_names
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 from homespun.vectors.store import save_vectors

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from homespun.commands.adaptation import split_overrides
-from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, comparison_names, load_recipe
+from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, load_recipe
 from homespun.compare.recipe import compare_recipe
 from homespun.compare.trials import trials
+from homespun.recipes import comparison_names, split_overrides
 
 MEASURED = Path(__file__).resolve().parents[2] / "benchmarks" / "comparisons"
 EVERY = [*comparison_names(), *map(str, sorted(MEASURED.glob("*.yaml")))]

@@ -13,7 +13,6 @@ from hf_peers import DECODER, PROPHETNET, REFORMER, SIZES, TEXTS, bert_tokenizer
 from safetensors.torch import load_file, save_file
 
 from homespun.errors import UserError
-from homespun.hf import open as opening
 from homespun.hf.engine import to_theirs
 from homespun.hf.families import FAMILIES
 from homespun.hf.open import open_any, open_huggingface, open_model
@@ -257,7 +256,7 @@ def test_prophetnet_as_transformers_writes_it(tmp_path: Path, monkeypatch: pytes
         assert "prophetnet.tokenizer" in allow_patterns
         return str(folder)
 
-    monkeypatch.setattr(opening, "snapshot_download", fetch)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     for source in (folder, "someone/prophetnet"):
         ours = open_model(source).tokenizer
         found = [ids.tolist() for ids in ours.encode_batch(TEXTS[:4])]

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from homespun.data.labels import Labels
 from homespun.errors import UserError
-from homespun.hf import open as opening
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_any, open_for_training, open_huggingface, open_model
 from homespun.models.bundle import save_model, weights_of
@@ -95,7 +94,7 @@ def test_a_file_an_empty_folder_and_nothing_at_all(tmp_path: Path, folder: Path)
 @pytest.mark.parametrize("name", ["./absent", "../absent", "~/absent", "/absent", "a/b/c", "runs/bse", "runs/"])
 def test_a_path_is_not_looked_for_on_the_hub(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(opening, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
     (tmp_path / "runs" / "base").mkdir(parents=True)
     if name == "runs/":
         assert "holds no model" in refused(name)
@@ -126,7 +125,7 @@ def test_a_hub_name_is_fetched_without_what_is_not_read(folder: Path, monkeypatc
         asked.append((name, allow_patterns))
         return str(folder)
 
-    monkeypatch.setattr(opening, "snapshot_download", fetch)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     torch.testing.assert_close(logits("someone/model"), logits(folder))
     assert [name for name, _ in asked] == ["someone/model"]
     assert not [pattern for pattern in asked[0][1] if ".bin" in pattern]
@@ -139,7 +138,7 @@ def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(name: str, **patterns: Any) -> str:
         raise ConnectionError("no route to host\nand more lines\nof it")
 
-    monkeypatch.setattr(opening, "snapshot_download", fetch)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     message = refused("someone/model")
     assert re.search("^there is no folder someone/model.* hub.*no route to host$", message)
 

@@ -27,6 +27,10 @@ from homespun.cli.options import (
     Overrides,
     Resume,
     StartingVectors,
+    check_choice,
+    check_inputs,
+    check_recipe,
+    check_source,
     parse_overrides,
     print_prediction,
     print_result,
@@ -65,7 +69,10 @@ app.command()(compare)
 app.command(short_help="Measure latency and memory of a model.")(benchmark)
 app.command()(baselines)
 
-Model = Annotated[str, typer.Argument(help="Fine-tuned model: run, model folder, Hugging Face folder or hub name.")]
+Model = Annotated[
+    str,
+    typer.Argument(callback=check_source, help="Fine-tuned model: run, model folder, Hugging Face folder or hub name."),
+]
 
 
 def _print_version(asked: bool) -> None:
@@ -99,12 +106,16 @@ def pretrain(
     as_json: Json = False,
 ) -> None:
     """Pretrain a model on a corpus, from scratch or from a checkpoint."""
-    from homespun.commands.adaptation import split_overrides
+    from homespun.recipes import split_overrides
+
+    of_recipe, changes = (overrides or [], {}) if start_from is None else split_overrides(overrides or [])
+    check_recipe(recipe, of_recipe, "pretrain")
+    check_source(None if resume else start_from)
+
     from homespun.commands.pretrain import pretrain as command
     from homespun.commands.recipe import pretrain_recipe
     from homespun.report.console import Display
 
-    of_recipe, changes = (overrides or [], {}) if start_from is None else split_overrides(overrides or [])
     with Display(json=as_json) as display:
         result = command(
             pretrain_recipe(recipe, of_recipe),
@@ -132,12 +143,15 @@ def finetune(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a pretrained model on labelled examples, and compare it with baselines."""
+    if start_from is None:
+        raise UserError("give --from: a run, a model folder, or a Hugging Face folder or hub name to start from")
+    check_recipe(recipe, overrides or (), "finetune")
+    check_source(None if resume else start_from)
+
     from homespun.commands.finetune import finetune as command
     from homespun.commands.recipe import finetune_recipe
     from homespun.report.console import Display
 
-    if start_from is None:
-        raise UserError("give --from: a run, a model folder, or a Hugging Face folder or hub name to start from")
     loaded = finetune_recipe(recipe, overrides or ())
     with Display(json=as_json) as display:
         result = command(loaded, out, start_from=start_from, vectors=vectors, resume=resume, display=display)
@@ -147,7 +161,10 @@ def finetune(
 @app.command()
 def evaluate(
     run: Model,
-    data: Annotated[list[str], typer.Option("--data", help="Labelled file, glob, folder or hub name; repeatable.")],
+    data: Annotated[
+        list[str],
+        typer.Option("--data", callback=check_inputs, help="Labelled file, glob, folder or hub name; repeatable."),
+    ],
     text: Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")] = None,
     label: Annotated[str | None, typer.Option("--label-field", help="Column; default: as in training.")] = None,
     data_set: DataSet = None,
@@ -182,7 +199,10 @@ def predict(
     run: Model,
     texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to classify.")] = None,
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", help="File, glob, folder, archive, URL or hub name; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--input", callback=check_inputs, help="File, glob, folder, archive, URL or hub name; repeatable."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Output file for --input, .jsonl or .csv.")] = None,
     text: Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")] = None,
@@ -193,19 +213,22 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict labels or outputs of texts or files, in their order."""
-    from homespun.commands.predict import predict as command
-    from homespun.commands.predict import predict_texts
-    from homespun.report.console import Display, counter
-    from homespun.text.sources import ReadProgress
-
     if bool(texts) == bool(inputs):
         raise UserError("give texts as arguments, or files with --input, not both")
     if texts:
+        from homespun.commands.predict import predict_texts
+
         for prediction in predict_texts(run, texts):
             print_prediction(prediction, as_json)
         return
     if out is None or inputs is None:
         raise UserError("--out is missing; give a file for the predictions, .jsonl or .csv")
+    check_choice(out.suffix, (".jsonl", ".csv"), "--out")
+
+    from homespun.commands.predict import predict as command
+    from homespun.report.console import Display, counter
+    from homespun.text.sources import ReadProgress
+
     read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
         result = command(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from homespun.cli.options import Json, Out, Overrides, Resume, print_result, split_list
+from homespun.cli.options import Json, Out, Overrides, Resume, check_recipe, check_source, print_result, split_list
 from homespun.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ def compare(
 
     The same command resumes a stopped comparison.
     """
+    from homespun.recipes import check_comparison_name
+
+    check_comparison_name(recipe)
+
     from homespun.compare.recipe import compare_recipe
     from homespun.compare.runner import run_comparison
     from homespun.report.console import Display
@@ -59,17 +63,20 @@ def compare(
 
 
 def benchmark(
-    run: Annotated[str, typer.Argument(help="Run, model folder, Hugging Face folder or hub name.")],
+    run: Annotated[
+        str, typer.Argument(callback=check_source, help="Run, model folder, Hugging Face folder or hub name.")
+    ],
     lengths: Annotated[str, typer.Option("--lengths", help="Comma-separated input lengths in tokens.")] = "128,512",
     batch_size: Annotated[int, typer.Option("--batch-size", help="Texts per batch.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Measure latency and memory of inference by input length."""
-    from homespun.commands.benchmark import benchmark as command
-
     words = split_list(lengths) or []
     if not all(word.isdecimal() for word in words):
         raise UserError(f"--lengths takes whole numbers, such as 128,512, not {lengths!r}")
+
+    from homespun.commands.benchmark import benchmark as command
+
     result = command(run, lengths=[int(word) for word in words], batch_size=batch_size)
     if as_json:
         print_result(result, as_json)
@@ -96,11 +103,13 @@ def baselines(
     as_json: Json = False,
 ) -> None:
     """Measure the baselines of a fine-tuning recipe."""
+    if not start_from:
+        raise UserError("give --from: a model that could be fine-tuned so; the task may want its tokenizer")
+    check_recipe(recipe, overrides or (), "finetune")
+
     from homespun.commands.recipe import finetune_recipe
     from homespun.commands.trials import measure_baselines as command
 
-    if not start_from:
-        raise UserError("give --from: a model that could be fine-tuned so; the task may want its tokenizer")
     result = command(finetune_recipe(recipe, overrides or ()), out, start_from=start_from, resume=resume)
     if as_json:
         print_result(result, as_json)

@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
-from homespun.cli.options import Json, Out, check_choice, print_result
+from homespun.cli.options import Json, Out, check_choice, check_source, print_result
 
 Source = Annotated[
-    str, typer.Argument(metavar="NAME_OR_FOLDER", help="Run, model folder, Hugging Face folder or hub name.")
+    str,
+    typer.Argument(
+        metavar="NAME_OR_FOLDER", callback=check_source, help="Run, model folder, Hugging Face folder or hub name."
+    ),
 ]
 
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from homespun.cli.options import CommandGroup, Json, Out, Overrides, Resume, print_run_result, split_list
+from homespun.cli.options import (
+    CommandGroup,
+    Json,
+    Out,
+    Overrides,
+    Resume,
+    check_recipe,
+    check_source,
+    print_run_result,
+    split_list,
+)
 from homespun.errors import UserError
-
-if TYPE_CHECKING:
-    from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe
 
 distill_app = typer.Typer(
     cls=CommandGroup, help="Distil a teacher into a smaller student.", no_args_is_help=True, rich_markup_mode=None
 )
-Teacher = Annotated[str, typer.Option("--teacher", help="Teacher: run or model with the student's tokenizer.")]
+Teacher = Annotated[
+    str,
+    typer.Option("--teacher", callback=check_source, help="Teacher: run or model with the student's tokenizer."),
+]
 Student = Annotated[str | None, typer.Option("--from", help="Student; default: built from layers of the teacher.")]
 Layers = Annotated[
     str | None, typer.Option("--layers", help="Teacher layers to copy, such as 0,2,5; default: every second.")
@@ -40,9 +49,7 @@ def distill_pretrain(
     as_json: Json = False,
 ) -> None:
     """Distil in pretraining: masked tokens, the teacher's logits and hidden states (DistilBERT)."""
-    from homespun.commands.recipe import pretrain_recipe
-
-    _distill(pretrain_recipe, recipe, overrides, out, teacher, start_from, layers, from_scratch, resume, as_json)
+    _distill("pretrain", recipe, overrides, out, teacher, start_from, layers, from_scratch, resume, as_json)
 
 
 @distill_app.command("finetune", short_help="Distil a classifier in fine-tuning.")
@@ -57,13 +64,11 @@ def distill_finetune(
     as_json: Json = False,
 ) -> None:
     """Distil in fine-tuning: labels, and the logits of a fine-tuned teacher."""
-    from homespun.commands.recipe import finetune_recipe
-
-    _distill(finetune_recipe, recipe, overrides, out, teacher, start_from, layers, False, resume, as_json)
+    _distill("finetune", recipe, overrides, out, teacher, start_from, layers, False, resume, as_json)
 
 
 def _distill(
-    load: Callable[[str, Sequence[str]], PretrainRecipe | FinetuneRecipe],
+    kind: str,
     recipe: str,
     overrides: list[str] | None,
     out: Path,
@@ -74,14 +79,18 @@ def _distill(
     resume: bool,
     as_json: bool,
 ) -> None:
-    from homespun.commands.adaptation import split_overrides
-    from homespun.commands.distill import distill as command
-    from homespun.report.console import Display
+    from homespun.recipes import split_overrides
 
     of_recipe, changes = (overrides or [], {}) if from_scratch else split_overrides(overrides or [])
+    check_recipe(recipe, of_recipe, kind)
+
+    from homespun.commands.distill import distill as command
+    from homespun.commands.recipe import load_recipe
+    from homespun.report.console import Display
+
     with Display(json=as_json) as display:
         result = command(
-            load(recipe, of_recipe),
+            load_recipe(recipe, of_recipe),
             out,
             teacher=teacher,
             start_from=start_from,

@@ -8,14 +8,17 @@ from typing import Annotated
 
 import typer
 
-from homespun.cli.options import Columns, Encoding, Json, check_choice, print_result, split_list
+from homespun.cli.options import Columns, Encoding, Json, check_choice, check_inputs, print_result, split_list
 
 
 def fit(
-    train: Annotated[list[str], typer.Argument(help="Labelled files, globs or folders.")],
-    test: Annotated[list[str] | None, typer.Option("--test", help="Labelled test file; repeatable.")] = None,
+    train: Annotated[list[str], typer.Argument(callback=check_inputs, help="Labelled files, globs or folders.")],
+    test: Annotated[
+        list[str] | None, typer.Option("--test", callback=check_inputs, help="Labelled test file; repeatable.")
+    ] = None,
     texts: Annotated[
-        list[str] | None, typer.Option("--texts", help="Texts without labels to pretrain on; repeatable.")
+        list[str] | None,
+        typer.Option("--texts", callback=check_inputs, help="Texts without labels to pretrain on; repeatable."),
     ] = None,
     start_from: Annotated[list[str] | None, typer.Option("--from", help="Pretrained model to try; repeatable.")] = None,
     time: Annotated[str, typer.Option("--time", help="Time for all of it, such as 30m or 2h.")] = "30m",

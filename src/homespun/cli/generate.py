@@ -15,6 +15,8 @@ from homespun.cli.options import (
     Input,
     Json,
     Out,
+    check_inputs,
+    check_source,
     parse_overrides,
     print_result,
     split_list,
@@ -23,12 +25,18 @@ from homespun.errors import UserError
 
 
 def generate(
-    run: Annotated[str, typer.Argument(help="Generative model: run, model folder, Hugging Face folder or hub name.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            callback=check_source, help="Generative model: run, model folder, Hugging Face folder or hub name."
+        ),
+    ],
     prompt: Annotated[
         str | None, typer.Option("--prompt", help="Text to continue, or source text of an encoder-decoder.")
     ] = None,
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", help="File of prompts, with --out; repeatable.")
+        list[str] | None,
+        typer.Option("--input", callback=check_inputs, help="File of prompts, with --out; repeatable."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Output file, .jsonl, with --input.")] = None,
     text: Annotated[list[str] | None, typer.Option("--text-field", help="Column of the prompt; default: text.")] = None,
@@ -132,7 +140,12 @@ def _generate_file(
 
 
 def summarize(
-    run: Annotated[str, typer.Argument(help="Model fine-tuned on text to text, such as a run of finetune summarize.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            callback=check_source, help="Model fine-tuned on text to text, such as a run of finetune summarize."
+        ),
+    ],
     inputs: Input,
     out: Annotated[
         Path | None, typer.Option("--out", help="Output file, .jsonl or .csv; default: standard output.")
@@ -175,7 +188,7 @@ def summarize(
 
 
 def few_shot(
-    run: Annotated[str, typer.Argument(help="Generative model: causal or encoder-decoder.")],
+    run: Annotated[str, typer.Argument(callback=check_source, help="Generative model: causal or encoder-decoder.")],
     data: Annotated[
         list[str], typer.Option("--data", help="Labelled file, glob or folder with the examples of the prompts.")
     ],

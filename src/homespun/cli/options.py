@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +16,50 @@ from homespun.migration import RENAMED_COMMANDS, RENAMED_FLAGS
 T = TypeVar("T", bound=str)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Input = Annotated[list[str], typer.Option("--input", help="File, glob, folder, archive, URL or hub name; repeatable.")]
+
+
+def check_inputs(inputs: list[str] | None) -> list[str] | None:
+    """Refuse missing files, as the callback of an option, before anything heavy is imported."""
+    from homespun.text import sources
+
+    sources.check_inputs(inputs or ())
+    return inputs
+
+
+def check_source(source: str | None) -> str | None:
+    """Refuse a missing model, as the callback of an argument or option."""
+    from homespun import hf
+
+    if source:
+        hf.check_source(source)
+    return source
+
+
+def check_recipe(recipe: str, overrides: Sequence[str], kind: str | None = None) -> None:
+    """Refuse unknown keys, wrong values and missing files of a recipe, before torch is imported.
+
+    Args:
+        recipe: name or YAML file.
+        overrides: ``KEY=VALUE`` each.
+        kind: ``pretrain`` or ``finetune``, where no other will do.
+    """
+    from homespun import recipes
+
+    data = recipes.check_recipe(recipe, overrides, kind=kind).get("data", {})
+    for name in ("train", "validation", "test"):
+        given = data.get(name) or []
+        if isinstance(given, str | list):
+            check_inputs([given] if isinstance(given, str) else given)
+    if (corpus := data.get("corpus")) and not Path(corpus).is_dir():
+        from homespun.data.corpus import Corpus
+
+        Corpus.open(corpus)
+
+
+Input = Annotated[
+    list[str],
+    typer.Option("--input", callback=check_inputs, help="File, glob, folder, archive, URL or hub name; repeatable."),
+]
 TextFields = Annotated[
     list[str] | None,
     typer.Option("--text-field", help="Text column, default: text; repeatable, joined with a space."),

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import Json, Overrides, print_result
+from homespun.cli.options import Json, Overrides, check_recipe, check_source, print_result
 
 
 def plan(
@@ -18,17 +18,21 @@ def plan(
     steps: Annotated[str | None, typer.Option("--steps", help="Budget in optimizer steps: 5000, 250k.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Correct the prediction by measured steps.")] = False,
     start_from: Annotated[
-        str | None, typer.Option("--from", help="Checkpoint to start from; model.KEY=VALUE changes it.")
+        str | None,
+        typer.Option("--from", callback=check_source, help="Checkpoint to start from; model.KEY=VALUE changes it."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict memory, time per step and reach of a recipe's budget, and choose micro-batches."""
-    from homespun.commands.adaptation import split_overrides
+    from homespun.recipes import split_overrides
+
+    of_recipe, changes = (overrides or [], {}) if start_from is None else split_overrides(overrides or [])
+    check_recipe(recipe, of_recipe)
+
     from homespun.commands.plan import plan as command
     from homespun.commands.recipe import load_recipe
     from homespun.report.console import Display
 
-    of_recipe, changes = (overrides or [], {}) if start_from is None else split_overrides(overrides or [])
     with Display(json=as_json) as display:
         result = command(
             load_recipe(recipe, of_recipe),

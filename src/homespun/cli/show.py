@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import CommandGroup, Json, Overrides, print_result
+from homespun.cli.options import CommandGroup, Json, Overrides, check_recipe, check_source, print_result
 from homespun.errors import UserError
 
 show_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Show attention, alignment or the first batch.")
@@ -55,7 +55,7 @@ def show_attention(
 
 @show_app.command("alignment", short_help="Plot the alignment of source and target tokens.")
 def show_alignment(
-    run: Annotated[str, typer.Argument(help="Model with additive attention: run or model.")],
+    run: Annotated[str, typer.Argument(callback=check_source, help="Model with additive attention: run or model.")],
     source: Annotated[str, typer.Option(help="Source text.")],
     target: Annotated[str | None, typer.Option(help="Target text; default: the generated text.")] = None,
     out: Annotated[Path | None, typer.Option(help="Output file, .svg or .png; default: alignment.svg.")] = None,
@@ -81,12 +81,17 @@ def show_batch(
     recipe: Annotated[str, typer.Argument(help="Recipe name or .yaml file.")],
     overrides: Overrides = None,
     start_from: Annotated[
-        str | None, typer.Option("--from", help="Checkpoint to start from; required for fine-tuning.")
+        str | None,
+        typer.Option("--from", callback=check_source, help="Checkpoint to start from; required for fine-tuning."),
     ] = None,
     rows: Annotated[int, typer.Option(help="Number of rows to print.")] = 4,
     as_json: Json = False,
 ) -> None:
     """Print the first batch of a recipe: tokens, padding and labels, with the masks and noise of epoch 0."""
+    from homespun.recipes import split_overrides
+
+    check_recipe(recipe, (overrides or ()) if start_from is None else split_overrides(overrides or ())[0])
+
     from homespun.commands.batch_preview import show_batch as command
 
     result = command(recipe, overrides or (), start_from=start_from, rows=rows)
@@ -130,7 +135,7 @@ recipes_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="List and
 @recipes_app.command("list")
 def recipes_list(as_json: Json = False) -> None:
     """List the shipped recipes."""
-    from homespun.commands.recipe import comparison_names, recipe_names, recipe_tree
+    from homespun.recipes import comparison_names, recipe_names, recipe_tree
 
     rows, comparisons = (
         {name: str(recipe_tree(name).get("description", "")) for name in names}
@@ -146,11 +151,17 @@ def recipes_show(
     as_json: Json = False,
 ) -> None:
     """Show a recipe with all defaults."""
-    from homespun.commands.recipe import load_recipe, recipe_tree
-    from homespun.compare.recipe import compare_recipe
     from homespun.config import dump
+    from homespun.recipes import recipe_tree
 
-    load = compare_recipe if recipe_tree(name).get("kind") == "compare" else load_recipe
+    is_comparison = recipe_tree(name).get("kind") == "compare"
+    if not is_comparison:
+        check_recipe(name, overrides or ())
+
+    from homespun.commands.recipe import load_recipe
+    from homespun.compare.recipe import compare_recipe
+
+    load = compare_recipe if is_comparison else load_recipe
     recipe = load(name, overrides or ())
     if as_json:
         print_result(recipe.model_dump(mode="json"), as_json)

@@ -19,6 +19,7 @@ from homespun.cli.options import (
     Out,
     TextFields,
     check_choice,
+    check_inputs,
     print_result,
     split_list,
 )
@@ -84,7 +85,8 @@ def tokenizer_extend(
     source: Annotated[str, typer.Argument(help="Run, model or tokenizer folder.")],
     out: Out,
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", help="File, glob or folder for --add; repeatable.")
+        list[str] | None,
+        typer.Option("--input", callback=check_inputs, help="File, glob or folder for --add; repeatable."),
     ] = None,
     add: Annotated[int, typer.Option("--add", help="Number of words to add: those that save the most tokens.")] = 0,
     sentinels: Annotated[int, typer.Option(help="Number of sentinel tokens to add, which T5's objective needs.")] = 0,
@@ -186,7 +188,8 @@ def corpus_build(
 def corpus_lengths(
     corpus: Annotated[Path | None, typer.Argument(help="Corpus folder; or --input with --tokenizer.")] = None,
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", help="Labelled file, one per split; repeatable.")
+        list[str] | None,
+        typer.Option("--input", callback=check_inputs, help="Labelled file, one per split; repeatable."),
     ] = None,
     tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="Tokenizer for --input.")] = None,
     text_fields: TextFields = None,

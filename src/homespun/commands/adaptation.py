@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
-from homespun.config import Tree, override
 from homespun.errors import UserError
 from homespun.hf.open import open_for_training
 from homespun.models.bundle import ModelBundle
@@ -59,15 +58,6 @@ class Start:
         origins = transfer_weights(self.stored, model, config, words=self.words)
         given = TransferReport() if self.generator is None else _take_generator(objective, self.generator, self.words)
         return _with_rest(origins, given, objective, model)
-
-
-def split_overrides(overrides: Sequence[str]) -> tuple[list[str], Tree]:
-    """Split overrides into those of the recipe, and the changes ``model.KEY=VALUE`` to the checkpoint of ``--from``."""
-    of_model = [one for one in overrides if one.startswith("model.") or one.partition("=")[0] == "model"]
-    changes = override({}, of_model).get("model", {})
-    if not isinstance(changes, dict):
-        raise UserError(f"model={changes!r} is not a mapping; write model.KEY=VALUE")
-    return [one for one in overrides if one not in of_model], changes
 
 
 def open_start(

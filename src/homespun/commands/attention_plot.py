@@ -22,7 +22,7 @@ from homespun.commands.attention_map import (
     receptive_field,
     shows_structure,
 )
-from homespun.commands.recipe import PretrainRecipe, load_recipe, recipe_names
+from homespun.commands.recipe import PretrainRecipe, load_recipe
 from homespun.data.source_target import SourceTargetTemplate
 from homespun.errors import UserError
 from homespun.hf.open import open_model
@@ -33,6 +33,7 @@ from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.recipes import recipe_names
 from homespun.report.attention import AttentionPanel, AttentionPlot, draw_alignment, draw_attention
 from homespun.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from homespun.batch import Batch
-from homespun.commands.adaptation import open_start, split_overrides
+from homespun.commands.adaptation import open_start
 from homespun.commands.finetune import read_inputs
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, load_recipe
 from homespun.commands.trial_training import prepare_trial
@@ -20,6 +20,7 @@ from homespun.data.labels import Labels
 from homespun.data.loader import Collate, Loader, Order
 from homespun.data.rows import Rows
 from homespun.errors import UserError
+from homespun.recipes import split_overrides
 from homespun.report.console import Display
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig

@@ -15,7 +15,8 @@ from homespun.commands.workload import Work, mixes_documents, pretraining_work
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.hf.match import match_architecture
-from homespun.models.config import FAMILIES, AutoSizeConfig, BackboneConfig, ModelConfig, is_of_family
+from homespun.models.config import AutoSizeConfig, BackboneConfig, ModelConfig, is_of_family
+from homespun.models.presets import AUTO_SIZE_FAMILIES
 from homespun.planning.budget import TOKENS_PER_PARAMETER, BudgetForecast, epochs_warning, forecast_budget, in_millions
 from homespun.planning.forecast import LossForecast, forecast_loss
 from homespun.training.config import Soap, TrainConfig
@@ -180,7 +181,7 @@ def _size_warning(
     ratio = reach.tokens / parameters
     if ratio >= _TOO_FEW:
         return None
-    family = next((name for name in FAMILIES if is_of_family(backbone, name)), None)
+    family = next((name for name in AUTO_SIZE_FAMILIES if is_of_family(backbone, name)), None)
     if family is None:  # with the compute of this budget, C = 6 N D
         suits = f"about {in_millions(math.sqrt(parameters * reach.tokens / TOKENS_PER_PARAMETER))} parameters suit it"
     else:

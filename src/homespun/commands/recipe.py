@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
-from homespun.config import Config, Tree, json_schema, override, read_yaml, validate
-from homespun.errors import UserError, nearest
-from homespun.migration import RENAMED_RECIPES
-from homespun.models.config import FAMILIES, AutoSizeConfig, BackboneConfig
+from homespun.config import Config, Tree, json_schema, validate
+from homespun.errors import UserError
+from homespun.models.config import AutoSizeConfig, BackboneConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig, default_kind
-from homespun.models.presets import PRESETS, family_of
+from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.presets import kind_of_model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.tbptt import StatefulCausalLM
+from homespun.recipes import recipe_with, refuse_other_kind
 from homespun.tasks.calibration import Calibration
 from homespun.tasks.classification import Classification
 from homespun.tasks.config import FinetuneData, FinetuneObjective
@@ -38,18 +37,10 @@ class CorpusData(Config):
     validation_rows: int = Field(default=512, ge=1, description="maximum number of held-out rows per validation")
 
 
-def _kind_of_model(tree: object) -> object:
-    if isinstance(tree, dict):
-        size = tree.get("size")
-        if size == "auto" or (size is None and tree.get("preset") in FAMILIES):
-            return {"kind": "auto_size"} | tree
-    return default_kind(tree)
-
-
 RecipeModel = Annotated[
     EncoderConfig | EncoderDecoderConfig | RecurrentConfig | AutoSizeConfig,
     Field(discriminator="kind"),
-    BeforeValidator(_kind_of_model),
+    BeforeValidator(kind_of_model),
 ]
 
 
@@ -136,101 +127,57 @@ _KINDS: dict[str, type[PretrainRecipe] | type[FinetuneRecipe]] = {
 }
 
 
-_COMPARISON = "compare-"
-_INSTEAD = {
-    "bigbird-pegasus": "pegasus-mini",
-    "bigru": "bilstm-mini",
-    "distil-base": "distil-mini model.preset=bert-base model.num_hidden_layers=6",
-    "gru": "lstm-mini",
-    "rnn": "lstm-mini",
-    "rnn-seq2seq-plain": "rnn-seq2seq-mini",
-    "t5-v1.1": "t5-mini objective.head.tie_word_embeddings=false",
-}
-"""The recipe and settings for a family of presets whose recipe is not its ``-mini``, and for one removed recipe."""
-
-
-def recipe_names() -> list[str]:
-    """The shipped recipes, of one training each."""
-    return [name for name in _shipped() if not name.startswith(_COMPARISON)]
-
-
-def comparison_names() -> list[str]:
-    """The shipped comparisons, which `homespun.compare` reads."""
-    return [name for name in _shipped() if name.startswith(_COMPARISON)]
-
-
-def _shipped() -> list[str]:
-    folder = resources.files("homespun.recipes")
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
-def _instead(name: str) -> str:
-    """The recipe and settings that train a preset which has no recipe of its name; empty if there are none."""
-    if name not in PRESETS:
-        return _INSTEAD[name] if name == "distil-base" else ""
-    family = family_of(name)
-    recipe = _INSTEAD.get(family, f"{family}-mini")
-    return f"{recipe} model.preset={name}" if recipe.split(" ")[0] in _shipped() else ""
-
-
-def recipe_tree(name: str) -> Tree:
-    """The mapping of a shipped recipe, or of a YAML file.
-
-    Raises:
-        UserError: no such recipe or file; the nearest name is given, or the new one.
-    """
-    if name.endswith((".yaml", ".yml")):
-        return read_yaml(name)
-    if name in RENAMED_RECIPES:
-        raise UserError(f"recipe {name} was renamed to {RENAMED_RECIPES[name]}")
-    names = _shipped()
-    if name not in names:
-        if instead := _instead(name):
-            raise UserError(f"{name!r} is not a recipe; use `homespun pretrain {instead}`")
-        raise UserError(f"unknown recipe {name!r}{nearest(name, names)} (or give the path of a .yaml file)")
-    tree = yaml.safe_load((resources.files("homespun.recipes") / f"{name}.yaml").read_text(encoding="utf-8"))
-    assert isinstance(tree, dict)
-    return tree
-
-
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRecipe | FinetuneRecipe:
     """A recipe with ``KEY=VALUE`` overrides applied, validated.
 
     Raises:
         UserError: unknown recipe, key or value, each with what is near or allowed.
     """
-    tree = override(recipe_tree(name), overrides)
-    kind = tree.get("kind")
-    if kind == "compare":
-        raise UserError(f"{name} is a comparison of several trainings, for `homespun compare`; give the recipe of one")
-    if kind not in _KINDS:
-        raise UserError(f"{name}: kind must be one of {', '.join(_KINDS)}, not {kind!r}")
-    return validate(_KINDS[kind], tree, source=name)
+    tree = recipe_with(name, overrides)
+    return validate(_KINDS[tree["kind"]], tree, source=name)
 
 
 def pretrain_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRecipe:
     """`load_recipe` for pretraining."""
     recipe = load_recipe(name, overrides)
-    if not isinstance(recipe, PretrainRecipe):
-        raise UserError(f"recipe {name!r} is for `homespun finetune`; for pretraining there are: {_of(PretrainRecipe)}")
+    refuse_other_kind(name, recipe.kind, "pretrain")
+    assert isinstance(recipe, PretrainRecipe)
     return recipe
 
 
 def finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRecipe:
     """`load_recipe` for fine-tuning."""
     recipe = load_recipe(name, overrides)
-    if not isinstance(recipe, FinetuneRecipe):
-        raise UserError(f"recipe {name!r} is for `homespun pretrain`; for fine-tuning there are: {_of(FinetuneRecipe)}")
+    refuse_other_kind(name, recipe.kind, "finetune")
+    assert isinstance(recipe, FinetuneRecipe)
     return recipe
-
-
-def _of(kind: type[PretrainRecipe] | type[FinetuneRecipe]) -> str:
-    return ", ".join(n for n in recipe_names() if _KINDS[recipe_tree(n)["kind"]] is kind)
 
 
 def schema() -> Tree:
     """The JSON schema of every recipe, for editors."""
     return json_schema(Recipe)
+
+
+def settings_schema() -> str:
+    """``settings.json`` of `homespun.recipes`: the schema without texts, and of defaults the kinds alone."""
+    return json.dumps(_without_texts(schema()), indent=1) + "\n"
+
+
+def _without_texts(schema: Tree) -> Tree:
+    kept: Tree = {}
+    for name, value in schema.items():
+        match value:
+            case {} if name in ("properties", "$defs"):
+                kept[name] = {key: _without_texts(each) for key, each in value.items()}
+            case {"kind": kind} if name == "default":
+                kept[name] = {"kind": kind}
+            case dict() if name != "default":
+                kept[name] = _without_texts(value)
+            case [{}, *_]:
+                kept[name] = [_without_texts(each) for each in value]
+            case _ if name not in ("title", "description", "default", "examples", "required"):
+                kept[name] = value
+    return kept
 
 
 def as_recipe(tree: Mapping[str, object]) -> PretrainRecipe | FinetuneRecipe:

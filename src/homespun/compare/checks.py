@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from pydantic import JsonValue
 
-from homespun.commands.adaptation import open_start, split_overrides
+from homespun.commands.adaptation import open_start
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, finetune_recipe, load_recipe, pretrain_recipe
 from homespun.commands.trials import plan_trials
 from homespun.commands.workload import with_vocabulary
@@ -26,6 +26,7 @@ from homespun.models.bundle import ModelBundle, SkipInit
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.planning.predict import NothingFits
+from homespun.recipes import split_overrides
 from homespun.tasks.protocol import TaskData
 from homespun.text.tokenizer import Tokenizer
 from homespun.vectors.embedding_init import init_embeddings

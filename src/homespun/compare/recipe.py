@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, JsonValue, model_validator
 
-from homespun.commands.recipe import comparison_names, recipe_names, recipe_tree
 from homespun.config import Config, Tree, override, validate
 from homespun.errors import UserError, nearest
+from homespun.recipes import check_comparison_name, recipe_tree
 from homespun.training.config import Budget
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=-]*")
@@ -204,9 +204,7 @@ def compare_recipe(name: str, overrides: Sequence[str] = ()) -> CompareRecipe:
     Raises:
         UserError: unknown recipe, key or value.
     """
-    known = comparison_names()
-    if not name.endswith((".yaml", ".yml")) and name not in {*known, *recipe_names()}:
-        raise UserError(f"unknown comparison {name!r}{nearest(name, known)} (or give the path of a .yaml file)")
+    check_comparison_name(name)
     tree: Tree = override(recipe_tree(name), overrides)
     if tree.get("kind") != "compare":
         raise UserError(f"{name} is of kind {tree.get('kind')!r}; a comparison is of kind: compare")

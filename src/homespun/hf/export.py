@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from homespun.config import Tree
 from homespun.data.labels import Labels
 from homespun.errors import UserError
+from homespun.hf import is_hub_name
 from homespun.hf.engine import to_theirs
 from homespun.hf.family import Architecture
 from homespun.hf.folding import fold_weights
 from homespun.hf.match import match_architecture
-from homespun.hf.open import is_hub_name
 from homespun.inference.onnx_export import onnx_unsupported_reason
 from homespun.io.atomic import atomic_path
 from homespun.models.bundle import weights_of

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-
 from homespun.config import Tree
 from homespun.errors import UserError
+from homespun.hf import check_source
 from homespun.hf.builders import NO_POOLER
 from homespun.hf.engine import Table, UnusedTensor, Weights, their_name, to_ours
 from homespun.hf.families import FAMILIES
@@ -89,10 +87,9 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
         UserError: there is no model, or it cannot be opened.
     """
     folder = Path(source).expanduser()
+    check_source(source)
     if not folder.exists():
         return open_huggingface(_download(str(source)), head=head)
-    if not folder.is_dir():
-        raise UserError(f"{folder} is a file; give the folder of the model or of the run")
     for candidate in (folder, folder / "model"):
         if (candidate / _NATIVE).is_file():
             return _open_native(candidate, head)
@@ -255,30 +252,19 @@ def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) 
             )
 
 
-def is_hub_name(source: str) -> bool:
-    """True for what may be a name on the hub: it has the form of one, and does not begin with a local folder."""
-    return _has_form_of_hub_name(source) and not Path(source.partition("/")[0]).is_dir()
-
-
-def _has_form_of_hub_name(source: str) -> bool:
-    return bool(re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source)) and ".." not in source
-
-
 def _download(name: str) -> Path:
     """Folder of a model of the hub, downloaded or from the cache."""
-    if not is_hub_name(name):
-        why = "it is not a name on the Hugging Face hub either"
-        if _has_form_of_hub_name(name):
-            why = f"{Path(name).parent} is a folder here, so it is not looked for on the Hugging Face hub"
-        raise UserError(f"there is no folder {name}, and {why}")
+    import huggingface_hub
+
     try:
         # only the files that are read, and the torch file only without a better one
         best, *others = FILES
         top = [_FOREIGN, "*token*.json", *VOCABULARIES, "spm.model", "spiece.model", *best]
-        folder = Path(snapshot_download(name, allow_patterns=top, ignore_patterns=["*/*"]))
+        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=top, ignore_patterns=["*/*"]))
         for files in others:
             if not has_weights(folder):
-                folder = Path(snapshot_download(name, allow_patterns=list(files), ignore_patterns=["*/*"]))
+                kept = list(files)
+                folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=kept, ignore_patterns=["*/*"]))
     except Exception as error:  # network errors have other classes in each version of the client
         reason = str(error).strip().splitlines()
         raise UserError(

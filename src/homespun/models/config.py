@@ -12,7 +12,7 @@ from homespun.errors import UserError
 from homespun.models.composite_heads import ChunkPoolHeadConfig, LastLayersHeadConfig, ScalarMixHeadConfig
 from homespun.models.elmo import BiLMHeadConfig
 from homespun.models.encoder import EncoderConfig, initialise
-from homespun.models.encoder_decoder import EncoderDecoderConfig, default_kind
+from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.heads import (
     CausalLMHeadConfig,
     DiscriminatorHeadConfig,
@@ -22,7 +22,7 @@ from homespun.models.heads import (
     last_layer,
 )
 from homespun.models.model import Model
-from homespun.models.presets import PRESETS, SPUN, family_of, sizes_of
+from homespun.models.presets import AUTO_SIZE_FAMILIES, PRESETS, default_kind, family_of, sizes_of
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
 
@@ -86,9 +86,6 @@ class ModelConfig(Config):
         return Model(backbone, head, reader=self.reader, special_tokens=self.backbone.special_tokens)
 
 
-FAMILIES = tuple(dict.fromkeys(map(family_of, SPUN)))
-"""Families of presets with ``size: auto``."""
-
 FROM_TRAINING = frozenset({"vocab_size", "pad_token_id", "seed"})
 """Fields set from the tokenizer and seed of a training."""
 
@@ -114,9 +111,10 @@ class AutoSizeConfig(Config):
 
     @model_validator(mode="after")
     def _check_candidates(self) -> AutoSizeConfig:
-        if family_of(self.preset) not in FAMILIES:
+        if family_of(self.preset) not in AUTO_SIZE_FAMILIES:
             raise ValueError(
-                f"size=auto needs a preset of {', '.join(FAMILIES)}, not preset={self.preset}; set a size instead"
+                f"size=auto needs a preset of {', '.join(AUTO_SIZE_FAMILIES)}, not preset={self.preset}; "
+                f"set a size instead"
             )
         self.candidates()
         return self

@@ -26,7 +26,7 @@ from homespun.models.layer_parts import (
     output_weights,
 )
 from homespun.models.neighbour_heads import initialise_neighbour_heads
-from homespun.models.presets import PRESETS, family_of, preset_name
+from homespun.models.presets import PRESETS, expand_preset, family_of
 from homespun.nn.layers import ACTIVATIONS, Dropout, FeedForward, RMSNorm
 from homespun.nn.positions import LearnedPositions
 
@@ -41,31 +41,6 @@ def name_presets(schema: Tree) -> None:
     }
     size = {"type": "string", "description": "size of the preset, such as mini; overrides the one in its name"}
     schema["properties"] = {"preset": preset, "size": size, **schema["properties"]}
-
-
-def expand_preset(tree: Tree) -> Tree:
-    """Replace ``preset`` and ``size`` of a mapping by the fields of the preset; other fields override them.
-
-    Raises:
-        UserError: the preset or size is unknown.
-    """
-    if "preset" not in tree:
-        return tree
-    fields = {key: value for key, value in tree.items() if key not in ("preset", "size")}
-    return completed(fields, PRESETS[preset_name(tree["preset"], tree.get("size"))])
-
-
-def completed(given: Tree, base: Tree) -> Tree:
-    """Merge ``given`` into ``base`` recursively; a mapping of another ``kind`` or with a ``preset`` replaces it."""
-    return base | {
-        key: completed(value, base[key]) if _can_merge(value, base.get(key)) else value for key, value in given.items()
-    }
-
-
-def _can_merge(given: object, base: object) -> bool:
-    if not isinstance(given, dict) or not isinstance(base, dict) or "preset" in given:
-        return False
-    return "kind" not in given or "kind" not in base or given["kind"] == base["kind"]
 
 
 def check_row_length(length: int, limit: int) -> None:

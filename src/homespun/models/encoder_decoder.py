@@ -15,23 +15,18 @@ from homespun.models.encoder import (
     EncoderConfig,
     check_row_length,
     check_vocabulary,
-    expand_preset,
     initialise,
     name_presets,
 )
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.layer_parts import PositionsConfig
+from homespun.models.presets import default_kind, expand_preset
 from homespun.models.recurrent import AdditiveAttentionConfig, NoAttentionConfig, RecurrentConfig
 
 # fields that a decoder does not inherit from its encoder
 _NOT_INHERITED = ("kind", "attention", "causal", "bidirectional")
 _STACKS: dict[str, type[EncoderConfig | RecurrentConfig]] = {"encoder": EncoderConfig, "recurrent": RecurrentConfig}
 TokenId = Annotated[int, Field(ge=0)]
-
-
-def default_kind(tree: object) -> object:
-    """Expand the preset of a mapping and default to kind ``encoder``."""
-    return {"kind": "encoder"} | expand_preset(tree) if isinstance(tree, dict) else tree
 
 
 StackConfig = Annotated[EncoderConfig | RecurrentConfig, Field(discriminator="kind"), BeforeValidator(default_kind)]

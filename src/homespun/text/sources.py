@@ -63,6 +63,16 @@ def _size(inputs: Sequence[str]) -> int | None:
         return None
 
 
+def check_inputs(inputs: Sequence[str]) -> None:
+    """Refuse local inputs of which there is no file.
+
+    Raises:
+        UserError: naming the first of them.
+    """
+    for entry in filter(_is_local, inputs):
+        next(_local_files(entry))
+
+
 def digest_files(inputs: Sequence[str]) -> str:
     """Digest of the names, sizes and modification times of all local files in ``inputs``; pipes and remote files are
     left out.

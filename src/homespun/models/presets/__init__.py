@@ -136,6 +136,8 @@ SPUN: dict[str, Tree] = {
 
 
 PRESETS: dict[str, Tree] = {**ENCODERS, **DECODERS, **ENCODER_DECODERS, **RECURRENT, **ELMO, **SPUN}
+AUTO_SIZE_FAMILIES = tuple(dict.fromkeys(name.rpartition("-")[0] for name in SPUN))
+"""Families with ``size: auto``, their default size."""
 
 
 def sizes_of(family: str) -> dict[str, str]:
@@ -170,3 +172,42 @@ def preset_name(preset: object, size: object = None) -> str:
     if size not in sizes:
         raise UserError(f"size={size} must be one of {', '.join(sizes)} for preset={name}")
     return sizes[str(size)]
+
+
+def expand_preset(tree: Tree) -> Tree:
+    """Replace ``preset`` and ``size`` of a mapping by the fields of the preset; other fields override them.
+
+    Raises:
+        UserError: the preset or size is unknown.
+    """
+    if "preset" not in tree:
+        return tree
+    fields = {key: value for key, value in tree.items() if key not in ("preset", "size")}
+    return completed(fields, PRESETS[preset_name(tree["preset"], tree.get("size"))])
+
+
+def completed(given: Tree, base: Tree) -> Tree:
+    """Merge ``given`` into ``base`` recursively; a mapping of another ``kind`` or with a ``preset`` replaces it."""
+    return base | {
+        key: completed(value, base[key]) if _can_merge(value, base.get(key)) else value for key, value in given.items()
+    }
+
+
+def _can_merge(given: object, base: object) -> bool:
+    if not isinstance(given, dict) or not isinstance(base, dict) or "preset" in given:
+        return False
+    return "kind" not in given or "kind" not in base or given["kind"] == base["kind"]
+
+
+def default_kind(tree: object) -> object:
+    """Expand the preset of a mapping and default to kind ``encoder``."""
+    return {"kind": "encoder"} | expand_preset(tree) if isinstance(tree, dict) else tree
+
+
+def kind_of_model(tree: object) -> object:
+    """Expand as `default_kind`; kind ``auto_size`` for a family without a size."""
+    if isinstance(tree, dict):
+        size = tree.get("size")
+        if size == "auto" or (size is None and tree.get("preset") in AUTO_SIZE_FAMILIES):
+            return {"kind": "auto_size"} | tree
+    return default_kind(tree)
