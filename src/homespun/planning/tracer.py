@@ -140,6 +140,8 @@ class StepTracer(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = tensors((args, kwargs))
         name = func.overloadpacket.__name__
+        if name == "device":  # fake tensors alone are asked for it, twice for each operation
+            return inputs[0].device
         fake = any(isinstance(tensor, FakeTensor) for tensor in inputs)
         if fake and name == "_local_scalar_dense" and inputs[0].dtype == torch.bool:
             return False  # `mask.all()` of a mask that is too large to have values: the mask is needed
@@ -152,7 +154,7 @@ class StepTracer(TorchDispatchMode):
             result = self._real(func, name, args, kwargs)
         outputs = tensors(result)
         allocated = sum([self._allocate(tensor) for tensor in outputs])
-        if self._span is not None and name != "device":  # fake tensors alone are asked for it
+        if self._span is not None:
             self._span[Operation.of(func, inputs, outputs, allocated)] += self._repeats
         return result
 
