@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from homespun.tasks.text_models import find_text_model, measure, open_text_model
 from homespun.tasks.text_models import predict as predict_with
 from homespun.text.sources import ReadProgress, read_records
 
+logger = logging.getLogger(__name__)
 _BATCH = 32
 
 
@@ -96,25 +98,43 @@ def predict(
     predictor = _open_predictor(run, stored, **options)
     counts: dict[str, int] = {} if predictor.labels is None else dict.fromkeys(predictor.labels.names, 0)
     truncated = 0
+    report = partial(progress, 0) if progress is not None else lambda _: None
+    _warn_of_lines(inputs)
 
     def pairs() -> Iterator[tuple[Mapping[str, object], Prediction]]:
         nonlocal truncated
-        for rows, (record, prediction) in enumerate(
-            predict_records(predictor, inputs, options.get("encoding"), read_progress), start=1
-        ):
+        rows = 0
+        report(rows)  # the model is open: the rate counts from here
+        for record, prediction in predict_records(predictor, inputs, options.get("encoding"), read_progress):
+            rows += 1
             label = prediction.get("label", prediction.get("tags", ()))
             for name in [label] if isinstance(label, str) else label:
                 counts[name] += 1
             truncated += bool(prediction.get("truncated"))
-            if progress is not None and rows % 256 == 0:
-                progress(0, rows)
+            if rows % 256 == 0 and (read_progress is None or read_progress.share != 1):  # reading runs ahead
+                report(rows)
             yield record, prediction
+        report(rows)
 
     rows = write_predictions(path, pairs())
     if not rows:
         raise UserError(f"{', '.join(inputs)} holds no rows to predict")
     result = {"out": str(path), "rows": rows, "truncated": truncated}
     return result | predictor.fields | ({"labels": counts} if counts else {})
+
+
+def _warn_of_lines(inputs: Sequence[str]) -> None:
+    for name in inputs:
+        if Path(name).suffix in (".txt", ".text") and Path(name).is_file():
+            with open(name, "rb") as stream:
+                lines = sum(not line.isspace() for line in stream)
+            if lines > 1:
+                logger.warning(
+                    "%s is read as one text of %s lines; to predict each line, name it .tsv and give --columns text "
+                    "--text-field text",
+                    name,
+                    f"{lines:,}",
+                )
 
 
 def predict_texts(run: str, texts: Sequence[str], **options: Unpack[ReadOptions]) -> Iterator[dict[str, object]]:

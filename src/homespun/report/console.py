@@ -279,14 +279,16 @@ def counter(display: Display, description: str, read_progress: ReadProgress | No
     """A progress callback ``(done_bytes, done_documents)``; ``read_progress`` gives the time left."""
     known = read_progress is not None and read_progress.share is not None
     task = display.task(description, total=1.0 if known else None, unit="" if known else "texts")
-    began = time.monotonic()
+    first: tuple[float, int] | None = None  # time and documents of the first report, before which a model is opened
 
     def progress(done_bytes: int, done_documents: int) -> None:
+        nonlocal first
+        now = time.monotonic()
+        first = first or (now, done_documents)
+        elapsed, documents = now - first[0], done_documents - first[1]
+        rate = f"{formats.rate(documents / elapsed)} texts/s" if documents and elapsed > 0 else ""
+        share = None if read_progress is None else read_progress.share
         note = formats.memory(done_bytes) if done_bytes else ""
-        if read_progress is None or read_progress.share is None:
-            task.update(done_documents, note=note)
-            return
-        speed = done_documents / max(1e-9, time.monotonic() - began)
-        task.update(read_progress.share, rate=f"{formats.rate(speed)} texts/s", note=note)
+        task.update(done_documents if share is None else share, rate=rate, note=note)
 
     return progress

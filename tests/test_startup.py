@@ -1,0 +1,130 @@
+"""What a command imports: errors are printed before torch is imported, and nothing is imported that is not used."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from homespun.commands.recipe import load_recipe, settings_schema
+from homespun.errors import UserError
+from homespun.recipes import check_recipe, recipe_names
+
+SETTINGS = Path(__file__).resolve().parents[1] / "src" / "homespun" / "recipes" / "settings.json"
+COMMAND = """
+import json, sys
+from homespun.cli import main
+sys.argv[0] = "homespun"
+try:
+    main()
+finally:
+    print(json.dumps(sorted(sys.modules)))
+"""
+HEAVY = {"torch", "numpy", "scipy", "sklearn", "pandas", "pyarrow", "accelerate", "matplotlib", "onnx", "transformers"}
+
+
+def modules_of(*words: str, status: int) -> set[str]:
+    """Modules that a command imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *words], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == status, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["recipes", "list"], 0),
+        (["predict", "--nosuch"], 2),
+        (["predict", "/nosuch", "a text"], 2),
+        (["evaluate", "/nosuch", "--data", "a.csv"], 2),
+        (["fit", "/nosuch.csv"], 2),
+        (["corpus", "build", "--input", "/nosuch.txt", "--tokenizer", "t", "--out", "c"], 2),
+        (["compare", "nosuch"], 2),
+        (["plan", "nosuch"], 2),
+        (["pretrain", "bert-mini", "trian.seed=1"], 2),
+        (["pretrain", "bert-mini", "train.budget.time=soon"], 2),
+        (["pretrain", "classify"], 2),
+        (["finetune", "classify", "data.train=/nosuch.csv", "--from", "/nosuch"], 2),
+        (["show", "batch", "bert-mini", "objective.probability=2"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_errors_of_arguments_need_no_torch(words: list[str], status: int) -> None:
+    assert not modules_of(*words, status=status) & HEAVY
+
+
+@pytest.mark.parametrize("module", ["predict", "generate", "recipe", "pretrain", "finetune", "plan"])
+def test_commands_import_libraries_where_they_are_used(module: str) -> None:
+    unused = {"sklearn", "scipy", "pandas", "matplotlib", "onnxruntime", "transformers", "sympy", "torch._dynamo"}
+    unused |= {"accelerate"} if module in ("predict", "generate", "recipe") else set()
+    code = f"import json, sys, homespun.commands.{module}; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert not set(json.loads(done.stdout)) & unused
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override"),
+    [
+        ("bert-mini", "model.hiden_size=3"),
+        ("bert-mini", "model.hidden_size=-3"),
+        ("bert-mini", "model.preset=bert-minn"),
+        ("bert-mini", "model.attention.kind=sparze"),
+        ("bert-mini", "objective.kind=mlmm"),
+        ("bert-mini", "objective=mlm"),
+        ("bert-mini", "objective.teacher.foo=3"),
+        ("bert-mini", "data.length=5"),
+        ("bert-mini", "train.optimizer.lr=1"),
+        ("bert-mini", "train.budget.time=soon"),
+        ("bert-mini", "train.budget.epochs=-1"),
+        ("bert-mini", "train.compile=maybe"),
+        ("bert-mini", "train.micro_batch_size=0"),
+        ("bert-mini", "train.seed=1.5"),
+        ("bert-mini", "train=3"),
+        ("bert-mini", "train.seed.x=3"),
+        ("classify", "data.kind=pairz"),
+        ("classify", "objective.kind=ratings"),
+        ("classify", "objective.head.dropout=3"),
+        ("classify", "folds=1"),
+        ("lstm-mini", "model.cell=x"),
+        ("bart-mini", "objective.foo=1"),
+        ("compare-small", "x=1"),
+        ("nosuch", "x=1"),
+    ],
+)
+def test_the_early_check_finds_what_the_configs_find(recipe: str, override: str) -> None:
+    with pytest.raises(UserError) as late:
+        load_recipe(recipe, [override])
+    with pytest.raises(UserError) as early:
+        check_recipe(recipe, [override])
+    assert str(early.value) == str(late.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override"),
+    [
+        *((name, "description=x") for name in recipe_names()),
+        ("spun-encoder", "model.size=auto"),
+        ("bert-mini", "model.attention={kind: sparse, patterns: [{kind: window, radius: 4}]}"),
+        ("bert-mini", "train.optimizer={learning_rate: 1e-3}"),
+        ("bert-mini", "train.micro_batch_size=null"),
+        ("bert-mini", "train.batch_size='16'"),
+        ("rnn-seq2seq-mini", "model.decoder.num_hidden_layers=2"),
+        ("classify", "train_sizes=[10, all]"),
+        ("classify", "objective.class_weights={a: 2}"),
+        ("classify", "data.train=[a.csv, b.csv]"),
+    ],
+)
+def test_the_early_check_accepts_what_the_configs_accept(recipe: str, override: str) -> None:
+    load_recipe(recipe, [override])
+    check_recipe(recipe, [override])
+
+
+def test_settings_are_those_of_the_configs() -> None:
+    made = settings_schema()
+    assert SETTINGS.read_text(encoding="utf-8") == made, (
+        "the configs have changed; write their schema again: python -c 'from homespun.commands.recipe import "
+        f'settings_schema; print(settings_schema(), end="")\' > {SETTINGS.name}'
+    )
