@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from commands_world import WORDS as WORDS_BY_TOPIC
 from commands_world import run
 
+import homespun
 from homespun.cli import app
 from homespun.commands import export as exporting
 from homespun.commands.predict import predict_texts
@@ -168,3 +170,27 @@ def test_a_file_is_not_quantized(tmp_path: Path) -> None:
         app(["export", "x", "--out", str(tmp_path / "x.onnx"), "--quantize", "int8"], standalone_mode=False)
     with pytest.raises(UserError, match=r"--quantize .*int8.*'int4'"):
         app(["export", "x", "--out", str(tmp_path / "x"), "--quantize", "int4"], standalone_mode=False)
+
+
+def test_sentence_transformers_has_our_vectors(tmp_path: Path) -> None:
+    theirs = pytest.importorskip("sentence_transformers")
+    made, out = classifier(tmp_path / "run", {"embedding_size": 17, "hidden_size": 36}), tmp_path / "out"
+    for _ in range(2):  # the second replaces the first
+        result = run("export", made, "--to", "sentence-transformers", "--out", out)
+    assert (result["architecture"], result["max_length"], result["pooling"]) == ("ElectraModel", LENGTH, "mean")
+    assert result["check"]["largest_difference"] < 1e-6
+    model = theirs.SentenceTransformer(str(out), device="cpu")
+    assert model.max_seq_length == LENGTH
+    assert [type(module).__name__ for module in model] == ["Transformer", "Pooling"]
+    texts = [text.strip() for text in TEXTS]
+    np.testing.assert_allclose(model.encode(texts), homespun.open(made).embed(texts, max_length=LENGTH), atol=1e-5)
+
+
+def test_a_decoder_is_no_sentence_transformer(tmp_path: Path) -> None:
+    made = classifier(tmp_path / "run", GPT, "last")
+    with pytest.raises(UserError, match="for encoders"):
+        app(
+            ["export", str(made), "--to", "sentence-transformers", "--out", str(tmp_path / "out")],
+            standalone_mode=False,
+        )
+    assert not (tmp_path / "out").exists()

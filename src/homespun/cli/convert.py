@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from homespun.cli.options import Json, Out, check_choice, check_source, print_result
+
+if TYPE_CHECKING:
+    from homespun.config import Tree
 
 Source = Annotated[
     str,
@@ -57,9 +60,13 @@ def convert(
 
 def export(
     source: Source,
-    out: Annotated[Path, typer.Option("--out", help="Folder for a classifier with all it needs, or file .onnx.")],
+    out: Annotated[Path, typer.Option("--out", help="Output folder, or file .onnx for the model alone.")],
     to: Annotated[
-        str, typer.Option("--to", help="Output format: onnx. For transformers use `homespun convert --to hf`.")
+        str,
+        typer.Option(
+            "--to",
+            help="Output format: onnx, or sentence-transformers. For transformers use `homespun convert --to hf`.",
+        ),
     ] = "onnx",
     head: Head = None,
     quantize: Annotated[
@@ -67,17 +74,22 @@ def export(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Export a model to ONNX, and compare its outputs with the source."""
-    from homespun.commands.export import QUANTIZATIONS
+    """Export a model for other programs, and compare its outputs with the source."""
+    from homespun.commands.export import QUANTIZATIONS, TARGETS
     from homespun.commands.export import export as command
     from homespun.hf.family import STORED
 
-    check_choice(to, ("onnx",), "--to")
+    target = check_choice(to, TARGETS, "--to")
     weights = None if quantize is None else check_choice(quantize, QUANTIZATIONS, "--quantize")
-    result = command(source, out, head=_head_kind(head, STORED), quantize=weights)
-    if as_json:
-        print_result(result, as_json)
-        return
+    result = command(source, out, to=target, head=_head_kind(head, STORED), quantize=weights)
+    if not as_json:
+        for note in result["notes"]:
+            typer.echo(f"note: {note}")
+        result = _onnx_facts(result) if target == "onnx" else _encoder_facts(result)
+    print_result(result, as_json)
+
+
+def _onnx_facts(result: Tree) -> dict[str, str]:
     largest = max(check["largest_difference"] for check in result["checked"])
     facts = {
         "written": result["file"],
@@ -94,9 +106,17 @@ def export(
                 f"{accuracy['before']:.3f} in float32, {accuracy['after']:.3f} in {found['type']}, "
                 f"on {found['examples']:,} validation examples"
             )
-    for note in result["notes"]:
-        typer.echo(f"note: {note}")
-    print_result(facts, as_json)
+    return facts
+
+
+def _encoder_facts(result: Tree) -> dict[str, str]:
+    check = result["check"]
+    return {
+        "written": result["folder"],
+        "model": f"{result['architecture']}, {result['pooling']} of the tokens",
+        "tokens": f"up to {result['max_length']}",
+        "checked": f"{check['compared']} of {len(check['lengths'])} texts differ by {check['largest_difference']:.1g}",
+    }
 
 
 def _head_kind(head: str | None, stored: str) -> str | None:

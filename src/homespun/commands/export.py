@@ -8,16 +8,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal, cast
 
-from homespun.commands.convert import refuse_own_folder
+from homespun.commands.convert import compare, refuse_own_folder
 from homespun.commands.provenance import restore_settings
 from homespun.commands.recipe import finetune_recipe
 from homespun.commands.trials import plan_trials
 from homespun.config import Tree
 from homespun.data.long_inputs import TRUNCATE
 from homespun.errors import UserError
-from homespun.hf.export import check_replaceable
+from homespun.hf.export import CARD, CONFIG, check_replaceable
 from homespun.hf.family import STORED
 from homespun.hf.open import open_any
+from homespun.hf.sentence_transformers import LENGTH, MODULES, POOLING, export_sentence_transformers
 from homespun.inference.onnx_bundle import LABELS, MODEL, RUNNER, export_onnx_bundle, quantize_int8
 from homespun.inference.onnx_export import export_onnx
 from homespun.io.atomic import atomic_path
@@ -27,6 +28,8 @@ from homespun.tasks.protocol import AnyTask
 from homespun.tasks.text_models import TextTask
 from homespun.tasks.texts import LabelledText
 
+Target = Literal["onnx", "sentence-transformers"]
+TARGETS: tuple[Target, ...] = ("onnx", "sentence-transformers")
 Quantization = Literal["int8"]
 QUANTIZATIONS: tuple[Quantization, ...] = ("int8",)
 _MOST_LOST = 0.01  # of the accuracy, by quantization
@@ -34,27 +37,39 @@ _BATCH = 32
 
 
 def export(
-    source: str | Path, out: str | Path, *, head: str | None = STORED, quantize: Quantization | None = None
+    source: str | Path,
+    out: str | Path,
+    *,
+    to: Target = "onnx",
+    head: str | None = STORED,
+    quantize: Quantization | None = None,
 ) -> Tree:
-    """Write the model in ``source`` for ONNX, run it, and compare; what `OnnxReport` says, as plain values.
+    """Write the model in ``source`` for other programs, and compare their outputs with its own.
 
     Args:
         source: what `homespun.hf.open.open_any` opens.
         out: a file that ends in ``.onnx``, for the outputs of the model; or a folder, for a classifier of texts with
             its tokenizer, labels and decision rule: see `export_onnx_bundle`. An older one is replaced.
+        to: ``onnx``, or ``sentence-transformers``, the folder of an encoder: see `export_sentence_transformers`.
         head: as in `open_any`.
         quantize: quantize the weights of a classifier. The result then has ``quantization``: ``type``, and ``bytes``
             and ``accuracy`` before and after, on so many ``examples``, those of the validation of the run in
             ``source``. Without them the accuracy is None, and a note says why.
+
+    Returns:
+        What `OnnxReport` or `ExportReport` says, as plain values; of an encoder also ``max_length``, ``pooling`` and
+        ``check``: see `homespun.commands.convert.compare`.
 
     Raises:
         UserError: there is no such model, or it cannot be written; see `export_onnx`. For a folder, the model does not
             classify single texts, or reads more of a text than its first tokens, or loses more than 1 % of accuracy.
     """
     out = Path(out)
-    if out.suffix == ".onnx":
-        if quantize:
-            raise UserError(f"--quantize {quantize} is for a classifier in a folder; give --out FOLDER")
+    if quantize and (to != "onnx" or out.suffix == ".onnx"):
+        raise UserError(f"--quantize {quantize} is for a classifier in a folder; give --to onnx --out FOLDER")
+    if to == "sentence-transformers":
+        result = _export_encoder(source, out)
+    elif out.suffix == ".onnx":
         stored = open_any(source, head=head).stored
         result = asdict(export_onnx(out, stored.model, stored.config))
     else:
@@ -62,7 +77,19 @@ def export(
         check_replaceable(out, LABELS, RUNNER, weights=MODEL)
         stored = open_any(source, head=head).stored
         result = _export_classifier(stored, out, source, quantize is not None)
-    return {"source": str(source), "to": "onnx", **result}
+    return {"source": str(source), "to": to, **result}
+
+
+def _export_encoder(source: str | Path, out: Path) -> Tree:
+    refuse_own_folder(out, Path(source))
+    check_replaceable(out, CONFIG, CARD, MODULES, POOLING, LENGTH)
+    stored = open_any(source, head=None).stored
+    max_length = stored.task.get("max_length", stored.config.backbone.max_position_embeddings)
+    with atomic_path(out) as made:
+        report = export_sentence_transformers(made, stored, max_length=max_length)
+        check = compare(stored, open_any(made, head=None).stored)
+    result = asdict(replace(report, folder=str(out)))
+    return result | {"max_length": max_length, "pooling": "mean", "check": check}
 
 
 def _export_classifier(stored: ModelBundle, out: Path, source: str | Path, quantize: bool) -> Tree:
