@@ -94,7 +94,7 @@ def _export_encoder(source: str | Path, out: Path) -> Tree:
 
 def _export_classifier(stored: ModelBundle, out: Path, source: str | Path, quantize: bool) -> Tree:
     file = "give --out FILE.onnx for the outputs of the model alone"
-    task: AnyTask | TextTask = stored_task(stored, source=str(source))
+    task = stored_task(stored, source=str(source))
     if not isinstance(task, TextTask) or task.labels is None or task.data.kind != "texts":
         raise UserError(f"{source} does not classify single texts, which a folder is for; {file}")
     if task.data.truncation != TRUNCATE:
@@ -119,18 +119,16 @@ def _quantize(result: Tree, folder: Path, source: Path, task: AnyTask) -> Tree:
         examples = _validation_examples(source, task)
     except UserError as error:
         result["notes"] += (f"accuracy was not measured: {error}",)
-    measured = {"bytes": [(folder / MODEL).stat().st_size], "accuracy": [_accuracy(folder, examples)]}
+    large, before = (folder / MODEL).stat().st_size, _accuracy(folder, examples)
     quantize_int8(folder / MODEL)
-    measured["bytes"].append((folder / MODEL).stat().st_size)
-    measured["accuracy"].append(_accuracy(folder, examples))
-    before, after = measured["accuracy"]
+    small, after = (folder / MODEL).stat().st_size, _accuracy(folder, examples)
     if before is not None and after is not None and before - after > _MOST_LOST:
         raise UserError(
             f"int8 weights have accuracy {after:.3f} on {len(examples)} validation examples, and float32 {before:.3f}; "
             f"more than {_MOST_LOST} is lost: leave --quantize out"
         )
-    pairs = {name: dict(zip(("before", "after"), values, strict=True)) for name, values in measured.items()}
-    return result | {"quantization": {"type": "int8", **pairs, "examples": len(examples)}}
+    measured = {"bytes": {"before": large, "after": small}, "accuracy": {"before": before, "after": after}}
+    return result | {"quantization": {"type": "int8", **measured, "examples": len(examples)}}
 
 
 def _validation_examples(run: Path, task: AnyTask) -> Sequence[LabelledText]:

@@ -98,7 +98,11 @@ def predict(
     predictor = _open_predictor(run, stored, **options)
     counts: dict[str, int] = {} if predictor.labels is None else dict.fromkeys(predictor.labels.names, 0)
     truncated = 0
-    report = partial(progress, 0) if progress is not None else lambda _: None
+
+    def report(rows: int) -> None:
+        if progress is not None:
+            progress(0, rows)
+
     _warn_of_lines(inputs)
 
     def pairs() -> Iterator[tuple[Mapping[str, object], Prediction]]:
