@@ -7,7 +7,7 @@ import numpy as np
 
 from homespun.commands.error_analysis import notable_predictions, summarize_leakage
 from homespun.commands.trials import Trial, write_run_predictions
-from homespun.data.near_duplicates import NearDuplicatePairs
+from homespun.text.clean import NearDuplicatePairs
 
 
 class Texts:

@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from homespun.data.near_duplicates import find_near_duplicates
 from homespun.errors import UserError
-from homespun.text.clean import similarity
+from homespun.text.clean import find_near_duplicates, similarity
 
 
 def _text(seed: int, words: int = 61) -> str:
@@ -52,7 +51,7 @@ def test_short_texts_are_duplicates_only_if_equal() -> None:
 
 
 def test_most_similar_text_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homespun.data.near_duplicates._CHUNK", 2)
+    monkeypatch.setattr("homespun.text.clean._TRAINING_CHUNK", 2)
     text = _text(3)
     training = [_changed(text, (0,)), _text(5), _text(7), text, _changed(text, (60,))]
     assert find_near_duplicates(training, [text]).of == (3,)

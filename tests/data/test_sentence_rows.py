@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from made_up_texts import made_up
 
 from homespun.data.loader import Loader
-from homespun.data.rows import pad
-from homespun.data.sentence_rows import SentenceRows
+from homespun.data.rows import SentenceRows, pad
 from homespun.errors import UserError
 
 

@@ -10,10 +10,10 @@ from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.metrics.calibration import measure_calibration
 from homespun.metrics.classification import classification_metrics
-from homespun.metrics.qa import mean_answers
 from homespun.metrics.registry import METRICS, check_best_metric, lower_is_better
 from homespun.metrics.regression import ordinal_regression_metrics, regression_metrics
 from homespun.metrics.sequence_labels import word_metrics
+from homespun.metrics.text import mean_answers
 from homespun.tasks.config import FinetuneObjective
 from homespun.training.validation import EvalResult
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from homespun.metrics.qa import answer_scores, mean_answers, normalise_answer
+from homespun.metrics.text import answer_scores, mean_answers, normalise_answer
 
 
 def test_normalisation() -> None:

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from homespun.errors import UserError
-from homespun.metrics.rouge import Rouge, mean_scores
+from homespun.metrics.text import Rouge, mean_scores
 from homespun.tasks.seq2seq import sentence_baselines
 
 

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from homespun.metrics.thresholds import best_threshold, cross_val_f1, cross_val_predict, f1, find_thresholds
+from homespun.metrics.calibration import best_threshold, cross_val_f1, cross_val_predict, f1, find_thresholds
 
 
 def _made_up(rows: int, labels: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from homespun.commands.trials import PREDICTIONS, Trial
 from homespun.config import Tree
-from homespun.data.near_duplicates import THRESHOLD, NearDuplicatePairs, find_near_duplicates
 from homespun.results import DuplicatePair, Leakage
 from homespun.tasks.protocol import Task, TaskRows
+from homespun.text.clean import THRESHOLD, NearDuplicatePairs, find_near_duplicates
 
 _MAX_WRONG, _MAX_CONFIDENT = 20, 5
 _CHARACTERS = 320  # of a text that is shown

@@ -31,13 +31,13 @@ from homespun.commands.trials import (
     write_run_predictions,
 )
 from homespun.config import Tree
-from homespun.data.near_duplicates import NearDuplicatePairs
 from homespun.hf.match import dropped_head_warning
 from homespun.hf.open import open_for_training
 from homespun.metrics.classification import Metrics
 from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.tasks.protocol import Measured, Task, TaskRows
+from homespun.text.clean import NearDuplicatePairs
 from homespun.training.devices import DistributedContext
 from homespun.training.run import Run
 from homespun.vectors.embedding_init import EmbeddingCoverage, init_embeddings

@@ -6,6 +6,7 @@ folder is no corpus. During a build, ``building.jsonl`` records the progress, on
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from bisect import bisect_right
@@ -21,7 +22,6 @@ from typing import Protocol
 import numpy as np
 
 from homespun.config import Tree
-from homespun.data.order import keys
 from homespun.data.shards import Encoded, Shard, ShardBuffer, ShardRecord, encode_documents
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, file_digest, remove, write_text
@@ -35,6 +35,13 @@ MANIFEST = "building.jsonl"
 TOKENIZER = "tokenizer"
 SHARD_TOKENS = 8_000_000  # 16 MB of uint16: what waits in memory, and what a kill can cost
 PROGRESS_BYTES = 1_000_000
+
+
+def random_keys(*parts: int, count: int = 1) -> np.ndarray:
+    """(count,) uint64 random numbers from integers, equal on every machine."""
+    name = "/".join(map(str, parts))
+    digests = (hashlib.blake2b(f"{name}#{i}".encode(), digest_size=8).digest() for i in range(count))
+    return np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
 
 
 class Corpus:
@@ -158,7 +165,9 @@ class Corpus:
         if self.num_documents < 2:
             raise UserError(f"corpus {self.path} has one document, which cannot be split for validation; give it more")
         count = min(max(round(validation * self.num_documents), 1), self.num_documents - 1)
-        order = np.argsort(splitmix64(np.arange(self.num_documents, dtype=np.uint64) ^ keys(seed)[0]), kind="stable")
+        order = np.argsort(
+            splitmix64(np.arange(self.num_documents, dtype=np.uint64) ^ random_keys(seed)[0]), kind="stable"
+        )
         return np.sort(order[count:]), np.sort(order[:count])
 
     def verify(self) -> None:

@@ -14,11 +14,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from homespun.batch import Batch, RowSeed
-from homespun.data.order import feistel_shuffle
+from homespun.data.corpus import random_keys
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
+from homespun.text.clean import splitmix64
 
 WINDOW = 64  # batches, at the least, whose rows are sorted together when bucketing
+_ROUNDS = 6  # of the Feistel network
 
 T = TypeVar("T")
 Order = Literal["shuffled", "bucketed", "in_order"]
@@ -177,3 +179,24 @@ def _identity(item: T) -> T:
 def _ignore_interrupts(worker: int) -> None:
     """Leave Ctrl-C, which reaches every process of a terminal, to the trainer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def feistel_shuffle(positions: np.ndarray, count: int, *, key: tuple[int, ...]) -> np.ndarray:
+    """(positions,) int64 elements at ``positions`` of a random permutation of ``range(count)``, seeded by ``key``.
+
+    A Feistel network permutes numbers of ``2 * half`` bits; values outside ``range(count)`` pass through it again
+    (cycle walking, Black and Rogaway 2002). No permutation is stored.
+    """
+    # 4 ** half < 4 * count: on average at most four passes
+    half = max((max(count - 1, 1).bit_length() + 1) // 2, 1)
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    round_keys = random_keys(*key, count=_ROUNDS)
+    values = positions.astype(np.uint64)
+    outside = np.arange(len(values))
+    while len(outside):
+        left, right = values[outside] >> bits, values[outside] & mask
+        for round_key in round_keys:
+            left, right = right, left ^ (splitmix64(right ^ round_key) & mask)
+        values[outside] = (left << bits) | right
+        outside = outside[values[outside] >= count]
+    return values.astype(np.int64)

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from homespun.batch import Batch
-from homespun.data.corpus import Corpus
-from homespun.data.order import keys
+from homespun.data.corpus import Corpus, random_keys
 from homespun.errors import UserError
 
 SHORTEST_LENGTH = 8
@@ -191,7 +190,7 @@ class NextSentenceRows:
         if len(documents) < 2:
             raise UserError(f"next sentence prediction needs two documents or more, and there are {len(documents)}")
         flat = array("I")
-        random = np.random.Generator(np.random.PCG64(int(keys(seed)[0])))
+        random = np.random.Generator(np.random.PCG64(int(random_keys(seed)[0])))
         for place in range(len(documents)):
             flat.extend(_pairs(corpus, documents, place, length - 3, random))
         if not flat:
@@ -260,6 +259,76 @@ def _span(
     sentence = int(random.integers(starts + 1))
     start = int(ends[sentence - 1]) if sentence else 0
     return document, start, min(start + length, int(ends[-1]))
+
+
+class SentenceRows:
+    """Each document in as few rows as its sentences allow; no token is lost.
+
+    A row holds as many complete sentences as fit; a sentence longer than a row is cut and continues in the next. In a
+    corpus without sentence ends, documents are cut into equal parts, and rows have no ``sentence_ends``.
+
+    Args:
+        corpus: source of the tokens.
+        documents: (n,) document indices: a side of `Corpus.split`.
+        length: maximum tokens of a row, special tokens included.
+        begin_id: token before the text (BART), or None (T5, PEGASUS, ProphetNet).
+        end_id: token after the text.
+
+    Raises:
+        UserError: ``length`` is below 8, or there are no documents.
+    """
+
+    def __init__(
+        self, corpus: Corpus, documents: np.ndarray, *, length: int, begin_id: int | None, end_id: int
+    ) -> None:
+        check_corpus_rows(length, documents)
+        self._begin = np.array([] if begin_id is None else [begin_id], np.int64)
+        self._end = np.array([end_id], np.int64)
+        special = len(self._begin) + len(self._end)
+        flat = array("I")
+        for document in documents.tolist():
+            for start, end, sentences in _sentence_pieces(corpus, document, length - special):
+                flat.extend((document, start, end, sentences))
+        self._corpus = corpus
+        table = np.frombuffer(flat, np.uint32).reshape(-1, 4)
+        self._spans = table[:, :3]  # (rows, 3): document, start, end
+        self.sentences = table[:, 3]  # (rows,) number in each, a part counts; 0: not known
+        self.length = length
+        self.lengths = (self._spans[:, 2] - self._spans[:, 1]).astype(np.int64) + special
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Row:
+        document, start, end = self._spans[check_index(index, len(self))].tolist()
+        ids = np.concatenate([self._begin, self._corpus.tokens(document)[start:end], self._end], dtype=np.int64)
+        if not self._corpus.has_sentences:
+            return Row(ids)
+        ends = self._corpus.sentence_ends(document)
+        inside = ends[np.searchsorted(ends, start, side="right") : np.searchsorted(ends, end)]
+        return Row(ids, sentence_ends=np.append(inside, end).astype(np.int64) - start + len(self._begin))
+
+
+def _sentence_pieces(corpus: Corpus, document: int, body: int) -> Iterator[tuple[int, int, int]]:
+    """(start, end, sentences) of each row of a document, of at most ``body`` tokens."""
+    size = int(corpus.lengths[document])
+    start = 0
+    if not corpus.has_sentences:
+        count = -(-size // body)
+        for number in range(count):
+            yield size * number // count, size * (number + 1) // count, 0
+        return
+    ends: list[int] = corpus.sentence_ends(document).tolist()
+    done = 0  # sentences that end in the rows before
+    while start < size:
+        passed = bisect_right(ends, start + body)
+        if passed > done:
+            yield start, ends[passed - 1], passed - done
+            start = ends[passed - 1]
+        else:
+            yield start, start + body, 1
+            start += body
+        done = passed
 
 
 def check_corpus_rows(length: int, documents: np.ndarray) -> None:

@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Order
-from homespun.data.rows import Row, Rows
-from homespun.data.sentence_rows import SentenceRows
+from homespun.data.rows import Row, Rows, SentenceRows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.objectives.protocol import PretrainingConfig

@@ -14,8 +14,7 @@ from pydantic import Field, model_validator
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Order
-from homespun.data.rows import Row, Rows, pad
-from homespun.data.sentence_rows import SentenceRows
+from homespun.data.rows import Row, Rows, SentenceRows, pad
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise

@@ -13,8 +13,7 @@ from pydantic import Field
 from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.config import Config
 from homespun.data.corpus import Corpus
-from homespun.data.rows import Row, pad
-from homespun.data.sentence_rows import SentenceRows
+from homespun.data.rows import Row, SentenceRows, pad
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.heads import CausalLMHeadConfig

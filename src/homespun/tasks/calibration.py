@@ -10,8 +10,15 @@ from pydantic import Field
 
 from homespun.config import Config
 from homespun.inference.predict import DecisionRule
-from homespun.metrics.calibration import MIN_EXAMPLES, cross_val_temperature, row_losses
-from homespun.metrics.thresholds import Average, cross_val_f1, f1, find_thresholds
+from homespun.metrics.calibration import (
+    MIN_EXAMPLES,
+    Average,
+    cross_val_f1,
+    cross_val_temperature,
+    f1,
+    find_thresholds,
+    row_losses,
+)
 
 
 class Calibration(Config):

@@ -33,7 +33,7 @@ from homespun.models.model import Model
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives import adversarial
 from homespun.objectives.adversarial import Adversary, check_not_frozen
-from homespun.objectives.auxiliary_lm import TERM, AuxiliaryLM, WithNextTokenCounts
+from homespun.objectives.clm import AuxiliaryLM, WithNextTokenCounts
 from homespun.objectives.distillation import LabelDistillation, LabelTeacher
 from homespun.objectives.protocol import WithTargetCounts
 from homespun.tasks.calibration import Calibration, calibrate
@@ -232,7 +232,7 @@ class ClassificationLoss(TextLoss):
         loss: Loss = (self.loss.multi_label if self.multi_label else self.loss)(logits, labels)
         if self.auxiliary is None:
             return loss
-        return Loss(loss.terms | {TERM: self.auxiliary(hidden, batch)})
+        return Loss(loss.terms | {"causal": self.auxiliary(hidden, batch)})
 
 
 ClassificationModule = ClassificationLoss | adversarial.AdversarialObjective | LabelDistillation

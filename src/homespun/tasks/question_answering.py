@@ -23,7 +23,7 @@ from homespun.data.question_answering import Question, QuestionRows, parse_quest
 from homespun.data.rows import Row, Rows, SubsetRows
 from homespun.errors import UserError
 from homespun.inference.question_answering import Answer, find_answers
-from homespun.metrics.qa import METRICS, answer_scores, mean_answers
+from homespun.metrics.text import ANSWER_METRICS, answer_scores, mean_answers
 from homespun.models.bundle import ModelBundle
 from homespun.models.composite_heads import Layers, on_layers
 from homespun.models.config import ModelConfig
@@ -104,7 +104,7 @@ class QuestionAnswering(TaskObjective):
         "questions_truncated": "Questions truncated to the length of the model",
         "empty_contexts": "Questions about an empty text",
     }
-    metrics = tuple(f"{part}{name}" for part in ("", "has_answer_", "no_answer_") for name in METRICS)
+    metrics = tuple(f"{part}{name}" for part in ("", "has_answer_", "no_answer_") for name in ANSWER_METRICS)
 
     kind: Literal["question_answering"] = "question_answering"
     head: Annotated[QuestionAnsweringHeadConfig | FeedForwardAnsweringHeadConfig, Field(discriminator="kind")] = (
@@ -189,7 +189,7 @@ class QuestionAnsweringTask:
     """Answers out of texts; see `homespun.tasks.protocol.Task`."""
 
     labels = None
-    reported_metrics = METRICS
+    reported_metrics = ANSWER_METRICS
 
     def __init__(self, data: QuestionData, stored: ModelBundle) -> None:
         self.data = data

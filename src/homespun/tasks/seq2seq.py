@@ -32,7 +32,7 @@ from homespun.data.source_target import (
 from homespun.errors import UserError
 from homespun.inference.batch_generation import generate_batch
 from homespun.metrics.classification import Metrics
-from homespun.metrics.rouge import METRICS, Rouge, mean_scores
+from homespun.metrics.text import ROUGE_METRICS, Rouge, mean_scores
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
@@ -208,7 +208,7 @@ class TextToTextTask:
     """Targets for sources; see `homespun.tasks.protocol.Task`."""
 
     labels = None
-    reported_metrics = METRICS
+    reported_metrics = ROUGE_METRICS
 
     def __init__(self, data: TextPairsData, stored: ModelBundle) -> None:
         self.data = data

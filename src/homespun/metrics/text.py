@@ -1,4 +1,4 @@
-"""Exact match and F1 of answers, as in SQuAD's script (Rajpurkar et al. 2016, section 6.1; 2018)."""
+"""Metrics of texts against references: exact match and F1 of answers (SQuAD), ROUGE (Lin 2004)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
+from homespun.errors import UserError
 from homespun.metrics.classification import Metrics
 
-METRICS = ("exact_match", "f1")
+ANSWER_METRICS = ("exact_match", "f1")
+ROUGE_METRICS = ("rouge1", "rouge2", "rougeL")
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -51,4 +53,40 @@ def mean_answers(scores: Sequence[dict[str, float]], answerable: Sequence[bool])
 
 
 def _means(scores: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: fmean(score[name] for score in scores) for name in METRICS}
+    return {name: fmean(score[name] for score in scores) for name in ANSWER_METRICS}
+
+
+class Rouge:
+    """F1 of ROUGE-1, ROUGE-2 and ROUGE-L by the package rouge-score, with its stemmer, as papers report them.
+
+    Raises:
+        UserError: the package is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from rouge_score.rouge_scorer import RougeScorer
+        except ImportError:
+            raise UserError("ROUGE needs the package rouge-score; pip install 'homespun[metrics]'") from None
+        self._scorer = RougeScorer(list(ROUGE_METRICS), use_stemmer=True)
+
+    def scores(self, text: str, references: Sequence[str]) -> dict[str, float]:
+        """F1 of each of `ROUGE_METRICS`, 0 to 1, with the nearest reference."""
+        found = self._scorer.score_multi(list(references), text)
+        return {name: float(found[name].fmeasure) for name in ROUGE_METRICS}
+
+
+def mean_scores(scores: Sequence[dict[str, float]], texts: Sequence[str], targets: Sequence[str]) -> Metrics:
+    """Means of the scores of texts, with ``rows`` and the mean number of ``words``.
+
+    ``commonest`` and ``commonest_target`` are the shares of the most frequent text and target: a model that always
+    writes one text may still have fair scores.
+    """
+    means = {name: fmean(score[name] for score in scores) for name in ROUGE_METRICS}
+    words = fmean(len(text.split()) for text in texts)
+    shares = {"commonest": _commonest(texts), "commonest_target": _commonest(targets)}
+    return {"rows": len(scores), **means, "words": words, **shares}
+
+
+def _commonest(texts: Sequence[str]) -> float:
+    return max(Counter(texts).values()) / len(texts)
