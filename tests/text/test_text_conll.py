@@ -53,7 +53,7 @@ def test_white_space_around_a_tag_is_none_of_it(tmp_path: Path) -> None:
 def test_lines_of_another_width(tmp_path: Path) -> None:
     path = tmp_path / "a.conll"
     path.write_text("Ada B-PER\nwrote\n")
-    with pytest.raises(UserError, match=r"a\.conll, line 2: 1 .* 2 columns \(words, tags\)"):
+    with pytest.raises(UserError, match=r"a\.conll, line 2 has 1 .* 2 columns \(words, tags\)"):
         list(read_records([str(path)]))
 
 

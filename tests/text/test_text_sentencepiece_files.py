@@ -189,7 +189,7 @@ UNKNOWN, END, THE, DOG = (b"<unk>", 0.0, 2), (b"</s>", 0.0, 3), ("▁the".encode
         (b"\x0a\x00" * 1_000_001, "1,000,001 pieces"),
         (pieces(UNKNOWN, UNKNOWN, THE), "2 unknown pieces"),
         (pieces(THE, DOG), "0 unknown pieces"),
-        (pieces(UNKNOWN, END), "no piece of a text"),
+        (pieces(UNKNOWN, END), "no normal piece"),
         (pieces(UNKNOWN, THE, DOG, THE), "has '▁the' twice"),
         (pieces(UNKNOWN, THE, (b"", -1.0, 1)), "piece 2 has 0 characters"),
         (pieces(UNKNOWN, THE, (b"\xff", -1.0, 1)), "damaged"),

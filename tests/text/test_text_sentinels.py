@@ -74,5 +74,5 @@ def test_what_cannot_be() -> None:
     assert not len(before.sentinel_ids)
     with pytest.raises(UserError, match=r" 4 sentinels.*--sentinels"):
         with_sentinels(with_sentinels(before, 4), 4)
-    with pytest.raises(UserError, match=r"--sentinels -1: .*1 or more"):
+    with pytest.raises(UserError, match=r"--sentinels -1 .*1 or more"):
         with_sentinels(before, -1)

@@ -197,7 +197,7 @@ def test_training_mistakes(kind: Kind) -> None:
         Tokenizer.train([], kind=kind, vocab_size=300)
     with pytest.raises(UserError, match="no text"):
         Tokenizer.train(["", ""], kind=kind, vocab_size=300)
-    with pytest.raises(UserError, match="no room"):
+    with pytest.raises(UserError, match="must exceed"):
         Tokenizer.train(TEXTS, kind=kind, vocab_size=5)
     if kind != "words":
         with pytest.raises(UserError, match="vocab_size=23"):

@@ -1,4 +1,4 @@
-"""Streams of decompressed and downloaded bytes that raise `EOFError` if the data are cut short."""
+"""Streams of decompressed and downloaded bytes that raise `EOFError` on truncated data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 
 
 class _Zstandard(io.RawIOBase):
-    """A stream of zstd frames; unlike the library's reader it raises `EOFError` on truncated data."""
+    """Stream of zstd frames that raises `EOFError` on truncated data, unlike the reader of the library."""
 
     def __init__(self, stream: BinaryIO) -> None:
         import zstandard
@@ -21,33 +21,33 @@ class _Zstandard(io.RawIOBase):
         self._error = zstandard.ZstdError
         self._frame = self._new()
         self._started = False
-        self._rest = b""
+        self._pending = b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._rest:
+        while not self._pending:
             chunk = self._frame.unused_data if self._frame.eof else b""
             if self._frame.eof:
                 self._frame, self._started = self._new(), False
-            chunk = chunk or self._stream.read(1 << 13)  # small: a bomb grows it ten thousand times
+            chunk = chunk or self._stream.read(1 << 13)  # small: a bomb expands ten thousand times
             if not chunk:
                 if self._started:
-                    raise EOFError("the compressed data has no end")
+                    raise EOFError("the last compressed frame is incomplete")
                 return 0
             self._started = True
             try:
-                self._rest = self._frame.decompress(chunk)
+                self._pending = self._frame.decompress(chunk)
             except self._error as error:
                 raise EOFError(str(error)) from error
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        size = min(len(buffer), len(self._pending))
+        buffer[:size], self._pending = self._pending[:size], self._pending[size:]
         return size
 
 
 class _Response(io.RawIOBase):
-    """The body of an HTTP response; raises `EOFError` if the connection breaks before its end."""
+    """Body of an HTTP response; raises `EOFError` if the connection breaks."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
@@ -58,7 +58,7 @@ class _Response(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count = int(self._response.readinto(buffer))
         if count == 0 and len(buffer) and self._response.length:
-            raise EOFError(f"the connection broke {self._response.length:,} bytes before the end")
+            raise EOFError(f"the connection closed with {self._response.length:,} bytes missing")
         return count
 
     def close(self) -> None:

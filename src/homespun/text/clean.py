@@ -1,4 +1,4 @@
-"""Normalisation, exact and near duplicates, sentence splitting."""
+"""Cleaning of texts: normalisation, exact and near duplicates, sentence splitting."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _UNSPACED = re.compile(
 
 
 def normalise(text: str) -> str:
-    r"""Normalise to NFC, without control characters, with single spaces and line ends ``\n``, at most one blank line.
+    r"""Normalise to NFC with single spaces, ``\n`` line ends and at most one blank line, without control characters.
 
-    Idempotent. Removes indentation, so it is for prose.
+    Idempotent. Removes indentation, so use it for prose only.
     """
-    # Most texts need little of this, and looking for a substring is far cheaper than a regular expression.
+    # Substring tests are far cheaper than regular expressions, and most texts need no change.
     if not text.isascii():
         text = _WIDE_SPACES.sub(" ", unicodedata.normalize("NFC", _CONTROLS.sub("", text)))
     elif not text.isprintable():
@@ -48,7 +48,9 @@ def normalise(text: str) -> str:
 
 
 class ExactDuplicates:
-    """Set of `normalise`d texts by digest, 16 bytes each (about 100 as Python objects)."""
+    """Filter of texts that are equal after `normalise`. Stores a digest of 16 bytes a text (about 100 as Python
+    objects).
+    """
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
@@ -61,18 +63,18 @@ class ExactDuplicates:
 
 
 class NearDuplicates:
-    """Near-duplicate filter: MinHash (Broder 1997) over shingles of five words, without case and punctuation.
+    """Near-duplicate filter: MinHash (Broder 1997) over shingles of five words, ignoring case and punctuation.
 
     Texts are near-duplicates if the Jaccard similarity of their shingles is at least ``threshold``; in scripts without
     spaces a shingle is five characters. With 240 hashes in bands, about half of the pairs at the threshold are found,
-    nearly all 0.1 above it, hardly any 0.2 below it. Deterministic in the order of the texts; refused texts are not
-    remembered.
+    nearly all of those 0.1 above it and hardly any 0.2 below it. Deterministic in the order of the texts; rejected
+    texts are not stored.
 
-    Memory is fixed: 4 bytes a band and slot, 17 bands at 0.8, at most 143 MB for a ``capacity`` of a million documents.
-    Beyond it the newest overwrite the oldest.
+    Memory is constant: 4 bytes for each band and slot, with 17 bands at 0.8, at most 143 MB for a ``capacity`` of a
+    million documents. Beyond the capacity new texts overwrite the oldest.
 
     Raises:
-        UserError: ``threshold`` not between 0 and 1.
+        UserError: ``threshold`` is not between 0 and 1.
     """
 
     def __init__(self, threshold: float = 0.8, *, capacity: int = 1_000_000) -> None:
@@ -81,7 +83,7 @@ class NearDuplicates:
         self._bands, self._rows = _banding(threshold)
         generator = np.random.Generator(np.random.PCG64(0x5EED))
         count = self._bands * self._rows
-        # Odd multipliers and shifts: multiply-shift hashing (Dietzfelbinger 1997), one column a hash function.
+        # multiply-shift hashing with odd multipliers (Dietzfelbinger 1997), one column for each hash function
         self._multipliers = generator.integers(1 << 63, dtype=np.uint64, size=(count, 1)) | np.uint64(1)
         self._offsets = generator.integers(1 << 63, dtype=np.uint64, size=(count, 1))
         self._mixers = generator.integers(1 << 63, dtype=np.uint64, size=self._rows) | np.uint64(1)
@@ -99,7 +101,7 @@ class NearDuplicates:
         return True
 
     def keys(self, text: str) -> NDArray[np.uint64]:
-        """(bands,) uint64 keys; texts that share one are taken for duplicates. Remembers nothing."""
+        """(bands,) uint64 keys; texts that share one are candidates. Stores nothing."""
         shingles = _shingles(text)
         minima = np.full(len(self._multipliers), np.iinfo(np.uint64).max, dtype=np.uint64)
         for start in range(0, len(shingles), 512):  # (hashes, 512) fits the cache
@@ -113,9 +115,9 @@ class NearDuplicates:
 
 def similarity(text: str, other: str) -> float:
     """Jaccard similarity that `NearDuplicates` estimates."""
-    mine, theirs = np.unique(_shingles(text)), np.unique(_shingles(other))
-    both = len(np.intersect1d(mine, theirs, assume_unique=True))
-    return both / (len(mine) + len(theirs) - both)
+    first, second = np.unique(_shingles(text)), np.unique(_shingles(other))
+    shared = len(np.intersect1d(first, second, assume_unique=True))
+    return shared / (len(first) + len(second) - shared)
 
 
 _SHINGLE_WORDS = 5
@@ -124,19 +126,19 @@ _POWERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 
 
 
 def _banding(threshold: float) -> tuple[int, int]:
-    """Bands and rows of at most `_HASHES` hashes that find a pair at ``threshold`` with probability 1/2."""
+    """(bands, rows) with at most `_HASHES` hashes that detect a pair at ``threshold`` with probability 1/2."""
 
-    def middle(rows: int) -> float:
+    def detected(rows: int) -> float:
         return float((1.0 - 0.5 ** (1.0 / (_HASHES // rows))) ** (1.0 / rows))
 
-    rows = min(range(1, 61), key=lambda r: abs(middle(r) - threshold))
+    rows = min(range(1, 61), key=lambda r: abs(detected(r) - threshold))
     return _HASHES // rows, rows
 
 
 def _shingles(text: str) -> NDArray[np.uint64]:
-    """Hashes of every five consecutive words, or of all words if there are fewer.
+    """(shingles,) uint64 hashes of each five consecutive words; a shorter text is padded to one shingle.
 
-    In scripts without spaces between words each character is a word.
+    In scripts without spaces each character is a word.
     """
     text = text.lower()
     if not text.isascii():
@@ -161,34 +163,41 @@ def splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 THRESHOLD = 0.8
 _SAME = 1.0
-_TRAINING_CHUNK = 4096  # training texts compared at a time, so that memory grows with the test alone
+_TRAINING_CHUNK = 4096  # training texts compared at a time; memory grows with the test texts only
 
 
 @dataclass(frozen=True)
 class NearDuplicatePairs:
-    """Test texts that are near-duplicates of training texts."""
+    """Test texts that are near-duplicates of training texts, in ascending order.
 
-    rows: tuple[int, ...]  # of the test, ascending
-    of: tuple[int, ...]  # the most similar training text of each
-    similarity: tuple[float, ...]  # Jaccard similarity of five-word shingles
-    compared: int  # test texts that are not empty
+    Attributes:
+        rows: numbers of these test texts.
+        of: number of the most similar training text of each.
+        similarity: Jaccard similarity of both.
+        compared: number of test texts that are not blank.
+    """
+
+    rows: tuple[int, ...]
+    of: tuple[int, ...]
+    similarity: tuple[float, ...]
+    compared: int
 
     @property
     def same(self) -> int:
-        """Number of test texts with the same words, up to case and punctuation."""
+        """Number of test texts whose words equal those of a training text, ignoring case and punctuation."""
         return sum(value >= _SAME for value in self.similarity)
 
 
 def find_near_duplicates(
     training: Sequence[str], test: Sequence[str], *, threshold: float = THRESHOLD
 ) -> NearDuplicatePairs:
-    """Test texts with a Jaccard similarity of at least ``threshold`` to a training text, without empty ones.
+    """Find test texts whose Jaccard similarity to a training text is at least ``threshold``. Blank texts are skipped.
 
-    `NearDuplicates` finds candidates, but misses a few near the threshold; each is then compared in full. Memory is
-    about 140 bytes a test text.
+    Candidates come from `NearDuplicates`, which misses a few near the threshold; each is then compared exactly. Memory
+    is about 140 bytes a test text.
 
     Raises:
-        UserError: ``threshold`` not between 0 and 1.
+        UserError: ``threshold`` is not between 0 and 1.
     """
     near = NearDuplicates(threshold, capacity=1)
     rows = [row for row, text in enumerate(test) if text.strip()]
@@ -202,13 +211,12 @@ def find_near_duplicates(
         part = [index for index in range(start, min(start + _TRAINING_CHUNK, len(training))) if training[index].strip()]
         if not part:
             continue
-        wanted = np.stack([near.keys(training[index]) for index in part])
-        for place, row in _candidates(ordered, order, wanted):
+        for index, row in _candidates(ordered, order, np.stack([near.keys(training[index]) for index in part])):
             if row in best and best[row][0] >= _SAME:
                 continue
-            score = similarity(training[part[place]], test[rows[row]])
+            score = similarity(training[part[index]], test[rows[row]])
             if score >= threshold and score > best.get(row, (0.0, 0))[0]:
-                best[row] = (score, part[place])
+                best[row] = (score, part[index])
     found = sorted(best)
     return NearDuplicatePairs(
         tuple(rows[row] for row in found),
@@ -221,25 +229,24 @@ def find_near_duplicates(
 def _candidates(
     ordered: np.ndarray[tuple[int, int], np.dtype[np.uint64]],
     order: np.ndarray[tuple[int, int], np.dtype[np.int64]],
-    wanted: np.ndarray[tuple[int, int], np.dtype[np.uint64]],
+    keys: np.ndarray[tuple[int, int], np.dtype[np.uint64]],
 ) -> list[tuple[int, int]]:
-    """(training index in the chunk, test row) that agree in a band, each once, sorted.
+    """(training index, test row) pairs with equal keys in a band, each once, sorted.
 
     Args:
-        ordered: (rows, bands) keys of the test, each band sorted; ``order`` has their rows.
-        wanted: (texts, bands) keys of the training.
+        ordered: (rows, bands) keys of the test texts, each band sorted; ``order`` are their rows.
+        keys: (texts, bands) keys of the training texts.
     """
     pairs: set[tuple[int, int]] = set()
     for band in range(ordered.shape[1]):
-        column, asked = ordered[:, band], wanted[:, band]
-        first, last = np.searchsorted(column, asked, "left"), np.searchsorted(column, asked, "right")
-        for place in np.flatnonzero(last > first).tolist():
-            pairs.update((place, int(row)) for row in order[first[place] : last[place], band])
+        first, last = (np.searchsorted(ordered[:, band], keys[:, band], side) for side in ("left", "right"))
+        for index in np.flatnonzero(last > first).tolist():
+            pairs.update((index, int(row)) for row in order[first[index] : last[index], band])
     return sorted(pairs)
 
 
-# Where a sentence may end: closing marks with what closes after them and white space; an ideographic full stop needs
-# no space; a blank line always.
+# candidates for a sentence end: closing marks with closing quotes and white space; an ideographic full stop, which
+# needs no space; a blank line
 _END = re.compile(
     r"""(?P<mark>[.!?…]+)["'”’»)\]]*(?P<gap>\s+)|(?P<ideographic>[。！？]+["'”’」』）]*)\s*|\s*\n[ \t]*\n\s*"""
 )
@@ -251,17 +258,17 @@ def _words(line: str) -> frozenset[str]:
     return frozenset(line.split())
 
 
-# Never the end: a name, a number or the rest of the phrase follows.
+# abbreviations that never end a sentence
 _BINDING = _words(
     "mr mrs ms mx dr prof st gen sen rep gov sgt capt lt col maj cmdr rev hon messrs mme mlle fr pres supt amb "
     "e.g i.e eg ie cf viz vs v al approx ca resp esp incl excl ed eds trans dept univ assn bros mt ft"
 )
-# The end unless a number follows.
+# abbreviations that end a sentence unless a number follows
 _BEFORE_NUMBERS = _words(
     "no nos fig figs eq eqs eqn sec secs ch chap vol vols p pp para art ref refs tab item ex "
     "jan feb mar apr jun jul aug sep sept oct nov dec"
 )
-# The end only where the next word looks like the beginning of a sentence.
+# abbreviations that end a sentence only if the next word is in _STARTERS
 _AMBIGUOUS = _words(
     "inc ltd co corp llc plc bros jr sr etc u.s u.k u.n e.u d.c a.m p.m am pm ph.d m.d b.a m.a b.sc m.sc ave "
     "blvd rd est"
@@ -276,7 +283,8 @@ _STARTERS = _words(
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """(start, end) of each sentence without surrounding white space, in order; together they hold all other characters.
+    """(start, end) of each sentence in characters, without surrounding white space, in order; no other character is
+    lost.
 
     Rules for English, and for scripts without capitals: abbreviations, initials, decimals, quotes, ellipses and list
     numbers do not end a sentence; a blank line always does.
@@ -297,10 +305,10 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 
 
 def _ends(text: str, start: int, match: re.Match[str]) -> bool:
-    """True if the mark that ``match`` found ends the sentence from ``start``."""
+    """True if the mark of ``match`` ends the sentence that begins at ``start``."""
     after = match.end()
     if after == len(text):
-        return False  # what remains is the last sentence anyway
+        return False  # the caller ends the last sentence
     first = text[after]
     while first in _OPENING and after + 1 < len(text):
         after += 1
@@ -309,11 +317,11 @@ def _ends(text: str, start: int, match: re.Match[str]) -> bool:
         return False
     if match["mark"] != ".":
         return True
-    found = _LAST_WORD.search(text, max(start, match.start() - 40), match.start())
-    if found is None:
+    last_word = _LAST_WORD.search(text, max(start, match.start() - 40), match.start())
+    if last_word is None:
         return any(character.isalpha() for character in text[start : match.start()])
-    word = found.group().lower().strip("-'’")
-    if word.isdigit() and found.start() == start:
+    word = last_word.group().lower().strip("-'’")
+    if word.isdigit() and last_word.start() == start:
         return False  # "1. Introduction"
     if word in _BINDING:
         return False

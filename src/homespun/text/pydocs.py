@@ -1,6 +1,6 @@
 """Documentation of installed Python packages, labelled by package.
 
-Docstrings are found with `ast`, help pages by their suffix: no package is imported or run.
+Docstrings are parsed with `ast`, help pages found by their suffix: no package is imported or run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _names(line: str) -> tuple[str, ...]:
     return tuple(line.split())
 
 
-# Dependencies of homespun and common packages, those with the most documentation first.
+# dependencies of homespun and common packages, by the amount of documentation
 PACKAGES = _names(
     "torch scipy sympy sklearn pandas networkx numpy matplotlib huggingface_hub datasets fontTools mpmath pydantic "
     "accelerate PIL rich pyparsing pyarrow mpl_toolkits fsspec click tokenizers jinja2 joblib dateutil"
@@ -57,36 +57,34 @@ def python_documentation(
     Its label is the package, its source ``package.module:qualified.name``. Tests and vendored packages are left out.
 
     Args:
-        packages: importable names; None: those of `PACKAGES` that are installed.
-        min_characters: of a document.
-        workers: processes that parse files; the order stays.
+        packages: importable names; None: the installed ones of `PACKAGES`.
+        min_characters: minimum length of a document.
+        workers: processes that parse files; they do not change the order.
 
     Raises:
-        UserError: a package of ``packages`` that is not installed.
+        UserError: a package of ``packages`` is not installed.
     """
     names = [name for name in PACKAGES if _folders(name)] if packages is None else list(packages)
     for name in names:
         if not _folders(name):
-            raise UserError(
-                f"the Python package {name!r} is not installed, or has no Python files; install it, or leave it out"
-            )
+            raise UserError(f"Python package {name!r} is not installed or has no Python files; leave it out")
     sources = (source for name in names for source in _sources(name))
     tasks = iter(lambda: list(islice(sources, _FILES_A_TASK)), [])
     if workers <= 1:
         for task in tasks:
             yield from _documents(task, min_characters)
         return
-    # A fresh interpreter for each worker: forking a process with the threads of torch in it can hang.
+    # spawn: forking a process that runs threads of torch can hang
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
             for future in [pool.submit(_documents, task, min_characters) for task in tasks]:
                 yield from future.result()
         finally:
-            pool.shutdown(cancel_futures=True)  # do not wait for files that the caller skips
+            pool.shutdown(cancel_futures=True)  # the caller may stop early
 
 
 def _folders(package: str) -> list[str]:
-    """Folders, or the one file, of an installed top-level package, found without importing it."""
+    """Folders, or the one file, of an installed top-level package, found without an import."""
     try:
         spec = importlib.util.find_spec(package) if package.isidentifier() else None
     except (ImportError, ValueError):
@@ -115,17 +113,17 @@ def _sources(package: str) -> Iterator[_Source]:
 def _documents(sources: Sequence[_Source], min_characters: int) -> list[Document]:
     documents = []
     collecting = gc.isenabled()
-    gc.disable()  # syntax trees are many small objects without cycles: collecting them takes a third of the time
+    gc.disable()  # syntax trees have no cycles, and collecting them takes a third of the time
     try:
         for package, module, path in sources:
             data = Path(path).read_bytes()
             if path.endswith(_PAGES):
-                found = [("", page)] if (page := _page(data)) else []
+                texts = [("", page)] if (page := _page(data)) else []
             elif b'"""' in data or b"'''" in data:
-                found = [(f":{name}" if name else "", text) for name, text in _docstrings(data)]
+                texts = [(f":{name}" if name else "", text) for name, text in _docstrings(data)]
             else:
                 continue
-            for name, text in found:
+            for name, text in texts:
                 clean = inspect.cleandoc(text).strip()
                 if len(clean) >= min_characters:
                     documents.append(Document(clean, package, f"{module}{name}"))
@@ -136,21 +134,20 @@ def _documents(sources: Sequence[_Source], min_characters: int) -> list[Document
 
 
 def _page(data: bytes) -> str | None:
-    """A help page, or None for a table, a word list or a template with the suffix ``.txt``."""
+    """Help page, or None for a table, a word list or a template with the suffix ``.txt``."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         return None
-    prose = sum(map(text.count, "etaoinshrdlu "))  # the commonest letters make up two thirds of English, markup less
+    prose = sum(map(text.count, "etaoinshrdlu "))  # two thirds of English, less of markup
     return text if prose > 0.5 * len(text) else None
 
 
 def _docstrings(data: bytes) -> Iterator[tuple[str, str]]:
-    """(qualified name, text) of the docstrings and documentation strings of a Python file; none if it does not
-    parse."""
+    """(qualified name, text) of the documentation in a Python file; none if it does not parse."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of invalid escapes in files that are not ours
+            warnings.simplefilter("ignore")  # invalid escapes
             tree = ast.parse(data)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # templates, invalid bytes
         return
@@ -176,13 +173,15 @@ def _documentation_strings(scope: str, statement: ast.Expr | ast.Assign) -> Iter
     if isinstance(statement, ast.Expr):
         if not isinstance(statement.value, ast.Call):
             return
-        target, about = ast.unparse(statement.value.func), statement.value.args
+        target, arguments = ast.unparse(statement.value.func), statement.value.args
     else:
-        target, about = ast.unparse(statement.targets[0]), []
+        target, arguments = ast.unparse(statement.targets[0]), []
     if "doc" not in target.lower():
         return
     strings = list(_strings(statement.value))
-    first = ast.unparse(about[0]).strip("'\"") if about and not isinstance(about[0], ast.Constant) else target
+    first = (
+        ast.unparse(arguments[0]).strip("'\"") if arguments and not isinstance(arguments[0], ast.Constant) else target
+    )
     names = [text for text in strings if text.isidentifier()]
     name = ".".join([scope, *(names or [first])]).lstrip(".")
     for text in strings:
@@ -191,7 +190,7 @@ def _documentation_strings(scope: str, statement: ast.Expr | ast.Assign) -> Iter
 
 
 def _strings(node: ast.AST) -> Iterator[str]:
-    """String constants below ``node``; those joined by ``+`` are one."""
+    """String constants below ``node``, concatenated if they are joined by ``+``."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

@@ -12,10 +12,11 @@ from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.io.json import read_optional
 from homespun.text.sentencepiece_files import CONTROL, UNKNOWN, Piece, Pieces, build_engine, read_pieces
+from homespun.text.vocabularies import unique
 
 _NAMES, _CONFIG = ("*.model", "*.spm"), "tokenizer_config.json"
-_GAP = 10_000  # ids that may be added behind the pieces, or before them
-_ORDER = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in which transformers adds the tokens that are missing
+_GAP = 10_000  # maximum number of ids that are added before or after the pieces
+_ORDER = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in which transformers adds missing tokens
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,14 @@ def is_sentencepiece(folder: Path) -> bool:
 
 
 def convert_sentencepiece(folder: Path) -> tuple[str, dict[str, str]]:
-    """The tokenizer.json of the SentencePiece file in ``folder``, and the token of each role.
+    """Convert the SentencePiece file in ``folder`` to a tokenizer.json, and return it with the token of each role.
 
-    The family follows from ``tokenizer_class`` in ``tokenizer_config.json``, else ``model_type`` in ``config.json``;
-    with neither, the pieces are taken as they are. Added tokens come from ``added_tokens.json``,
-    ``tokenizer_config.json`` and ``special_tokens_map.json``.
+    The family is ``tokenizer_class`` in ``tokenizer_config.json``, else ``model_type`` in ``config.json``; without both
+    the pieces are used unchanged. Added tokens come from ``added_tokens.json``, ``tokenizer_config.json`` and
+    ``special_tokens_map.json``.
 
     Raises:
-        UserError: a file that is damaged, too large, or of an unsupported kind; an unknown family.
+        UserError: a file is damaged, too large, or of an unsupported kind; an unknown family.
     """
     files = _files(folder)
     if len(files) > 1:
@@ -63,21 +64,18 @@ def convert_sentencepiece(folder: Path) -> tuple[str, dict[str, str]]:
     added = _added(folder, settings, roles)
     pieces = _with_added(pieces, added, path)
     roles["unk"] = next(piece.text for piece in pieces.pieces if piece.type == UNKNOWN)
-    places = {piece.text: place for place, piece in enumerate(pieces.pieces)}
-    if len(places) < len(pieces.pieces):
-        twice = next(piece.text for place, piece in enumerate(pieces.pieces) if places[piece.text] != place)
-        raise UserError(f"{path} has {twice!r} twice; a vocabulary has each entry once")
+    ids = unique([(piece.text, i) for i, piece in enumerate(pieces.pieces)], path)
     engine = build_engine(pieces, family.before(settings), [token for token, _ in added], path)
     if family.single:
         try:
             engine.post_processor = processors.TemplateProcessing(
                 single=[part.format(**roles) for part in family.single.split()],
                 pair=[part.format(**roles) for part in family.pair.split()],
-                special_tokens=[(token, places[token]) for token in dict.fromkeys(roles.values())],
+                special_tokens=[(token, ids[token]) for token in dict.fromkeys(roles.values())],
             )
         except KeyError as error:
-            raise UserError(f"{folder / _CONFIG}: {error.args[0]}_token is null, which goes around texts") from error
-        except Exception as error:  # `tokenizers` raises bare Exception, as for a token with a colon in it
+            raise UserError(f"{folder / _CONFIG}: {error.args[0]}_token is null, but required; set it") from error
+        except Exception as error:  # `tokenizers` raises bare Exception, for example for a token with a colon
             raise UserError(f"{folder}: {error}") from error
     return str(engine.to_str()), roles
 
@@ -93,34 +91,34 @@ def _family(folder: Path, settings: Tree) -> _Family:
     if name not in _FAMILIES:
         known = ", ".join(sorted({*_FAMILIES} - set(_PLAIN)))
         raise UserError(
-            f"{folder} has pieces of SentencePiece for {name!r}, which numbers its tokens in a way that is not known "
-            f"here; known are {known}; save_pretrained of a fast tokenizer writes the tokenizer.json that can be read"
+            f"{folder} has a SentencePiece model of {name!r}, which is not supported; supported are {known}; write a "
+            f"tokenizer.json with save_pretrained of a fast tokenizer"
         )
     return _FAMILIES[name]
 
 
 def _added(folder: Path, settings: Tree, roles: Mapping[str, str]) -> list[tuple[AddedToken, int | None]]:
-    """Added tokens, each once, with their ids if the files give them."""
-    found: dict[str, tuple[AddedToken, int | None]] = {}
+    """Added tokens, each once, with their ids if the files have them."""
+    tokens: dict[str, tuple[AddedToken, int | None]] = {}
 
     def add(value: object, number: object, *, special: bool) -> None:
         token = _content(value)
         if token is None or not (number is None or (isinstance(number, int) and number >= 0)):
-            raise UserError(f"{folder}: {value!r} with the id {number!r} is no added token")
-        before = found.get(token)
-        if before is not None and None not in (number, before[1]) and before[1] != number:
-            raise UserError(f"{folder}: {token!r} has the ids {before[1]} and {number}; a token has one")
-        if before is not None:
-            found[token] = (before[0], before[1] if number is None else number)
+            raise UserError(f"{folder}: {value!r} with the id {number!r} is no added token; correct it")
+        if token in tokens:
+            added, old = tokens[token]
+            if None not in (number, old) and old != number:
+                raise UserError(f"{folder}: {token!r} has the ids {old} and {number}; remove one")
+            tokens[token] = (added, old if number is None else number)
             return
         details = value if isinstance(value, dict) else {}
         flags = {name: bool(details.get(name)) for name in ("lstrip", "rstrip", "single_word")}
         special = bool(details.get("special", special)) or token in roles.values()
         normalized = bool(details.get("normalized", not special))
-        found[token] = (AddedToken(token, special=special, normalized=normalized, **flags), number)
+        tokens[token] = (AddedToken(token, special=special, normalized=normalized, **flags), number)
 
-    named = settings.get("added_tokens_decoder")
-    for number, value in (named if isinstance(named, dict) else {}).items():
+    decoder = settings.get("added_tokens_decoder")
+    for number, value in (decoder if isinstance(decoder, dict) else {}).items():
         add(value, int(number) if number.isdecimal() and len(number) < 10 else number, special=False)
     for role in (role for role in _ORDER if role in roles):
         value = settings.get(f"{role}_token")
@@ -130,31 +128,29 @@ def _added(folder: Path, settings: Tree, roles: Mapping[str, str]) -> list[tuple
     for name in ("additional_special_tokens", "extra_special_tokens"):
         for value in _listed(settings, name):
             add(value, None, special=True)
-    return list(found.values())
+    return list(tokens.values())
 
 
 def _with_added(pieces: Pieces, added: list[tuple[AddedToken, int | None]], path: Path) -> Pieces:
-    """The pieces with the added tokens at their ids, those without one last."""
-    made = list(pieces.pieces)
-    places = {piece.text: place for place, piece in enumerate(made)}
-    limit = len(made) + _GAP
+    """Insert the added tokens at their ids; those without an id are appended."""
+    merged = list(pieces.pieces)
+    ids = {piece.text: place for place, piece in enumerate(merged)}
+    limit = len(merged) + _GAP
     for token, number in added:
         text = token.content
         if number is None:
             continue
         if number >= limit:
-            raise UserError(
-                f"{path} has {len(pieces.pieces):,} pieces; the added token {text!r} is far off, at {number:,}"
-            )
-        if places.get(text, number) != number:
-            raise UserError(f"{path} has {text!r} at {places[text]}, and the files beside it at {number}")
-        made += [Piece(f"<reserved_{place}>", 0.0, CONTROL) for place in range(len(made), number + 1)]
-        if made[number].text != text:
-            made[number] = Piece(text, 0.0, CONTROL if made[number].type != UNKNOWN else UNKNOWN)
-            places[text] = number
-    here = {piece.text for piece in made}
-    made += [Piece(token.content, 0.0, CONTROL) for token, _ in added if token.content not in here]
-    return replace(pieces, pieces=tuple(made))
+            raise UserError(f"{path} has {len(pieces.pieces):,} pieces, and added token {text!r} the id {number:,}")
+        if ids.get(text, number) != number:
+            raise UserError(f"{path} has {text!r} at {ids[text]}, and the files next to it at {number}")
+        merged += [Piece(f"<reserved_{place}>", 0.0, CONTROL) for place in range(len(merged), number + 1)]
+        if merged[number].text != text:
+            merged[number] = Piece(text, 0.0, CONTROL if merged[number].type != UNKNOWN else UNKNOWN)
+            ids[text] = number
+    present = {piece.text for piece in merged}
+    merged += [Piece(token.content, 0.0, CONTROL) for token, _ in added if token.content not in present]
+    return replace(pieces, pieces=tuple(merged))
 
 
 def _content(value: object) -> str | None:
@@ -163,26 +159,26 @@ def _content(value: object) -> str | None:
 
 
 def _listed(settings: Tree, name: str) -> list[object]:
-    found = settings.get(name) or []
-    if not isinstance(found, (list, dict)):
-        raise UserError(f"{_CONFIG}: {name} must be a list of tokens, not {found!r}")
-    return list(found.values()) if isinstance(found, dict) else found
+    tokens = settings.get(name) or []
+    if not isinstance(tokens, (list, dict)):
+        raise UserError(f"{_CONFIG}: {name}={tokens!r} must be a list of tokens")
+    return list(tokens.values()) if isinstance(tokens, dict) else tokens
 
 
 def _count(settings: Tree, name: str, default: int) -> int:
     count = settings.get(name, default)
     if not isinstance(count, int) or not 0 <= count <= _GAP:
-        raise UserError(f"{_CONFIG}: {name} must be a whole number from 0 to {_GAP:,}, not {count!r}")
+        raise UserError(f"{_CONFIG}: {name}={count!r} must be a whole number from 0 to {_GAP:,}")
     return count
 
 
 def _albert_pieces(pieces: Pieces, roles: dict[str, str], settings: Tree) -> Pieces:
-    """Make a comma after a digit a token, as ALBERT's postprocessing does."""
-    made = [
+    """Tokenize a comma after a digit separately, as ALBERT's postprocessing."""
+    merged = [
         replace(p, score=p.score - 100) if len(p.text) > 1 and p.text[-1] == "," and p.text[-2].isdigit() else p
         for p in pieces.pieces
     ]
-    return replace(pieces, pieces=tuple(made))
+    return replace(pieces, pieces=tuple(merged))
 
 
 def _albert_text(settings: Tree) -> list[normalizers.Normalizer]:
@@ -198,12 +194,12 @@ def _albert_text(settings: Tree) -> list[normalizers.Normalizer]:
 
 def _deberta_text(settings: Tree) -> list[normalizers.Normalizer]:
     if settings.get("split_by_punct"):
-        raise UserError(f"{_CONFIG}: split_by_punct is not known here for a vocabulary of SentencePiece")
+        raise UserError(f"{_CONFIG}: split_by_punct=true is not supported; write a tokenizer.json with transformers")
     return [normalizers.Lowercase()] if settings.get("do_lower_case", False) else []
 
 
 def _t5_pieces(pieces: Pieces, roles: dict[str, str], settings: Tree) -> Pieces:
-    """Sentinels after the pieces, the first of them last."""
+    """Append the sentinels, in descending order."""
     listed = [t for t in _listed(settings, "additional_special_tokens") if "<extra_id_" in str(_content(t))]
     count = _count(settings, "extra_ids", len(listed) or 100)
     known = {piece.text for piece in pieces.pieces}
@@ -213,13 +209,13 @@ def _t5_pieces(pieces: Pieces, roles: dict[str, str], settings: Tree) -> Pieces:
 
 
 def _pegasus_pieces(pieces: Pieces, roles: dict[str, str], settings: Tree) -> Pieces:
-    """Pretraining tokens after the first two pieces: <mask_1>, <mask_2>, <unk_2> to <unk_102>."""
+    """Insert pretraining tokens after the first two pieces: <mask_1>, <mask_2>, <unk_2> to <unk_102>."""
     offset = _count(settings, "offset", 103)
     if not offset:
         return pieces
     masks = (_content(settings.get("mask_token_sent", "<mask_1>")), roles.get("mask"))
     if None in masks or masks[0] == masks[1]:
-        raise UserError(f"{_CONFIG}: PEGASUS has a mask_token and a mask_token_sent, or offset 0")
+        raise UserError(f"{_CONFIG}: PEGASUS needs different mask_token and mask_token_sent, or offset=0")
     front = [roles.get("pad"), roles.get("eos"), *masks, *(f"<unk_{number}>" for number in range(2, offset))]
     return replace(pieces, pieces=(*(Piece(str(token), 0.0, CONTROL) for token in front), *pieces.pieces[2:]))
 

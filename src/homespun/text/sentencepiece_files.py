@@ -1,11 +1,10 @@
 """SentencePiece models, ``spm.model`` or ``spiece.model``, of ALBERT, BigBird, DeBERTa-v2 and v3, PEGASUS,
 BigBird-Pegasus, Reformer and T5 (Kudo and Richardson 2018).
 
-The package ``sentencepiece`` parses the file; sizes and values are checked, and a `tokenizers.Tokenizer` with the ids
-of SentencePiece is built. `transformers.convert_slow_tokenizer` gives other ids: it omits the character table of
-BigBird and DeBERTa, and splits ALBERT's pieces differently. `homespun.text.sentencepiece_families` has the special
-tokens of each family. Two differences to SentencePiece: a control token in a text is read as characters; combining
-marks are put in NFC order.
+The package ``sentencepiece`` parses the file; sizes and values are checked, and a `tokenizers.Tokenizer` with the same
+ids is built. `transformers.convert_slow_tokenizer` gives other ids: it omits the character table of BigBird and
+DeBERTa, and splits ALBERT's pieces differently. Special tokens are in `homespun.text.sentencepiece_families`. Two
+differences to SentencePiece: a control token in a text is read as characters; combining marks are in NFC order.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from tokenizers import Tokenizer as Engine
 from homespun.errors import UserError, first_line
 from homespun.text.vocabularies import WORD_START
 
-# limits of bytes, pieces, characters in a piece, bytes of the character table; released models: 5 MB, 256,000 pieces,
-# a table of 300 kB; 16 MiB of empty pieces take 0.5 GB while they are parsed
+# limits of bytes, pieces, characters in a piece, bytes of the character table; released models have 5 MB, 256,000
+# pieces and a table of 300 kB; parsing 16 MiB of empty pieces takes 0.5 GB
 _BYTES, _PIECES, _CHARACTERS, _TABLE = 16 << 20, 1_000_000, 512, 4 << 20
 _NORMAL, UNKNOWN, CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _UNIGRAM, _BPE = 1, 2
-# marks that continue a grapheme: `tokenizers` looks up the grapheme, and drops the rest if only its start is in the
-# table, so each code point is looked up alone and composed afterwards; not before the first, where it panics
+# marks that continue a grapheme: `tokenizers` looks up graphemes and drops code points after a match of the first, so
+# each code point is looked up separately and composed afterwards; not at the start of the text, where it panics
 _MARK = r"(?!\A)(?=[\p{M}\x{200c}\x{200d}\x{ff9e}\x{ff9f}\x{1f3fb}-\x{1f3ff}])|(?<=\r)(?=\n)"
-_PRIVATE = 0xF0000  # characters that no normaliser touches: they stand for user-defined pieces while it works
+_PRIVATE = 0xF0000  # private characters, which replace user-defined pieces during normalisation
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A token, the logarithm of its probability (unigram) or minus its rank (BPE), and SentencePiece's type of it."""
+    """A token, its log probability (unigram) or negative rank (BPE), and its type in SentencePiece."""
 
     text: str
     score: float
@@ -45,7 +44,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The fields of a SentencePiece model that tokenization needs; pieces are indexed by id."""
+    """Fields of a SentencePiece model that tokenization needs; pieces are indexed by id."""
 
     pieces: tuple[Piece, ...]
     model_type: int
@@ -58,8 +57,8 @@ def read_pieces(path: Path) -> Pieces:
     """Read a SentencePiece model through the protocol buffer of the package ``sentencepiece``.
 
     Raises:
-        UserError: the package is not installed; the file cannot be read, is damaged or too large, or describes what
-            `tokenizers` cannot do.
+        UserError: the package is not installed; the file cannot be read, is damaged or too large, or has features that
+            `tokenizers` lacks.
     """
     try:
         from google.protobuf.message import DecodeError
@@ -79,7 +78,7 @@ def read_pieces(path: Path) -> Pieces:
         proto = ModelProto.FromString(content)
         if len(proto.pieces) > _PIECES:
             raise UserError(f"{path} has {len(proto.pieces):,} pieces; a SentencePiece model has at most {_PIECES:,}")
-        # protobuf gives a string that is not UTF-8 as bytes
+        # protobuf returns bytes for invalid UTF-8
         pieces = tuple(
             Piece(p.piece.decode() if isinstance(p.piece, bytes) else p.piece, p.score, p.type) for p in proto.pieces
         )
@@ -88,57 +87,57 @@ def read_pieces(path: Path) -> Pieces:
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
     if trainer.treat_whitespace_as_suffix or not normalizer.escape_whitespaces:
         raise UserError(f"{path} has treat_whitespace_as_suffix=true or escape_whitespaces=false; neither is supported")
-    found = Pieces(
+    model = Pieces(
         pieces,
         model_type=trainer.model_type,
         charsmap=normalizer.precompiled_charsmap,
         add_dummy_prefix=normalizer.add_dummy_prefix,
         remove_extra_whitespaces=normalizer.remove_extra_whitespaces,
     )
-    _check(found, path)
-    return found
+    _check(model, path)
+    return model
 
 
-def _check(found: Pieces, path: Path) -> None:
-    def refuse(what: str) -> UserError:
-        return UserError(f"{path} {what}")
+def _check(model: Pieces, path: Path) -> None:
+    def refuse(reason: str) -> UserError:
+        return UserError(f"{path} {reason}")
 
-    if found.model_type not in (_UNIGRAM, _BPE):
-        name = {3: "words", 4: "characters"}.get(found.model_type, f"type {found.model_type}")
-        raise refuse(f"is a SentencePiece model of {name}; unigram and bpe can be read")
-    unknown = [piece for piece in found.pieces if piece.type == UNKNOWN]
+    if model.model_type not in (_UNIGRAM, _BPE):
+        name = {3: "words", 4: "characters"}.get(model.model_type, f"type {model.model_type}")
+        raise refuse(f"is a SentencePiece model of {name}; unigram and bpe are supported")
+    unknown = [piece for piece in model.pieces if piece.type == UNKNOWN]
     if len(unknown) != 1:
         raise refuse(f"is not a SentencePiece model, or damaged: it has {len(unknown)} unknown pieces, not one")
-    for place, piece in enumerate(found.pieces):
+    for place, piece in enumerate(model.pieces):
         if not piece.text or len(piece.text) > _CHARACTERS:
             raise refuse(f"is damaged: piece {place} has {len(piece.text)} characters, not 1 to {_CHARACTERS}")
         if not math.isfinite(piece.score) or piece.type not in (_NORMAL, UNKNOWN, CONTROL, _USER_DEFINED, _BYTE):
             raise refuse(f"is damaged: piece {place} has score {piece.score} and type {piece.type}")
-    bytes_ = sum(piece.type == _BYTE for piece in found.pieces)
-    if bytes_ and {p.text for p in found.pieces if p.type == _BYTE} != {f"<0x{byte:02X}>" for byte in range(256)}:
+    bytes_ = sum(piece.type == _BYTE for piece in model.pieces)
+    if bytes_ and {p.text for p in model.pieces if p.type == _BYTE} != {f"<0x{byte:02X}>" for byte in range(256)}:
         raise refuse(f"is damaged: it has {bytes_} pieces for bytes, not the 256 of <0x00> to <0xFF>")
-    if not any(piece.type == _NORMAL for piece in found.pieces):
-        raise refuse("is damaged: it has no piece of a text")
+    if not any(piece.type == _NORMAL for piece in model.pieces):
+        raise refuse("is damaged: it has no normal piece")
 
 
 def build_engine(pieces: Pieces, before: list[normalizers.Normalizer], added: list[AddedToken], path: Path) -> Engine:
     special = {token.content for token in added}
     user = [p.text for p in pieces.pieces if p.type == _USER_DEFINED and p.text not in special]
-    user.sort(key=len, reverse=True)  # the longest is found first
+    user.sort(key=len, reverse=True)  # the longest matches first
     engine = Engine(_unigram(pieces) if pieces.model_type == _UNIGRAM else _byte_pairs(pieces, bool(user)))
     engine.normalizer = _normalizer(pieces, user, before, path)
 
     steps: list[pre_tokenizers.PreTokenizer] = []
     texts = [piece.text for piece in pieces.pieces if piece.type in (_NORMAL, _USER_DEFINED)]
     if WORD_START in texts and not any(WORD_START in text[1:] for text in texts):
-        # no piece goes on beyond a word, so that a text and its words give the same ids, and words are faster
+        # no piece spans two words, so words can be tokenized separately, which is faster
         steps.append(pre_tokenizers.Split(Regex(WORD_START), "merged_with_next"))
     if pieces.model_type == _BPE and user:
         steps.append(pre_tokenizers.Split(Regex("|".join(map(_quoted, user))), "isolated"))
     if pieces.model_type == _UNIGRAM or user:
         reserved = [p.text for p in pieces.pieces if p.type in (UNKNOWN, CONTROL) or p.text in special]
         has_bytes = any(piece.type == _BYTE for piece in pieces.pieces)
-        steps.append(_parted(reserved, has_bytes, [text for text in texts if text not in special]))
+        steps.append(_split_special(reserved, has_bytes, [text for text in texts if text not in special]))
     if steps:
         engine.pre_tokenizer = pre_tokenizers.Sequence(steps)
 
@@ -155,15 +154,15 @@ def build_engine(pieces: Pieces, before: list[normalizers.Normalizer], added: li
 
 def _unigram(pieces: Pieces) -> models.Unigram:
     lowest = min(piece.score for piece in pieces.pieces if piece.type == _NORMAL)
-    # the least score is also what unknown characters are weighed by, so pieces that no text has must not be below it
-    others = {_USER_DEFINED: -0.1}  # as SentencePiece, whatever the score in the file
+    # the lowest score is also that of unknown characters, so control pieces must not be below it
+    others = {_USER_DEFINED: -0.1}  # as SentencePiece, which ignores the score in the file
     vocabulary = [(p.text, p.score if p.type == _NORMAL else others.get(p.type, lowest)) for p in pieces.pieces]
     unknown = next(place for place, piece in enumerate(pieces.pieces) if piece.type == UNKNOWN)
     return models.Unigram(vocabulary, unknown, any(piece.type == _BYTE for piece in pieces.pieces))
 
 
 def _byte_pairs(pieces: Pieces, word_first: bool) -> models.BPE:
-    """Byte-pair merges: every pair of pieces that makes a piece, in the order of the scores.
+    """Byte-pair merges: all pairs of pieces that make a piece, in the order of the scores.
 
     ``word_first`` looks up complete words before merging, which finds user-defined pieces.
     """
@@ -208,27 +207,24 @@ def _normalizer(
 
 
 def _precompiled(charsmap: bytes, path: Path) -> list[normalizers.Normalizer]:
-    """Character table that looks up each code point of a grapheme by itself."""
-    if (what := _damage(charsmap)) is not None:
-        raise UserError(f"{path} is damaged: its table of characters {what}")
+    """Character table that looks up each code point of a grapheme separately."""
+    if (damage := _damage(charsmap)) is not None:
+        raise UserError(f"{path} is damaged: its table of characters {damage}")
     try:
         table = normalizers.Precompiled(charsmap)
     except Exception as error:  # `tokenizers` raises bare Exception
         raise UserError(f"{path} is damaged: its table of characters cannot be read, {error}") from error
-    if table.normalize_str("e\u0301") != "\u00e9":  # a table that leaves characters as they were written
+    if table.normalize_str("e\u0301") != "\u00e9":  # the table does not compose characters
         return [table]
     guard = chr(_PRIVATE)
     return [normalizers.Replace(Regex(_MARK), guard), table, normalizers.Replace(guard, ""), normalizers.NFC()]
 
 
 def _damage(charsmap: bytes) -> str | None:
-    """Validate a character table, as `tokenizers` panics on a damaged one only when a text reaches the damage.
+    """Damage of a character table, or None; `tokenizers` panics on a damaged one when a text reaches the damage.
 
     The table is the size of a trie in bytes, the trie as a double array (Aoe 1989) of 4-byte units, and zero-terminated
     texts that its leaves point to.
-
-    Returns:
-        the damage, or None.
     """
     size = int.from_bytes(charsmap[:4], "little")
     if len(charsmap) > _TABLE or size % 4 or not 0 < size <= len(charsmap) - 4:
@@ -248,9 +244,9 @@ def _damage(charsmap: bytes) -> str | None:
             following = part[:, None] ^ characters
             if (following >= len(units)).any():
                 return "leads beyond its end"
-            found = following[units[following] & ((1 << 31) | 0xFF) == characters]
-            after = found ^ jumps[found]
-            leaves = after[units[found] >> 8 & 1 == 1]
+            children = following[units[following] & ((1 << 31) | 0xFF) == characters]
+            after = children ^ jumps[children]
+            leaves = after[units[children] >> 8 & 1 == 1]
             if (leaves >= len(units)).any():
                 return "leads beyond its end"
             starts = units[leaves] & ((1 << 31) - 1)
@@ -261,10 +257,11 @@ def _damage(charsmap: bytes) -> str | None:
     return None
 
 
-def _parted(reserved: list[str], has_bytes: bool, texts: list[str]) -> pre_tokenizers.PreTokenizer:
-    """Split names of tokens in a text, so that they are read as their characters.
+def _split_special(reserved: list[str], has_bytes: bool, texts: list[str]) -> pre_tokenizers.PreTokenizer:
+    """Split names of special tokens in a text, so that they are read as characters.
 
-    The cut is where no piece of the vocabulary and no run of unknown characters crosses, if possible: other ids stay.
+    The split is at a position that no piece of the vocabulary and no run of unknown characters crosses, if possible, so
+    that other ids stay the same.
     """
     pairs = {text[place : place + 2] for text in texts for place in range(len(text) - 1)}
     known = {*texts}
@@ -277,7 +274,7 @@ def _parted(reserved: list[str], has_bytes: bool, texts: list[str]) -> pre_token
                 if token[place - 1 : place + 1] not in pairs and known & {*token[place - 1 : place + 1]}
             )
             place = next(candidates, 1)
-            # numbered tokens, as PEGASUS and T5 have, are one pattern
+            # numbered tokens of PEGASUS and T5 are one pattern
             rest = "".join(
                 "[0-9]+" if part.isdecimal() else _quoted(part) for part in re.split("([0-9]+)", token[place:])
             )

@@ -50,7 +50,7 @@ class ReadProgress:
 
     @property
     def share(self) -> float | None:
-        """From 0 to 1; None if the size of the inputs is not known."""
+        """From 0 to 1; None if the size of the inputs is unknown."""
         return min(1.0, self.done / self.total) if self.total else None
 
 
@@ -59,7 +59,7 @@ def _size(inputs: Sequence[str]) -> int | None:
         return None
     try:
         return sum(os.path.getsize(file.name) for entry in inputs for file in _local_files(entry))
-    except (OSError, UserError):  # reading them raises the error
+    except (OSError, UserError):  # raised again when they are read
         return None
 
 
@@ -74,8 +74,7 @@ def check_inputs(inputs: Sequence[str]) -> None:
 
 
 def digest_files(inputs: Sequence[str]) -> str:
-    """Digest of the names, sizes and modification times of all local files in ``inputs``; pipes and remote files are
-    left out.
+    """Digest of the names, sizes and modification times of all local files; pipes and remote files are left out.
 
     Raises:
         UserError: an input is missing.
@@ -83,8 +82,8 @@ def digest_files(inputs: Sequence[str]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for file in itertools.chain.from_iterable(map(_local_files, filter(_is_local, inputs))):
         if os.path.isfile(file.name):
-            about = os.stat(file.name)
-            digest.update(os.fsencode(f"{file.name}\0{about.st_size}\0{about.st_mtime_ns}\0"))
+            status = os.stat(file.name)
+            digest.update(os.fsencode(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
     return digest.hexdigest()
 
 
@@ -95,28 +94,30 @@ def read_records(
     columns: Sequence[str] | None = None,
     read_progress: ReadProgress | None = None,
 ) -> Iterator[Record]:
-    """Stream the records of ``inputs`` in order; of a folder or glob in the order of the names.
+    """Stream the records of ``inputs`` in order; files of a folder or glob are sorted by name.
 
     An input is
 
     - a file: ``.txt .text .md`` (one record, ``{"text": ...}``), ``.csv``, ``.tsv``, ``.json`` (an array of objects, or
-      an object), ``.jsonl .ndjson``, ``.parquet``, CoNLL, each also compressed: ``.gz .xz .bz2 .zst``;
+    an
+      object), ``.jsonl .ndjson``, ``.parquet``, CoNLL, each also compressed: ``.gz .xz .bz2 .zst``;
     - a ``.zip`` or ``.tar`` archive of such files (``.tar.gz``, ``.tgz`` ...), read without unpacking it;
-    - a folder with all folders in it, or a glob (``data/**/*.csv``): files of other kinds are skipped;
-    - a URL: ``https://...``, or any that `fsspec` knows, such as ``hf://``;
+    - a folder with its subfolders, or a glob (``data/**/*.csv``): files of other kinds are skipped;
+    - a URL: ``https://...``, or any that `fsspec` supports, such as ``hf://``;
     - a data set on the Hugging Face hub, ``owner/name`` or ``owner/name/configuration``, with ``:split`` (default
       ``train``).
 
     Memory: one record, a `json` file that is one object, a text file, or 256 rows of parquet.
 
     Args:
+        inputs: see above.
         encoding: of all inputs; None: detected for each file.
-        columns: names of the cells of csv and tsv files without a header.
-        read_progress: is updated.
+        columns: names of the columns of csv and tsv files without a header.
+        read_progress: updated while reading.
 
     Raises:
-        UserError: an input that is missing, of an unknown kind, without records, truncated or damaged; bytes that
-            cannot be decoded; a line of the wrong shape.
+        UserError: an input is missing, of an unknown kind, without records, truncated or damaged; bytes cannot be
+            decoded; a line has the wrong number of cells.
     """
     for record in _read(inputs, ReadOptions(encoding, columns), read_progress):
         yield record.values
@@ -131,20 +132,20 @@ def read_documents(
     columns: Sequence[str] | None = None,
     read_progress: ReadProgress | None = None,
 ) -> Iterator[Document]:
-    """Documents in ``inputs`` (see `read_records`), without those that have no text.
+    """Stream the documents in ``inputs`` (see `read_records`), without blank texts.
 
-    A plain text file is one document, whatever ``text_field`` is. Labels become strings.
+    A plain text file is one document, for any ``text_field``. Labels become strings.
 
     Raises:
-        UserError: as `read_records`; no such field; a text that is not a string; no text at all.
+        UserError: as `read_records`; a missing field; a text that is no string; no text.
     """
-    found = False
+    is_empty = True
     for record in _read(inputs, ReadOptions(encoding, columns), read_progress):
         text = record.field("text" if record.is_text_file else text_field)
         if text is None:
             continue
         if not isinstance(text, str):
-            raise UserError(f"{record.source}: {text_field!r} is {type(text).__name__}, not text")
+            raise UserError(f"{record.source}: {text_field!r} is {type(text).__name__}, not text; name another column")
         if not text or text.isspace():
             continue
         label = None if label_field is None else record.field(label_field)
@@ -152,13 +153,13 @@ def read_documents(
             raise UserError(
                 f"{record.source}: the label {label_field!r} is {type(label).__name__}, not a word or number"
             )
-        found = True
+        is_empty = False
         yield Document(text, None if label is None else str(label), record.source)
-    if not found:
-        raise UserError(f"{', '.join(inputs)}: no text; {text_field!r} is empty in every record")
+    if is_empty:
+        raise UserError(f"{', '.join(inputs)}: no text; {text_field!r} is empty in all records; name another column")
 
 
-class _Found(NamedTuple):
+class _Located(NamedTuple):
     values: Record
     source: str
     is_text_file: bool
@@ -166,8 +167,8 @@ class _Found(NamedTuple):
     def field(self, name: str) -> Any:
         if name not in self.values:
             hint = nearest(name, self.values)
-            near = hint if "did you mean" in hint else ""
-            raise UserError(f"{self.source}: no column {name!r}{near}; there are: {', '.join(map(str, self.values))}")
+            hint = hint if "did you mean" in hint else ""
+            raise UserError(f"{self.source}: no column {name!r}{hint}; there are: {', '.join(map(str, self.values))}")
         return self.values[name]
 
 
@@ -176,20 +177,19 @@ class _File(NamedTuple):
     open: Callable[[], BinaryIO]
 
 
-def _read(inputs: Sequence[str], options: ReadOptions, read_progress: ReadProgress | None) -> Iterator[_Found]:
+def _read(inputs: Sequence[str], options: ReadOptions, read_progress: ReadProgress | None) -> Iterator[_Located]:
     if not inputs:
-        raise UserError("no input was given; name files, folders, globs, addresses or hub data sets")
+        raise UserError("no input was given; name files, folders, globs, URLs or hub data sets")
     for entry in inputs:
-        found = False
         records = _hub(entry) if _is_hub_name(entry) else _files_records(entry, options, read_progress)
-        for record in records:
-            found = True
-            yield record
-        if not found:
-            raise UserError(f"{entry} is empty: there is no record in it")
+        first = next(records, None)
+        if first is None:
+            raise UserError(f"{entry} is empty: it has no record; leave it out")
+        yield first
+        yield from records
 
 
-def _files_records(entry: str, options: ReadOptions, read_progress: ReadProgress | None) -> Iterator[_Found]:
+def _files_records(entry: str, options: ReadOptions, read_progress: ReadProgress | None) -> Iterator[_Located]:
     for file in _remote_files(entry) if "://" in entry else _local_files(entry):
         try:
             with contextlib.closing(file.open()) as stream:
@@ -204,7 +204,7 @@ def _files_records(entry: str, options: ReadOptions, read_progress: ReadProgress
                 read_progress.done = before + os.path.getsize(file.name)
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError) as error:
             raise UserError(f"{file.name} is cut short or damaged: {error}; copy or download it again") from error
-        except (OSError, NotImplementedError) as error:  # NotImplementedError: a compression that zipfile has not
+        except (OSError, NotImplementedError) as error:  # NotImplementedError: an unsupported compression of zipfile
             raise UserError(f"cannot read {file.name}: {first_line(error)}") from error
 
 
@@ -227,27 +227,25 @@ def _local_files(entry: str) -> Iterator[_File]:
         matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
         paths = [match for match in matches if match.is_file() and _is_known(match.name)]
         if not paths:
-            what = f"only files of other kinds than {_known_kinds()}" if matches else "nothing"
-            raise UserError(f"the pattern {entry} matches {what}")
+            kinds = f"only files of other kinds than {_known_kinds()}" if matches else "nothing"
+            raise UserError(f"the pattern {entry} matches {kinds}; correct it")
     else:
-        raise UserError(f"{entry}: no such file or folder (a data set on the hub is named owner/name)")
+        raise UserError(f"{entry}: no such file or folder; a data set on the hub is named owner/name")
     for path in paths:
         yield _File(str(path), functools.partial(_open, path))
 
 
 def _inside(root: Path) -> Iterator[Path]:
-    """Files of a folder and of the folders in it that are not hidden, each folder once; links to folders last."""
+    """Files of a folder and its subfolders that are not hidden, each folder once; links to folders last."""
 
     def refuse(error: OSError) -> NoReturn:
-        raise UserError(
-            f"cannot read the folder {error.filename}: {error.strerror}; make it readable, or name the files to be read"
-        ) from error
+        raise UserError(f"cannot read the folder {error.filename}: {error.strerror}; name the files to read") from error
 
     waiting, seen = [str(root)], set[str]()
     for top in waiting:
         for folder, folders, names in os.walk(top, onerror=refuse):
             real_path = os.path.realpath(folder)
-            if real_path in seen:  # by another way, or round a loop
+            if real_path in seen:  # reached through a link
                 folders.clear()
                 continue
             seen.add(real_path)
@@ -274,10 +272,10 @@ def _remote_files(entry: str) -> Iterator[_File]:
             paths = [p for p in sorted(filesystem.find(path)) if _is_known(p)]
         else:
             paths = [path]
-    except Exception as error:  # every file system has exceptions of its own
+    except Exception as error:  # file systems raise different exceptions
         raise UserError(f"cannot reach {entry}: {first_line(error)}") from error
     if not paths:
-        raise UserError(f"{entry} holds no file of a known kind ({_known_kinds()})")
+        raise UserError(f"{entry} has no file of a known kind ({_known_kinds()})")
     for path in paths:
         yield _File(filesystem.unstrip_protocol(path), functools.partial(filesystem.open, path, "rb"))
 
@@ -296,7 +294,7 @@ def _known_kinds() -> str:
 
 
 def _suffixes(name: str) -> tuple[str, list[str]]:
-    """Suffix of the format, and those of the compressions around it, outermost first."""
+    """Suffix of the format, and those of the compressions, outermost first."""
     path = PurePosixPath(re.sub(r"[?#].*$", "", name) if name.startswith(_WEB) else Path(name).name)
     suffixes = [s.lower() for s in path.suffixes]
     if suffixes and suffixes[-1] in _SHORT:
@@ -310,8 +308,10 @@ def _suffixes(name: str) -> tuple[str, list[str]]:
 # Reading one file
 
 
-def _file_records(name: str, stream: BinaryIO, options: ReadOptions, *, member: str | None = None) -> Iterator[_Found]:
-    """The records of a file, or of the ``member`` of an archive that it is."""
+def _file_records(
+    name: str, stream: BinaryIO, options: ReadOptions, *, member: str | None = None
+) -> Iterator[_Located]:
+    """Records of a file, or of the ``member`` of an archive that ``stream`` is."""
     suffix, compressions = _suffixes(name if member is None else member)
     for compression in compressions:
         stream = DECOMPRESSORS[compression](stream)
@@ -320,7 +320,7 @@ def _file_records(name: str, stream: BinaryIO, options: ReadOptions, *, member: 
         is_text_file = READERS[suffix] is read_text
         with _seekable(stream, direct=direct) if suffix == ".parquet" else contextlib.nullcontext(stream) as content:
             for number, values in READERS[suffix](content, name, options):
-                yield _Found(values, name if is_text_file else f"{name}:{number}", is_text_file)
+                yield _Located(values, name if is_text_file else f"{name}:{number}", is_text_file)
     elif suffix == ".zip" and member is None:
         with _seekable(stream, direct=direct) as seekable, zipfile.ZipFile(seekable) as archive:
             for info in archive.infolist():
@@ -334,28 +334,28 @@ def _file_records(name: str, stream: BinaryIO, options: ReadOptions, *, member: 
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_CompleteTar) as tar:
             for entry in tar:
                 if entry.isfile() and _is_readable_member(entry.name):
-                    extracted = cast(BinaryIO, tar.extractfile(entry))  # a file object: nothing is written anywhere
+                    extracted = cast(BinaryIO, tar.extractfile(entry))  # a file object, not a file on disk
                     yield from _file_records(f"{name}/{entry.name}", extracted, options, member=entry.name)
-        while stream.read(1 << 20):  # so that a compressed archive cut after its last member is noticed
+        while stream.read(1 << 20):  # detects a compressed archive that is truncated after its last member
             pass
     else:
         raise UserError(f"{name}: unknown kind of file; known are {_known_kinds()}")
 
 
 class _CompleteTar(tarfile.TarInfo):
-    """Members of a tar archive that raise an error if the end block is missing, which `tarfile` accepts.
+    """Members of a tar archive that raise an error without the end block, which `tarfile` accepts.
 
-    An archive written without an end cannot be distinguished from a truncated one, and is refused too.
+    An archive written without an end block cannot be distinguished from a truncated one and is refused too.
     """
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
         try:
             return super().fromtarfile(archive)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # typeshed has it not
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # missing in typeshed
             raise
         except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"{error} where a file or the end of the archive should be") from error
+            raise tarfile.ReadError(f"{error} instead of a file or the end of the archive") from error
 
 
 def _is_readable_member(name: str) -> bool:
@@ -379,7 +379,7 @@ def _seekable(stream: BinaryIO, *, direct: bool) -> Iterator[BinaryIO]:
 
 
 def _is_hub_name(entry: str) -> bool:
-    """True for ``owner/name`` if neither such a path nor a folder ``owner`` exists."""
+    """True for ``owner/name`` if no such path and no folder ``owner`` exists."""
     return (
         _HUB_NAME.fullmatch(entry) is not None
         and not _is_known(entry)
@@ -389,7 +389,7 @@ def _is_hub_name(entry: str) -> bool:
     )
 
 
-def _hub(entry: str) -> Iterator[_Found]:
+def _hub(entry: str) -> Iterator[_Located]:
     match = _HUB_NAME.fullmatch(entry)
     assert match is not None
     name, configuration, split = match.group("name", "configuration", "split")
@@ -397,12 +397,11 @@ def _hub(entry: str) -> Iterator[_Found]:
     import huggingface_hub
 
     try:
-        huggingface_hub.HfApi().dataset_info(name, timeout=20)  # asks once, where `datasets` tries for half a minute
+        huggingface_hub.HfApi().dataset_info(name, timeout=20)  # one request; `datasets` retries for half a minute
         rows = datasets.load_dataset(name, configuration, split=split or "train", streaming=True)
         for number, row in enumerate(rows, start=1):
-            yield _Found(row, f"{entry}:{number}", False)
-    except Exception as error:  # the network, the hub, and every format have exceptions of their own
+            yield _Located(row, f"{entry}:{number}", False)
+    except Exception as error:  # network, hub and formats raise different exceptions
         raise UserError(
-            f"{entry}: no such file or folder, and no data set of that name could be read from the hub: "
-            f"{first_line(error)}"
+            f"{entry}: no such file or folder, and no data set that could be read from the hub: {first_line(error)}"
         ) from error

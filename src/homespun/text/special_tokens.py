@@ -16,7 +16,7 @@ from homespun.text.vocabularies import CLS, MASK, PAD, SEP, UNK
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 
-# usual names, for a tokenizer.json without configuration
+# default names, for a tokenizer.json without configuration
 USUAL_NAMES = {
     "pad": (PAD, "<pad>", "<|pad|>", "<|padding|>"),
     "unk": (UNK, "<unk>"),
@@ -26,26 +26,26 @@ USUAL_NAMES = {
     "bos": ("<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>"),
     "eos": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
 }
-# roles that replace a missing [CLS], [SEP] or [PAD] (GPT-2, GPT); no model reads its padding
+# roles that replace a missing [CLS], [SEP] or [PAD] (GPT-2, GPT); padding is never attended to
 FALLBACK_ROLES = {"cls": ("bos",), "sep": ("eos",), "pad": ("eos", "unk")}
 
 
 def find_token(role: str, roles: Mapping[str, str]) -> str | None:
-    """The token of a role, or of its fallback."""
+    """Token of a role, or of its fallback."""
     return next((roles[name] for name in (role, *FALLBACK_ROLES.get(role, ())) if name in roles), None)
 
 
 def find_roles(tree: Tree, vocabulary: Mapping[str, int], folder: Path) -> dict[str, str]:
-    """The token of each role in the vocabulary: the one named in ``folder``, or one with a usual name.
+    """Token of each role in the vocabulary: the one that ``folder`` configures, or a default name.
 
-    A tokenizer that names bos or eos, and no cls or sep, has none.
+    A tokenizer that configures bos or eos, but no cls or sep, has no cls or sep.
     """
-    named = _read_roles(folder)
+    configured = _read_roles(folder)
     roles = {}
     for role in ROLES:
-        usual = [*USUAL_NAMES[role], *_model_unknown(role, tree)]
-        has_fallback = role in ("cls", "sep") and FALLBACK_ROLES[role][0] in named
-        candidates = [named[role]] if role in named else [] if has_fallback else usual
+        defaults = [*USUAL_NAMES[role], *_model_unknown(role, tree)]
+        has_fallback = role in ("cls", "sep") and FALLBACK_ROLES[role][0] in configured
+        candidates = [configured[role]] if role in configured else [] if has_fallback else defaults
         present = [token for token in candidates if token in vocabulary]
         if present:
             roles[role] = present[0]
@@ -53,7 +53,7 @@ def find_roles(tree: Tree, vocabulary: Mapping[str, int], folder: Path) -> dict[
 
 
 def _read_roles(folder: Path) -> dict[str, str]:
-    """Roles named by the files next to a tokenizer.json: values are the token, or an object with its content."""
+    """Roles in the files next to a tokenizer.json: values are the token, or an object with its content."""
     roles: dict[str, str] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         config = read_json(folder / name) if (folder / name).is_file() else {}
@@ -85,7 +85,7 @@ class SpecialTokensTemplate:
     @classmethod
     def of(cls, engine: Engine) -> SpecialTokensTemplate:
         """Read the template of a tokenizer; empty if it has none."""
-        bare = Engine(models.WordLevel({"a": 0}, unk_token="a"))  # of a text that is one token, whatever the vocabulary
+        bare = Engine(models.WordLevel({"a": 0}, unk_token="a"))  # tokenizes "a" to one token
         if engine.post_processor is not None:
             bare.post_processor = engine.post_processor
         (before, after), (first, between, last) = _around(bare.encode("a")), _around(bare.encode("a", "a"))
@@ -97,7 +97,7 @@ class SpecialTokensTemplate:
         return cls(([begin], [end]), ([begin], [end], [end]))
 
     def add_to(self, tree: Tree, tokens: Sequence[str]) -> None:
-        """Make it the template of the tokenizer.json ``tree``, which has none; ``tokens`` are those of each id."""
+        """Set the template of the tokenizer.json ``tree``, which has none; ``tokens`` are the tokens by id."""
 
         def special(ids: list[int], segment: int) -> list[object]:
             return [{"SpecialToken": {"id": tokens[i], "type_id": segment}} for i in ids]
@@ -116,7 +116,7 @@ class SpecialTokensTemplate:
 
 
 def _around(encoding: Encoding) -> list[list[int]]:
-    """The special tokens before, between and after texts of one token each."""
+    """Special tokens before, between and after texts of one token each."""
     positions = [position for position, text in enumerate(encoding.sequence_ids) if text is not None]
     edges = [-1, *positions, len(encoding.ids)]
     return [encoding.ids[begin + 1 : end] for begin, end in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""Tokenizers: five kinds trained from a stream of texts, and any loaded `tokenizer.json`, with one interface."""
+"""Tokenizers: five kinds trained from a stream of texts, and any `tokenizer.json`, with one interface."""
 
 from __future__ import annotations
 
@@ -49,16 +49,17 @@ BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # how byte-level vocabularies spel
 
 
 class Tokenizer:
-    """Text to token ids and back. Made by `train` or `load`; immutable and picklable.
+    """Conversion of text to token ids and back. Made by `train` or `load`; immutable and picklable.
 
     ``kind`` is one of `KINDS`:
 
-    - ``bpe``: byte-pair encoding over bytes (GPT-2, RoBERTa). Nothing is unknown, ``decode`` returns the exact text.
+    - ``bpe``: byte-pair encoding over bytes (GPT-2, RoBERTa). No token is unknown, ``decode`` returns the exact text.
     - ``bpe-characters``: byte-pair encoding over characters, words marked by ``▁`` (SentencePiece). ``decode`` returns
-      the NFC text with single spaces; characters too rare for the vocabulary become ``[UNK]``.
+    the
+      NFC text with single spaces; rare characters become ``[UNK]``.
     - ``wordpiece``: BERT's; pieces inside a word begin with ``##``.
     - ``unigram``: the unigram language model of Kudo (2018), words marked by ``▁``.
-    - ``words``: the most frequent words and punctuation marks, the rest ``[UNK]``.
+    - ``words``: the most frequent words and punctuation marks; others are ``[UNK]``.
 
     A special token in a text, such as ``[MASK]`` in this sentence, is encoded as ordinary characters.
     """
@@ -66,7 +67,7 @@ class Tokenizer:
     def __init__(self, content: str, roles: Mapping[str, str]) -> None:
         """``content`` is a tokenizer.json; ``roles`` maps names in `ROLES` to tokens. Use `train` or `load`."""
         tree = json.loads(content)
-        # state of the last caller: rows are truncated and padded later
+        # rows are truncated and padded later
         tree["truncation"] = tree["padding"] = None
         self._content = json.dumps(tree, ensure_ascii=False, sort_keys=False)
         self._engine = Engine.from_str(self._content)
@@ -88,72 +89,71 @@ class Tokenizer:
         lowercase: bool = False,
         max_characters: int = 1_000_000_000,
     ) -> Tokenizer:
-        """Train a tokenizer of exactly ``vocab_size`` tokens, of which ids 0-4 are `SPECIAL_TOKENS`; deterministic.
+        """Train a tokenizer of exactly ``vocab_size`` tokens, with ids 0-4 for `SPECIAL_TOKENS`; deterministic.
 
-        The stream of texts is read once, up to ``max_characters``; shuffle a longer one that is sorted. Memory is the
-        counts of distinct words (44 MB of English: 50 to 110 MB).
+        The texts are read once, up to ``max_characters``; shuffle a longer stream that is sorted. Memory is the counts
+        of distinct words (44 MB of English: 50 to 110 MB).
 
         Raises:
-            UserError: unknown kind; no text; ``vocab_size`` too small for the kind, or larger than the text allows.
+            UserError: an unknown kind; no text; ``vocab_size`` is too small for the kind, or larger than the text
+                allows.
         """
         if kind not in KINDS:
             raise UserError(f"unknown kind of tokenizer {kind!r}{nearest(str(kind), KINDS)}")
         if vocab_size <= len(SPECIAL_TOKENS):
-            raise UserError(
-                f"vocab_size={vocab_size} leaves no room after the {len(SPECIAL_TOKENS)} special tokens; raise it"
-            )
+            raise UserError(f"vocab_size={vocab_size} must exceed the {len(SPECIAL_TOKENS)} special tokens; raise it")
         stream = TextStream(texts, max_characters)
         content = LEARN[kind](stream, vocab_size, lowercase)
         if stream.characters == 0:
-            raise UserError("there is no text to train a tokenizer on: every text is empty")
+            raise UserError("there is no text to train a tokenizer on; give files with text")
         tokenizer = cls(content, dict(zip(ROLES, SPECIAL_TOKENS, strict=False)))
         if tokenizer.vocab_size < vocab_size:
             raise UserError(
                 f"vocab_size={vocab_size} is larger than the text allows: {stream.characters:,} characters give "
-                f"{tokenizer.vocab_size} {kind} tokens; ask for at most that many, or give more text"
+                f"{tokenizer.vocab_size} {kind} tokens; lower it to that, or give more text"
             )
         if tokenizer.vocab_size > vocab_size:
             raise UserError(
-                f"vocab_size={vocab_size} is too small: the characters of the text alone need {tokenizer.vocab_size} "
-                f"{kind} tokens; ask for more than that, or use kind 'bpe'"
+                f"vocab_size={vocab_size} is too small: the characters of the text need {tokenizer.vocab_size} {kind} "
+                f"tokens; raise it, or use kind 'bpe'"
             )
         return tokenizer
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Load a folder that `save` or transformers wrote, or a ``tokenizer.json``.
+        """Load a folder written by `save` or transformers, or a ``tokenizer.json``.
 
         A folder without ``tokenizer.json`` may have ``vocab.txt``, ``prophetnet.tokenizer``, ``vocab.json`` with
-        ``merges.txt``, or a SentencePiece file. Tokens of roles are those that ``tokenizer_config.json`` or
-        ``special_tokens_map.json`` name, else those with a usual name.
+        ``merges.txt``, or a SentencePiece file. Tokens of roles are those in ``tokenizer_config.json`` or
+        ``special_tokens_map.json``, else those with a default name.
 
         Raises:
-            UserError: no such file, not a tokenizer, or one with a duplicate entry.
+            UserError: no such file, no tokenizer, or one with a duplicate entry.
         """
         path = Path(path)
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
-            older = load_vocabulary_files(path) if path.is_dir() else None
-            if older is not None:
-                roles = find_roles(json.loads(older.engine.to_str()), older.engine.get_vocab(), path)
-                return cls(with_special_tokens(older, roles), roles)
+            files = load_vocabulary_files(path) if path.is_dir() else None
+            if files is not None:
+                roles = find_roles(json.loads(files.engine.to_str()), files.engine.get_vocab(), path)
+                return cls(with_special_tokens(files, roles), roles)
             if path.is_dir() and is_sentencepiece(path):
                 content, roles = convert_sentencepiece(path)
                 vocabulary = Engine.from_str(content).get_vocab(with_added_tokens=True)
                 others = find_roles(json.loads(content), vocabulary, path)
-                if "cls" not in roles:  # the families decide on their own cls token
+                if "cls" not in roles:  # the family has no cls token
                     others.pop("cls", None)
                 return cls(content, others | roles)
-            what = "a folder without tokenizer.json" if path.is_dir() else "no such file or folder"
+            reason = "a folder without tokenizer.json" if path.is_dir() else "no such file or folder"
             raise UserError(
-                f"cannot load a tokenizer from {path}: {what}; "
+                f"cannot load a tokenizer from {path}: {reason}; "
                 f"`homespun tokenizer train` and save_pretrained of a fast tokenizer write one"
             )
         try:
             content = file.read_text(encoding="utf-8")
             engine = Engine.from_str(content)
             tree = json.loads(content)
-        except Exception as error:  # `tokenizers` raises bare Exception for a file that it does not understand
+        except Exception as error:  # `tokenizers` raises bare Exception for an invalid file
             raise UserError(f"{file} is not a tokenizer.json: {first_line(error)}") from error
         refuse_duplicates(content, engine, source=str(file))
         return cls(content, find_roles(tree, engine.get_vocab(with_added_tokens=True), file.parent))
@@ -161,7 +161,7 @@ class Tokenizer:
     def save(self, folder: str | Path) -> None:
         """Write ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``, each atomically.
 
-        `load` and ``transformers.AutoTokenizer`` open the folder.
+        `load` and ``transformers.AutoTokenizer`` read the folder.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -184,7 +184,7 @@ class Tokenizer:
         return [np.array(encoding.ids, dtype=dtype) for encoding in encodings]
 
     def encode_truncated(self, texts: Sequence[str], length: int) -> tuple[list[TokenIds], NDArray[np.bool_]]:
-        """The first ``length`` ids of each text, and (texts,) True if more were left out. Encodes in chunks."""
+        """The first ``length`` ids of each text, and (texts,) True if there are more. Encodes in chunks."""
         ids: list[TokenIds] = []
         cut: list[bool] = []
         for start in range(0, len(texts), _CHUNK):
@@ -194,18 +194,18 @@ class Tokenizer:
         return ids, np.array(cut, dtype=np.bool_)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[TokenIds, NDArray[np.int64]]]:
-        """Ids as `encode_batch`, and (tokens, 2) start and end in characters of each token.
+        """Ids as `encode_batch`, and (tokens, 2) start and end of each token in characters.
 
-        Leading white space is not part of a token's span; a token of white space has an empty one.
+        Leading white space is not part of a token's span; a token of white space has an empty span.
         """
-        found = []
+        encoded = []
         for text, encoding in zip(texts, _encodings(self._engine.encode_batch, texts), strict=True):
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
             for place, (start, end) in enumerate(encoding.offsets):
                 if text[start:end][:1].isspace():
                     offsets[place, 0] = end - len(text[start:end].lstrip())
-            found.append((np.array(encoding.ids, dtype=self.dtype), offsets))
-        return found
+            encoded.append((np.array(encoding.ids, dtype=self.dtype), offsets))
+        return encoded
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``ids``."""
@@ -245,7 +245,7 @@ class Tokenizer:
 
     @property
     def unk_id(self) -> int | None:
-        """``None`` if nothing is unknown, as with bytes."""
+        """``[UNK]``; None without unknown tokens, as with bytes."""
         token = self._roles.get("unk")
         return None if token is None else self._vocabulary[token]
 
@@ -265,7 +265,7 @@ class Tokenizer:
 
     @property
     def template(self) -> tuple[list[int], list[int]]:
-        """Ids before a text and after it: those of the template, else cls and sep, or none."""
+        """Ids before and after a text: of the template, else cls and sep, or none."""
         return self._template.single
 
     @property
@@ -281,7 +281,7 @@ class Tokenizer:
         return template
 
     def for_transformers(self) -> Tokenizer:
-        """The tokenizer with its template and padding token explicit, as transformers needs them."""
+        """The tokenizer with an explicit template and padding token, which transformers needs."""
         tree = json.loads(self._content)
         if self._template != SpecialTokensTemplate.of(self._engine):
             self._template.add_to(tree, self.tokens)
@@ -290,8 +290,8 @@ class Tokenizer:
     @cached_property
     def sentinel_ids(self) -> NDArray[np.int64]:
         """(n,) ids of ``<extra_id_0>``, ``<extra_id_1>``, ...; see `homespun.text.vocabulary_extension`."""
-        found = takewhile(lambda i: i is not None, (self._vocabulary.get(sentinel(n)) for n in count()))
-        return np.array(list(found), dtype=np.int64)
+        ids = takewhile(lambda i: i is not None, (self._vocabulary.get(sentinel(n)) for n in count()))
+        return np.array(list(ids), dtype=np.int64)
 
     @cached_property
     def special_mask(self) -> NDArray[np.bool_]:
@@ -307,7 +307,7 @@ class Tokenizer:
         """(vocab_size,) bool: the token begins a word.
 
         The first token of a text and the first after a special token begin a word too (byte-level vocabularies have no
-        space there). In vocabularies that mark the *end* of words, as GPT-1's ``</w>``, every token counts as a word.
+        space there). In vocabularies that mark the *end* of words, as GPT-1's ``</w>``, each token counts as a word.
         """
         starts = np.ones(self.vocab_size, dtype=np.bool_)
         model = json.loads(self._content)["model"]
@@ -325,16 +325,15 @@ class Tokenizer:
     def _role_id(self, role: str) -> int:
         token = find_token(role, self._roles)
         if token is None:
-            have = ", ".join(f"{name}_token {value}" for name, value in self._roles.items()) or "no special token"
+            tokens = ", ".join(f"{name}_token {value}" for name, value in self._roles.items()) or "no special token"
             raise UserError(
-                f"this tokenizer has no {role} token (it has {have}); "
-                f"name one as {role}_token in its tokenizer_config.json"
+                f"this tokenizer has no {role} token (it has {tokens}); set {role}_token in its tokenizer_config.json"
             )
         return self._vocabulary[token]
 
 
 def _encodings(encode: Callable[..., list[Encoding]], texts: Sequence[str]) -> list[Encoding]:
-    """Encode; `tokenizers` refuses a batch with a lone surrogate."""
+    """Encode; lone surrogates, which `tokenizers` refuses, are replaced."""
     try:
         return encode(list(texts), add_special_tokens=False)
     except TypeError:
@@ -343,7 +342,7 @@ def _encodings(encode: Callable[..., list[Encoding]], texts: Sequence[str]) -> l
 
 def _kind_of(tree: Tree) -> Kind:
     model = tree["model"]
-    # very old files do not name the type of their model; its fields decide, as in `tokenizers`
+    # old files do not have the type of the model; its fields decide, as in `tokenizers`
     name = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
     if name == "BPE":
         steps = json.dumps([tree.get("normalizer"), tree.get("pre_tokenizer")])

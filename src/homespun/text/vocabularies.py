@@ -44,10 +44,8 @@ class TextStream:
 def _learn_bpe(stream: TextStream, vocab_size: int, lowercase: bool) -> str:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < len(SPECIAL_TOKENS) + len(alphabet):
-        raise UserError(
-            f"vocab_size={vocab_size} is too small for kind 'bpe': it needs {len(alphabet)} tokens for the bytes "
-            f"and {len(SPECIAL_TOKENS)} special ones"
-        )
+        least = len(alphabet) + len(SPECIAL_TOKENS)
+        raise UserError(f"vocab_size={vocab_size} is too small for kind 'bpe'; set it to {least} or more")
     engine = Engine(models.BPE())
     if lowercase:
         engine.normalizer = normalizers.Lowercase()
@@ -67,9 +65,8 @@ def _learn_unigram(stream: TextStream, vocab_size: int, lowercase: bool) -> str:
     engine = _marked_words(models.Unigram(), lowercase)
     trainer = trainers.UnigramTrainer(vocab_size=vocab_size, unk_token=UNK, **_TRAINER)
     tree = json.loads(_trained(engine, trainer, stream))
-    # The trainer iterates over a hash map, whose order differs between runs. So do the last digits of its sums, and the
-    # order of the required single characters on a ladder of scores (from the lowest up, 0.0001 apart). Rounding and
-    # sorting makes them deterministic.
+    # The trainer iterates over a hash map in random order, which changes the last digits of its sums, and the order of
+    # the required single characters, whose scores ascend by 0.0001 from the lowest. Rounding and sorting fix both.
     special, pieces = tree["model"]["vocab"][: len(SPECIAL_TOKENS)], dict(tree["model"]["vocab"][len(SPECIAL_TOKENS) :])
     lowest = min(pieces.values(), default=0.0)
     ladder: list[str] = []
@@ -85,8 +82,8 @@ def _learn_unigram(stream: TextStream, vocab_size: int, lowercase: bool) -> str:
 
 
 def _learn_wordpiece(stream: TextStream, vocab_size: int, lowercase: bool) -> str:
-    # `WordPieceTrainer` numbers the "##" alphabet in hash map order: two runs give two vocabularies. Its merges
-    # are those of BPE, so merge words that begin with a mark, and then write "▁th" as "th" and "ing" as "##ing".
+    # `WordPieceTrainer` numbers the "##" alphabet in random order. Its merges are those of BPE, so merge words that
+    # begin with a mark, and then convert "▁th" to "th" and "ing" to "##ing".
     mark = "\ue000"  # private use: the normalizer removes it from texts
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     words = pre_tokenizers.BertPreTokenizer()
@@ -94,14 +91,14 @@ def _learn_wordpiece(stream: TextStream, vocab_size: int, lowercase: bool) -> st
     merger.normalizer = normalizer
     merger.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.Metaspace(mark, prepend_scheme="always")])
     limit = _alphabet_limit(vocab_size)
-    # Merging the mark with a first character adds nothing to the vocabulary, hence more merges than tokens.
+    # merges of the mark with a first character add no token, hence more merges than tokens
     trainer = trainers.BpeTrainer(vocab_size=vocab_size + limit + 1, limit_alphabet=limit, show_progress=False)
     merged = json.loads(_trained(merger, trainer, stream))["model"]["vocab"]
     tokens = [token for token in sorted(merged, key=merged.__getitem__) if token != mark]
     characters = [token for token in tokens if len(token) == 1]
     inside = [
         f"##{c}" for c in characters if len(words.pre_tokenize_str(normalizer.normalize_str(f"a{c}"))) == 1
-    ]  # punctuation is always a word of its own
+    ]  # punctuation marks are separate words
     merges = [token[1:] if token.startswith(mark) else f"##{token}" for token in tokens if len(token) > 1]
     alphabet = [*SPECIAL_TOKENS, *characters, *inside]
     vocabulary = list(dict.fromkeys(alphabet + merges))[: max(vocab_size, len(alphabet))]
@@ -122,7 +119,7 @@ def _learn_words(stream: TextStream, vocab_size: int, lowercase: bool) -> str:
     return _trained(engine, trainer, stream)
 
 
-# (stream, vocab_size, lowercase) -> tokenizer.json, which may have fewer or more tokens than was asked for.
+# (stream, vocab_size, lowercase) -> tokenizer.json, whose size may differ from vocab_size
 LEARN: dict[Kind, Callable[[TextStream, int, bool], str]] = {
     "bpe": _learn_bpe,
     "bpe-characters": _learn_bpe_characters,
@@ -133,7 +130,7 @@ LEARN: dict[Kind, Callable[[TextStream, int, bool], str]] = {
 
 
 def _marked_words(model: models.Model, lowercase: bool) -> Engine:
-    """An engine that marks word starts by ``▁`` and splits punctuation from letters (as SentencePiece, by script)."""
+    """Engine that marks word starts by ``▁`` and splits punctuation from letters (as SentencePiece, by script)."""
     engine = Engine(model)
     engine.normalizer = _normalizer(lowercase)
     engine.pre_tokenizer = pre_tokenizers.Sequence(
@@ -152,16 +149,18 @@ def _normalizer(lowercase: bool) -> normalizers.Normalizer:
 
 
 def _alphabet_limit(vocab_size: int) -> int:
-    """Alphabet size: BERT's 1,000, a quarter of a smaller vocabulary, at least 128; the rarest become ``[UNK]``."""
+    """Alphabet size: BERT's 1,000, or a quarter of a smaller vocabulary, at least 128; rarer characters are
+    ``[UNK]``.
+    """
     return min(1000, max(128, (vocab_size - len(SPECIAL_TOKENS)) // 4))
 
 
 def _trained(engine: Engine, trainer: Any, stream: TextStream) -> str:
     try:
         engine.train_from_iterator(stream, trainer)
-    except (UserError, OSError):  # of the reader
+    except (UserError, OSError):  # from the reader
         raise
-    except Exception as error:  # `tokenizers` raises bare Exception, as for an alphabet larger than the vocabulary
+    except Exception as error:  # `tokenizers` raises bare Exception, for example for too large an alphabet
         if stream.characters == 0:
             raise UserError("there is no text to train a tokenizer on; give files with text") from error
         raise UserError(f"no tokenizer of vocab_size={trainer.vocab_size} could be trained: {error}") from error
@@ -172,11 +171,7 @@ def _with_template(engine: Engine) -> str:
     """The tokenizer.json with the template [CLS] A [SEP] B [SEP]."""
     ids = engine.get_vocab(with_added_tokens=True)
     if CLS in ids:
-        engine.post_processor = processors.TemplateProcessing(
-            single=f"{CLS} $A {SEP}",
-            pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
-            special_tokens=[(CLS, ids[CLS]), (SEP, ids[SEP])],
-        )
+        engine.post_processor = _bert_template((CLS, ids[CLS]), (SEP, ids[SEP]))
     return str(engine.to_str())
 
 
@@ -184,8 +179,8 @@ WORDPIECE, PROPHETNET, VOCABULARY, MERGES = "vocab.txt", "prophetnet.tokenizer",
 VOCABULARIES = (WORDPIECE, PROPHETNET, VOCABULARY, MERGES)
 Token = tuple[str, int]
 _CONFIG = "tokenizer_config.json"
-_IDS = 2**31  # what an id stays below
-_SEPARATOR = "[X_SEP]"  # that ProphetNet writes between sentences
+_IDS = 2**31  # upper limit of ids
+_SEPARATOR = "[X_SEP]"  # ProphetNet's separator of sentences
 
 
 @dataclass(frozen=True)
@@ -194,81 +189,77 @@ class VocabularyFiles:
 
     engine: Engine  # without special tokens
     around: tuple[str, ...]  # roles of the tokens around texts
-    template: Callable[..., processors.PostProcessor]  # of these tokens, each with its id
+    template: Callable[..., processors.PostProcessor]  # from these tokens with their ids
     special: tuple[str, ...] = ()  # tokens without a role
 
 
 def load_vocabulary_files(folder: Path) -> VocabularyFiles | None:
     """Load the vocabulary files of ``folder``; None if there are none.
 
-    Defaults are those of the first implementations: BERT and ProphetNet lower case unless ``tokenizer_config.json`` has
-    another setting, byte-level BPE no space before the text.
+    Defaults are those of the original implementations: BERT and ProphetNet lower-case, unless ``tokenizer_config.json``
+    sets another value; byte-level BPE adds no space before the text.
 
     Raises:
-        UserError: files that are truncated or have a duplicate entry.
+        UserError: files are truncated or have a duplicate entry.
     """
     if (folder / WORDPIECE).is_file():
-        return VocabularyFiles(_wordpiece(folder, WORDPIECE), ("cls", "sep"), _of_bert)
+        return VocabularyFiles(_wordpiece(folder, WORDPIECE), ("cls", "sep"), _bert_template)
     if (folder / PROPHETNET).is_file():
         engine = _wordpiece(folder, PROPHETNET)
         special = (_SEPARATOR,) if engine.token_to_id(_SEPARATOR) is not None else ()
-        return VocabularyFiles(engine, ("sep",), _of_prophetnet, special)
+        return VocabularyFiles(engine, ("sep",), _prophetnet_template, special)
     if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
-        return VocabularyFiles(_byte_pairs(folder), ("cls", "sep"), _of_roberta)
+        return VocabularyFiles(_byte_pairs(folder), ("cls", "sep"), _roberta_template)
     return None
 
 
 def with_special_tokens(files: VocabularyFiles, roles: Mapping[str, str]) -> str:
-    """The tokenizer.json of ``files`` with the tokens of ``roles`` special, and around texts if all are there.
+    """tokenizer.json of ``files`` with the special tokens of ``roles``, and its template if all its tokens exist.
 
     Raises:
-        UserError: a token that cannot be in a template.
+        UserError: a token cannot be in a template.
     """
     engine = files.engine
-    of_bytes = isinstance(engine.model, models.BPE)
-    # before <mask> RoBERTa takes the space as a part of it
-    named = [AddedToken(token, lstrip=of_bytes and role == "mask", special=True) for role, token in roles.items()]
-    engine.add_special_tokens([*named, *(AddedToken(token, special=True) for token in files.special)])
+    is_byte_level = isinstance(engine.model, models.BPE)
+    # RoBERTa's <mask> includes the space before it
+    added = [AddedToken(token, lstrip=is_byte_level and role == "mask", special=True) for role, token in roles.items()]
+    engine.add_special_tokens([*added, *(AddedToken(token, special=True) for token in files.special)])
     if all(role in roles for role in files.around):
         tokens = [roles[role] for role in files.around]
         try:
             engine.post_processor = files.template(*((token, engine.token_to_id(token)) for token in tokens))
-        except Exception as error:  # `tokenizers` raises bare Exception, as for a token with a colon in it
-            raise UserError(f"{' and '.join(map(repr, tokens))} cannot go around texts: {first_line(error)}") from error
+        except Exception as error:  # `tokenizers` raises bare Exception, for example for a token with a colon
+            raise UserError(f"{' and '.join(map(repr, tokens))} cannot be special: {first_line(error)}") from error
     return str(engine.to_str())
 
 
 def refuse_duplicates(content: str, engine: Engine, *, source: str) -> None:
-    """Raise an error for a duplicate entry of a tokenizer.json, in its vocabulary or added tokens.
+    """Raise `UserError` for a duplicate token or id in a tokenizer.json.
 
-    Raises:
-        UserError: a duplicate token or id; an added token whose id differs in ``engine``, which was made of it.
+    ``engine`` was made from ``content``; an added token whose id differs in it is an error too.
     """
-    tree = json.loads(content, object_pairs_hook=lambda pairs: _unique(pairs, source))
+    tree = json.loads(content, object_pairs_hook=lambda pairs: unique(pairs, source))
     vocabulary = tree["model"].get("vocab")
     if isinstance(vocabulary, dict):
         _different_ids(vocabulary, source)
     elif isinstance(vocabulary, list):
-        _unique([(piece, score) for piece, score in vocabulary], source)
-    added = _unique([(token["content"], token["id"]) for token in tree.get("added_tokens") or []], source)
+        unique([(piece, score) for piece, score in vocabulary], source)
+    added = unique([(token["content"], token["id"]) for token in tree.get("added_tokens") or []], source)
     for token, number in added.items():
         if (free := engine.token_to_id(token)) != number:
-            raise UserError(
-                f"{source} gives the added token {token!r} the number {number}, where another stands or which leaves "
-                f"a gap; it would be {free}"
-            )
+            raise UserError(f"{source} has added token {token!r} with id {number}, not the next free id, {free}")
 
 
-def _of_bert(cls: Token, sep: Token) -> processors.PostProcessor:
+def _bert_template(cls: Token, sep: Token) -> processors.PostProcessor:
     single, pair = f"{cls[0]} $A {sep[0]}", f"{cls[0]} $A {sep[0]} $B:1 {sep[0]}:1"
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=[cls, sep])
 
 
-def _of_prophetnet(sep: Token) -> processors.PostProcessor:
+def _prophetnet_template(sep: Token) -> processors.PostProcessor:
     return processors.TemplateProcessing(single=f"$A {sep[0]}", pair=f"$A {sep[0]} $B {sep[0]}", special_tokens=[sep])
 
 
-def _of_roberta(cls: Token, sep: Token) -> processors.PostProcessor:
+def _roberta_template(cls: Token, sep: Token) -> processors.PostProcessor:
     return processors.RobertaProcessing(sep, cls, add_prefix_space=False)
 
 
@@ -276,15 +267,15 @@ def _wordpiece(folder: Path, name: str) -> Engine:
     path = folder / name
     tokens = _text(path).split("\n")
     tokens = tokens[:-1] if tokens[-1] == "" else tokens
-    vocabulary = {str(token): number for token, number in _unique([(t, n) for n, t in enumerate(tokens)], path).items()}
+    vocabulary = {str(token): number for token, number in unique([(t, n) for n, t in enumerate(tokens)], path).items()}
     config = read_optional(folder / _CONFIG)
     unknown = config.get("unk_token", "[UNK]")
     unknown = unknown.get("content") if isinstance(unknown, dict) else unknown
     if not isinstance(unknown, str) or unknown not in vocabulary:
-        raise UserError(f"{path} has no {unknown!r}, the token for what is unknown")
+        raise UserError(f"{path} has no unknown token {unknown!r}; set unk_token in {_CONFIG}")
     accents = config.get("strip_accents")
     if accents is not None and not isinstance(accents, bool):
-        raise UserError(f"{folder / _CONFIG}: strip_accents must be true, false or null, not {accents!r}")
+        raise UserError(f"{folder / _CONFIG}: strip_accents={accents!r} must be true, false or null")
     engine = Engine(models.WordPiece(vocabulary, unk_token=unknown))
     engine.normalizer = normalizers.BertNormalizer(
         lowercase=bool(config.get("do_lower_case", True)),
@@ -299,28 +290,25 @@ def _wordpiece(folder: Path, name: str) -> Engine:
 def _byte_pairs(folder: Path) -> Engine:
     path = folder / VOCABULARY
     try:
-        vocabulary = json.loads(_text(path), object_pairs_hook=lambda pairs: _unique(pairs, path))
+        vocabulary = json.loads(_text(path), object_pairs_hook=lambda pairs: unique(pairs, path))
     except UserError:
         raise
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON: {first_line(error)}") from error
     if not isinstance(vocabulary, dict) or not all(isinstance(number, int) for number in vocabulary.values()):
-        raise UserError(f"{path} must map tokens to their numbers")
+        raise UserError(f"{path} must map tokens to ids")
     if wrong := [token for token, number in vocabulary.items() if not 0 <= number < _IDS]:
-        raise UserError(f"{path} gives {wrong[0]!r} the number {vocabulary[wrong[0]]}; tokens are numbered from 0")
+        raise UserError(f"{path} has {wrong[0]!r} with id {vocabulary[wrong[0]]}; ids are 0 or more")
     _different_ids(vocabulary, path)
-    if lacking := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - vocabulary.keys()):
-        raise UserError(
-            f"{path} is no vocabulary of bytes, it lacks {lacking[0]!r}; "
-            f"save_pretrained of a fast tokenizer writes the tokenizer.json that can be read"
-        )
+    if missing := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - vocabulary.keys()):
+        raise UserError(f"{path} lacks {missing[0]!r} of a byte-level vocabulary; write a tokenizer.json instead")
     lines = [line for line in _text(folder / MERGES).split("\n") if line and not line.startswith("#version")]
     pairs = [tuple(line.split(" ")) for line in lines]
     if odd := [line for line, pair in zip(lines, pairs, strict=True) if len(pair) != 2]:
         raise UserError(f"{folder / MERGES}: {odd[0]!r} is not a pair of tokens")
     try:
         engine = Engine(models.BPE(vocabulary, [(pair[0], pair[1]) for pair in pairs]))
-    except Exception as error:  # `tokenizers` raises bare Exception for a merge of tokens that are not there
+    except Exception as error:  # `tokenizers` raises bare Exception for a merge of missing tokens
         raise UserError(f"{folder / MERGES} does not fit {VOCABULARY}: {first_line(error)}") from error
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(
         add_prefix_space=bool(read_optional(folder / _CONFIG).get("add_prefix_space"))
@@ -336,18 +324,19 @@ def _text(path: Path) -> str:
         raise UserError(f"{path} cannot be read: {error}") from error
 
 
-def _unique(pairs: list[tuple[str, Any]], source: object) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise UserError(f"{source} has {twice!r} twice; a vocabulary has each entry once")
-    return found
+def unique(pairs: list[tuple[str, Any]], source: object) -> dict[str, Any]:
+    """Return ``pairs`` as a dictionary. Raises `UserError` for a duplicate key."""
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise UserError(f"{source} has {name!r} twice; remove one")
+        values[name] = value
+    return values
 
 
 def _different_ids(vocabulary: Mapping[str, int], source: object) -> None:
-    places: dict[int, str] = {}
+    tokens: dict[int, str] = {}
     for token, number in vocabulary.items():
-        if number in places:
-            raise UserError(f"{source} gives {places[number]!r} and {token!r} the same number, {number}")
-        places[number] = token
+        if number in tokens:
+            raise UserError(f"{source} has {tokens[number]!r} and {token!r} with the same id, {number}; change one")
+        tokens[number] = token

@@ -14,29 +14,29 @@ from homespun.errors import UserError
 from homespun.text.tokenizer import Tokenizer, sentinel
 from homespun.text.vocabularies import WORD_START
 
-_GROWING = ("model.ignore_merges", "model.vocab", "added_tokens")  # where an extension differs from what it extends
+_GROWING = ("model.ignore_merges", "model.vocab", "added_tokens")  # fields that an extension changes
 _BETWEEN = str.maketrans("", "", "-'’")
 
 
 @dataclass(frozen=True)
 class Word:
-    """A new word."""
+    """A new word: its token, its number of occurrences, and the pieces of it before the extension."""
 
     token: str
-    count: int  # occurrences
-    pieces: int  # tokens before the extension
+    count: int
+    pieces: int
 
     @property
     def gain(self) -> int:
-        """Tokens saved; an unknown word counts as one."""
+        """Number of tokens saved; an unknown word counts as one for each occurrence."""
         return self.count * max(1, self.pieces - 1)
 
 
 @dataclass(frozen=True)
 class AddedTokens:
-    """Ids from ``first`` on that one tokenizer has and another lacks, each with the other's ``pieces``.
+    """Ids from ``first`` on that another tokenizer lacks, each with its ``pieces`` in that tokenizer.
 
-    Empty pieces if the other tokenizer has none for it, as WordPiece for a line end.
+    Pieces are empty if the other tokenizer has none, as WordPiece for a line end.
     """
 
     first: int
@@ -48,40 +48,43 @@ def extend(
 ) -> tuple[Tokenizer, list[Word]]:
     """Add the ``count`` words of ``texts`` that save the most tokens; returns the tokenizer and these words.
 
-    All ids stay. Byte-pair encoding then looks up complete words first (``ignore_merges``), so a new word needs no
-    merges and no other word changes. In WordPiece and unigram vocabularies a new word can also begin a longer one.
+    All ids stay the same. Byte-pair encoding then looks up complete words first (``ignore_merges``), so a new word
+    needs no merges and no other word changes. In WordPiece and unigram vocabularies a new word can also begin a longer
+    one.
 
     Args:
-        texts: a stream, read once.
+        tokenizer: tokenizer to extend.
+        texts: read once.
+        count: number of words.
         capacity: distinct words to count. Beyond it, all counts are lowered by that of the rarest (Misra and Gries
             1982): no word is missed that is more than one in ``capacity``.
         least: minimum count of a word.
 
     Raises:
-        UserError: too few words are worth a token, or the tokenizer cannot be extended.
+        UserError: too few words, or the tokenizer cannot be extended.
     """
     if count < 1:
-        raise UserError(f"--add {count} must be 1 or more; set the number of words to add")
+        raise UserError(f"--add {count} must be 1 or more; raise it")
     tree = json.loads(tokenizer.content)
     _refuse(tree, tokenizer)
     engine = Engine.from_str(tokenizer.content)
     known = engine.get_vocab(with_added_tokens=True)
     marked = {"bpe": "Ġ", "bpe-characters": WORD_START, "unigram": WORD_START}.get(tokenizer.kind, "")
-    found = []
+    words = []
     for word, times in _counted(_words(engine, texts), capacity).items():
         if times < least or word in known or not word.startswith(marked) or not _is_word(engine, word):
             continue
         pieces = engine.model.tokenize(word)
         unknown = any(piece.id == tokenizer.unk_id for piece in pieces)
         if len(pieces) > 1 or unknown:
-            found.append(Word(word, times, len(pieces)))
-    found.sort(key=lambda word: (-word.gain, word.token))
-    if len(found) < count:
+            words.append(Word(word, times, len(pieces)))
+    words.sort(key=lambda word: (-word.gain, word.token))
+    if len(words) < count:
         raise UserError(
-            f"--add {count}: only {len(found)} words of this text have several pieces and occur {least} times; "
+            f"--add {count}: only {len(words)} words of this text have several pieces and occur {least} times; "
             f"lower --add to that, or give more text"
         )
-    chosen = found[:count]
+    chosen = words[:count]
     return _with_words(tokenizer, tree, engine, chosen), chosen
 
 
@@ -107,18 +110,16 @@ def find_added_tokens(before: Tokenizer, after: Tokenizer) -> AddedTokens | None
 def _refuse(tree: Tree, tokenizer: Tokenizer) -> None:
     model = tree["model"]
     if model.get("end_of_word_suffix"):
-        raise UserError(
-            f"a tokenizer that marks the ends of words ({model['end_of_word_suffix']}) cannot be extended; "
-            f"train one on the text"
-        )
+        suffix = model["end_of_word_suffix"]
+        raise UserError(f"a tokenizer that marks the ends of words ({suffix}) cannot be extended; train a new one")
     if tree.get("pre_tokenizer") is None:
-        raise UserError("this tokenizer does not split texts into words, so none can be added; train one on the text")
+        raise UserError("a tokenizer that does not split texts into words cannot be extended; train a new one")
     if tokenizer.kind == "unigram" and len(model["vocab"]) != tokenizer.vocab_size:
-        raise UserError("this unigram tokenizer has tokens behind its vocabulary, so none can be added to it")
+        raise UserError("a unigram tokenizer with tokens after its vocabulary cannot be extended; train a new one")
 
 
 def _words(engine: Engine, texts: Iterable[str]) -> Iterator[str]:
-    """Words as the model gets them: normalised, with their marks."""
+    """Words in the form that the model gets: normalised, with their marks."""
     for text in texts:
         normal = text if engine.normalizer is None else engine.normalizer.normalize_str(text)
         yield from (word for word, _ in engine.pre_tokenizer.pre_tokenize_str(normal))
@@ -147,24 +148,24 @@ def _with_words(tokenizer: Tokenizer, tree: Tree, engine: Engine, words: list[Wo
         scores = dict(model["vocab"])
         for word in words:
             pieces = [scores[piece.value] for piece in engine.model.tokenize(word.token) if piece.value in scores]
-            # half of a sum of logarithms is above it: the word wins over its own pieces, and over no other word's
+            # half of the sum of log probabilities: higher than the sum, so the word wins over its pieces
             model["vocab"].append([word.token, round(sum(pieces) / 2, 6) if pieces else min(scores.values())])
     else:
-        # added tokens are numbered from the size of the vocabulary unless they stand in it: there they keep their ids
+        # added tokens are renumbered from the size of the vocabulary, unless it contains them
         model["vocab"] |= {token: i for token, i in known.items() if token not in model["vocab"]}
         model["vocab"] |= {word.token: first + number for number, word in enumerate(words)}
     if model.get("type") == "BPE" or "merges" in model:
         model["ignore_merges"] = True
     extended = Tokenizer(json.dumps(tree, ensure_ascii=False), tokenizer.roles)
     if find_added_tokens(tokenizer, extended) is None:
-        raise UserError(f"this {tokenizer.kind} tokenizer numbers its tokens in a way that none can be added to it")
+        raise UserError(f"this {tokenizer.kind} tokenizer cannot be extended: its ids would change; train a new one")
     return extended
 
 
 def with_sentinels(tokenizer: Tokenizer, count: int) -> Tokenizer:
-    """Add ``count`` sentinels after the other ids, the first of them last, as in T5's released tokenizers.
+    """Add ``count`` sentinels after the other ids, in descending order, as in T5's released tokenizers.
 
-    All other ids stay. Sentinels are special tokens, so no text can contain one.
+    All other ids stay the same. Sentinels are special tokens, so no text can contain one.
 
     Raises:
         UserError: the tokenizer has sentinels, or cannot be extended.
@@ -172,12 +173,12 @@ def with_sentinels(tokenizer: Tokenizer, count: int) -> Tokenizer:
     if len(tokenizer.sentinel_ids):
         raise UserError(f"this tokenizer has {len(tokenizer.sentinel_ids)} sentinels already; leave --sentinels out")
     if count < 1:
-        raise UserError(f"--sentinels {count}: must be 1 or more; T5 has 100")
+        raise UserError(f"--sentinels {count} must be 1 or more; T5 has 100")
     tree = json.loads(tokenizer.content)
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     first = tokenizer.vocab_size
     tree["added_tokens"] += [{"id": first + n, "content": sentinel(count - 1 - n), **plain} for n in range(count)]
-    made = Tokenizer(json.dumps(tree, ensure_ascii=False), tokenizer.roles)
-    if made.sentinel_ids.tolist() != list(range(first + count - 1, first - 1, -1)):
-        raise UserError(f"this {tokenizer.kind} tokenizer numbers its tokens in a way that none can be added to it")
-    return made
+    extended = Tokenizer(json.dumps(tree, ensure_ascii=False), tokenizer.roles)
+    if extended.sentinel_ids.tolist() != list(range(first + count - 1, first - 1, -1)):
+        raise UserError(f"this {tokenizer.kind} tokenizer cannot be extended: its ids would change; train a new one")
+    return extended
