@@ -321,7 +321,7 @@ def test_the_environment_is_left_as_it_was(tmp_path, tokenizer, monkeypatch):
 
 
 def test_there_is_at_least_one_worker(tmp_path, tokenizer):
-    with pytest.raises(UserError, match=r"workers .*1 .*0"):
+    with pytest.raises(UserError, match=r"workers=0 .*1 or more"):
         build_corpus(made_up(3), tokenizer, tmp_path / "c", workers=0)
     assert not (tmp_path / "c").exists()
 

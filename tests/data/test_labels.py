@@ -146,7 +146,7 @@ class TestRows:
     def test_wrong_arguments(self) -> None:
         with pytest.raises(ValueError, match=r"1 texts .* 2 labels"):
             LabelledRows(["a"], ["x", "y"], tokenizer, length=5, names=Labels(("x", "y")))
-        with pytest.raises(ValueError, match="come together"):
+        with pytest.raises(ValueError, match="given together"):
             LabelledRows(["a"], ["x"], tokenizer, length=5)
 
 

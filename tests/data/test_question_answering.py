@@ -95,7 +95,7 @@ def test_wrong_offsets_are_mended(tmp_path: Path) -> None:
         ({"question": "q", "context": "c", "answers": [{"text": "c", "answer_start": "0"}]}, "texts, or objects"),
         (
             {"question": "q", "context": "c", "answers": "c", "is_impossible": "perhaps"},
-            "row 1 of .*: is_impossible .*'perhaps'",
+            "row 1 of .*: is_impossible='perhaps'",
         ),
         ({"paragraphs": [{"context": "c"}]}, "no column 'qas'"),
         ({"paragraphs": "c"}, "'paragraphs' .*objects"),

@@ -118,7 +118,7 @@ def test_brought_together_by_length_little_of_a_batch_is_padding(corpus_of):
 
 def test_rows_that_cannot_be(corpus_of):
     corpus = corpus_of(made_up(3))
-    with pytest.raises(UserError, match=r" 7 tokens .*8 or more"):
+    with pytest.raises(UserError, match=r"max_length=7 .*8 or more"):
         SentenceRows(corpus, np.arange(3), length=7, begin_id=None, end_id=3)
     with pytest.raises(UserError, match="no documents"):
         SentenceRows(corpus, np.arange(0), length=31, begin_id=None, end_id=3)

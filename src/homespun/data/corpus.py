@@ -1,7 +1,7 @@
-"""Corpus: documents as token ids in a folder of Arrow files, opened memory-mapped.
+"""Corpus: token ids of documents in a folder of memory-mapped Arrow files.
 
-A folder holds ``tokens-00000.arrow`` and on, ``tokenizer/``, and ``corpus.json``, which is written last: without it the
-folder is no corpus. During a build, ``building.jsonl`` records the progress, one line a shard.
+A folder has ``tokens-00000.arrow`` and on, ``tokenizer/``, and ``corpus.json``, which is written last and makes it a
+corpus. During a build, ``building.jsonl`` records the progress, one line for each shard.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VERSION = 1
 DESCRIPTION = "corpus.json"
 MANIFEST = "building.jsonl"
 TOKENIZER = "tokenizer"
-SHARD_TOKENS = 8_000_000  # 16 MB of uint16: what waits in memory, and what a kill can cost
+SHARD_TOKENS = 8_000_000  # 16 MB of uint16: buffered in memory, and lost if the build is killed
 PROGRESS_BYTES = 1_000_000
 
 
@@ -47,8 +47,8 @@ def random_keys(*parts: int, count: int = 1) -> np.ndarray:
 class Corpus:
     """A corpus open for reading. Documents are numbered from 0 in the order of the build.
 
-    Made by `build_corpus`, opened by `Corpus.open`. Holds a few numbers a document and no text; pickles as its path, so
-    that worker processes map the same files.
+    Made by `build_corpus`, opened by `Corpus.open`. Holds a few numbers for each document and no text; pickles as its
+    path, so that worker processes map the same files.
     """
 
     def __init__(self, path: Path, description: Tree) -> None:
@@ -57,7 +57,7 @@ class Corpus:
         self.num_documents: int = description["documents"]
         self.num_tokens: int = description["tokens"]
         self.num_bytes: int = description["bytes"]  # UTF-8 bytes of the raw text
-        self.num_words: int | None = description.get("words")  # between white space; None: built before it was counted
+        self.num_words: int | None = description.get("words")  # separated by white space; None in old corpora
         self.label_counts: dict[str, int] = description["labels"]
         self.has_sentences: bool = description["sentences"]
         self._tokenizer: Tree = description["tokenizer"]
@@ -67,10 +67,10 @@ class Corpus:
 
     @classmethod
     def open(cls, path: str | Path, *, tokenizer: Tokenizer | None = None) -> Corpus:
-        """Open the corpus in the folder ``path``, to be used with ``tokenizer``.
+        """Open the corpus in the folder ``path``, built with ``tokenizer`` if one is given.
 
         Raises:
-            UserError: no finished corpus, a file that was truncated or altered, or another tokenizer.
+            UserError: no complete corpus, a truncated or altered file, or another tokenizer.
         """
         path = Path(path)
         try:
@@ -78,19 +78,17 @@ class Corpus:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UserError(_not_a_corpus(path)) from error
         except ValueError as error:
-            raise UserError(
-                f"{path / DESCRIPTION} is not valid JSON: it was altered; build the corpus again"
-            ) from error
+            raise UserError(f"{path / DESCRIPTION} is not valid JSON; build the corpus again") from error
         if not isinstance(description, dict) or description.get("version") != VERSION:
-            raise UserError(f"{path} is not a corpus of format {VERSION}, which this version reads; build it again")
+            raise UserError(f"{path} is not a corpus of format {VERSION}; build it again with this version of homespun")
         try:
             corpus = cls(path, description)
         except (KeyError, TypeError) as error:
-            raise UserError(f"{path / DESCRIPTION} is incomplete: it was altered; build the corpus again") from error
+            raise UserError(f"{path / DESCRIPTION} is incomplete; build the corpus again") from error
         if tokenizer is not None and tokenizer.fingerprint != corpus._tokenizer["fingerprint"]:
             raise UserError(
-                f"corpus {path} was built with {_name(**corpus._tokenizer)}, and cannot be used with "
-                f"{_name(**_facts(tokenizer))}; build a corpus with that tokenizer, or use {path / TOKENIZER}"
+                f"corpus {path} was built with {_name(**corpus._tokenizer)}, not with {_name(**_facts(tokenizer))}; "
+                f"build it again with that tokenizer, or use {path / TOKENIZER}"
             )
         return corpus
 
@@ -102,15 +100,11 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer in the corpus folder.
-
-        Raises:
-            UserError: it is not the one that the corpus was built with.
-        """
+        """Tokenizer in the corpus folder. Raises `UserError` if the corpus was built with another."""
         tokenizer = Tokenizer.load(self.path / TOKENIZER)
         if tokenizer.fingerprint != self._tokenizer["fingerprint"]:
             raise UserError(
-                f"{self.path / TOKENIZER} holds {_name(**_facts(tokenizer))}, but the corpus was built with "
+                f"{self.path / TOKENIZER} is {_name(**_facts(tokenizer))}, and the corpus was built with "
                 f"{_name(**self._tokenizer)}; build the corpus again"
             )
         return tokenizer
@@ -121,49 +115,46 @@ class Corpus:
         return np.concatenate([np.diff(shard.offsets) for shard in self._shards]).astype(np.int64)
 
     def tokens(self, index: int) -> np.ndarray:
-        """(tokens,) uint16 or uint32: ids of a document, a read-only view of the file."""
+        """(tokens,) uint16 or uint32 ids of a document, a read-only view of the file."""
         shard, local = self._find(index)
         return shard.tokens(local)
 
     def label(self, index: int) -> str | None:
-        """Label of a document."""
         shard, local = self._find(index)
         return shard.label(local)
 
     def labels(self) -> list[str | None]:
-        """Labels of all documents."""
         return [label for shard in self._shards for label in shard.labels()]
 
     def sentence_ends(self, index: int) -> np.ndarray:
-        """(sentences,) uint32: end of each sentence of a document, in tokens, exclusive.
+        """(sentences,) uint32 end of each sentence of a document, in tokens, exclusive.
 
         Raises:
             UserError: the corpus was built without sentences.
         """
         shard, local = self._find(index)
-        ends = shard.sentence_ends(local)
-        if ends is None:
+        if (ends := shard.sentence_ends(local)) is None:
             raise UserError(f"corpus {self.path} was built without sentence ends; build it again with sentences=True")
         return ends
 
     def counts(self, first: int) -> np.ndarray:
-        """(vocabulary - first,) int64: counts of the tokens from ``first`` on."""
+        """(vocabulary - first,) int64 counts of the tokens with ids from ``first`` on."""
         counts = np.zeros(self._tokenizer["vocab_size"] - first, np.int64)
         for shard in self._shards:
             counts += np.bincount(shard.ids[shard.ids >= first] - first, minlength=len(counts))
         return counts
 
     def split(self, validation: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Document indices (ascending int64) for training and validation, at least one each, by a hash of ``seed`` and
+        """Ascending document indices (int64) of training and validation, at least one each, by a hash of seed and
         index.
 
         Raises:
-            UserError: ``validation`` is not a share between 0 and 1, or there are fewer than two documents.
+            UserError: ``validation`` is not between 0 and 1, or there are fewer than two documents.
         """
         if not 0 < validation < 1:
             raise UserError(f"data.validation={validation} must be between 0 and 1, exclusive; set it to 0.02")
         if self.num_documents < 2:
-            raise UserError(f"corpus {self.path} has one document, which cannot be split for validation; give it more")
+            raise UserError(f"corpus {self.path} has one document; a validation split needs two or more")
         count = min(max(round(validation * self.num_documents), 1), self.num_documents - 1)
         order = np.argsort(
             splitmix64(np.arange(self.num_documents, dtype=np.uint64) ^ random_keys(seed)[0]), kind="stable"
@@ -171,11 +162,7 @@ class Corpus:
         return np.sort(order[count:]), np.sort(order[:count])
 
     def verify(self) -> None:
-        """Compare the checksums of all shards with those recorded.
-
-        Raises:
-            UserError: a shard was altered.
-        """
+        """Compare the checksums of all shards. Raises `UserError` for an altered shard."""
         for record in self._records:
             if file_digest(self.path / record.name) != record.checksum:
                 raise UserError(f"{self.path / record.name} was altered since it was written; build the corpus again")
@@ -188,7 +175,7 @@ class Corpus:
 
 
 class Progress(Protocol):
-    """Called during a build with totals, those before a restart included."""
+    """Called during a build with the totals, including those before a restart."""
 
     def __call__(self, done_bytes: int, done_documents: int) -> None: ...
 
@@ -205,24 +192,27 @@ def build_corpus(
 ) -> Corpus:
     """Encode ``documents`` into a corpus in the folder ``out``.
 
-    Restarted after a kill, the same call continues after the last complete shard and ends with the same bytes, if
-    ``documents`` come in the same order. Documents without a token are left out. Memory stays under 1 GB: a shard, two
-    batches a worker, and one document.
+    After an interruption the same call resumes after the last complete shard and writes the same bytes, if
+    ``documents`` have the same order. Documents without tokens are left out. Memory stays under 1 GB: a shard, two
+    batches for each worker, and one document.
 
     Args:
-        documents: the stream, read once.
-        inputs: names the stream (files and options); a half-built folder of other inputs is refused.
-        workers: threads that encode, outside Python's lock; None: one a core.
-        sentences: record sentence ends, which next sentence prediction needs. Sentences are then encoded one by one,
-            each with the space before it.
+        documents: read once.
+        tokenizer: encodes the documents; saved with the corpus.
+        out: new folder, or that of an interrupted build.
+        inputs: name of the stream (files and options); a build of other inputs is not resumed.
+        workers: threads that encode, outside Python's lock; None: one for each core.
+        sentences: record sentence ends, for next sentence prediction. Sentences are then encoded one by one, each with
+            the space before it.
+        progress: see `Progress`.
 
     Raises:
-        UserError: ``out`` holds something else, a finished corpus or a half-built one of other inputs; no document has
-            a token; or ``workers`` is below 1.
+        UserError: ``out`` has other content, a finished corpus or a build of other inputs; no document has a token;
+            ``workers`` is below 1.
     """
     workers = os.cpu_count() or 1 if workers is None else workers
     if workers < 1:
-        raise UserError(f"workers must be 1 or more, not {workers}; leave it out for one a core")
+        raise UserError(f"workers={workers} must be 1 or more; leave it out for one for each core")
     folder = Path(out)
     job = {"version": VERSION, "inputs": inputs, "tokenizer": tokenizer.fingerprint, "sentences": sentences}
     building = _Building(folder, _open_manifest(folder, job), sentences=sentences)
@@ -230,8 +220,8 @@ def build_corpus(
     stream = iter(documents)
     if sum(1 for _ in islice(stream, building.consumed)) < building.consumed:
         raise UserError(
-            f"half-built corpus {folder} holds {building.consumed:,} documents of its inputs already, and there are "
-            f"fewer now: they have changed; delete the folder to start over"
+            f"half-built corpus {folder} has read {building.consumed:,} documents, and the inputs have fewer now; "
+            f"delete the folder to start over"
         )
     reported = building.num_bytes
     with closing(encode_documents(stream, tokenizer, workers=workers, sentences=sentences)) as encoded:
@@ -243,7 +233,7 @@ def build_corpus(
     building.flush()
     if not building.shards:
         (folder / MANIFEST).unlink()
-        raise UserError("there is no text to build a corpus from: every document is empty, or there are none")
+        raise UserError("there is no text to build a corpus from: all documents are empty; give other inputs")
     if progress is not None:
         progress(building.num_bytes, building.consumed)
     _finish(building, tokenizer)
@@ -251,15 +241,15 @@ def build_corpus(
 
 
 class _Building:
-    """A corpus during its build: the shards that its manifest lists, and the one in memory."""
+    """A corpus during its build: the shards in its manifest, and the one in memory."""
 
     def __init__(self, folder: Path, written: list[Tree], *, sentences: bool) -> None:
         last: Tree = written[-1] if written else {"consumed": 0, "bytes": 0, "words": 0, "labels": {}}
         self.folder, self.sentences = folder, sentences
         self.shards = [ShardRecord(**line["shard"]) for line in written]
-        self.consumed: int = last["consumed"]  # documents of the stream, with those that had no token
+        self.consumed: int = last["consumed"]  # documents of the stream, including those without tokens
         self.num_bytes: int = last["bytes"]
-        self.num_words: int | None = last.get("words")  # None: started before they were counted
+        self.num_words: int | None = last.get("words")  # None in old manifests
         self.labels = Counter[str](last["labels"])
         self._buffer = ShardBuffer()
 
@@ -290,36 +280,36 @@ class _Building:
 
 
 def _open_manifest(folder: Path, job: Tree) -> list[Tree]:
-    """Create the manifest, or return the lines of the present one, one for each shard."""
+    """Create the manifest, or return the lines of an existing one, one for each shard."""
     if (folder / DESCRIPTION).exists():
-        raise UserError(f"{folder} holds a finished corpus; give another folder, or delete it to build it again")
+        raise UserError(f"{folder} is a finished corpus; give another folder, or delete it to build it again")
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; a corpus needs a folder of its own")
+        raise UserError(f"{folder} is a file; give a new folder")
     lines = _manifest(folder)
     # a killed build can leave temporary files
     if not lines and folder.exists() and any(not entry.name.startswith(TEMPORARY) for entry in folder.iterdir()):
-        raise UserError(f"{folder} exists and is not empty; a corpus needs a folder of its own")
+        raise UserError(f"{folder} is not empty; give a new folder")
     header, *written = lines or [job]
-    differs = [
+    differences = [
         f"{key} was {_short(header.get(key), now)}, now {_short(now, header.get(key))}"
         for key, now in job.items()
         if header.get(key) != now
     ]
-    if differs:
+    if differences:
         raise UserError(
-            f"{folder} is a half-built corpus of inputs that have changed, or of another job ({'; '.join(differs)}); "
-            f"give another folder, or delete it"
+            f"{folder} is a half-built corpus of changed inputs or other settings ({'; '.join(differences)}); give "
+            f"another folder, or delete it"
         )
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(f"{TEMPORARY}*"):
         remove(leftover)
-    # rewritten: a kill may have cut the last line
+    # rewritten, since a kill may have truncated the last line
     write_text(folder / MANIFEST, "".join(json.dumps(line) + "\n" for line in [header, *written]))
     return written
 
 
 def _manifest(folder: Path) -> list[Tree]:
-    """Complete lines of the manifest; a kill can have cut the last one."""
+    """Complete lines of the manifest, without a truncated last one."""
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
         return [json.loads(line) for line in text.split("\n")[:-1]]
@@ -355,7 +345,7 @@ def _name(fingerprint: str, kind: str, vocab_size: int) -> str:
 
 
 def _short(value: object, other: object) -> str:
-    """At most 60 characters of a value, from where it differs from the other."""
+    """At most 60 characters of a value, around the first difference from the other."""
     text = str(value)
     if len(text) <= 60:
         return text
@@ -367,5 +357,5 @@ def _not_a_corpus(path: Path) -> str:
     if not path.exists():
         return f"there is no corpus at {path}; build one with: homespun corpus build"
     if (path / MANIFEST).exists():
-        return f"corpus {path} is half-built; repeat the command that started it, which continues the build"
+        return f"corpus {path} is half-built; repeat the command that started it to resume the build"
     return f"{path} is not a corpus: it has no {DESCRIPTION}; build one with: homespun corpus build"

@@ -1,4 +1,4 @@
-"""Labelled texts: reading them, their classes, and rows for classifiers."""
+"""Labelled texts: readers, classes, and rows for classifiers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from homespun.text.sources import read_records
 from homespun.text.tokenizer import Tokenizer
 
 LabelNames = Sequence[str] | Sequence[tuple[str, ...]]
-"""A name a text, or a tuple of names a text if multi-label."""
+"""A name for each text, or a tuple of names if multi-label."""
 
-_CHUNK = 8192  # texts encoded at a time, so that only one chunk's ids are ever held as Python objects
+_CHUNK = 8192  # texts encoded at a time; only their ids are Python objects
 
 
 @dataclass(frozen=True)
@@ -33,30 +33,24 @@ class Labels:
 
     @classmethod
     def collect(cls, labels: LabelNames, *, multi_label: bool = False) -> Labels:
-        """Classes in ``labels``: numbers by value, then names alphabetically.
-
-        Raises:
-            UserError: fewer than two classes.
+        """Classes in ``labels``: numbers by value, then names alphabetically. Raises `UserError` for fewer than two
+        classes.
         """
-        found = {name for label in labels for name in (label if multi_label else (str(label),))}
-        if len(found) < 2:
-            only = f"only one class, {found.pop()!r}" if found else "no label at all"
-            raise UserError(f"the training data has {only}; a classifier needs two or more classes")
-        return cls(tuple(sorted(found, key=_number_or_name)), multi_label)
+        names = {name for label in labels for name in (label if multi_label else (str(label),))}
+        if len(names) < 2:
+            classes = f"only one class, {names.pop()!r}" if names else "no labels"
+            raise UserError(f"the training data has {classes}; a classifier needs two or more classes")
+        return cls(tuple(sorted(names, key=_number_or_name)), multi_label)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def index(self, name: str) -> int:
-        """Class number of ``name``.
-
-        Raises:
-            UserError: an unknown class.
-        """
+        """Class number of ``name``. Raises `UserError` for an unknown class."""
         try:
             return self.names.index(name)
         except ValueError:
-            raise UserError(f"label {name!r} was not seen in training; there are: {', '.join(self.names)}") from None
+            raise UserError(f"label {name!r} is not in the training data, which has: {', '.join(self.names)}") from None
 
     def encode(self, labels: LabelNames) -> NDArray[np.int64]:
         """(texts,) int64 class numbers, or (texts, classes) int64 zeros and ones if multi-label.
@@ -87,16 +81,12 @@ class Labels:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Labels:
-        """Classes from `to_dict`.
-
-        Raises:
-            UserError: values of another form.
-        """
+        """Read the values of `to_dict`. Raises `UserError` for other values."""
         names, multi_label = values.get("names"), values.get("multi_label")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError(f"labels must have a list of names, not {names!r}")
+            raise UserError(f"labels.names={names!r} must be a list of names; fine-tune the model again")
         if not isinstance(multi_label, bool):
-            raise UserError(f"multi_label of labels must be true or false, not {multi_label!r}")
+            raise UserError(f"labels.multi_label={multi_label!r} must be true or false; fine-tune the model again")
         return cls(tuple(names), multi_label)
 
 
@@ -110,30 +100,31 @@ def _number_or_name(name: str) -> tuple[bool, float, str]:
 
 
 class LabelledRows:
-    """A row a text: ``[CLS] text [SEP]``, or ``[CLS] text [SEP] pair [SEP]``, of at most ``length`` tokens.
+    """A row for each text: ``[CLS] text [SEP]``, or ``[CLS] text [SEP] pair [SEP]``, of at most ``length`` tokens.
 
-    Special tokens are those of `Tokenizer.template` and `Tokenizer.pair_template`. If ``long_inputs`` cuts texts into
-    chunks, a row is ``[CLS] chunk [SEP] [CLS] chunk [SEP] ...`` and its ``documents`` number the chunks. Of a pair, the
-    longer text is cut first. Token ids are in one flat array, 2 or 4 bytes a token. An empty text is the row ``[CLS]
-    [SEP]``, or a token of padding without a template.
+    Special tokens are those of `Tokenizer.template` and `Tokenizer.pair_template`. If ``long_inputs`` splits texts into
+    chunks, a row is ``[CLS] chunk [SEP] [CLS] chunk [SEP] ...`` and its ``documents`` number the chunks. The longer
+    text of a pair is cut first. Token ids are in one flat array, 2 or 4 bytes a token. The row of an empty text is
+    ``[CLS] [SEP]``, or a padding token without a template.
 
     Args:
         texts: the texts.
         labels: their labels; ``None`` for prediction.
-        length: tokens of a model input, special tokens included.
+        tokenizer: encodes the texts.
+        length: maximum tokens of a model input, special tokens included.
         long_inputs: treatment of longer texts.
-        names: the classes; needed with ``labels``.
+        names: the classes; required with ``labels``.
         pairs: second texts.
         segments: give the second text of a pair the token type 1.
 
     Raises:
-        UserError: ``length`` is too small, a label is unknown, or pairs are not truncated.
+        UserError: ``length`` is too small, a label is unknown, or ``long_inputs`` does not support pairs.
     """
 
     lengths: NDArray[np.int64]  # (rows,) tokens in each row, over all its chunks, special tokens included
-    cut: NDArray[np.bool_]  # (rows,) tokens were left out
-    empty: int  # texts without a single token
-    one_sided: NDArray[np.bool_]  # (rows,) one text of the pair has no token
+    cut: NDArray[np.bool_]  # (rows,) True if tokens were left out
+    empty: int  # texts without tokens
+    one_sided: NDArray[np.bool_]  # (rows,) True if a text of the pair has no token
     targets: NDArray[np.int64] | None  # `Labels.encode` of the labels
 
     def __init__(
@@ -153,14 +144,12 @@ class LabelledRows:
         if room < (1 if pairs is None else 2):
             raise UserError(f"data.max_length={length} leaves no room between the special tokens; set it to 16 or more")
         if pairs is not None and long_inputs != TRUNCATE:
-            raise UserError(
-                f"data.truncation.kind={long_inputs.kind} does not support sentence pairs; use kind=truncate"
-            )
+            raise UserError(f"data.truncation.kind={long_inputs.kind} does not support pairs; use kind=truncate")
         for name, values in (("labels", labels), ("pairs", pairs)):
             if values is not None and len(values) != len(texts):
                 raise ValueError(f"{len(texts)} texts but {len(values)} {name}")
         if (labels is None) != (names is None):
-            raise ValueError("labels and their names come together")
+            raise ValueError("labels and names must be given together")
         self.targets = None if labels is None or names is None else names.encode(labels)
         self.pad_id = tokenizer.pad_id
         self.length = length
@@ -168,9 +157,9 @@ class LabelledRows:
 
         kind = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
         begin, *between, end = (np.array(ids, kind) for ids in template)
-        nothing = np.array([tokenizer.pad_id], kind)
+        padding = np.array([tokenizer.pad_id], kind)
         pieces: list[NDArray[Any]] = [np.empty(0, kind)]
-        lengths, firsts, cut, one_sided, self.empty = [], [], [], [], 0
+        lengths, first_lengths, cut, one_sided, self.empty = [], [], [], [], 0
         for start in range(0, len(texts), _CHUNK):
             part = slice(start, start + _CHUNK)
             first = tokenizer.encode_batch(texts[part])
@@ -186,18 +175,18 @@ class LabelledRows:
                 else:
                     keep, keep_other = _cut_longer(len(ids), len(other), room)
                     row = [begin, ids[:keep].astype(kind), *between, other[:keep_other].astype(kind), end]
-                row = row if any(map(len, row)) else [nothing]
+                row = row if any(map(len, row)) else [padding]
                 lengths.append(sum(map(len, row)))
-                firsts.append(sum(map(len, row[:3])))
+                first_lengths.append(sum(map(len, row[:3])))
                 pieces += row
-            pieces = [np.concatenate(pieces)]  # before the next chunk: a row's own small arrays are not compact
+            pieces = [np.concatenate(pieces)]  # many small arrays take more memory
         self.lengths = np.array(lengths, dtype=np.int64)
         self.cut = np.array(cut, dtype=bool)
         self.one_sided = np.array(one_sided, dtype=bool)
         self._paired, self._segments = pairs is not None, segments
         self._ids = pieces[0]
         self._starts = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
-        self._firsts = None if pairs is None else np.array(firsts, dtype=np.int64)
+        self._first_lengths = None if pairs is None else np.array(first_lengths, dtype=np.int64)
 
     @property
     def truncated(self) -> int:
@@ -206,8 +195,9 @@ class LabelledRows:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of texts ``longer`` than ``length``, of these ``truncated`` or ``chunked``, and of ``one_sided``
-        pairs."""
+        """Numbers of texts ``longer`` than ``length``, of ``truncated`` and ``chunked`` ones, and of ``one_sided``
+        pairs.
+        """
         chunked = self.lengths > self.length
         return {
             "longer": int((self.cut | chunked).sum()),
@@ -225,19 +215,19 @@ class LabelledRows:
         index %= len(self)
         input_ids = self._ids[self._starts[index] : self._starts[index + 1]].astype(np.int64)
         token_types = chunks = None
-        if len(input_ids) > self.length:  # every chunk but the last is full
+        if len(input_ids) > self.length:  # all chunks but the last are full
             chunks = np.arange(len(input_ids)) // self.length
-        if self._firsts is not None and self._segments:
-            token_types = (np.arange(len(input_ids)) >= self._firsts[index]).astype(np.int64)
+        if self._first_lengths is not None and self._segments:
+            token_types = (np.arange(len(input_ids)) >= self._first_lengths[index]).astype(np.int64)
         target = None if self.targets is None else self.targets[index]
         label = int(target) if target is not None and target.ndim == 0 else target
         return Row(input_ids, documents=chunks, token_type_ids=token_types, label=label)
 
 
 def _cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
-    """Tokens to keep of each text so that both fit into ``room``, taken from the longer one.
+    """Tokens to keep of each text so that both fit into ``room``, cutting the longer one first.
 
-    An odd token is the longer's, or the second's, as in transformers' ``longest_first``.
+    An odd token goes to the longer text, or to the second, as in transformers' ``longest_first``.
     """
     half = room // 2
     if first + second <= room:
@@ -265,29 +255,34 @@ def read_labelled_texts(
     multi_label: bool = False,
     separator: str | None = None,
 ) -> tuple[list[str], list[str] | list[tuple[str, ...]]]:
-    """Texts and labels of all records of ``inputs`` (see `homespun.text.sources.read_records`).
+    """Read texts and labels of all records of ``inputs`` (see `homespun.text.sources.read_records`).
 
     Args:
-        text: a column, or several to be joined with a space, such as title and description.
-        label: a column; with ``multi_label`` it holds a list, or names separated by ``separator`` (a comma if None),
-            and may be empty.
+        inputs: files, folders, globs, URLs or hub names.
+        text: a column, or several that are joined with a space, such as title and description.
+        label: a column; if ``multi_label``, of lists, or of names separated by ``separator`` (by default a comma), and
+            possibly empty.
+        columns: names of the columns of files without a header.
+        encoding: of the files; None: detected.
+        multi_label: return a tuple of labels for each text.
+        separator: between the labels of a text.
 
     Raises:
-        UserError: no such column, a text that is not text, a row without a label, no rows.
+        UserError: a missing column, a value that is no text, a row without a label, or no rows.
     """
-    wanted = [text] if isinstance(text, str) else list(text)
+    text_columns = [text] if isinstance(text, str) else list(text)
     texts: list[str] = []
-    single: list[str] = []
-    several: list[tuple[str, ...]] = []
+    labels: list[str] = []
+    label_sets: list[tuple[str, ...]] = []
     for record, where in read_rows(inputs, encoding=encoding, columns=columns):
-        texts.append(get_text(record, wanted, where=where))
+        texts.append(get_text(record, text_columns, where=where))
         if multi_label:
-            several.append(_label_set(get_field(record, label, where=where), separator or ","))
+            label_sets.append(_label_set(get_field(record, label, where=where), separator or ","))
         else:
-            single.append(_single_label(record, label, where))
+            labels.append(_single_label(record, label, where))
     if not texts:
-        raise UserError(f"{', '.join(inputs)} holds no rows; give a file with at least one row for each of two classes")
-    return texts, several if multi_label else single
+        raise UserError(f"{', '.join(inputs)} has no rows; give a file with rows of two classes or more")
+    return texts, label_sets if multi_label else labels
 
 
 def read_labelled_records(
@@ -296,7 +291,7 @@ def read_labelled_records(
     """Each record of ``inputs`` with its label, and its location for error messages.
 
     Raises:
-        UserError: no such column, or a record without a label.
+        UserError: a missing column, or a record without a label.
     """
     for record, where in read_rows(inputs, encoding=encoding, columns=columns):
         yield record, _single_label(record, label, where), where
@@ -313,7 +308,7 @@ def get_text(record: Record, columns: Sequence[str], *, where: str) -> str:
     """Text of a record: its ``columns`` joined with a space, without empty ones.
 
     Raises:
-        UserError: beginning with ``where``: no such column, or a value that is neither text nor number.
+        UserError: a missing column, or a value that is no text or number; begins with ``where``.
     """
     parts = []
     for column in columns:
@@ -321,32 +316,26 @@ def get_text(record: Record, columns: Sequence[str], *, where: str) -> str:
         if value is None:
             continue
         if not isinstance(value, str | int | float):
-            raise UserError(
-                f"{where}: column {column!r} holds a {type(value).__name__}, not text; name a column of text"
-            )
+            raise UserError(f"{where}: column {column!r} is a {type(value).__name__}; name a column of text")
         parts.append(str(value).strip())
     return " ".join(part for part in parts if part)
 
 
 def get_field(record: Record, column: str, *, where: str) -> Any:
-    """Value of a column of a record.
-
-    Raises:
-        UserError: beginning with ``where``: no such column.
-    """
+    """Value of a column of a record. Raises `UserError` beginning with ``where`` if it is missing."""
     if column not in record:
         raise UserError(f"{where} has no column {column!r}; there are: {', '.join(map(str, record))}")
     return record[column]
 
 
 def label_name(value: object) -> str:
-    """Name of a class; empty for a gap in a table."""
+    """Name of a class; empty for a missing value."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return ""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():
-        return str(int(value))  # readers give integers as floats if a column has gaps
+        return str(int(value))  # a column of integers with missing values is read as floats
     return str(value).strip()
 
 
@@ -356,31 +345,24 @@ def _label_set(value: object, separator: str) -> tuple[str, ...]:
 
 
 def parse_numbers(labels: Sequence[str]) -> NDArray[np.float64]:
-    """``labels`` as numbers.
-
-    Raises:
-        UserError: a label is not a finite number.
-    """
+    """Parse ``labels`` as finite numbers. Raises `UserError` with the row of another label."""
     numbers = np.empty(len(labels))
-    for place, label in enumerate(labels):
+    for index, label in enumerate(labels):
         try:
-            numbers[place] = float(label)
+            numbers[index] = float(label)
         except ValueError:
-            numbers[place] = math.nan
-        if not math.isfinite(numbers[place]):
-            raise UserError(
-                f"row {place + 1} has {str(label)!r} where a number must be; correct it, name another data.label, "
-                f"or set objective.kind=classification"
-            )
+            numbers[index] = math.nan
+        if not math.isfinite(numbers[index]):
+            raise UserError(f"row {index + 1} has label {str(label)!r}, which is no number; correct it or data.label")
     return numbers
 
 
 class RegressionRows:
-    """Rows with a number each as label; NaN: not known.
+    """Rows with a number each as label.
 
     Args:
         rows: the rows.
-        numbers: (rows,).
+        numbers: (rows,) labels; NaN if unknown.
         counts: for the result file.
     """
 

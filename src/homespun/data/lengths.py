@@ -20,26 +20,26 @@ def length_statistics(
     classes: Sequence[str | None] | None = None,
     limits: Sequence[int] = LIMITS,
 ) -> list[Tree]:
-    """A row for each split and, with ``classes``, for each class in it.
+    """Statistics of document lengths, by split and by class.
 
     Args:
-        lengths: (documents,) tokens in each: `Corpus.lengths`, or those of labelled rows.
+        lengths: (documents,) tokens of each: `Corpus.lengths`, or those of labelled rows.
         splits: document indices of each split; by default one split, ``all``.
         classes: class of each document, or None.
-        limits: lengths of interest.
+        limits: lengths in ``above``.
 
     Returns:
-        Rows of plain values: ``split``, ``class`` (None: all of the split), ``count``, ``mean``, ``median``,
-            ``minimum``, ``maximum``, ``tokens`` (the sum), ``above`` {limit: share of longer documents}, ``histogram``
-            {``edges``, ``counts``}. All rows have the same edges, evenly spaced in the logarithm. The row of a split
-            comes before those of its classes, which are sorted by name.
+        Rows of plain values: ``split``, ``class`` (None: the split), ``count``, ``mean``, ``median``, ``minimum``,
+            ``maximum``, ``tokens`` (the sum), ``above`` {limit: share of longer documents}, ``histogram`` {``edges``,
+            ``counts``}. All rows have the same edges, spaced evenly in the logarithm. The row of a split is followed by
+            those of its classes, sorted by name.
 
     Raises:
         UserError: there are no documents.
     """
     lengths = np.asarray(lengths)
     if not len(lengths):
-        raise UserError("there are no documents to measure the length of")
+        raise UserError("there are no documents; give inputs with text")
     splits = {"all": np.arange(len(lengths))} if splits is None else splits
     names = np.array(classes or [], dtype=object)
     edges = _edges(lengths)
@@ -70,8 +70,8 @@ def _row(lengths: np.ndarray, edges: np.ndarray, limits: Sequence[int]) -> Tree:
 
 
 def _edges(lengths: np.ndarray) -> np.ndarray:
-    """(bins + 1,) int64, ascending: the first at the shortest, the last above the longest."""
+    """(bins + 1,) int64 ascending edges, from the shortest length to above the longest."""
     shortest, longest = int(lengths.min()), int(lengths.max())
     edges = np.geomspace(max(shortest, 1), longest + 1, BINS + 1).round().astype(np.int64)
     edges[0], edges[-1] = shortest, longest + 1
-    return np.unique(edges)  # on a narrow range several would round to the same
+    return np.unique(edges)  # edges of a narrow range round to equal ones

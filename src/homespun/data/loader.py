@@ -1,4 +1,4 @@
-"""Batches of rows. Row i of epoch e is a function of (seed, e, i), so any step can be made at any time."""
+"""Batches of rows. Row i of epoch e is a function of (seed, e, i), so that any step can be computed at any time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.text.clean import splitmix64
 
-WINDOW = 64  # batches, at the least, whose rows are sorted together when bucketing
+WINDOW = 64  # minimum number of batches whose rows are sorted together by `bucketed`
 _ROUNDS = 6  # of the Feistel network
 
 T = TypeVar("T")
@@ -27,7 +27,9 @@ Order = Literal["shuffled", "bucketed", "in_order"]
 
 
 class Collate(Protocol):
-    """Make a batch of rows: corrupt, pad, find the targets. Picklable; all randomness comes from the row seeds."""
+    """Function from rows to a batch: corrupts, pads and finds targets. Picklable; all randomness comes from the row
+    seeds.
+    """
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch: ...
 
@@ -36,25 +38,25 @@ class Collate(Protocol):
 class Loader:
     """Steps of a training, each a function of its number.
 
-    An epoch is every row once, in a random order, in ``steps_per_epoch`` steps of ``batch_size`` rows. The last two
-    steps of an epoch share their rows evenly, so that none is smaller than half a batch. With fewer rows than
-    ``batch_size``, a step is all of them. A step is cut into ``world_size`` parts of consecutive rows, and each part
-    into micro-batches; its rows, their order and their seeds do not depend on the cut.
+    An epoch has every row once, in random order, in ``steps_per_epoch`` steps of ``batch_size`` rows. The last two
+    steps share their rows evenly, so that none is smaller than half a batch. With fewer rows than ``batch_size`` a step
+    has all rows. A step is split into ``world_size`` parts of consecutive rows, and each part into micro-batches; the
+    split does not change rows, order or seeds.
 
     Args:
         rows: the rows.
-        collate: makes a batch of rows.
+        collate: function from rows to a batch.
         batch_size: rows of a step, over all processes.
-        seed: of the order and of every row.
-        micro_batch_size: rows in the model at a time; None: all of this process.
+        seed: of the order and of each row.
+        micro_batch_size: rows in the model at a time; None: all rows of this process.
         rank: number of this process.
         world_size: number of processes.
-        order: ``shuffled``; ``bucketed``: shuffled, cut into windows of at least 64 steps and sorted by length within
-            each, with the steps of a window in random order, so that there is little padding; or ``in_order``.
-        workers: processes that prepare batches ahead; the batches are the same for any number.
+        order: ``shuffled``; ``bucketed``: shuffled, divided into windows of at least 64 steps, sorted by length in
+            each, with the steps of a window in random order, for little padding; or ``in_order``.
+        workers: processes that prepare batches ahead; they do not change the batches.
 
     Raises:
-        UserError: a size is below one, there are no rows, or there are more processes than rows in a step.
+        UserError: a size is below 1, there are no rows, or there are more processes than rows in a step.
     """
 
     rows: Rows
@@ -71,16 +73,13 @@ class Loader:
     def __post_init__(self) -> None:
         for name, size in (("batch_size", self.batch_size), ("micro_batch_size", self.micro_batch_size)):
             if size is not None and size < 1:
-                raise UserError(f"{name}={size} must be 1 or more")
+                raise UserError(f"{name}={size} must be 1 or more; raise it")
         if not len(self.rows):
-            raise UserError("there are no rows to make batches of; give more text")
+            raise UserError("there are no rows for batches; give more text")
         self.steps_per_epoch = -(-len(self.rows) // self.batch_size)
         smallest = len(self.rows) - self._begin(self.steps_per_epoch - 1)
         if smallest < self.world_size:
-            raise UserError(
-                f"a step of {smallest} rows cannot be shared by {self.world_size} processes; "
-                f"raise batch_size, give more text, or start fewer processes"
-            )
+            raise UserError(f"a step of {smallest} rows is too small for {self.world_size} processes; raise batch_size")
 
     def step(self, number: int) -> list[Batch]:
         """Micro-batches of this process in step ``number`` (0, 1, 2, ...)."""
@@ -91,24 +90,23 @@ class Loader:
         return [self._batch(indices[start : min(start + size, last)], epoch) for start in range(first, last, size)]
 
     def steps(self, start: int = 0) -> Iterator[list[Batch]]:
-        """`step` of ``start``, ``start + 1``, ..., prepared ahead by the workers."""
+        """Micro-batches of step ``start``, ``start + 1``, ..., prepared ahead by the workers."""
         return self._prefetched(self.step, count(start))
 
     def once(self) -> Iterator[Batch]:
-        """Every row once, in order, with the seeds of epoch 0, for validation and prediction; the same in every
-        process.
+        """All rows once, in order, with the seeds of epoch 0, for validation and prediction; equal in all processes.
 
-        Batches have ``micro_batch_size`` rows, or else ``batch_size``.
+        Batches have ``micro_batch_size`` rows, or ``batch_size`` without it.
         """
         size = self.micro_batch_size or self.batch_size
         return self._prefetched(self._batch_in_order, range(-(-len(self.rows) // size)))
 
     def with_micro_batch_size(self, size: int) -> Loader:
-        """The same steps, cut into micro-batches of ``size`` rows."""
+        """The same steps, split into micro-batches of ``size`` rows."""
         return dataclasses.replace(self, micro_batch_size=size)
 
     def _begin(self, place: int) -> int:
-        """First row, in the epoch's order, of step ``place``."""
+        """Position of the first row of step ``place`` in the epoch."""
         if place < self.steps_per_epoch - 1 or place == 0:
             return place * self.batch_size
         if place == self.steps_per_epoch:
@@ -116,7 +114,7 @@ class Loader:
         return (self._begin(place - 1) + len(self.rows) + 1) // 2
 
     def _indices(self, epoch: int, place: int) -> np.ndarray:
-        """(rows of the step,) int64: the rows of step ``place`` of an epoch."""
+        """(rows of the step,) int64 row numbers of step ``place``."""
         if self.order == "bucketed":
             return self._bucketed(epoch, place)
         positions = np.arange(self._begin(place), self._begin(place + 1))
@@ -156,14 +154,14 @@ class Loader:
             collate_fn=_identity,
             pin_memory=torch.cuda.is_available(),
             worker_init_fn=_ignore_interrupts,
-            # else it draws a seed from the global generator, and dropout would depend on whether there are workers
+            # the default draws a seed from the global generator, so that workers would change dropout
             generator=torch.Generator(),
         )
         return iter(loader)
 
 
 class _Items(Dataset[T]):
-    """A function of a number as a map-style data set."""
+    """Map-style data set of a function of a number."""
 
     def __init__(self, read: Callable[[int], T]) -> None:
         self._read = read
@@ -177,7 +175,7 @@ def _identity(item: T) -> T:
 
 
 def _ignore_interrupts(worker: int) -> None:
-    """Leave Ctrl-C, which reaches every process of a terminal, to the trainer."""
+    """Leave Ctrl-C, which reaches all processes of a terminal, to the trainer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

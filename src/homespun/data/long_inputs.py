@@ -1,7 +1,7 @@
-"""Treatment of texts that are longer than a model input.
+"""Treatment of texts longer than a model input.
 
-A text is a row. If it is read in chunks, its row holds them one after another, each with its special tokens, numbered
-by `Row.documents`; `pad_chunks` makes a sequence of each, and `Batch.chunks` maps texts to sequences.
+A text is a row. If it is split into chunks, the row has all of them, each with its special tokens, numbered by
+`Row.documents`; `pad_chunks` makes a sequence of each chunk, and `Batch.chunks` maps texts to sequences.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from homespun.config import Config, validate
 from homespun.data.rows import Row, pad
 from homespun.text.tokenizer import TokenIds as Ids
 
-Chunks = Annotated[int, Field(ge=1, le=1024, description="at most so many a text; tokens beyond them are left out")]
-Overlap = Annotated[float, Field(ge=0, le=0.9, description="share of a chunk that repeats the end of the one before")]
+Chunks = Annotated[int, Field(ge=1, le=1024, description="maximum chunks of a text; further tokens are left out")]
+Overlap = Annotated[float, Field(ge=0, le=0.9, description="share of a chunk that overlaps the previous one")]
 
 
 class Truncate(Config):
-    """The first tokens."""
+    """First tokens of the text."""
 
     kind: Literal["truncate"] = "truncate"
     chunks: ClassVar[int] = 1
-    layers: ClassVar[int] = 0  # over the chunks of a text
+    layers: ClassVar[int] = 0  # transformer layers over the chunks
 
     def reach(self, room: int) -> int:
-        """Tokens of a text that are read at most, with ``room`` in a sequence."""
+        """Maximum tokens of a text that are read, with ``room`` in a sequence."""
         return room
 
     def pieces(self, ids: Ids, room: int) -> list[Ids]:
-        """Sequences of at most ``room`` tokens that are read of a text; all but the last are full."""
+        """Sequences of at most ``room`` tokens, in order; all but the last are full."""
         return [ids[:room]]
 
 
 class HeadTail(Config):
-    """The first and the last tokens in one sequence (Sun et al. 2019, section 5.3.1).
+    """First and last tokens of the text in one sequence (Sun et al. 2019, section 5.3.1).
 
-    ``head`` is the share of the beginning: a quarter, as there (128 of 510); 0 reads the end alone.
+    ``head`` is the share of the first tokens: a quarter in the paper (128 of 510); 0 reads the end only.
     """
 
     kind: Literal["head_tail"] = "head_tail"
@@ -52,66 +52,54 @@ class HeadTail(Config):
     head: float = Field(default=0.25, ge=0, lt=1, description="share of the sequence for the beginning of the text")
 
     def reach(self, room: int) -> int:
-        """As `Truncate.reach`."""
         return room
 
     def pieces(self, ids: Ids, room: int) -> list[Ids]:
-        """As `Truncate.pieces`: always one."""
         if len(ids) <= room:
             return [ids]
         head = min(round(self.head * room), room - 1)
         return [np.concatenate([ids[:head], ids[len(ids) - (room - head) :]])]
 
 
-class ChunkMean(Config):
-    """Chunks that are read one by one; the logits and the loss of a text are those of the mean of its chunks."""
+class _Chunked(Config):
+    """Overlapping chunks of the text, each encoded separately."""
 
-    kind: Literal["chunk_mean"] = "chunk_mean"
-    layers: ClassVar[int] = 0
+    kind: str
     chunks: Chunks = 8
     overlap: Overlap = 0.0
 
     def reach(self, room: int) -> int:
-        """As `Truncate.reach`, over all chunks."""
-        return room + (self.chunks - 1) * _step(room, self.overlap)
+        return room + (self.chunks - 1) * self._step(room)
 
     def pieces(self, ids: Ids, room: int) -> list[Ids]:
-        """As `Truncate.pieces`: the chunks, in order."""
-        return _windows(ids, room, _step(room, self.overlap), self.chunks)
+        step = self._step(room)
+        count = 1 + max(0, -(-(len(ids) - room) // step))
+        return [ids[start : start + room] for start in range(0, min(count, self.chunks) * step, step)]
+
+    def _step(self, room: int) -> int:
+        """Tokens between the starts of two chunks."""
+        return max(1, room - round(self.overlap * room))
 
 
-class ChunkPool(Config):
-    """Chunks that are read one by one, and transformer layers over their vectors (ToBERT, Pappagari et al. 2019).
+class ChunkMean(_Chunked):
+    """Chunks whose logits are averaged; the loss is that of the mean."""
+
+    kind: Literal["chunk_mean"] = "chunk_mean"
+    layers: ClassVar[int] = 0
+
+
+class ChunkPool(_Chunked):
+    """Chunks with transformer layers over their vectors (ToBERT, Pappagari et al. 2019).
 
     The layers are in `homespun.models.composite_heads.ChunkPoolHead`.
     """
 
     kind: Literal["chunk_pool"] = "chunk_pool"
-    chunks: Chunks = 8
-    overlap: Overlap = 0.0
     layers: int = Field(default=1, ge=1, le=4, description="transformer layers over the chunks of a text")
-
-    def reach(self, room: int) -> int:
-        """As `Truncate.reach`, over all chunks."""
-        return room + (self.chunks - 1) * _step(room, self.overlap)
-
-    def pieces(self, ids: Ids, room: int) -> list[Ids]:
-        """As `Truncate.pieces`: the chunks, in order."""
-        return _windows(ids, room, _step(room, self.overlap), self.chunks)
 
 
 LongInputs = Annotated[Truncate | HeadTail | ChunkMean | ChunkPool, Field(discriminator="kind")]
 TRUNCATE = Truncate()
-
-
-def _step(room: int, overlap: float) -> int:
-    """Tokens between the starts of two chunks."""
-    return max(1, room - round(overlap * room))
-
-
-def _windows(ids: Ids, room: int, step: int, most: int) -> list[Ids]:
-    count = 1 + max(0, -(-(len(ids) - room) // step))
-    return [ids[start : start + room] for start in range(0, min(count, most) * step, step)]
 
 
 class _Saved(Config):
@@ -119,16 +107,16 @@ class _Saved(Config):
 
 
 def saved_long_inputs(task: Mapping[str, object], *, source: str) -> LongInputs:
-    """Setting in the ``task`` of a stored model; without one it is truncation.
+    """Treatment of long texts in the ``task`` of a stored model; by default truncation.
 
     Raises:
-        UserError: beginning with ``source``: an unknown setting.
+        UserError: an unknown setting; begins with ``source``.
     """
     return validate(_Saved, {k: task[k] for k in ("truncation",) if k in task}, source=source).truncation
 
 
 def pad_chunks(rows: Sequence[Row], pad_id: int) -> Batch:
-    """As `pad`, with a sequence for every chunk of every row; `Batch.chunks` is None if no row has several."""
+    """`homespun.data.rows.pad` with a sequence for each chunk; `Batch.chunks` is None if no row has several."""
     sequences: list[Row] = []
     counts = []
     for row in rows:

@@ -1,7 +1,8 @@
-"""Extractive question answering: reading questions, and rows of windows of their texts."""
+"""Extractive question answering: readers of questions, and rows of windows of their texts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -23,9 +24,11 @@ _CHUNK = 1024  # texts encoded at a time
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, its text, and the right answers.
+    """A question, its text, and the reference answers.
 
-    ``spans`` are (start, end) of the answers in characters; an answer that is not in the text has none.
+    Attributes:
+        spans: (start, end) of the answers in characters; answers that are not in the text have none.
+        realigned: number of answers that were moved to their nearest occurrence.
     """
 
     question: str
@@ -34,7 +37,7 @@ class Question:
     spans: tuple[tuple[int, int], ...] = ()
     article: str = ""
     name: str = ""
-    realigned: int = 0  # answers that were not at their given position
+    realigned: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -51,33 +54,28 @@ def read_questions(
     columns: Sequence[str] | None = None,
     encoding: str | None = None,
 ) -> list[Question]:
-    """Questions of all records of ``inputs`` (see `homespun.text.sources.read_records`).
+    """Read the questions of all records of ``inputs`` (see `homespun.text.sources.read_records`).
 
     A record is an article of SQuAD's JSON, with ``paragraphs``; or a question with its ``context`` and ``answers``: a
-    text, a list of texts, SQuAD's objects with ``text`` and ``answer_start``, or one object with a list of each. No
-    answer, or ``is_impossible``, marks an unanswerable question. An answer that is not at its position is moved to the
-    nearest occurrence.
+    text, a list of texts, SQuAD's objects with ``text`` and ``answer_start``, or one object with a list of each. A
+    question without an answer, or with ``is_impossible``, is unanswerable. An answer that is not at its position is
+    moved to the nearest occurrence.
 
     Raises:
-        UserError: no such column, answers of another form, no question.
+        UserError: a missing column, answers of another form, or no question.
     """
-    found: list[Question] = []
-    for record, where in read_rows(inputs, encoding=encoding, columns=columns):
-        found += parse_questions(record, question=question, context=context, answers=answers, where=where)
-    if not found:
-        names = ", ".join(inputs)
-        raise UserError(f"{names} holds no question; give SQuAD's JSON, or rows with a question, a context and answers")
-    return found
+    names = {"question": question, "context": context, "answers": answers}
+    rows = read_rows(inputs, encoding=encoding, columns=columns)
+    questions = [one for record, where in rows for one in parse_questions(record, **names, where=where)]
+    if not questions:
+        raise UserError(f"{', '.join(inputs)} has no question; give SQuAD's JSON, or question, context and answers")
+    return questions
 
 
 def parse_questions(
     record: Record, *, question: str, context: str, answers: str | None, where: str
 ) -> Iterator[Question]:
-    """Questions of a record; without answers if ``answers`` is ``None``.
-
-    Raises:
-        UserError: beginning with ``where``: as in `read_questions`.
-    """
+    """Parse the questions of a record; without answers if ``answers`` is ``None``. Raises as `read_questions`."""
     if "paragraphs" not in record:
         text = _text(record, context, where)
         title = str(record.get("title") or "")
@@ -86,18 +84,17 @@ def parse_questions(
     title = str(record.get("title") or where)
     for paragraph in _objects(record["paragraphs"], "paragraphs", where):
         text = _text(paragraph, "context", where)
-        for asked in _objects(get_field(paragraph, "qas", where=where), "qas", where):
-            given = None if answers is None else "answers"
-            yield _question(asked, _text(asked, "question", where), text, given, title, where)
+        for entry in _objects(get_field(paragraph, "qas", where=where), "qas", where):
+            column = None if answers is None else "answers"
+            yield _question(entry, _text(entry, "question", where), text, column, title, where)
 
 
 def _question(record: Record, question: str, context: str, answers: str | None, article: str, where: str) -> Question:
     name = str(record.get("id") or "")
     if answers is None or _is_impossible(record, where):
         return Question(question, context, article=article, name=name)
-    given = _answers(get_field(record, answers, where=where), answers, where)
     texts, spans, realigned = [], [], 0
-    for text, start in given:
+    for text, start in _answers(get_field(record, answers, where=where), answers, where):
         texts.append(text)
         if start is not None and start >= 0 and context[start : start + len(text)] == text:
             spans.append((start, start + len(text)))
@@ -110,58 +107,56 @@ def _question(record: Record, question: str, context: str, answers: str | None, 
 
 
 def _is_impossible(record: Record, where: str) -> bool:
-    """True if a record marks its question unanswerable; a csv does so in words."""
+    """True if a record marks its question unanswerable; csv files do so in words."""
     value = record.get("is_impossible")
-    if value is None or value != value:  # a gap, NaN in tables
+    if value is None or value != value:  # missing; NaN in tables
         return False
-    given = value.strip().lower() if isinstance(value, str) else value
-    if given in (True, "true", "1"):
+    word = value.strip().lower() if isinstance(value, str) else value
+    if word in (True, "true", "1"):
         return True
-    if given in (False, "false", "0", ""):
+    if word in (False, "false", "0", ""):
         return False
-    raise UserError(f"{where}: is_impossible is true or false, 1 or 0, not {value!r:.80}")
+    raise UserError(f"{where}: is_impossible={value!r:.80} must be true or false, 1 or 0")
 
 
 def _nearest(context: str, text: str, start: int | None) -> int | None:
-    wanted, found, at = start or 0, [], context.find(text)
-    while at >= 0:
-        found.append(at)
-        at = context.find(text, at + 1)
-    return min(found, key=lambda place: (abs(place - wanted), place)) if found else None
+    """Start of the occurrence of ``text`` nearest to ``start``; None if there is none."""
+    starts = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
+    return min(starts, key=lambda position: (abs(position - (start or 0)), position), default=None)
 
 
 def _answers(value: object, column: str, where: str) -> list[tuple[str, int | None]]:
-    """Texts and their starts if given, without blank texts."""
+    """(text, start) of each answer that is not blank; start is None if unknown."""
     if isinstance(value, Mapping) and isinstance(value.get("text"), list):
         texts = value["text"]
         starts = value.get("answer_start")
         starts = starts[: len(texts)] if isinstance(starts, list) else [starts]
         value = [{"text": text, "answer_start": start} for text, start in zip_longest(texts, starts)]
-    several = value if isinstance(value, list | tuple) else [] if value is None or value != value else [value]
-    found = []
-    for one in several:
+    values = value if isinstance(value, list | tuple) else [] if value is None or value != value else [value]
+    answers = []
+    for one in values:
         text, start = (one.get("text"), one.get("answer_start")) if isinstance(one, Mapping) else (one, None)
         if isinstance(text, int | float):
             text = str(text)
         if not isinstance(text, str) or not isinstance(start, int | None):
             raise UserError(
-                f"{where}: {column!r} takes texts, or objects with text and answer_start (a number); not {one!r:.80}"
+                f"{where}: {column!r} has {one!r:.80}; give texts, or objects with text and answer_start (a number)"
             )
         if text.strip():
-            found.append((text, start))
-    return found
+            answers.append((text, start))
+    return answers
 
 
 def _text(record: Record, column: str, where: str) -> str:
     value = get_field(record, column, where=where)
     if value is not None and not isinstance(value, str):
-        raise UserError(f"{where}: column {column!r} holds a {type(value).__name__}, not text; name a column of text")
+        raise UserError(f"{where}: column {column!r} is a {type(value).__name__}; name a column of text")
     return value or ""
 
 
 def _objects(value: object, key: str, where: str) -> list[Record]:
     if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
-        raise UserError(f"{where}: {key!r} takes a list of objects, as in SQuAD's JSON; not {value!r:.80}")
+        raise UserError(f"{where}: {key!r} is {value!r:.80}; give a list of objects, as in SQuAD's JSON")
     return value
 
 
@@ -176,22 +171,22 @@ class Window:
 
 
 class QuestionRows:
-    """A row for each window of a question's text, ``[CLS] question [SEP] window [SEP]``, with overlaps of ``stride``
-    tokens.
+    """A row for each window of a question's text, ``[CLS] question [SEP] window [SEP]``.
 
     Special tokens are those of `Tokenizer.pair_template`. ``label`` has the positions of the first and last token of
-    the first answer, or 0 and 0 if the window does not hold all of it (Devlin et al. 2019, section 4.3).
+    the first answer, or 0 and 0 if the window does not contain all of it (Devlin et al. 2019, section 4.3).
     ``sentence_ends`` has the end of the question. Questions about a blank text have no row.
 
     Args:
         questions: the questions.
+        tokenizer: encodes questions and texts.
         length: maximum tokens of a row, special tokens included.
-        stride: tokens that a window repeats of the one before.
-        question_length: maximum tokens of a question; the rest is cut.
+        stride: tokens that two consecutive windows share.
+        question_length: maximum tokens of a question; further ones are cut.
         segments: rows have ``token_type_ids``.
 
     Raises:
-        UserError: no room for a window after the longest question, or for the stride.
+        UserError: no room for a window and its stride after the longest question.
     """
 
     def __init__(
@@ -209,14 +204,13 @@ class QuestionRows:
         self._template = tokenizer.pair_template
         before, between, after = map(len, self._template)
         special = before + between + after
-        asked, self.cut = tokenizer.encode_truncated([one.question for one in questions], question_length)
-        room = length - special - max((len(ids) for ids in asked), default=0)
+        self._questions, self.cut = tokenizer.encode_truncated([one.question for one in questions], question_length)
+        room = length - special - max(map(len, self._questions), default=0)
         if room - stride < 1:
             raise UserError(
-                f"data.max_length={length} leaves {max(room, 0)} tokens for a text after the longest question, and "
-                f"data.stride={stride} of them repeat; raise the length, or lower stride or data.max_question_length"
+                f"data.max_length={length} leaves {max(room, 0)} tokens for a text after the longest question, which "
+                f"must exceed data.stride={stride}; raise it, or lower data.stride or data.max_question_length"
             )
-        self._asked = asked
         contexts = list(dict.fromkeys(one.context for one in questions))
         self._texts: dict[str, tuple[TokenIds, NDArray[np.int64]]] = {}
         for start in range(0, len(contexts), _CHUNK):
@@ -227,7 +221,7 @@ class QuestionRows:
         for number, one in enumerate(questions):
             ids, _ = self._texts[one.context]
             if not one.is_empty and len(ids):
-                place = before + len(asked[number]) + between
+                place = before + len(self._questions[number]) + between
                 room = length - place - after
                 for begin in window_starts(len(ids), room, room - stride).tolist():
                     self.windows.append(Window(number, begin, len(ids[begin : begin + room]), place))
@@ -242,7 +236,7 @@ class QuestionRows:
         }
 
     def _tokens_of_answer(self, question: Question) -> tuple[int, int] | None:
-        """First and last token of the first answer, in the text."""
+        """First and last token of the first answer in the text."""
         if not question.spans:
             return None
         start, end = question.spans[0]
@@ -253,14 +247,12 @@ class QuestionRows:
     @property
     def trainable_rows(self) -> NDArray[np.int64]:
         """Numbers of the rows to train on: all but those whose answers are not in the text."""
-        teaches = [
-            answer is not None or not question.answers
-            for answer, question in zip(self._answers, self.questions, strict=True)
-        ]
-        return np.array([i for i, window in enumerate(self.windows) if teaches[window.question]], dtype=np.int64)
+        pairs = zip(self._answers, self.questions, strict=True)
+        trainable = [answer is not None or not question.answers for answer, question in pairs]
+        return np.array([i for i, window in enumerate(self.windows) if trainable[window.question]], dtype=np.int64)
 
     def offsets(self, window: Window) -> NDArray[np.int64]:
-        """(tokens, 2) start and end in characters of the tokens of a window."""
+        """(tokens, 2) start and end of each token of a window, in characters."""
         _, offsets = self._texts[self.questions[window.question].context]
         return offsets[window.start : window.start + window.tokens]
 
@@ -272,7 +264,7 @@ class QuestionRows:
         ids, _ = self._texts[self.questions[window.question].context]
         piece = ids[window.start : window.start + window.tokens]
         before, between, after = self._template
-        parts = (before, self._asked[window.question], between, piece, after)
+        parts = (before, self._questions[window.question], between, piece, after)
         input_ids = np.concatenate(parts, dtype=np.int64, casting="unsafe")
         label = np.zeros(2, dtype=np.int64)
         answer = self._answers[window.question]
@@ -287,8 +279,7 @@ class QuestionRows:
 
 
 def question_batch(rows: Sequence[Row], pad_id: int) -> Batch:
-    """Pad windows to a batch whose question tokens are global, for attention with global tokens (Beltagy et al. 2020,
-    section 6)."""
+    """Pad windows to a batch whose question tokens are global tokens (Beltagy et al. 2020, section 6)."""
     batch = pad(rows, pad_id)
     mask = np.zeros(batch.input_ids.shape, dtype=np.bool_)
     for line, row in zip(mask, rows, strict=True):

@@ -18,25 +18,25 @@ from homespun.data.corpus import Corpus, random_keys
 from homespun.errors import UserError
 
 SHORTEST_LENGTH = 8
-SHORTEST_PIECE = 16  # tokens with [CLS] and [SEP]: room for less at the end of a packed row is left empty
+SHORTEST_PIECE = 16  # minimum tokens of a piece at the end of a packed row, with [CLS] and [SEP]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A training row before corruption, with its special tokens."""
+    """A training row before corruption, with special tokens."""
 
     input_ids: np.ndarray  # (seq,) int64
-    documents: np.ndarray | None = None  # (seq,) int64, 0.. in a row; None: one document
+    documents: np.ndarray | None = None  # (seq,) int64, from 0 in each row; None: one document
     token_type_ids: np.ndarray | None = None  # (seq,) int64
-    label: int | float | np.ndarray | None = None  # class, or (classes,) 0/1 when multi-label; NSP: 1 = random next
-    sentence_ends: np.ndarray | None = None  # (sentences,) int64: where each ends in `input_ids`, exclusive
-    target_ids: np.ndarray | None = None  # (target,) int64: target of a decoder, its end token included
-    stream_position: tuple[int, int] | None = None  # stream, number in it
-    cut: tuple[bool, bool] = (False, False)  # the first document begins, the last document ends, in another row
+    label: int | float | np.ndarray | None = None  # class, or (classes,) 0/1 if multi-label; NSP: 1 = random next
+    sentence_ends: np.ndarray | None = None  # (sentences,) int64: end of each in `input_ids`, exclusive
+    target_ids: np.ndarray | None = None  # (target,) int64: target of a decoder, with its end token
+    stream_position: tuple[int, int] | None = None  # stream, number of the piece in it
+    cut: tuple[bool, bool] = (False, False)  # the first document begins, the last one ends in another row
 
 
 class Rows(Protocol):
-    """A map-style collection of rows. ``rows[i]`` is always the same row."""
+    """Interface of map-style collections of rows. ``rows[i]`` is always the same row."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -53,9 +53,8 @@ class UnsegmentedRows:
 
     rows: Rows
 
-    @property
-    def lengths(self) -> np.ndarray:
-        return self.rows.lengths
+    def __post_init__(self) -> None:
+        self.lengths = self.rows.lengths
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -65,7 +64,7 @@ class UnsegmentedRows:
 
 
 class SubsetRows:
-    """The rows at ``places`` (n,), in that order; one may come several times."""
+    """The rows at ``places`` (n,), in that order, possibly repeated."""
 
     def __init__(self, rows: Rows, places: NDArray[np.int64]) -> None:
         self.rows = rows
@@ -82,9 +81,9 @@ class SubsetRows:
 class PackedRows:
     """Rows of ``length`` tokens: ``[CLS] piece [SEP] [CLS] piece [SEP] ...``; ``documents`` numbers the pieces.
 
-    Documents are laid end to end. One that does not fit continues in the next row; a row ends short if its room is
-    under `SHORTEST_PIECE` or an eighth of ``length``. So no token is lost. `Row.cut` marks rows whose first [CLS] or
-    last [SEP] is inside a document.
+    Documents follow each other without loss: one that does not fit continues in the next row. A row ends early if its
+    room is under `SHORTEST_PIECE` or an eighth of ``length``. `Row.cut` marks rows whose first [CLS] or last [SEP] is
+    inside a document.
 
     Args:
         corpus: source of the tokens.
@@ -101,8 +100,8 @@ class PackedRows:
         firsts, breaks = _pack(sizes, length)
         body = length - 2
         counts = 1 + -(-(sizes - firsts) // body)  # pieces of each document
-        begins = np.cumsum(counts) - counts  # the first piece of each document
-        within = np.arange(counts.sum()) - np.repeat(begins, counts)  # a piece's number in its document
+        begins = np.cumsum(counts) - counts  # first piece of each document
+        within = np.arange(counts.sum()) - np.repeat(begins, counts)  # number of each piece in its document
         starts = np.where(within == 0, 0, np.repeat(firsts, counts) + (within - 1) * body)
         ends = np.minimum(np.repeat(firsts, counts) + within * body, np.repeat(sizes, counts))
         new_row = within > 0
@@ -111,7 +110,7 @@ class PackedRows:
         self._documents = np.repeat(documents, counts).astype(np.int32)  # (pieces,)
         self._starts = starts.astype(np.uint32)  # (pieces,)
         self._ends = ends.astype(np.uint32)  # (pieces,)
-        self._rows = np.append(np.flatnonzero(new_row), len(new_row))  # (rows + 1,) the first piece of each row
+        self._rows = np.append(np.flatnonzero(new_row), len(new_row))  # (rows + 1,) first piece of each row
         self.length = length
         self.lengths = np.add.reduceat(ends - starts + 2, self._rows[:-1])
         self._cls, self._sep = corpus.tokenizer.cls_id, corpus.tokenizer.sep_id
@@ -162,7 +161,7 @@ def _pack(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _integers(values: np.ndarray) -> Iterator[int]:
-    """Python integers, fastest in a loop, in chunks."""
+    """Python integers, which are fastest in a loop, converted in chunks."""
     for start in range(0, len(values), 1 << 16):
         yield from values[start : start + (1 << 16)].tolist()
 
@@ -171,24 +170,24 @@ class NextSentenceRows:
     """Rows for next sentence prediction (Devlin et al. 2019): ``[CLS] A [SEP] B [SEP]``.
 
     A is consecutive sentences of a document. B is their continuation (label 0), or, in half of the rows, a span of
-    another document (label 1). Together they fill ``length``, but for one row in ten, which is shorter. A random B is
-    as long as the continuation if its document has as many tokens, so that lengths do not give labels away. The
-    sentences after A begin a later row if B was not their continuation. Documents of one sentence are never an A.
+    another document (label 1). Rows fill ``length``, except one in ten, which is shorter. A random B is as long as the
+    continuation if its document has enough tokens, so that lengths do not reveal labels. The sentences after A begin a
+    later row if B is random. Documents of one sentence are never an A.
 
     Raises:
-        UserError: ``length`` is below 8, the corpus has no sentence ends, there are not two documents, or none has two
-            sentences.
+        UserError: ``length`` is below 8, the corpus has no sentence ends, there are fewer than two documents, or none
+            has two sentences.
     """
 
     def __init__(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> None:
         check_corpus_rows(length, documents)
         if not corpus.has_sentences:
             raise UserError(
-                f"next sentence prediction needs to know where sentences end, and corpus {corpus.path} was built "
-                f"without; build it again with: homespun corpus build --sentences"
+                f"next sentence prediction needs sentence ends, and corpus {corpus.path} was built without; build it "
+                f"again with: homespun corpus build --sentences"
             )
         if len(documents) < 2:
-            raise UserError(f"next sentence prediction needs two documents or more, and there are {len(documents)}")
+            raise UserError(f"next sentence prediction needs two documents or more, not {len(documents)}; add text")
         flat = array("I")
         random = np.random.Generator(np.random.PCG64(int(random_keys(seed)[0])))
         for place in range(len(documents)):
@@ -196,7 +195,7 @@ class NextSentenceRows:
         if not flat:
             raise UserError(
                 f"next sentence prediction needs documents of two sentences or more, and none of {len(documents):,} "
-                f"has them; use an objective without it, or join the lines of a text into documents"
+                f"is one; set objective.next_sentence=false, or join the lines of a text into documents"
             )
         self._corpus = corpus
         # (rows, 7): document, start, end of A; document, start, end of B; label
@@ -220,19 +219,19 @@ class NextSentenceRows:
 
 
 def _pairs(corpus: Corpus, documents: np.ndarray, place: int, room: int, random: np.random.Generator) -> Iterator[int]:
-    """Rows whose A is from the document at ``place``: seven integers each."""
+    """Rows whose A is from the document at ``place``, seven integers each."""
     document = int(documents[place])
     ends: list[int] = corpus.sentence_ends(document).tolist()
     sentence = 0  # the first sentence of the next row
     while sentence + 1 < len(ends):
         start = ends[sentence - 1] if sentence else 0
         target = int(random.integers(2, room + 1)) if random.random() < 0.1 else room
-        # A is at most three quarters of the row, and leaves a sentence of its document for B
+        # A is at most three quarters of the row, and the document has a sentence after it for B
         most = bisect_right(ends, start + target * 3 // 4, sentence) - sentence
         a_sentences = int(random.integers(1, max(1, min(most, len(ends) - 1 - sentence)) + 1))
         middle = sentence + a_sentences
         a_end = ends[middle - 1]
-        # only a first sentence that is longer than that is cut, at its front: its end is what B goes on from
+        # a longer first sentence is cut at its front, since B continues its end
         a_start = max(start, a_end - max(target * 3 // 4, 1))
         b_length = min(target - (a_end - a_start), ends[-1] - a_end)
         if random.random() < 0.5:
@@ -241,31 +240,33 @@ def _pairs(corpus: Corpus, documents: np.ndarray, place: int, room: int, random:
             sentence = middle
         else:
             yield from (document, a_start, a_end, document, a_end, a_end + b_length, 0)
-            # a sentence that B truncates comes again
+            # a sentence that B truncates begins the next row
             sentence = bisect_right(ends, a_end + b_length)
 
 
 def _span(
     corpus: Corpus, documents: np.ndarray, place: int, length: int, random: np.random.Generator
 ) -> tuple[int, int, int]:
-    """A random document other than that at ``place``, and a span of ``length`` from the start of one of its sentences.
+    """A random document other than the one at ``place``, and a span of ``length`` tokens from a sentence start.
 
     The span is shorter if the document is.
     """
     other = int(random.integers(len(documents) - 1))
     document = int(documents[other + (other >= place)])
     ends = corpus.sentence_ends(document)
-    starts = int(np.searchsorted(ends, max(int(ends[-1]) - length, 0), side="right"))  # sentences to begin after
+    starts = int(np.searchsorted(ends, max(int(ends[-1]) - length, 0), side="right"))  # candidate sentences
     sentence = int(random.integers(starts + 1))
     start = int(ends[sentence - 1]) if sentence else 0
     return document, start, min(start + length, int(ends[-1]))
 
 
 class SentenceRows:
-    """Each document in as few rows as its sentences allow; no token is lost.
+    """Rows of complete sentences of one document, for sequence-to-sequence objectives; no token is lost.
 
-    A row holds as many complete sentences as fit; a sentence longer than a row is cut and continues in the next. In a
-    corpus without sentence ends, documents are cut into equal parts, and rows have no ``sentence_ends``.
+    A row has as many complete sentences as fit; a sentence longer than a row is cut and continues in the next. In a
+    corpus without sentence ends, documents are cut into equal parts, and rows have no ``sentence_ends``. A decoder
+    attends to all of its encoder's input, so a row has one document; rows of short documents are short, so batch them
+    by length (`Loader`'s order ``bucketed``).
 
     Args:
         corpus: source of the tokens.
@@ -292,7 +293,7 @@ class SentenceRows:
         self._corpus = corpus
         table = np.frombuffer(flat, np.uint32).reshape(-1, 4)
         self._spans = table[:, :3]  # (rows, 3): document, start, end
-        self.sentences = table[:, 3]  # (rows,) number in each, a part counts; 0: not known
+        self.sentences = table[:, 3]  # (rows,) sentences, also partial ones; 0: unknown
         self.length = length
         self.lengths = (self._spans[:, 2] - self._spans[:, 1]).astype(np.int64) + special
 
@@ -319,28 +320,28 @@ def _sentence_pieces(corpus: Corpus, document: int, body: int) -> Iterator[tuple
             yield size * number // count, size * (number + 1) // count, 0
         return
     ends: list[int] = corpus.sentence_ends(document).tolist()
-    done = 0  # sentences that end in the rows before
+    done = 0  # sentences that end in previous rows
     while start < size:
-        passed = bisect_right(ends, start + body)
-        if passed > done:
-            yield start, ends[passed - 1], passed - done
-            start = ends[passed - 1]
+        ended = bisect_right(ends, start + body)
+        if ended > done:
+            yield start, ends[ended - 1], ended - done
+            start = ends[ended - 1]
         else:
             yield start, start + body, 1
             start += body
-        done = passed
+        done = ended
 
 
 def check_corpus_rows(length: int, documents: np.ndarray) -> None:
-    """Refuse rows of too few tokens, and rows of no documents."""
+    """Raise `UserError` if ``length`` is below `SHORTEST_LENGTH` or there are no documents."""
     if length < SHORTEST_LENGTH:
-        raise UserError(f"rows of {length} tokens are too short; set data.max_length to {SHORTEST_LENGTH} or more")
+        raise UserError(f"data.max_length={length} is too short; set it to {SHORTEST_LENGTH} or more")
     if not len(documents):
-        raise UserError("there are no documents to make rows of; give more text, or a larger share of it")
+        raise UserError("there are no documents for rows; give more text, or a larger share of it")
 
 
 def check_index(index: int, count: int) -> int:
-    """Raise `IndexError` unless ``0 <= index < count``, so that iteration ends."""
+    """Return ``index``, or raise `IndexError` unless ``0 <= index < count``, which ends iteration."""
     if not 0 <= index < count:
         raise IndexError(f"row {index} of {count}")
     return index

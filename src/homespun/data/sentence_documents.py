@@ -1,4 +1,4 @@
-"""Documents of labelled sentences, and rows with each sentence in its context."""
+"""Documents of labelled sentences, and rows of sentences with context."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from homespun.errors import UserError
 from homespun.text.formats import Record
 from homespun.text.tokenizer import Tokenizer
 
-CONTEXT = -1  # label of a sentence that is only context
+CONTEXT = -1  # label of sentences that are context only
 Vector = Literal["separator", "first", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledDocument:
-    """Sentences of a document, with a label for each, or none for prediction."""
+    """Sentences of a document, with a label for each, or without labels for prediction."""
 
     sentences: tuple[str, ...]
     labels: tuple[str, ...] = ()
@@ -35,57 +35,49 @@ def read_sentence_documents(
     columns: Sequence[str] | None = None,
     encoding: str | None = None,
 ) -> list[LabelledDocument]:
-    """A document a record of ``inputs`` (see `homespun.text.sources.read_records`).
+    """Read a document from each record of ``inputs`` (see `homespun.text.sources.read_records`).
 
-    The column ``sentences`` holds a list of [label, sentence] pairs, as the Goodreads reviews (Wan et al. 2019); or of
-    sentences, with ``labels`` the column of as many labels.
+    The column ``sentences`` is a list of [label, sentence] pairs, as in the Goodreads reviews (Wan et al. 2019), or of
+    sentences, whose labels are in the column ``labels``.
 
     Raises:
-        UserError: no such column, no list, or other values in it; no documents, or none with a sentence.
+        UserError: a missing column, a value of another form, or no sentence.
     """
     documents = []
     for record, where in read_rows(inputs, encoding=encoding, columns=columns):
         document = parse_document(record, sentences, where=where, labels=labels)
         if len(document.labels) != len(document.sentences):
             raise UserError(
-                f"{where} has sentences without labels in column {sentences!r}; write each as [label, sentence], or "
-                f"name the column of the labels in data.labels"
+                f"{where} lacks labels in column {sentences!r}; write [label, sentence], or set data.labels"
             )
         documents.append(document)
     if not any(document.sentences for document in documents):
-        raise UserError(f"{', '.join(inputs)} holds no sentences; give a file with labelled ones")
+        raise UserError(f"{', '.join(inputs)} has no sentences; give a file with labelled sentences")
     return documents
 
 
 def parse_document(record: Record, column: str, *, where: str, labels: str | None = None) -> LabelledDocument:
-    """Sentences of a record, with their labels if any.
-
-    Raises:
-        UserError: beginning with ``where``: as in `read_sentence_documents`.
-    """
+    """Parse the sentences of a record, with their labels if any. Raises as `read_sentence_documents`."""
     value = get_field(record, column, where=where)
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise UserError(
-            f"{where}: column {column!r} holds a {type(value).__name__}, not a list of sentences; write "
-            f"[[label, sentence], ...], or a list of sentences"
-        )
+        kind = type(value).__name__
+        raise UserError(f"{where}: column {column!r} is a {kind}; write [[label, sentence], ...] or [sentence, ...]")
     plain = [sentence for sentence in value if isinstance(sentence, str)]
     pairs = [p for p in value if isinstance(p, Sequence) and not isinstance(p, str) and len(p) == 2]
     if len(plain) == len(value):
-        given = () if labels is None else _parallel(record, labels, len(plain), where=where)
-        return LabelledDocument(tuple(plain), given)
+        return LabelledDocument(tuple(plain), () if labels is None else _labels(record, labels, len(plain), where))
     if len(pairs) < len(value) or not all(isinstance(sentence, str) for _, sentence in pairs):
-        raise UserError(f"{where}: column {column!r} holds something else than sentences or pairs [label, sentence]")
+        raise UserError(f"{where}: column {column!r} must have only sentences, or only pairs [label, sentence]")
     names = tuple(_name(label, where) for label, _ in pairs)
     return LabelledDocument(tuple(sentence for _, sentence in pairs), names)
 
 
-def _parallel(record: Record, column: str, count: int, *, where: str) -> tuple[str, ...]:
-    found = record.get(column)
-    if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != count:
-        what = f"{len(found)} labels" if isinstance(found, list | tuple) else "no list of labels"
-        raise UserError(f"{where} has {count} sentences and {what} in column {column!r}; give one for each")
-    return tuple(_name(label, where) for label in found)
+def _labels(record: Record, column: str, count: int, where: str) -> tuple[str, ...]:
+    labels = record.get(column)
+    if not isinstance(labels, Sequence) or isinstance(labels, str) or len(labels) != count:
+        number = f"{len(labels)} labels" if isinstance(labels, list | tuple) else "no list of labels"
+        raise UserError(f"{where} has {count} sentences and {number} in column {column!r}; give one for each")
+    return tuple(_name(label, where) for label in labels)
 
 
 def _name(label: object, where: str) -> str:
@@ -96,18 +88,19 @@ def _name(label: object, where: str) -> str:
 
 
 class SentenceWindows:
-    """Rows of complete sentences; every sentence is predicted in exactly one row.
+    """Rows of complete sentences; each sentence is predicted in one row.
 
-    A row is ``[CLS] sentence [SEP] sentence [SEP] ...``; with ``vector=first``, every sentence has its own [CLS]
-    (BERTSUM, Liu and Lapata 2019). ``row.sentence_ends`` has the end of each, its [SEP] included, and ``row.label``
-    (sentences,) its class, 0 if unknown, or `CONTEXT`. A longer document continues in the next row, after as many
-    previous sentences as fit into the share ``context``. A sentence longer than a row is cut.
+    A row is ``[CLS] sentence [SEP] sentence [SEP] ...``; with ``vector=first`` each sentence has a [CLS] (BERTSUM, Liu
+    and Lapata 2019). ``row.sentence_ends`` has the end of each sentence with its [SEP], and ``row.label`` (sentences,)
+    its class, 0 if unknown, or `CONTEXT`. A longer document continues in the next row, after as many previous sentences
+    as fit into the share ``context``. A sentence longer than a row is cut.
 
     Args:
-        documents: those without a sentence have no row.
-        targets: (sentences of all,) classes; ``None`` for prediction.
+        documents: documents; those without sentences have no row.
+        targets: (sentences of all documents,) classes; ``None`` for prediction.
+        tokenizer: encodes the sentences.
         length: maximum tokens of a row.
-        context: share of a row for sentences of the row before.
+        context: share of a row for sentences of the previous row.
         vector: representation of a sentence.
     """
 
@@ -123,14 +116,14 @@ class SentenceWindows:
     ) -> None:
         self.documents = documents
         self.targets = targets
-        own = 2 if vector == "first" else 1  # special tokens of a sentence
+        special = 2 if vector == "first" else 1  # special tokens of a sentence
         first = 0 if vector == "first" else 1
-        room = length - first - own
+        room = length - first - special
         if room < 1:
-            raise UserError(f"data.max_length={length} leaves no room between the special tokens; give 16 or more")
+            raise UserError(f"data.max_length={length} leaves no room between the special tokens; set it to 16 or more")
         texts = [sentence for document in documents for sentence in document.sentences]
         self._ids, self.cut = tokenizer.encode_truncated(texts, room)  # cut: (sentences,)
-        self.sizes = np.array([len(ids) + own for ids in self._ids], dtype=np.int64)
+        self.sizes = np.array([len(ids) + special for ids in self._ids], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum([len(d.sentences) for d in documents])]).astype(np.int64)
         self._first, self._cls, self._sep = first, tokenizer.cls_id, tokenizer.sep_id
         windows = [
@@ -138,7 +131,7 @@ class SentenceWindows:
             for begin, end in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True)
             for window in _windows(self.sizes, begin, end, length - first, context)
         ]
-        # (rows, 3): first sentence of a row, first predicted one, and the one after its last
+        # (rows, 3): first sentence of a row, first predicted sentence, end (exclusive)
         self.windows = np.array(windows, dtype=np.int64).reshape(-1, 3)
         total = np.concatenate([[0], np.cumsum(self.sizes)])
         self.lengths: NDArray[np.int64] = first + total[self.windows[:, 2]] - total[self.windows[:, 0]]
@@ -154,12 +147,12 @@ class SentenceWindows:
         return len(self.windows)
 
     def __getitem__(self, index: int) -> Row:
-        begin, judged, end = self.windows[index].tolist()
+        begin, predicted, end = self.windows[index].tolist()
         before = [] if self._first else [self._cls]
         parts = [[self._cls]] if self._first else []
         parts += [[*before, *ids.tolist(), self._sep] for ids in self._ids[begin:end]]
         labels = np.full(end - begin, CONTEXT, dtype=np.int64)
-        labels[judged - begin :] = 0 if self.targets is None else self.targets[judged:end]
+        labels[predicted - begin :] = 0 if self.targets is None else self.targets[predicted:end]
         return Row(
             np.array([i for part in parts for i in part], dtype=np.int64),
             sentence_ends=self._first + np.cumsum(self.sizes[begin:end]),
@@ -168,20 +161,20 @@ class SentenceWindows:
 
 
 def _windows(sizes: NDArray[np.int64], begin: int, end: int, room: int, context: float) -> list[tuple[int, int, int]]:
-    """Windows of the sentences from ``begin`` to ``end``."""
+    """Windows (first sentence, first predicted sentence, end) of the sentences from ``begin`` to ``end``."""
     windows = []
-    judged = begin
-    while judged < end:
-        start, used = judged, int(sizes[judged])
-        spare = min(int(context * room), room - used)  # a long sentence leaves the less for what was before it
+    predicted = begin
+    while predicted < end:
+        start, used = predicted, int(sizes[predicted])
+        spare = min(int(context * room), room - used)  # room for context
         while start > begin and sizes[start - 1] <= spare:
             start -= 1
             spare -= int(sizes[start])
             used += int(sizes[start])
-        after = judged + 1
+        after = predicted + 1
         while after < end and used + sizes[after] <= room:
             used += int(sizes[after])
             after += 1
-        windows.append((start, judged, after))
-        judged = after
+        windows.append((start, predicted, after))
+        predicted = after
     return windows

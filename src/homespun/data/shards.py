@@ -1,4 +1,4 @@
-"""Shards of token ids on disk, and the processes that fill them."""
+"""Shards of token ids on disk, and the threads that encode them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ShardBuffer:
     tokens: int = 0
 
     def add(self, pieces: list[np.ndarray], label: str | None, *, sentences: bool) -> None:
-        """Append a document, the concatenation of ``pieces``; each piece is a sentence if ``sentences``."""
+        """Append a document, the concatenation of ``pieces``, which are its sentences if ``sentences``."""
         sizes = [len(piece) for piece in pieces]
         self.pieces += pieces
         self.lengths.append(sum(sizes))
@@ -72,7 +72,7 @@ class ShardBuffer:
 def _lists(values: np.ndarray, lengths: list[int]) -> pa.Array:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    if offsets[-1] > np.iinfo(np.int32).max:  # one document alone can be that long
+    if offsets[-1] > np.iinfo(np.int32).max:  # a single document can be that long
         return pa.LargeListArray.from_arrays(offsets, pa.array(values))
     return pa.ListArray.from_arrays(offsets.astype(np.int32), pa.array(values))
 
@@ -87,15 +87,12 @@ class Shard:
     def __init__(self, folder: Path, record: ShardRecord) -> None:
         path = folder / record.name
         if path.parent != folder:
-            raise UserError(f"corpus {folder} names a file outside its folder, {record.name!r}; it was altered")
+            raise UserError(f"corpus {folder} has a shard outside its folder, {record.name!r}; build it again")
         try:
             size = path.stat().st_size
             if size != record.size:
-                raise UserError(
-                    f"{path} is {size:,} bytes where {record.size:,} were written: it was cut short or altered; "
-                    f"copy the corpus again, or build it again"
-                )
-            with pa.memory_map(str(path)) as source:  # the mapping outlives the descriptor, which is given back here
+                raise UserError(f"{path} has {size:,} bytes instead of {record.size:,}, it was altered; copy it again")
+            with pa.memory_map(str(path)) as source:  # the mapping outlives the file descriptor
                 batch = pa.ipc.open_file(source).get_batch(0)
             self.offsets, self.ids = _parts(batch.column("tokens"))  # (documents + 1,), (tokens,)
             self._labels = batch.column("label")
@@ -128,7 +125,7 @@ def _parts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return column.offsets.to_numpy(zero_copy_only=True), column.values.to_numpy(zero_copy_only=True)
 
 
-BATCH_CHARACTERS = 250_000  # a batch in the encoder takes about 100 bytes a token, and there is one a core
+BATCH_CHARACTERS = 250_000  # about 100 bytes a token in each thread
 PIECE_CHARACTERS = 50_000  # longer documents are encoded in pieces, on all cores
 
 
@@ -136,22 +133,22 @@ PIECE_CHARACTERS = 50_000  # longer documents are encoded in pieces, on all core
 class Encoded:
     """An encoded document."""
 
-    pieces: list[np.ndarray]  # token ids, in order; one piece a sentence with `sentences`
+    pieces: list[np.ndarray]  # token ids, in order; the sentences, with `sentences`
     label: str | None
     num_bytes: int  # UTF-8 bytes of its text
     num_words: int  # separated by white space
 
 
 _Facts = tuple[str | None, int, int]  # label, bytes and words of a document
-_Piece = tuple[str, _Facts | None]  # a text, with the facts of the document that it is the last of
+_Piece = tuple[str, _Facts | None]  # a text, and the facts of its document if it is the last piece
 
 
 def encode_documents(
     documents: Iterable[Document], tokenizer: Tokenizer, *, workers: int, sentences: bool
 ) -> Generator[Encoded]:
-    """Token ids of the documents (uint16, or uint32 for a vocabulary above 65,536), in order.
+    """Encode documents in order, in threads, to uint16 ids, or uint32 for a vocabulary above 65,536.
 
-    Two batches a worker and one document are in memory.
+    Two batches for each worker and one document are in memory.
     """
 
     def encode(batch: list[_Piece]) -> list[np.ndarray]:
@@ -195,7 +192,7 @@ def _cuts(text: str, *, sentences: bool) -> Iterator[int]:
     start = 0
     ends = [end for _, end in sentence_spans(text)][:-1] if sentences else []
     for end in [*ends, len(text)]:
-        # cut before white space, where every kind of tokenizer begins a word: the tokens do not change
+        # cut before white space, where all tokenizers begin a word: the tokens stay the same
         while end - start > 2 * PIECE_CHARACTERS:
             space = _SPACE.search(text, start + PIECE_CHARACTERS, start + 2 * PIECE_CHARACTERS)
             start = space.start() if space else start + PIECE_CHARACTERS
@@ -207,9 +204,9 @@ def _cuts(text: str, *, sentences: bool) -> Iterator[int]:
 def _in_threads(
     encode: Callable[[list[_Piece]], list[np.ndarray]], batches: Iterator[list[_Piece]], workers: int
 ) -> Iterator[tuple[list[_Piece], list[np.ndarray]]]:
-    """Encode a batch a thread, outside Python's lock, while this thread reads and cleans the next texts.
+    """Encode batches in threads, outside Python's lock, while this thread reads and cleans the next texts.
 
-    A third faster on two cores than one batch at a time on all cores: turning ids into arrays needs Python's lock.
+    A third faster on two cores than one batch at a time on all cores: converting ids to arrays needs Python's lock.
     """
     waiting: deque[tuple[list[_Piece], Future[list[np.ndarray]]]] = deque()
     with _one_core_a_call(), ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
@@ -228,7 +225,7 @@ def _in_threads(
 
 @contextmanager
 def _one_core_a_call() -> Iterator[None]:
-    """Keep `tokenizers` from starting threads inside each of ours; it reads the variable at every call."""
+    """Disable the threads inside `tokenizers`, which reads the variable at each call."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"

@@ -1,4 +1,4 @@
-"""Source and target texts: reading pairs, and rows for sequence-to-sequence training."""
+"""Source and target texts: readers of pairs, and rows for sequence-to-sequence training."""
 
 from __future__ import annotations
 
@@ -18,78 +18,83 @@ from homespun.text.formats import Record
 from homespun.text.tokenizer import TokenIds, Tokenizer
 
 BREAK = "\n"
-"""Stands between documents, and between the paragraphs of one."""
+"""Separator of documents, and of the paragraphs of a document."""
 
 
 class Paragraphs(Config):
-    """Choice of the paragraphs (lines) of a source (Liu and Lapata 2019, section 3.1).
+    """Selection of the paragraphs (lines) of a source (Liu and Lapata 2019, section 3.1).
 
-    They are ranked by TF-IDF similarity to a title, or to all of them together without one; the paper learns its ranker
-    and has this one as its baseline.
+    Paragraphs are ranked by TF-IDF similarity to a title, or to all paragraphs without one; the paper learns its ranker
+    and has this one as a baseline.
     """
 
-    max_paragraphs: int = Field(default=24, ge=1, description="paragraphs; the paper's is 24")
-    max_length: int = Field(default=64, ge=4, description="tokens of a paragraph at the most")
-    title: str = Field(default="", description="column of a title, by which they are ranked; not read by the model")
-    order: Literal["rank", "text"] = Field(
-        default="rank", description="how those that are taken are numbered: the best first, or as they stand"
-    )
+    max_paragraphs: int = Field(default=24, ge=1, description="maximum paragraphs; 24 in the paper")
+    max_length: int = Field(default=64, ge=4, description="maximum tokens of a paragraph")
+    title: str = Field(default="", description="column of a title, for ranking only")
+    order: Literal["rank", "text"] = Field(default="rank", description="order of the selected paragraphs")
 
     def read(self, text: str, title: str, tokenizer: Tokenizer, room: int) -> NumberedParagraphs:
-        """Paragraphs of ``text`` that fit into ``room`` tokens."""
+        """Select paragraphs of ``text`` that fit into ``room`` tokens."""
         lines = [line for line in map(str.strip, text.split(BREAK)) if line]
         chosen = rank_paragraphs(lines, title)[: self.max_paragraphs]
         ids: list[TokenIds] = []
-        taken: list[int] = []
+        selected: list[int] = []
         cut = False
         for line, encoded in zip(chosen, tokenizer.encode_batch([lines[line] for line in chosen]), strict=True):
             part = encoded[: min(self.max_length, room)].copy()
-            if len(part):  # what has no token is no paragraph, and what has no room is left out
+            if len(part):  # without tokens, or without room
                 ids.append(part)
-                taken.append(line)
+                selected.append(line)
             cut = cut or len(part) < len(encoded)
             room -= len(part)
         if self.order == "text":
-            ids = [ids[place] for place in np.argsort(taken)]
+            ids = [ids[place] for place in np.argsort(selected)]
         documents = np.repeat(np.arange(len(ids)), [len(part) for part in ids])
         joined = np.concatenate(ids) if ids else np.empty(0, np.int64)
         return NumberedParagraphs(
-            joined, documents, cut=cut or len(taken) < len(lines), left_out=len(lines) - len(taken)
+            joined, documents, cut=cut or len(selected) < len(lines), left_out=len(lines) - len(selected)
         )
 
 
 @dataclass(frozen=True)
 class NumberedParagraphs:
-    """Tokens of a source."""
+    """Tokens of a source with their paragraphs.
 
-    ids: TokenIds  # (tokens,)
-    documents: NDArray[np.int64]  # (tokens,) number of the paragraph
-    cut: bool = False  # something was left out
-    left_out: int = 0  # paragraphs
+    Attributes:
+        ids: (tokens,) token ids.
+        documents: (tokens,) number of the paragraph.
+        cut: True if tokens or paragraphs were left out.
+        left_out: number of paragraphs left out.
+    """
+
+    ids: TokenIds
+    documents: NDArray[np.int64]
+    cut: bool = False
+    left_out: int = 0
 
 
 def rank_paragraphs(lines: Sequence[str], title: str) -> list[int]:
-    """Numbers of ``lines`` by TF-IDF similarity to ``title``, or to all lines without one; ties stay in order."""
+    """Numbers of ``lines`` by TF-IDF similarity to ``title``, or to all lines without one; ties keep their order."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     try:
         vectorizer = TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b").fit(lines)
-    except ValueError:  # no word, or no line
+    except ValueError:  # no words
         return list(range(len(lines)))
     vectors = vectorizer.transform(lines)
-    wanted = vectorizer.transform([title]) if title.strip() else vectors.mean(axis=0)
-    likeness = np.asarray(vectors @ np.asarray(wanted.todense() if title.strip() else wanted).T).ravel()
-    order: list[int] = np.argsort(-likeness.round(12), kind="stable").tolist()
+    query = vectorizer.transform([title]).todense() if title.strip() else vectors.mean(axis=0)
+    similarities = np.asarray(vectors @ np.asarray(query).T).ravel()
+    order: list[int] = np.argsort(-similarities.round(12), kind="stable").tolist()
     return order
 
 
 Listed = Literal["references", "sentences"]
-"""Meaning of a list in the target column: alternative targets, or the sentences of one."""
+"""Meaning of a list in the target column: alternative targets, or sentences of one target."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTargetPair:
-    """A source text and its reference targets; any may be empty."""
+    """A source text and its reference targets, possibly empty."""
 
     source: str
     targets: tuple[str, ...]
@@ -106,7 +111,7 @@ class SourceTargetPair:
 class SourceTargetTemplate:
     """Tokens around texts: before source and target, after the source, after the target.
 
-    For a decoder ``after_source`` is the separator, and ``glue`` begins every target, so that its first word is
+    For a decoder ``after_source`` is the separator, and ``glue`` is put before each target, so that its first word is
     tokenized as inside a text.
     """
 
@@ -120,7 +125,7 @@ class SourceTargetTemplate:
     def for_encoder_decoder(
         cls, tokenizer: Tokenizer, *, bos_id: int | None, eos_id: int | None
     ) -> SourceTargetTemplate:
-        """``[bos] text eos`` on both sides; ``bos`` only if the tokenizer's template has it."""
+        """``[bos] text eos`` for source and target; ``bos`` only if the tokenizer's template has it."""
         begins, _ = tokenizer.template
         before = (bos_id,) if bos_id is not None and bos_id in begins else ()
         end = (tokenizer.sep_id if eos_id is None else eos_id,)
@@ -128,7 +133,7 @@ class SourceTargetTemplate:
 
     @classmethod
     def for_decoder(cls, tokenizer: Tokenizer, separator: str) -> SourceTargetTemplate:
-        """``[bos] source separator target eos`` in one row (Radford et al. 2019, whose separator is "TL;DR:")."""
+        """``[bos] source separator target eos`` in one row (Radford et al. 2019, with the separator "TL;DR:")."""
         begins, _ = tokenizer.template
         stripped = separator.rstrip()
         between = tuple(int(i) for i in tokenizer.encode_batch([stripped])[0])
@@ -136,17 +141,17 @@ class SourceTargetTemplate:
 
 
 class SourceTargetRows:
-    """A row for every target of every pair that is not empty; longer texts are truncated.
+    """A row for each target of each pair that is not empty; longer texts are truncated.
 
-    ``row.input_ids`` is the source and ``row.target_ids`` the target, with their special tokens. Tokens of a source are
+    ``row.input_ids`` is the source and ``row.target_ids`` the target, with their special tokens. Source tokens are
     stored once, 2 or 4 bytes each.
 
     Args:
         pairs: the pairs.
-        tokenizer: of both sides.
+        tokenizer: encodes both sides.
         source_length: maximum tokens of a source, special tokens and prefix included.
         target_length: maximum tokens of a target, special tokens included.
-        template: the tokens around them.
+        template: tokens around the texts.
         prefixes: text before each source, by `SourceTargetPair.data_set`.
         paragraphs: selection of paragraphs of the sources; ``None``: sources are one text.
 
@@ -169,26 +174,24 @@ class SourceTargetRows:
         self._template = template
         room = source_length - len(template.before) - len(template.after_source)
         target_room = target_length - len(template.before_target) - len(template.after_target)
-        for name, given, left in (("source", source_length, room), ("target", target_length, target_room)):
-            if left < 1:
-                raise UserError(
-                    f"data.max_{name}_length={given} leaves no room between the tokens around a text; raise it"
-                )
+        for name, length, tokens in (("source", source_length, room), ("target", target_length, target_room)):
+            if tokens < 1:
+                raise UserError(f"data.max_{name}_length={length} leaves no room between the special tokens; raise it")
         self.usable = np.array([i for i, pair in enumerate(pairs) if not pair.is_empty], dtype=np.int64)
-        read = [(prefixes[pairs[i].data_set] + pairs[i].source, pairs[i].title) for i in self.usable.tolist()]
-        written = [(place, text) for place, i in enumerate(self.usable.tolist()) for text in pairs[i].targets]
+        sources = [(prefixes[pairs[i].data_set] + pairs[i].source, pairs[i].title) for i in self.usable.tolist()]
+        targets = [(place, text) for place, i in enumerate(self.usable.tolist()) for text in pairs[i].targets]
         self._documents: list[NDArray[np.int64]] | None = None
         left_out = {}
         if paragraphs is None:
-            self._sources, self.cut = tokenizer.encode_truncated([text for text, _ in read], room)
+            self._sources, self.cut = tokenizer.encode_truncated([text for text, _ in sources], room)
         else:
-            numbered = [paragraphs.read(text, title, tokenizer, room) for text, title in read]
+            numbered = [paragraphs.read(text, title, tokenizer, room) for text, title in sources]
             self._sources, self._documents = [one.ids for one in numbered], [one.documents for one in numbered]
             self.cut = np.array([one.cut for one in numbered], dtype=np.bool_)
             left_out = {"paragraphs_left_out": sum(one.left_out for one in numbered)}
-        texts = [template.glue + text for _, text in written]
+        texts = [template.glue + text for _, text in targets]
         self._targets, targets_cut = tokenizer.encode_truncated(texts, target_room)
-        self._source_of = np.array([place for place, _ in written], dtype=np.int64)  # (rows,) into `usable`
+        self._source_of = np.array([place for place, _ in targets], dtype=np.int64)  # (rows,) into `usable`
         around = sum(map(len, (template.before, template.after_source, template.before_target, template.after_target)))
         sizes = np.array([len(ids) for ids in self._sources], dtype=np.int64)
         self.lengths: NDArray[np.int64] = (
@@ -210,10 +213,9 @@ class SourceTargetRows:
         ids = _joined(template.before, self._sources[place], template.after_source)
         if self._documents is None or not len(self._documents[place]):
             return Row(ids)
-        # what stands around them is of the first and of the last
-        return Row(
-            ids, documents=np.pad(self._documents[place], (len(template.before), len(template.after_source)), "edge")
-        )
+        # special tokens belong to the first and the last paragraph
+        around = (len(template.before), len(template.after_source))
+        return Row(ids, documents=np.pad(self._documents[place], around, "edge"))
 
     def __len__(self) -> int:
         return len(self._targets)
@@ -229,20 +231,20 @@ def mix_rows(
 ) -> SubsetRows:
     """Rows of several data sets in proportion to their sizes (Raffel et al. 2020, section 3.5.2).
 
-    An epoch has all of them; rows of smaller data sets come several times.
+    An epoch has all rows; rows of data sets with a higher rate are repeated.
 
     Args:
-        rows: of all data sets.
-        data_sets: (rows,) the data set of each.
-        weights: by data set; multiplies the rate that follows from its size.
-        limit: the most rows that a data set counts for; ``None``: no limit.
+        rows: rows of all data sets.
+        data_sets: (rows,) number of the data set.
+        weights: factor of the size of each data set.
+        limit: maximum size that a data set counts for; ``None``: no limit.
     """
-    own = [np.flatnonzero(data_sets == number) for number in range(len(weights))]
-    sizes = np.array([len(places) for places in own])
+    places = [np.flatnonzero(data_sets == number) for number in range(len(weights))]
+    sizes = np.array(list(map(len, places)))
     rates = np.array(weights) * (sizes if limit is None else sizes.clip(max=limit))
     passes = max((size / rate for size, rate in zip(sizes, rates, strict=True) if size), default=0.0)
     counts = np.round(rates * passes).astype(np.int64)
-    return SubsetRows(rows, np.concatenate([np.resize(p, n) for p, n in zip(own, counts, strict=True) if len(p)]))
+    return SubsetRows(rows, np.concatenate([np.resize(p, n) for p, n in zip(places, counts, strict=True) if len(p)]))
 
 
 def _joined(before: tuple[int, ...], ids: TokenIds, after: tuple[int, ...]) -> NDArray[np.int64]:
@@ -261,34 +263,30 @@ def read_source_target(
     between: str = " ",
     title: str = "",
 ) -> list[SourceTargetPair]:
-    """Pairs of all records of ``inputs`` (see `homespun.text.sources.read_records`), empty ones included.
+    """Read pairs from all records of ``inputs`` (see `homespun.text.sources.read_records`), including empty ones.
 
     Several source columns, or a list in one, are joined with ``between``; several target columns are alternative
-    targets, and a list in one has the meaning ``listed``. ``title`` is a column, or empty.
+    targets, and ``listed`` says what a list in one is. ``title`` is a column, or empty.
 
     Raises:
-        UserError: no such column, a text that is not text, no rows.
+        UserError: a missing column, a value that is no text, or no rows.
     """
     pairs = []
     for record, where in read_rows(inputs, encoding=encoding, columns=columns):
-        read = get_source(record, source, where=where, between=between)
-        written = [_texts(record, column, where=where) for column in target]
+        columns_of_texts = [_texts(record, column, where=where) for column in target]
         if listed == "sentences":
-            written = [[" ".join(texts)] for texts in written if texts]
-        targets = tuple(dict.fromkeys(text for texts in written for text in texts))
-        ranked_by = get_source(record, [title] if title else [], where=where)
-        pairs.append(SourceTargetPair(read, targets, data_set, ranked_by))
+            columns_of_texts = [[" ".join(texts)] for texts in columns_of_texts if texts]
+        targets = tuple(dict.fromkeys(text for texts in columns_of_texts for text in texts))
+        source_text = get_source(record, source, where=where, between=between)
+        title_text = get_source(record, [title] if title else [], where=where)
+        pairs.append(SourceTargetPair(source_text, targets, data_set, title_text))
     if not pairs:
-        raise UserError(f"{', '.join(inputs)} holds no rows; give a file with pairs of texts")
+        raise UserError(f"{', '.join(inputs)} has no rows; give a file with pairs of texts")
     return pairs
 
 
 def get_source(record: Record, columns: Sequence[str], *, where: str, between: str = " ") -> str:
-    """Source text of a record.
-
-    Raises:
-        UserError: beginning with ``where``: no such column, or a value that is not text.
-    """
+    """Source text of a record. Raises `UserError` beginning with ``where`` for a missing column or another value."""
     return between.join(text for column in columns for text in _texts(record, column, where=where))
 
 
@@ -297,11 +295,9 @@ def _texts(record: Record, column: str, *, where: str) -> list[str]:
     values = value if isinstance(value, list | tuple) else [value]
     texts = []
     for part in values:
-        if part is None or part != part:  # a gap, NaN in tables
+        if part is None or part != part:  # missing; NaN in tables
             continue
         if not isinstance(part, str | int | float):
-            raise UserError(
-                f"{where}: column {column!r} holds a {type(part).__name__}, not text; name a column of text"
-            )
+            raise UserError(f"{where}: column {column!r} is a {type(part).__name__}; name a column of text")
         texts.append(str(part).strip())
     return [text for text in texts if text]

@@ -1,4 +1,4 @@
-"""Tagged sentences: reading them, and rows for token classification."""
+"""Tagged sentences: readers, and rows for token classification."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from homespun.text.formats import Record, conll_sentences
 from homespun.text.tokenizer import TokenIds, Tokenizer
 
 IGNORE_INDEX = -100
-"""Label of tokens without one: later pieces of a word, special tokens, unknown tags."""
+"""Label of tokens without a tag: later pieces of a word, special tokens, unknown tags."""
 
 _CHUNK = 1024  # sentences encoded at a time
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedWords:
-    """Words of a sentence with a tag for each, or no tags for prediction."""
+    """Words of a sentence with a tag each, or without tags for prediction."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...] = ()
@@ -37,70 +37,62 @@ def read_tagged_words(
     columns: Sequence[str] | None = None,
     encoding: str | None = None,
 ) -> list[TaggedWords]:
-    """Sentences of all records of ``inputs`` (see `homespun.text.sources.read_records`).
+    """Read the sentences of all records of ``inputs`` (see `homespun.text.sources.read_records`).
 
-    A record has a list in the columns ``words`` and ``tags``, or a string, which is split at white space. A text file
-    is read as CoNLL.
+    The columns ``words`` and ``tags`` are lists, or strings that are split at white space. A text file is read as
+    CoNLL.
 
     Raises:
-        UserError: no such column, tags that do not fit the words, no sentence.
+        UserError: a missing column, another number of tags than of words, or no sentence.
     """
-    found = []
+    sentences = []
     for record, where in read_rows(inputs, encoding=encoding, columns=columns):
         if words not in record and list(record) == ["text"]:
             rows = conll_sentences(record["text"].splitlines(), where, columns)
-            found += [_sentence(values, words, tags, f"{where}, line {line}") for line, values in rows]
+            sentences += [_sentence(values, words, tags, f"{where}, line {line}") for line, values in rows]
         else:
-            found.append(_sentence(record, words, tags, where))
-    if not found:
-        raise UserError(f"{', '.join(inputs)} holds no sentence; give lists of words and tags, or a CoNLL file")
-    return found
+            sentences.append(_sentence(record, words, tags, where))
+    if not sentences:
+        raise UserError(f"{', '.join(inputs)} has no sentence; give lists of words and tags, or a CoNLL file")
+    return sentences
 
 
 def _sentence(record: Record, words: str, tags: str, where: str) -> TaggedWords:
-    found = get_list(record, words, where=where)
-    right = tuple(tag.strip() for tag in get_list(record, tags, where=where))
-    if len(found) != len(right):
-        raise UserError(
-            f"{where}: {len(found)} words in {words!r} and {len(right)} tags in {tags!r}; each word has one tag"
-        )
-    return TaggedWords(found, right)
+    sentence = get_list(record, words, where=where)
+    labels = tuple(tag.strip() for tag in get_list(record, tags, where=where))
+    if (size := len(sentence)) != len(labels):
+        raise UserError(f"{where}: {size} words in {words!r} and {len(labels)} tags in {tags!r}; give each word a tag")
+    return TaggedWords(sentence, labels)
 
 
 def get_list(record: Record, column: str, *, where: str) -> tuple[str, ...]:
-    """Words or tags in a column.
-
-    Raises:
-        UserError: beginning with ``where``: no such column, or neither a list nor a text in it.
-    """
+    """Words or tags in a column. Raises `UserError` beginning with ``where`` for a missing column or another value."""
     value = get_field(record, column, where=where)
     if isinstance(value, str):
         return tuple(value.split())
     if not isinstance(value, list | tuple) or not all(isinstance(one, str | int | float) for one in value):
-        raise UserError(
-            f"{where}: column {column!r} holds a {type(value).__name__}; it takes a list of words, or a text with "
-            f"white space between them"
-        )
+        raise UserError(f"{where}: column {column!r} is a {type(value).__name__}; give a text, or a list of words")
     return tuple(str(one) for one in value)
 
 
 def word_spans(words: Sequence[str]) -> list[tuple[int, int]]:
-    """(start, end) in characters of each word in the words joined by a space."""
+    """(start, end) in characters of each word, in the words joined by a space."""
     ends = accumulate((len(word) for word in words), lambda end, size: end + 1 + size)
     return [(end - len(word), end) for word, end in zip(words, ends, strict=True)]
 
 
 class TokenLabelRows:
-    """A row a sentence, ``[CLS] pieces [SEP]``, or overlapping windows of one longer than ``length``.
+    """A row for each sentence, ``[CLS] pieces [SEP]``, or overlapping windows of a sentence longer than ``length``.
 
     Special tokens are those of `Tokenizer.template`. Words are joined by a space and tokenized as text; the first piece
-    of a word carries its tag (Devlin et al. 2019, section 5.3). In overlapping windows, a word is predicted in the one
-    with the most context on both sides.
+    of a word has its tag (Devlin et al. 2019, section 5.3). A word in several windows is predicted in the one with the
+    most context on both sides.
 
     Args:
         sentences: words and tags; without tags for prediction.
+        tokenizer: encodes the sentences.
         length: maximum tokens of a row, special tokens included.
-        stride: tokens that a window repeats of the one before.
+        stride: tokens that two consecutive windows share.
         names: the tags; other tags are ignored.
 
     Raises:
@@ -114,9 +106,7 @@ class TokenLabelRows:
         self._first, special = len(self._template[0]), sum(map(len, self._template))
         room = length - special
         if room - stride < 1:
-            raise UserError(
-                f"data.max_length={length} leaves no room for data.stride={stride} and more; give a smaller stride"
-            )
+            raise UserError(f"data.stride={stride} leaves no room in data.max_length={length}; lower the stride")
         self.sentences = sentences
         self._numbers = {name: number for number, name in enumerate(names.names)}
         self._rows: list[tuple[int, TokenIds, NDArray[np.int64], NDArray[np.int64]]] = []
@@ -140,15 +130,15 @@ class TokenLabelRows:
         self.counts["windowed"] += len(starts) > 1
         owners = assign_windows(places, starts, len(ids), room)
         for number, start in enumerate(starts.tolist()):
-            own = owners == number
-            self._rows.append((sentence, ids[start : start + room], places[own] - start + self._first, of_word[own]))
+            mask = owners == number
+            self._rows.append((sentence, ids[start : start + room], places[mask] - start + self._first, of_word[mask]))
 
     def owner(self, index: int) -> int:
         """Number of the sentence of a row."""
         return self._rows[index][0]
 
     def first_pieces(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(words,) positions in a row of the first pieces of its words, and the numbers of these words."""
+        """(words,) positions of the first pieces of the words of a row, and (words,) the numbers of these words."""
         _, _, places, words = self._rows[index]
         return places, words
 
@@ -156,7 +146,7 @@ class TokenLabelRows:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Row:
-        """``label`` is (tokens,), with `IGNORE_INDEX` for none; None for a sentence without tags."""
+        """``label`` is (tokens,), with `IGNORE_INDEX` without a tag; None for a sentence without tags."""
         sentence, ids, places, words = self._rows[index]
         before, after = self._template
         input_ids = np.concatenate([before, ids, after], dtype=np.int64, casting="unsafe")
@@ -169,25 +159,25 @@ class TokenLabelRows:
 
 
 def _first_pieces(words: Sequence[str], offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First piece of each word that has any, and the numbers of these words, ascending."""
+    """(words,) first piece of each word that has pieces, and (words,) the ascending numbers of these words."""
     if not words or not len(offsets):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     begins = np.array([start for start, _ in word_spans(words)], dtype=np.int64)
     real = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
-    # of two words that begin at one place the first is empty, and the second has the pieces
+    # if two words begin at the same place, the first is empty and the second has the pieces
     of_word = np.searchsorted(begins, offsets[real, 0], side="right") - 1
-    found, first = np.unique(of_word, return_index=True)
-    return real[first], found
+    words_with_pieces, first = np.unique(of_word, return_index=True)
+    return real[first], words_with_pieces
 
 
 def window_starts(tokens: int, room: int, step: int) -> NDArray[np.int64]:
-    """Starts of windows of ``room`` tokens, every ``step``, until the last token is in one."""
+    """Starts of windows of ``room`` tokens, every ``step`` tokens, until all tokens are in one."""
     count = 1 + max(0, -(-(tokens - room) // step))
     return np.arange(count, dtype=np.int64) * step
 
 
 def assign_windows(places: NDArray[np.int64], starts: NDArray[np.int64], tokens: int, room: int) -> NDArray[np.int64]:
-    """(places,) the first window in which each token has the most context on its shorter side."""
+    """(places,) number of the first window with the most context on the shorter side of each token."""
     ends = np.minimum(starts + room, tokens)
     around = np.minimum(places[:, None] - starts, ends - 1 - places[:, None])  # (places, windows), negative outside
     owners: NDArray[np.int64] = around.argmax(axis=1)
