@@ -79,7 +79,7 @@ def test_of_the_others_the_greatest_is_best() -> None:
 def test_unknown_metrics_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"'{name}' .*best_metric"):
         EvalResult(0.5, {}, {"rows": 7, "documents": 3, "confusion": {}, "accuracy": 0.5}).score(name)
-    with pytest.raises(UserError, match=f"'{name}' "):
+    with pytest.raises(UserError, match=f"'{name}'"):
         lower_is_better(name)
 
 
@@ -92,12 +92,12 @@ CHECKED: dict[str, tuple[str, str, Labels | None, Any, str]] = {
     "four classes": ("roc_auc", "sentence_classification", FOUR, None, "there are 4 classes"),
     "f1 of four": ("f1", "classification", FOUR, None, "there are 4 classes"),
     "several labels": ("pr_auc", "classification", SEVERAL, None, "several labels"),
-    "one class": ("roc_auc", "classification", TWO, [1, 1, 1], "one class in the validation"),
-    "one number": ("spearman", "regression", None, [3.0, np.nan, 3.0], "one number in the valid"),
+    "one class": ("roc_auc", "classification", TWO, [1, 1, 1], "validation has one class"),
+    "one number": ("spearman", "regression", None, [3.0, np.nan, 3.0], "validation has one number"),
     "a count": ("documents", "sentence_classification", TWO, None, "sentence_classification"),
     "of one label": ("micro_f1", "classification", FOUR, None, "classification"),
     "of another": ("spearman", "classification", TWO, None, "classification"),
-    "pretraining": ("accuracy", "mlm", None, None, "mlm is learned; there are: loss"),
+    "pretraining": ("accuracy", "mlm", None, None, "objective mlm; there are: loss"),
     "writing": ("rouge1", "seq2seq", None, None, "seq2seq"),
 }
 

@@ -21,19 +21,19 @@ Probabilities = NDArray[np.float64]
 Truth = NDArray[np.int64]
 Rows = NDArray[np.int64]  # row numbers
 _BINS = 15
-_MAX_TEMPERATURE = 20.0  # factor; beyond it something else is wrong
-MIN_EXAMPLES = 30  # validation examples needed for tuning
+_MAX_TEMPERATURE = 20.0  # beyond it the logits are uninformative
+MIN_EXAMPLES = 30  # validation examples needed for calibration
 Logits = NDArray[np.float64]
 _FOLDS = 5
 _HALF = 0.5
 
 
 def row_losses(logits: Logits, truth: Truth) -> NDArray[np.float64]:
-    """(rows,) negative log probability of the truth, in nats.
+    """(rows,) negative log-likelihood of the labels, in nats.
 
     Args:
         logits: (rows, classes).
-        truth: (rows,) classes; or (rows, classes) zeros and ones, of which the mean over the classes is taken.
+        truth: (rows,) classes; or (rows, classes) zeros and ones, whose losses are averaged over the classes.
     """
     values = np.asarray(logits, dtype=np.float64)
     from scipy.special import log_softmax
@@ -45,23 +45,20 @@ def row_losses(logits: Logits, truth: Truth) -> NDArray[np.float64]:
 
 
 def find_temperature(logits: Logits, truth: Truth) -> float:
-    """Temperature with the least mean of `row_losses`, between 1/20 and 20."""
+    """Temperature with the lowest mean of `row_losses`, between 1/20 and 20."""
     from scipy.optimize import minimize_scalar
 
     limit = np.log(_MAX_TEMPERATURE)
-    found = minimize_scalar(
+    optimum = minimize_scalar(
         lambda t: float(row_losses(logits / np.exp(t), truth).mean()), bounds=(-limit, limit), method="bounded"
     )
-    return float(np.exp(found.x))
+    return float(np.exp(optimum.x))
 
 
 def cross_val_temperature(logits: Logits, truth: Truth) -> tuple[float, str]:
-    """`find_temperature`, if cross-validation finds it better than 1; and the reason if the temperature is 1."""
+    """`find_temperature` if cross-validation finds it better than 1; else 1 and the reason."""
     if len(truth) < MIN_EXAMPLES:
-        return (
-            1.0,
-            f"{len(truth)} validation examples are too few for a temperature; at least {MIN_EXAMPLES} are needed",
-        )
+        return 1.0, f"{len(truth)} validation examples are too few for a temperature; {MIN_EXAMPLES} are needed"
 
     def find(rows: Rows) -> Callable[[Rows], NDArray[np.float64]]:
         temperature = find_temperature(logits[rows], truth[rows])
@@ -71,14 +68,14 @@ def cross_val_temperature(logits: Logits, truth: Truth) -> tuple[float, str]:
         return 1.0, "no temperature improved the cross-validated likelihood"
     temperature = find_temperature(logits, truth)
     if not 1.01 / _MAX_TEMPERATURE < temperature < _MAX_TEMPERATURE / 1.01:
-        return 1.0, "the best temperature is further from 1 than a factor of 20: the logits are uninformative"
+        return 1.0, "the best temperature differs from 1 by more than a factor of 20: the logits are uninformative"
     return temperature, ""
 
 
 def measure_calibration(logits: Logits, truth: Truth, temperature: float) -> Metrics:
     """`reliability` and ``log_loss`` ``before`` and ``after`` division of the logits by the temperature.
 
-    Multi-label: every label of every text is a prediction.
+    Multi-label: each label of each text counts as a prediction.
     """
     return {"before": _measure(logits, truth), "after": _measure(logits / temperature, truth)}
 
@@ -87,41 +84,41 @@ def _measure(logits: Logits, truth: Truth) -> Metrics:
     from scipy.special import expit, softmax
 
     if truth.ndim == 2:
-        found = reliability(expit(logits).ravel(), truth.ravel() == 1)
+        metrics = reliability(expit(logits).ravel(), truth.ravel() == 1)
     else:
-        chances = softmax(logits, axis=1)
-        found = reliability(chances.max(axis=1), chances.argmax(axis=1) == truth)
-    return {"log_loss": float(row_losses(logits, truth).mean())} | found
+        probabilities = softmax(logits, axis=1)
+        metrics = reliability(probabilities.max(axis=1), probabilities.argmax(axis=1) == truth)
+    return {"log_loss": float(row_losses(logits, truth).mean())} | metrics
 
 
 def reliability(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> Metrics:
-    """Reliability of (n,) confidences against correctness, in 15 bins of equal width (Guo et al. 2017).
+    """Reliability of (n,) confidences in 15 bins of equal width (Guo et al. 2017).
 
     Returns:
-        ``ece``, the expected calibration error; and ``bins``, of each that is not empty ``confidence`` and ``right``
-            (means) and ``count``.
+        ``ece``, the expected calibration error; ``bins``, the mean ``confidence``, the accuracy ``right`` and the
+            ``count`` of each non-empty bin.
     """
-    places = np.minimum((confidence * _BINS).astype(np.int64), _BINS - 1)
-    inside = [places == place for place in np.unique(places)]
+    numbers = np.minimum((confidence * _BINS).astype(np.int64), _BINS - 1)
     bins = [
-        {"confidence": float(confidence[own].mean()), "right": float(right[own].mean()), "count": int(own.sum())}
-        for own in inside
+        {"confidence": float(confidence[mask].mean()), "right": float(right[mask].mean()), "count": int(mask.sum())}
+        for mask in (numbers == number for number in np.unique(numbers))
     ]
     error = sum(one["count"] * abs(one["confidence"] - one["right"]) for one in bins) / max(1, len(confidence))
     return {"ece": error, "bins": bins}
 
 
 def best_threshold(probabilities: Probabilities, truth: Truth) -> float:
-    """Threshold with the greatest F1 of (n,) probabilities against (n,) zeros and ones, midway between two of them.
+    """Threshold with the highest F1 of (n,) probabilities against (n,) zeros and ones, midway between two
+    probabilities.
 
-    Of equal ones the nearest to one half; one half if nothing is true.
+    Of equal ones the nearest to one half; one half if no label is 1.
     """
     order = np.argsort(-probabilities, kind="stable")
     values, hits = probabilities[order], np.cumsum(truth[order])
     if not len(values) or not hits[-1]:
         return _HALF
     f1 = 2 * hits / (np.arange(1, len(values) + 1) + hits[-1])
-    last = np.append(values[1:] < values[:-1], True)  # equal probabilities are taken together
+    last = np.append(values[1:] < values[:-1], True)  # equal probabilities have one threshold
     cuts = (values + np.append(values[1:], 0.0)) / 2
     best = np.flatnonzero(last & (f1 >= f1[last].max() - 1e-12))
     return float(cuts[best[np.abs(cuts[best] - _HALF).argmin()]])
@@ -130,10 +127,10 @@ def best_threshold(probabilities: Probabilities, truth: Truth) -> float:
 def find_thresholds(
     probabilities: Probabilities, truth: Truth, *, scope: Literal["global", "per_label"], average: Average
 ) -> tuple[float, ...]:
-    """A threshold a label, for (rows, labels) probabilities and zeros and ones.
+    """(labels,) thresholds for (rows, labels) probabilities and zeros and ones.
 
-    ``global`` is one for all. For macro F1 each label has its own best; for micro F1 the labels are optimized in turn,
-    with the others fixed, until none changes (Fan and Lin 2007).
+    ``global`` is one threshold for all. ``per_label`` optimises each label for macro F1; for micro F1 the labels in
+    turn, with the others fixed, until none changes (Fan and Lin 2007).
     """
     labels = int(probabilities.shape[1])
     if scope == "global":
@@ -143,36 +140,36 @@ def find_thresholds(
         scores = [f1(probabilities, truth, (float(cut),) * labels, average) for cut in cuts]
         near = np.flatnonzero(np.array(scores) >= max(scores) - 1e-12)
         return (float(cuts[near[np.abs(cuts[near] - _HALF).argmin()]]),) * labels
-    own = [best_threshold(p, t) for p, t in zip(probabilities.T, truth.T, strict=True)]
-    return tuple(own) if average == "macro_f1" else _by_turns(probabilities, truth, own)
+    thresholds = [best_threshold(p, t) for p, t in zip(probabilities.T, truth.T, strict=True)]
+    return tuple(thresholds) if average == "macro_f1" else _coordinate_ascent(probabilities, truth, thresholds)
 
 
-def _by_turns(probabilities: Probabilities, truth: Truth, thresholds: list[float]) -> tuple[float, ...]:
+def _coordinate_ascent(probabilities: Probabilities, truth: Truth, thresholds: list[float]) -> tuple[float, ...]:
     predicted = probabilities > np.array(thresholds)
     for _ in range(10):
-        moved = False
+        changed = False
         for label, column in enumerate(probabilities.T):
             others = np.delete(np.arange(len(thresholds)), label)
             hits = int((predicted[:, others] & (truth[:, others] == 1)).sum())
             num_predicted = int(predicted[:, others].sum())
             order = np.argsort(-column, kind="stable")
             values = column[order]
-            own = np.concatenate([[0], np.cumsum(truth[order, label])])
-            scores = 2 * (hits + own) / np.maximum(1, num_predicted + np.arange(len(own)) + truth.sum())
-            boundary = np.concatenate([[True], values[1:] < values[:-1], [True]])  # none, up to a change, all
+            label_hits = np.concatenate([[0], np.cumsum(truth[order, label])])  # by number of predicted rows
+            scores = 2 * (hits + label_hits) / np.maximum(1, num_predicted + np.arange(len(label_hits)) + truth.sum())
+            boundary = np.concatenate([[True], values[1:] < values[:-1], [True]])  # between different values
             cuts = np.concatenate([[1.0], (values[1:] + values[:-1]) / 2, [0.0]])
-            now = scores[int((column > thresholds[label]).sum())]
+            current = scores[int((column > thresholds[label]).sum())]
             best = int(np.where(boundary, scores, -1.0).argmax())
-            if scores[best] > now + 1e-12:
-                thresholds[label], moved = float(cuts[best]), True
+            if scores[best] > current + 1e-12:
+                thresholds[label], changed = float(cuts[best]), True
                 predicted[:, label] = column > thresholds[label]
-        if not moved:
+        if not changed:
             break
     return tuple(thresholds)
 
 
 def f1(probabilities: Probabilities, truth: Truth, thresholds: tuple[float, ...], average: Average) -> float:
-    """F1 of the thresholds; 0 for a label that is neither true nor predicted, as in scikit-learn."""
+    """F1 of the thresholds; 0 for a label without positives and predictions, as in scikit-learn."""
     return _f1(probabilities > np.array(thresholds), truth, average)
 
 
@@ -189,9 +186,9 @@ def cross_val_predict(rows: int, find: Callable[[Rows], Callable[[Rows], NDArray
     """
     parts = np.arange(rows) % _FOLDS
     np.random.Generator(np.random.PCG64(0)).shuffle(parts)
-    tested = [inside for part in range(_FOLDS) if len(inside := np.flatnonzero(parts == part))]
-    values = np.concatenate([find(np.setdiff1d(np.arange(rows), inside))(inside) for inside in tested])
-    return values[np.argsort(np.concatenate(tested))]
+    folds = [fold for part in range(_FOLDS) if len(fold := np.flatnonzero(parts == part))]
+    values = np.concatenate([find(np.setdiff1d(np.arange(rows), fold))(fold) for fold in folds])
+    return values[np.argsort(np.concatenate(folds))]
 
 
 def cross_val_f1(

@@ -1,20 +1,20 @@
 """Metrics of classifiers, as plain values for JSON and the report.
 
-`classification_metrics` gives these keys for one label a text:
+`classification_metrics` returns these keys for one label a text:
 
-| key | what |
+| key | value |
 |---|---|
 | `rows` | texts |
 | `accuracy` | share of correct texts |
 | `macro_f1`, `weighted_f1` | mean F1 over the classes that occur or are predicted, unweighted / weighted by rows |
-| `log_loss` | mean negative log probability of the right class, in nats; where there are probabilities |
-| `roc_auc`, `pr_auc`, `positive` | two classes only: areas under the ROC curve and precision-recall curve (average precision) of the class `positive`, the second; `None` where one class does not occur |
+| `log_loss` | mean negative log-likelihood in nats, if there are probabilities |
+| `roc_auc`, `pr_auc`, `positive` | two classes only: areas under the ROC curve and precision-recall curve (average precision) of the second class, `positive`; `None` if one class does not occur |
 | `f1` | two classes only: F1 of the second |
 | `per_class` | `{name: {precision, recall, f1, support}}` |
 | `confusion` | `{labels, counts, percent}`: rows are the truth, columns the prediction, percent of each row |
 
-and for several labels a text `rows`, `accuracy` (all labels are right), `micro_f1`, `macro_f1`,
-`weighted_f1`, `log_loss` (mean binary one over all texts and classes) and `per_class`.
+and multi-label `rows`, `accuracy` (all labels of a text are right), `micro_f1`, `macro_f1`, `weighted_f1`, `log_loss`
+(mean binary cross-entropy over all texts and classes) and `per_class`.
 """  # noqa: E501  a table
 
 from __future__ import annotations
@@ -33,15 +33,13 @@ Floats = NDArray[np.floating[Any]]
 
 
 def classify(probabilities: Floats, labels: Labels, thresholds: Sequence[float] | None = None) -> NDArray[np.int64]:
-    """Predictions of (rows, classes) probabilities: (rows,) likeliest classes; multi-label (rows, classes) zeros and
-    ones.
-
-    ``thresholds``: of each class, for multi-label; one half by default.
+    """Predictions from (rows, classes) probabilities: (rows,) most probable classes; multi-label (rows, classes) zeros
+    and ones, by (classes,) ``thresholds``, one half by default.
     """
     if labels.multi_label:
         return (probabilities > (0.5 if thresholds is None else np.array(thresholds))).astype(np.int64)
-    likeliest: NDArray[np.int64] = probabilities.argmax(axis=1)
-    return likeliest
+    most_probable: NDArray[np.int64] = probabilities.argmax(axis=1)
+    return most_probable
 
 
 def classification_metrics(
@@ -52,14 +50,14 @@ def classification_metrics(
     probabilities: Floats | None = None,
     scores: Floats | None = None,
 ) -> Metrics:
-    """The metrics listed above.
+    """Compute the metrics listed above.
 
     Args:
         labels: the classes.
         truth: (rows,) class numbers, or (rows, classes) zeros and ones.
         predicted: as ``truth``; see `classify`.
         probabilities: (rows, classes), if any.
-        scores: (rows, classes), higher for likelier, of a classifier without probabilities, for areas under curves.
+        scores: (rows, classes) scores of a classifier without probabilities, for areas under curves.
     """
     from sklearn.metrics import (
         accuracy_score,
@@ -72,7 +70,7 @@ def classification_metrics(
     if len(truth) == 0 or truth.shape != predicted.shape:
         raise ValueError(f"truth {truth.shape} and predictions {predicted.shape} must have the same shape, not empty")
     numbers = list(range(len(labels)))
-    # without `labels` scikit-learn takes the classes that occur: absent ones do not pull the mean down
+    # mean over the classes that occur, as scikit-learn computes it without `labels`
     occurring = None if labels.multi_label else sorted(set(truth.tolist()) | set(predicted.tolist()))
     averages = ("micro", "macro", "weighted") if labels.multi_label else ("macro", "weighted")
     metrics: Metrics = {"rows": len(truth), "accuracy": float(accuracy_score(truth, predicted))}
@@ -97,7 +95,7 @@ def classification_metrics(
 
 
 def class_metrics(names: Iterable[str], *columns: Iterable[float]) -> dict[str, Metrics]:
-    """``per_class`` from the columns of precision, recall, F1 and support."""
+    """Value of ``per_class`` from the columns of precision, recall, F1 and support."""
     return {
         name: {"precision": float(precision), "recall": float(recall), "f1": float(f1), "support": int(support)}
         for name, precision, recall, f1, support in zip(names, *columns, strict=True)
@@ -105,7 +103,7 @@ def class_metrics(names: Iterable[str], *columns: Iterable[float]) -> dict[str, 
 
 
 def confusion(names: Sequence[str], truth: NDArray[np.int64], predicted: NDArray[np.int64]) -> Metrics:
-    """``confusion`` of (rows,) classes."""
+    """Value of ``confusion`` for (rows,) classes."""
     from sklearn.metrics import confusion_matrix
 
     counts = confusion_matrix(truth, predicted, labels=np.arange(len(names)))
@@ -114,10 +112,10 @@ def confusion(names: Sequence[str], truth: NDArray[np.int64], predicted: NDArray
 
 
 def log_loss(truth: NDArray[np.int64], probabilities: Floats) -> float:
-    """Mean negative log probability of the truth, in nats; probabilities are clipped at the epsilon of float32.
+    """Mean negative log-likelihood in nats; probabilities are clipped at the epsilon of float32.
 
     Args:
-        truth: (rows,) classes, or (rows, classes) zeros and ones, of which the mean over the classes is taken.
+        truth: (rows,) classes, or (rows, classes) zeros and ones, whose losses are averaged over the classes.
         probabilities: (rows, classes).
     """
     likely = np.clip(probabilities.astype(np.float64), np.finfo(np.float32).eps, None)
@@ -128,9 +126,9 @@ def log_loss(truth: NDArray[np.int64], probabilities: Floats) -> float:
 
 
 def summarise(runs: Sequence[Metrics]) -> dict[str, Metrics]:
-    """Mean and deviation over seeds or folds of each number: ``{metric: {mean, std, values}}``.
+    """Mean and deviation of each metric over seeds or folds: ``{metric: {mean, std, values}}``.
 
-    ``std`` is the sample deviation (divided by n - 1), ``None`` for one run. Metrics that a run lacks are left out.
+    ``std`` is the sample deviation (n - 1), ``None`` for one run. Metrics that a run lacks are left out.
     """
     columns: dict[str, list[Any]] = {name: [run.get(name) for run in runs] for name in (runs[0] if runs else ())}
     return {

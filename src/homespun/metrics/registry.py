@@ -1,7 +1,6 @@
-"""Metrics that can choose a checkpoint (`train.best_metric`) or settings (`search.metric`), and which way is better.
+"""Metrics that can choose a checkpoint (`train.best_metric`) or settings (`search.metric`), and their direction.
 
-Counts and tables of a result, such as ``rows``, are no such metrics. Which metrics a validation has is an attribute of
-the objective: `homespun.tasks.protocol.TaskObjective.metrics`.
+The metrics of a validation are an attribute of the objective: `homespun.tasks.protocol.TaskObjective.metrics`.
 """
 
 from __future__ import annotations
@@ -23,17 +22,13 @@ _HIGHER = frozenset(
     | {f"{part}{name}" for part in ("", "has_answer_", "no_answer_") for name in ("exact_match", "f1")}
 )
 METRICS = _LOWER | _HIGHER
-_NEEDS_VARIATION = frozenset({"roc_auc", "pr_auc", "pearson", "spearman"})  # undefined where all examples are equal
+_NEEDS_VARIATION = frozenset({"roc_auc", "pr_auc", "pearson", "spearman"})  # undefined if all labels are equal
 
 
 def lower_is_better(metric: str) -> bool:
-    """True if lower values of a metric are better.
-
-    Raises:
-        UserError: an unknown metric.
-    """
+    """True if lower values of a metric are better. Raises `UserError` for an unknown metric."""
     if metric not in METRICS:
-        raise UserError(f"{metric!r} is no measure of a validation{nearest(metric, METRICS)}")
+        raise UserError(f"unknown metric {metric!r}{nearest(metric, METRICS)}")
     return metric in _LOWER
 
 
@@ -46,34 +41,28 @@ def check_best_metric(
     *,
     key: str = "train.best_metric",
 ) -> None:
-    """Refuse, before a training, a metric that its validation does not have.
+    """Raise `UserError` before training if the validation will not have ``metric``, or if it is undefined there.
 
     Args:
-        metric: its name.
+        metric: name of the metric.
         objective: kind of the objective.
-        metrics: those of its validation, besides the loss.
-        labels: the classes, where there are any.
-        truth: (rows,) classes or numbers of the validation, as far as they are known.
+        metrics: metrics of its validation besides the loss.
+        labels: the classes, if any.
+        truth: (rows,) classes or numbers of the validation, if known.
         key: the setting that names the metric.
-
-    Raises:
-        UserError: no metric of such a validation, or undefined because all of the validation is equal.
     """
     measured = {"loss", *metrics}
-    given = f"{key}={metric}"
+    setting = f"{key}={metric}"
     if labels is not None and measured.issuperset(_TWO_CLASSES):
         measured -= {"micro_f1"} if not labels.multi_label else set()
         if labels.multi_label or len(labels) != 2:
             if metric in _TWO_CLASSES:
-                what = "several labels a text" if labels.multi_label else f"{len(labels)} classes"
-                raise UserError(f"{given} is of two classes, and there are {what}; set it to macro_f1 or loss")
+                classes = "several labels a text" if labels.multi_label else f"{len(labels)} classes"
+                raise UserError(f"{setting} needs two classes, and there are {classes}; set it to macro_f1 or loss")
             measured -= set(_TWO_CLASSES)
     if metric not in measured:
-        raise UserError(f"{given} is not measured where {objective} is learned{nearest(metric, measured)}")
+        raise UserError(f"{setting} is no metric of objective {objective}{nearest(metric, measured)}")
     known = np.zeros(0) if truth is None else truth[np.isfinite(truth)]
     if metric in _NEEDS_VARIATION and len(known) and np.ptp(known) == 0:
         target = "class" if metric in _TWO_CLASSES else "number"
-        raise UserError(
-            f"{given} cannot be measured: one {target} in the validation; give other examples as data.validation, or "
-            f"set it to loss"
-        )
+        raise UserError(f"{setting} is undefined: the validation has one {target}; set it to loss, or add examples")

@@ -1,17 +1,17 @@
 """Metrics of regression and ordinal regression, as plain values for JSON and the report.
 
-`regression_metrics` gives the first of these keys, `ordinal_regression_metrics` all of them:
+`regression_metrics` returns the first of these keys, `ordinal_regression_metrics` all of them:
 
-| key | what |
+| key | value |
 |---|---|
 | `rows` | examples |
 | `absolute_error` | mean absolute error |
 | `squared_error` | mean squared error |
-| `pearson`, `spearman` | correlation of both, of their ranks; `None` where either is constant |
-| `quadratic_kappa` | of ratings: agreement beyond chance, weighted by the squared distance in levels (Cohen 1968); `None` if all are one level |
-| `accuracy`, `within_one` | of ratings: share of exact predictions, and of those at most one level off |
-| `log_loss` | of ratings with probabilities: mean negative log probability of the right one, in nats |
-| `confusion` | of ratings: as in `homespun.metrics.classification` |
+| `pearson`, `spearman` | correlation of numbers and of ranks; `None` if truth or predictions are constant |
+| `quadratic_kappa` | agreement of ratings beyond chance, weighted by the squared distance in levels (Cohen 1968); `None` if all are one level |
+| `accuracy`, `within_one` | share of exact ratings, and of ratings at most one level off |
+| `log_loss` | mean negative log-likelihood of ratings in nats, if there are probabilities |
+| `confusion` | as in `homespun.metrics.classification` |
 """  # noqa: E501  a table
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def regression_metrics(truth: NDArray[np.float64], predicted: NDArray[np.float64
     }
 
 
-def correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:
-    """Pearson correlation; ``None`` if either side is constant, or there is one row."""
-    if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
+def correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float | None:
+    """Pearson correlation; ``None`` if an argument is constant or there is one row."""
+    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return None
-    return float(np.clip(np.corrcoef(one, other)[0, 1], -1.0, 1.0))
+    return float(np.clip(np.corrcoef(first, second)[0, 1], -1.0, 1.0))
 
 
 def ordinal_regression_metrics(
@@ -61,7 +61,7 @@ def ordinal_regression_metrics(
         levels: the ratings, lowest first.
         truth: (rows,) ranks in ``levels``.
         ranks: (rows,) predicted ranks.
-        expected: (rows,) ratings between the levels, for squared error and correlations; by default the ``ranks``.
+        expected: (rows,) expected ratings, for squared error and correlations; by default the ``ranks``.
         probabilities: (rows, levels), if any.
     """
     from sklearn.metrics import cohen_kappa_score
@@ -70,11 +70,11 @@ def ordinal_regression_metrics(
     predicted = values[ranks]
     metrics = regression_metrics(values[truth], predicted)
     if expected is not None:
-        finer = regression_metrics(values[truth], expected)
-        metrics |= {name: finer[name] for name in ("squared_error", "pearson", "spearman")}
-    every = np.arange(len(levels))  # levels that do not occur count as distance too
+        expected_metrics = regression_metrics(values[truth], expected)
+        metrics |= {name: expected_metrics[name] for name in ("squared_error", "pearson", "spearman")}
+    numbers = np.arange(len(levels))  # levels that do not occur count in the distances
     distances, varies = np.abs(truth - ranks), np.ptp(np.concatenate([truth, ranks])) > 0
-    kappa = float(cohen_kappa_score(truth, ranks, labels=every, weights="quadratic")) if varies else None
+    kappa = float(cohen_kappa_score(truth, ranks, labels=numbers, weights="quadratic")) if varies else None
     metrics |= {
         "quadratic_kappa": kappa,
         "accuracy": float((distances == 0).mean()),

@@ -1,4 +1,4 @@
-"""Metrics of token classification: entities by seqeval, and words."""
+"""Metrics of token classification: entities (seqeval) and words."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ Tags = Sequence[Sequence[str]]
 
 
 def are_entities(tags: Sequence[str]) -> bool:
-    """True if the tags mark spans: each is ``O``, or has an IOB, IOBES or BILOU mark, such as ``B-``."""
+    """True if the tags mark spans: each is ``O`` or has an IOB, IOBES or BILOU prefix, such as ``B-``."""
     marked = [tag for tag in tags if tag != "O"]
     return bool(marked) and all(len(tag) > 2 and tag[0] in "BIESLU" and tag[1] == "-" for tag in marked)
 
 
 class EntityMetrics:
-    """Precision, recall and F1 over complete entities (CoNLL's), by the package seqeval.
-
-    Raises:
-        UserError: the package is not installed.
-    """
+    """Precision, recall and F1 of complete entities (CoNLL) by the package seqeval. Raises `UserError` without it."""
 
     def __init__(self) -> None:
         try:
@@ -34,16 +30,16 @@ class EntityMetrics:
         self._accuracy = accuracy_score
 
     def __call__(self, truth: Tags, predicted: Tags) -> Metrics:
-        """``rows`` (sentences), `ENTITY_METRICS` and ``per_class`` by name, without sentences that have no words."""
-        pairs = [(list(right), list(output)) for right, output in zip(truth, predicted, strict=True) if right]
+        """``rows`` (sentences), `ENTITY_METRICS` and ``per_class``; sentences without words are skipped."""
+        pairs = [(list(tags), list(output)) for tags, output in zip(truth, predicted, strict=True) if tags]
         if not pairs:
-            raise UserError("there is nothing to measure: no sentence has a word")
-        references, outputs = [right for right, _ in pairs], [output for _, output in pairs]
+            raise UserError("no sentence has a word; give sentences with words")
+        references, outputs = [tags for tags, _ in pairs], [output for _, output in pairs]
         # without entities, seqeval divides by zero before `zero_division` applies
         empty = not any(tag != "O" for tags in (*references, *outputs) for tag in tags)
-        found = {} if empty else self._report(references, outputs, output_dict=True, zero_division=0)
-        mean = found.get("micro avg", {})
-        classes = {name: values for name, values in found.items() if not name.endswith(" avg")}
+        report = {} if empty else self._report(references, outputs, output_dict=True, zero_division=0)
+        mean = report.get("micro avg", {})
+        classes = {name: values for name, values in report.items() if not name.endswith(" avg")}
         columns = (
             [values[key] for values in classes.values()] for key in ("precision", "recall", "f1-score", "support")
         )
@@ -61,16 +57,16 @@ def word_metrics(truth: Tags, predicted: Tags) -> Metrics:
     """``rows`` (sentences), `WORD_METRICS` and ``per_class`` of tags such as parts of speech."""
     from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 
-    right = [tag for tags in truth for tag in tags]
-    output = [tag for tags in predicted for tag in tags]
-    if not right:
-        raise UserError("there is nothing to measure: no sentence has a word")
-    names = sorted({*right, *output})
-    columns = precision_recall_fscore_support(right, output, labels=names, average=None, zero_division=0.0)
+    references = [tag for tags in truth for tag in tags]
+    outputs = [tag for tags in predicted for tag in tags]
+    if not references:
+        raise UserError("no sentence has a word; give sentences with words")
+    names = sorted({*references, *outputs})
+    columns = precision_recall_fscore_support(references, outputs, labels=names, average=None, zero_division=0.0)
     per_class = class_metrics(names, *columns)
     return {
         "rows": len(truth),
-        "accuracy": float(accuracy_score(right, output)),
-        "macro_f1": sum(of["f1"] for of in per_class.values()) / len(per_class),
+        "accuracy": float(accuracy_score(references, outputs)),
+        "macro_f1": sum(one["f1"] for one in per_class.values()) / len(per_class),
         "per_class": per_class,
     }

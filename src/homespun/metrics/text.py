@@ -19,36 +19,37 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation, articles and extra white space."""
+    """Lower-case, and remove ASCII punctuation, articles and extra white space, as SQuAD's script."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def answer_scores(predicted: str, right: Sequence[str]) -> dict[str, float]:
-    """``exact_match`` and ``f1`` over words, 0 to 1: the best over the right answers.
+def answer_scores(predicted: str, references: Sequence[str]) -> dict[str, float]:
+    """``exact_match`` and ``f1`` over words, 0 to 1: the best over the reference answers.
 
-    Answers that are empty once normalised are skipped, as in the script; without others, the empty answer is right.
+    Follows SQuAD's script (Rajpurkar et al. 2016, section 6.1; 2018). References that are empty once normalised are
+    skipped; without others, the empty answer is right.
     """
-    truths = [text for text in right if normalise_answer(text)] or [""]
+    truths = [text for text in references if normalise_answer(text)] or [""]
     return {
         "exact_match": max(float(normalise_answer(predicted) == normalise_answer(truth)) for truth in truths),
         "f1": max(_f1(normalise_answer(predicted).split(), normalise_answer(truth).split()) for truth in truths),
     }
 
 
-def _f1(predicted: Sequence[str], right: Sequence[str]) -> float:
-    if not predicted or not right:
-        return float(predicted == right)
-    common = sum((Counter(predicted) & Counter(right)).values())
-    return 2 * common / (len(predicted) + len(right))
+def _f1(predicted: Sequence[str], reference: Sequence[str]) -> float:
+    if not predicted or not reference:
+        return float(predicted == reference)
+    common = sum((Counter(predicted) & Counter(reference)).values())
+    return 2 * common / (len(predicted) + len(reference))
 
 
 def mean_answers(scores: Sequence[dict[str, float]], answerable: Sequence[bool]) -> Metrics:
-    """Means over questions with ``rows``; also of those with and without an answer, if there are both."""
+    """Mean scores of questions with ``rows``; also by questions with and without an answer, if there are both."""
     metrics: Metrics = {"rows": len(scores), **_means(scores)}
     if len(set(answerable)) == 2:
         for name, wanted in (("has_answer", True), ("no_answer", False)):
-            own = [score for score, has in zip(scores, answerable, strict=True) if has == wanted]
-            metrics |= {f"{name}_{metric}": value for metric, value in _means(own).items()}
+            selected = [score for score, has_answer in zip(scores, answerable, strict=True) if has_answer == wanted]
+            metrics |= {f"{name}_{metric}": value for metric, value in _means(selected).items()}
     return metrics
 
 
@@ -57,10 +58,8 @@ def _means(scores: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 class Rouge:
-    """F1 of ROUGE-1, ROUGE-2 and ROUGE-L by the package rouge-score, with its stemmer, as papers report them.
-
-    Raises:
-        UserError: the package is not installed.
+    """F1 of ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004) by the package rouge-score with stemming. Raises `UserError`
+    without it.
     """
 
     def __init__(self) -> None:
@@ -71,16 +70,16 @@ class Rouge:
         self._scorer = RougeScorer(list(ROUGE_METRICS), use_stemmer=True)
 
     def scores(self, text: str, references: Sequence[str]) -> dict[str, float]:
-        """F1 of each of `ROUGE_METRICS`, 0 to 1, with the nearest reference."""
-        found = self._scorer.score_multi(list(references), text)
-        return {name: float(found[name].fmeasure) for name in ROUGE_METRICS}
+        """F1 of each of `ROUGE_METRICS`, 0 to 1, against the best reference."""
+        scores = self._scorer.score_multi(list(references), text)
+        return {name: float(scores[name].fmeasure) for name in ROUGE_METRICS}
 
 
 def mean_scores(scores: Sequence[dict[str, float]], texts: Sequence[str], targets: Sequence[str]) -> Metrics:
-    """Means of the scores of texts, with ``rows`` and the mean number of ``words``.
+    """Mean scores of texts, with ``rows`` and the mean number of ``words``.
 
-    ``commonest`` and ``commonest_target`` are the shares of the most frequent text and target: a model that always
-    writes one text may still have fair scores.
+    ``commonest`` and ``commonest_target`` are the shares of the most frequent text and target: a model that generates
+    the same text for all sources may still have fair scores.
     """
     means = {name: fmean(score[name] for score in scores) for name in ROUGE_METRICS}
     words = fmean(len(text.split()) for text in texts)
