@@ -244,22 +244,22 @@ def test_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> N
 def test_teachers_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer, filler: Path, labeller: Path) -> None:
     with pytest.raises(UserError, match="no masked LM head"):
         taught(tokenizer, labeller)
-    with pytest.raises(UserError, match="labels nothing"):
+    with pytest.raises(UserError, match="has no labels"):
         classifier(tokenizer, filler)
-    with pytest.raises(UserError, match=r" a, b, c .* a, b, d"):
+    with pytest.raises(UserError, match=r" a, b, c.* a, b, d"):
         classifier(tokenizer, labeller, Labels(("a", "b", "d")))
     with pytest.raises(UserError, match="model/ folder"):
         taught(tokenizer, tmp_path / "nothing")
-    with pytest.raises(UserError, match="which teacher"):
+    with pytest.raises(UserError, match="source is empty"):
         MaskedLM(teacher=TokenTeacher()).build(tiny_model(tokenizer), tokenizer)
 
 
 def test_settings_that_do_not_go_together() -> None:
-    with pytest.raises(ValidationError, match="nothing to teach"):
+    with pytest.raises(ValidationError, match="disable the teacher"):
         TokenTeacher(soft=0, cosine=0)
     with pytest.raises(ValidationError, match="set one of them"):
         LabelTeacher(cache="somewhere", cosine=1.0)
-    with pytest.raises(ValidationError, match="masked tokens alone"):
+    with pytest.raises(ValidationError, match="next_sentence=true"):
         MaskedLM(next_sentence=True, teacher=TokenTeacher())
     with pytest.raises(ValidationError, match="compares last layers"):
         Classification(last_layers=2, teacher=LabelTeacher(cosine=1.0))

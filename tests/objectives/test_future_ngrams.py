@@ -184,5 +184,5 @@ def test_bad_input(tokenizer: Tokenizer) -> None:
     negative: Any = (1, -1, 1)
     with pytest.raises(ValidationError):
         StreamWeights(weights=negative)
-    with pytest.raises(ValidationError, match="more than the whole"):
+    with pytest.raises(ValidationError, match="more than 1 together"):
         FutureNgrams(mask_share=0.8, random_share=0.3)

@@ -17,7 +17,7 @@ from homespun.objectives.gap_selection import select_lead
 from homespun.objectives.gap_sentences import (
     GapSentenceCollator,
     GapSentenceGeneration,
-    MultiSentenceRows,
+    multi_sentence_rows,
 )
 from homespun.text.tokenizer import Tokenizer
 
@@ -221,7 +221,7 @@ class Sentences:
 def test_rows_of_one_sentence_are_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     rows: Any = Sentences([1, 3, 2, 1])
     with caplog.at_level(logging.WARNING):
-        gaps = MultiSentenceRows(rows)
+        gaps = multi_sentence_rows(rows)
     assert "2 of 4 rows" in caplog.text
     assert gaps.lengths.tolist() == [8, 6]
     assert [len(gaps[index].input_ids) for index in range(len(gaps))] == [8, 6]
@@ -230,7 +230,7 @@ def test_rows_of_one_sentence_are_skipped_with_a_warning(caplog: pytest.LogCaptu
 def test_bad_input() -> None:
     one: Any = Sentences([1, 1])
     with pytest.raises(UserError, match=r" 2 rows .*data\.max_length"):
-        MultiSentenceRows(one)
+        multi_sentence_rows(one)
 
     class Bare:
         has_sentences = False
@@ -241,7 +241,7 @@ def test_bad_input() -> None:
         GapSentenceGeneration().rows(corpus, np.array([0]), length=64, seed=1)
     with pytest.raises(ValidationError, match=r"ratio=0\.3"):
         GapSentenceGeneration(highest_ratio=0.2)
-    with pytest.raises(ValidationError, match="more than the whole"):
+    with pytest.raises(ValidationError, match="more than 1 together"):
         GapSentenceGeneration(mask_share=0.8, random_share=0.3)
     for ratio in (0.0, 1.0):
         with pytest.raises(ValidationError):

@@ -1,1 +1,3 @@
-"""Objectives: a pure, seeded ``collate`` for the data side, and a module that returns a `Loss` for the model side."""
+"""Pretraining objectives: a seeded ``collate`` from rows to a batch, and a module that computes the `Loss` of a
+batch.
+"""

@@ -1,7 +1,7 @@
 """Adversarial fine-tuning: a loss on perturbed embeddings, scale-invariant (SiFT) or plain (Miyato et al. 2017).
 
-A first pass finds the direction of the perturbation that raises the loss most, a second one is trained on. Dropout is
-the same as in the pass without a perturbation.
+A first pass finds the perturbation that raises the loss most, a second pass is trained on it. Both have the dropout of
+the pass without a perturbation.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from homespun.objectives.protocol import ClassifierOutput, HasLogits, WrappedCla
 
 TERM = "adversarial"
 Distance = Callable[[Tensor, Tensor], Tensor]
-"""(texts, labels) logits of a perturbed and of a clean text -> (texts,)."""
+"""(texts, labels) logits with and without a perturbation -> (texts,)."""
 SumAndCount = tuple[Tensor, Tensor | float]
-"""A sum, and over how many targets."""
+"""Sum of a loss, and the number of targets."""
 
 
 def symmetric_kl(perturbed: Tensor, clean: Tensor) -> Tensor:
     """(texts, classes) of each -> (texts,) ``KL(p || q) + KL(q || p)``.
 
-    As in the released code each distribution is a constant where it stands before the bar.
+    As in the released code, no gradient flows through the first argument of each divergence.
     """
     first, second = (F.log_softmax(logits.float(), dim=-1) for logits in (perturbed, clean))
     forth = first.detach().exp() * (first.detach() - second)
@@ -41,12 +41,12 @@ def symmetric_kl(perturbed: Tensor, clean: Tensor) -> Tensor:
 
 
 def binary_symmetric_kl(perturbed: Tensor, clean: Tensor) -> Tensor:
-    """`symmetric_kl` of labels that do not exclude each other: (texts,), the mean over them."""
+    """`symmetric_kl` of multi-label logits: (texts,), the mean over the labels."""
     return symmetric_kl(binary_log_probs(perturbed), binary_log_probs(clean)).mean(-1)
 
 
 def squared_error(perturbed: Tensor, clean: Tensor) -> Tensor:
-    """(texts, numbers) of each -> (texts,), for regression."""
+    """(texts, numbers) of each -> (texts,) mean squared error, for regression."""
     return (perturbed.float() - clean.float()).square().flatten(1).mean(-1)
 
 
@@ -60,9 +60,9 @@ class SiftConfig(Config):
 
     kind: Literal["sift"] = "sift"
     like: ClassVar[str | None] = None
-    alpha: float = Field(default=5.0, gt=0, description="weight of the term; the labels' loss has 1")
-    init_perturbation: float = Field(default=1e-2, gt=0, description="deviation of the random start")
-    step_size: float = Field(default=1e-4, gt=0, description="of the step against the answers; the largest of a token")
+    alpha: float = Field(default=5.0, gt=0, description="weight of the term")
+    init_perturbation: float = Field(default=1e-2, gt=0, description="deviation of the initial perturbation")
+    step_size: float = Field(default=1e-4, gt=0, description="size of the ascent step; the maximum of each token")
 
     def init(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
         """Random initial perturbation."""
@@ -74,7 +74,7 @@ class SiftConfig(Config):
         return delta + self.step_size * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
 
     def perturb(self, vectors: Tensor, delta: Tensor) -> Tensor:
-        """(batch, seq, embedding), before their norm: ``(normalised + delta)`` in the scale that they had."""
+        """(batch, seq, embedding) before the norm: ``normalised + delta`` in the original scale."""
         vectors = vectors.detach()
         deviation = vectors.float().std(-1, correction=0, keepdim=True)
         return vectors + (delta * deviation).to(vectors.dtype)
@@ -85,28 +85,28 @@ class SiftConfig(Config):
 
 
 class PlainAdversarialConfig(Config):
-    """Adversarial training on plain embeddings (Miyato et al. 2017): the labels' loss on perturbed ones."""
+    """Adversarial training (Miyato et al. 2017): the loss of the labels on perturbed embeddings."""
 
     kind: Literal["plain"] = "plain"
     like: ClassVar[str | None] = "loss"
-    alpha: float = Field(default=1.0, gt=0, description="weight of the term; the labels' loss has 1")
-    epsilon: float = Field(default=1.0, gt=0, description="length of the perturbation of a whole sequence")
+    alpha: float = Field(default=1.0, gt=0, description="weight of the term")
+    epsilon: float = Field(default=1.0, gt=0, description="L2 norm of the perturbation of a sequence")
 
     def init(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
         """Zero initial perturbation."""
         return torch.zeros(vectors.shape, device=vectors.device)
 
     def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
-        """Perturbation of length ``epsilon`` along the gradient."""
-        length: Tensor = gradient.flatten(1).norm(dim=1)[:, None, None]
-        return self.epsilon * gradient / (1e-12 + length)
+        """Perturbation with norm ``epsilon`` along the gradient."""
+        norm: Tensor = gradient.flatten(1).norm(dim=1)[:, None, None]
+        return self.epsilon * gradient / (1e-12 + norm)
 
     def perturb(self, vectors: Tensor, delta: Tensor) -> Tensor:
-        """(batch, seq, embedding), before their norm."""
+        """(batch, seq, embedding) before the norm."""
         return vectors + delta.to(vectors.dtype)
 
     def adversarial_loss(self, objective: HasLogits, batch: Batch, clean: Tensor, distance: Distance) -> SumAndCount:
-        """The labels' loss, and its count."""
+        """Loss of the labels, and its number of targets."""
         term = objective.output(batch).loss.terms["loss"]
         return term.sum, term.count
 
@@ -115,16 +115,9 @@ Adversary = Annotated[SiftConfig | PlainAdversarialConfig, Field(discriminator="
 
 
 def check_not_frozen(adversary: SiftConfig | PlainAdversarialConfig | None, *, frozen: bool) -> None:
-    """Refuse adversarial training of a frozen encoder.
-
-    Raises:
-        ValueError: both are set.
-    """
+    """Raise `ValueError` for adversarial training of a frozen encoder."""
     if adversary is not None and frozen:
-        raise ValueError(
-            "adversarial trains the encoder, and frozen=true keeps it as it is; set frozen=false, or leave "
-            "adversarial out"
-        )
+        raise ValueError("adversarial trains the encoder, which is frozen; set frozen=false, or leave adversarial out")
 
 
 class AdversarialObjective(WrappedClassifier):
@@ -133,7 +126,7 @@ class AdversarialObjective(WrappedClassifier):
     Args:
         objective: the wrapped objective.
         adversary: perturbation and its loss.
-        distance: between predictions, for SiFT: `symmetric_kl`, or `squared_error` for a regression.
+        distance: between predictions, for SiFT: `symmetric_kl`, or `squared_error` for regression.
     """
 
     def __init__(
@@ -143,7 +136,7 @@ class AdversarialObjective(WrappedClassifier):
         self.adversary, self.distance = adversary, distance
 
     def output(self, batch: Batch) -> ClassifierOutput:
-        """Output without a perturbation; its loss has the term ``adversarial`` if gradients are computed."""
+        """Output without a perturbation; its loss has the term ``adversarial`` if gradients are enabled."""
         if not (self.training and torch.is_grad_enabled()):
             return self.objective.output(batch)
         seed = int(torch.randint(2**62, ()))
@@ -183,7 +176,6 @@ class _EmbeddingPerturbation:
 
     @contextlib.contextmanager
     def inside(self, embeddings: Embeddings | CharacterEmbeddings) -> Iterator[None]:
-        """Perturb the embeddings in this context."""
         handle = embeddings.norm.register_forward_pre_hook(self)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Causal language modelling: predict the next token (Radford et al. 2018)."""
+"""Causal language modelling (Radford et al. 2018), as an objective and as an auxiliary loss in fine-tuning."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from homespun.text.tokenizer import Tokenizer
 
 
 def find_next_tokens(batch: Batch, excluded: Sequence[tuple[int, int]] = ()) -> tuple[Tensor, Tensor]:
-    """Positions of the tokens that another token of the same document follows, and the tokens that follow them.
+    """Positions of tokens that are followed by a token of the same document, and these following tokens.
 
     Args:
         batch: padded rows.
-        excluded: (row, position) of tokens that get no label.
+        excluded: (row, position) of tokens without a label.
 
     Returns:
         (targets,) positions into batch * seq, and (targets,) token ids.
@@ -46,21 +46,20 @@ def find_next_tokens(batch: Batch, excluded: Sequence[tuple[int, int]] = ()) -> 
 
 
 def find_false_ends(rows: Sequence[Row]) -> list[tuple[int, int]]:
-    """(row, position) of the tokens before a final [SEP] where the document continues in another row."""
+    """(row, position) before each final [SEP] whose document continues in another row."""
     return [(number, len(row.input_ids) - 2) for number, row in enumerate(rows) if row.cut[1]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ClmCollator:
-    """Collate: every token's label is the next token of the same document; the last of each has none.
+    """Collate: the label of a token is the next token of the same document.
 
-    The [SEP] that ends a row inside a document is no label, or a model would learn to end texts at the row's length.
+    A [SEP] that ends a row inside a document is no label, or a model would learn to end texts at the row's length.
     """
 
     pad_id: int
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Rows to a batch; nothing is drawn."""
         batch = pad(rows, self.pad_id)
         positions, labels = find_next_tokens(batch, find_false_ends(rows))
         count = float(len(labels))
@@ -69,49 +68,45 @@ class ClmCollator:
 
 
 class CausalLM(PretrainingConfig):
-    """Predict every next token. The model must be causal."""
+    """Prediction of each next token by a causal model."""
 
     kind: Literal["clm"] = "clm"
 
     @property
     def unigram_term(self) -> UnigramTerm:
-        """Term of the unigram baseline."""
         return UnigramTerm("causal")
 
     def collate(self, tokenizer: Tokenizer) -> ClmCollator:
-        """Function from rows to a batch."""
         return ClmCollator(tokenizer.pad_id)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> CausalLMObjective:
-        """Objective: ``model``'s backbone under a causal LM head, or the head for words that it has.
+        """Objective with the backbone of ``model``, and its language model head or a new one.
 
         Raises:
-            UserError: the backbone lets tokens see later ones.
+            UserError: the backbone is not causal.
         """
         stack = model.one_text("objective clm")
         if not stack.causal:
             raise UserError(
                 f"objective clm needs a causal model, or tokens would see their labels; set "
-                f"{stack.causal_setting(True)} in a new one; one given with --from stays as it is: set "
-                f"objective.kind=mlm"
+                f"{stack.causal_setting(True)} for a new model; for a model given with --from set objective.kind=mlm"
             )
-        own = model.head if isinstance(model.head, CausalLMHeadConfig | MaskedLMHeadConfig) else None
-        config = ModelConfig(backbone=model.backbone, head=own or build_clm_head_config(stack))
+        head = model.head if isinstance(model.head, CausalLMHeadConfig | MaskedLMHeadConfig) else None
+        config = ModelConfig(backbone=model.backbone, head=head or build_clm_head_config(stack))
         return CausalLMObjective(config.build(), config)
 
 
 def build_clm_head_config(backbone: StackConfig) -> CausalLMHeadConfig:
-    """A new head. Its projection to narrower embeddings has no bias where those of the layers have none."""
+    """A new head. Its projection to narrower embeddings has a bias if the layers have."""
     if backbone.embedding_size in (0, backbone.hidden_size):
         return CausalLMHeadConfig()
     return CausalLMHeadConfig(transform_bias=backbone.mlp_bias)
 
 
 class CausalLMObjective(Objective):
-    """Terms ``causal`` and its accuracy. Keeps the model with its LM head."""
+    """Terms ``causal`` and ``causal_accuracy``. Exports the model with its language model head."""
 
     def forward(self, batch: Batch) -> Loss:
-        """Cross-entropy of every next token."""
         hidden = self.model.backbone(batch.input_ids, **batch.context)
         return Loss(token_terms("causal", self.model.lm_head, hidden, batch.positions, batch.labels))
 
@@ -123,17 +118,16 @@ class WithNextTokenCounts:
     collate: Collate
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """The batch of ``collate``."""
         batch = self.collate(rows, row_seeds)
         positions, _ = find_next_tokens(batch)
         return dataclasses.replace(batch, targets=batch.targets | {"causal": float(len(positions))})
 
 
 class AuxiliaryLM(nn.Module):
-    """Loss of every next token, from the hidden states that the head of the task reads.
+    """Causal language modelling loss on the hidden states of the task (Radford et al. 2018, equation 5).
 
     Args:
-        head: of the language model.
+        head: language model head.
         weight: lambda; 0.5 in the paper.
     """
 
@@ -149,10 +143,7 @@ class AuxiliaryLM(nn.Module):
             UserError: the model is not causal.
         """
         if not config.one_text("auxiliary_lm").causal:
-            raise UserError(
-                "auxiliary_lm predicts the next token, which a model that is not causal sees; take a causal model, "
-                "or set objective.auxiliary_lm=0"
-            )
+            raise UserError("auxiliary_lm needs a causal model, and this one is not; set objective.auxiliary_lm=0")
         head = model.head
         if not isinstance(head, CausalLMHead):
             built = CausalLMHeadConfig().build(model.backbone)
@@ -161,7 +152,7 @@ class AuxiliaryLM(nn.Module):
         return cls(head, weight)
 
     def forward(self, hidden: Tensor, batch: Batch) -> Term:
-        """(sequences, seq, hidden) of the batch -> its term."""
+        """(sequences, seq, hidden) -> the term ``causal``."""
         positions, labels = find_next_tokens(batch)
         prediction = self.head.predict(gather_positions(hidden, positions), labels)
         return Term(prediction.loss, torch.tensor(float(len(labels))), weight=self.weight)

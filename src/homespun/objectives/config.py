@@ -1,4 +1,4 @@
-"""The union of the pretraining objectives: its registry."""
+"""Union of the pretraining objectives: their registry."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Distillation (Hinton et al. 2015; Sanh et al. 2019): a loss on a teacher's distributions and hidden states.
+"""Distillation (Hinton et al. 2015; Sanh et al. 2019) of a teacher's distributions and hidden states.
 
-A teacher wraps an objective of masked tokens or of labels, whose term keeps its name, and adds ``soft`` and ``cosine``.
+Wraps an objective on masked tokens or labels, whose term keeps its name, and adds ``soft`` and ``cosine``.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _INITIALIZER_RANGE = 0.02
 class TokenTeacher(Config):
     """A masked language model as teacher, with the weights and the temperature of DistilBERT's released command.
 
-    There the soft targets are of all tokens by default; those of masked tokens alone cost a seventh as much.
+    There the soft targets are all tokens by default; masked tokens only cost a seventh as much.
     """
 
-    source: str = Field(default="", description="run or model/ folder; of the student's tokenizer")
+    source: str = Field(default="", description="run or model/ folder with the tokenizer of the student")
     temperature: float = Field(default=2.0, gt=0)
     soft: Weight = Field(default=5.0, description="weight of T^2 KL(teacher || student)")
-    hard: Weight = Field(default=2.0, description="weight of the masked tokens themselves")
-    cosine: Weight = Field(default=1.0, description="weight of the hidden states' direction; 0: without")
-    positions: Literal["masked", "all"] = Field(default="masked", description="whose soft targets: masked tokens, all")
+    hard: Weight = Field(default=2.0, description="weight of the masked language modelling loss")
+    cosine: Weight = Field(default=1.0, description="weight of the cosine distance of hidden states")
+    positions: Literal["masked", "all"] = Field(default="masked", description="tokens with soft targets")
 
     @model_validator(mode="after")
     def _teaches(self) -> TokenTeacher:
@@ -59,21 +59,21 @@ class TokenTeacher(Config):
 
     @property
     def token_terms(self) -> tuple[str, ...]:
-        """Terms whose targets are all tokens but padding."""
+        """Terms whose targets are all tokens except padding."""
         soft = (SOFT,) if self.soft and self.positions == "all" else ()
         return (*soft, COSINE) if self.cosine else soft
 
     def wrap(self, objective: HasMaskedLMLoss, tokenizer: Tokenizer) -> MaskedLMDistillation:
-        """The objective with the teacher.
+        """Wrap the objective for distillation.
 
         Raises:
-            UserError: no teacher, one of another tokenizer, or one without a masked LM head.
+            UserError: the teacher is missing, has another tokenizer, or no masked LM head.
         """
         teacher = Teacher.open(self.source, tokenizer)
         if not isinstance(teacher.stored.model.head, MaskedLMHead):
             raise UserError(
-                f"the teacher {self.source} has no masked LM head; take one that objective mlm pretrained, or "
-                f"distil this one in fine-tuning: homespun distill finetune classify --teacher {self.source} ..."
+                f"the teacher {self.source} has no masked LM head; take a model pretrained with objective mlm, or "
+                f"distil it in fine-tuning: homespun distill finetune classify --teacher {self.source} ..."
             )
         return MaskedLMDistillation(objective, teacher, self)
 
@@ -81,70 +81,68 @@ class TokenTeacher(Config):
 class LabelTeacher(Config):
     """A classifier as teacher."""
 
-    source: str = Field(default="", description="run or model/ folder, fine-tuned for the same labels")
+    source: str = Field(default="", description="run or model/ folder with the same labels")
     temperature: float = Field(default=2.0, gt=0)
     soft: Weight = Field(default=5.0, description="weight of T^2 KL(teacher || student)")
-    hard: Weight = Field(default=2.0, description="weight of the labels themselves")
-    cosine: Weight = Field(default=0.0, description="weight of the hidden states' direction; 0: without")
+    hard: Weight = Field(default=2.0, description="weight of the loss of the labels")
+    cosine: Weight = Field(default=0.0, description="weight of the cosine distance of hidden states")
     cache: str = Field(default="", description="folder for the teacher's logits, computed once for all epochs")
-    cache_size: Annotated[Count, Field(gt=0)] = Field(
-        default=1_000_000_000, description="bytes that they may take there, such as 2G"
-    )
+    cache_size: Annotated[Count, Field(gt=0)] = Field(default=1_000_000_000, description="bytes of the cache, like 2G")
 
     @model_validator(mode="after")
     def _logits_alone(self) -> LabelTeacher:
         if self.cache and self.cosine:
-            raise ValueError("cache keeps the teacher's logits, and cosine reads its hidden states; set one of them")
+            raise ValueError("cache stores logits, and cosine needs hidden states; set one of them")
         _check_weights(self.soft, self.cosine)
         return self
 
     @property
     def terms(self) -> dict[str, str | None]:
-        """Terms besides that of the labels; each is a mean over texts."""
+        """Terms besides the loss of the labels; each is a mean over texts."""
         return {name: None for name, weight in ((SOFT, self.soft), (COSINE, self.cosine)) if weight}
 
     def wrap(self, objective: HasLogits, tokenizer: Tokenizer, labels: Labels) -> LabelDistillation:
-        """The objective with the teacher.
+        """Wrap the objective for distillation.
 
         Raises:
-            UserError: no teacher, one of another tokenizer or of other labels.
+            UserError: the teacher is missing, has another tokenizer or other labels.
         """
         teacher = Teacher.open(self.source, tokenizer)
-        theirs = teacher.stored.labels
-        if theirs is None:
-            raise UserError(f"the teacher {self.source} labels nothing; fine-tune it first: homespun finetune classify")
-        if theirs != labels:
+        teacher_labels = teacher.stored.labels
+        if teacher_labels is None:
+            raise UserError(f"the teacher {self.source} has no labels; fine-tune it first: homespun finetune classify")
+        if teacher_labels != labels:
+            names = [", ".join(one.names[:9]) + " (multi-label)" * one.multi_label for one in (teacher_labels, labels)]
             raise UserError(
-                f"the teacher {self.source} has the labels {', '.join(theirs.names[:9])}"
-                f"{' (several a text)' if theirs.multi_label else ''} and the data has {', '.join(labels.names[:9])}"
-                f"{' (several a text)' if labels.multi_label else ''}; take one that was fine-tuned for these labels"
+                f"the teacher {self.source} has the labels {names[0]}, and the data has {names[1]}; take a teacher "
+                f"fine-tuned for these labels"
             )
         return LabelDistillation(objective, teacher, self, labels)
 
 
 def _check_weights(soft: float, cosine: float) -> None:
     if not (soft or cosine):
-        raise ValueError("soft=0 and cosine=0 leave a teacher nothing to teach; set one above 0, or leave teacher out")
+        raise ValueError("teacher.soft=0 and teacher.cosine=0 disable the teacher; set one above 0, or leave it out")
 
 
 class HasMaskedLMLoss(Protocol):
-    """Interface of objectives that a teacher of tokens wraps: `homespun.objectives.mlm.MaskedLMObjective`."""
+    """Interface of objectives for distillation of tokens: `homespun.objectives.mlm.MaskedLMObjective`."""
 
     @property
     def model(self) -> Model:
         """Student."""
 
     def loss_of_hidden(self, hidden: Tensor, batch: Batch) -> Loss:
-        """The terms of (batch, seq, hidden) vectors, among them ``mlm``."""
+        """Terms for (batch, seq, hidden) hidden states, with ``mlm``."""
 
     def export_model(self) -> tuple[Model, ModelConfig]:
         """Model to save after training, with its config."""
 
 
 class MaskedLMDistillation(nn.Module):
-    """DistilBERT's triple loss: ``soft``, ``mlm`` and ``cosine``, each a mean over its own targets.
+    """DistilBERT's triple loss: ``soft``, ``mlm`` and ``cosine``, each a mean over its targets.
 
-    If teacher and student differ in width, a learned projection maps the student's hidden states; it is not kept.
+    If teacher and student differ in width, a learned projection maps the student's hidden states; it is not exported.
     """
 
     def __init__(self, objective: HasMaskedLMLoss, teacher: Teacher, config: TokenTeacher) -> None:
@@ -155,11 +153,9 @@ class MaskedLMDistillation(nn.Module):
 
     @property
     def model(self) -> Model:
-        """The student."""
         return self.objective.model
 
     def forward(self, batch: Batch) -> Loss:
-        """Terms of student and teacher, each of which reads the batch once."""
         hidden = self.model.read(batch.input_ids, batch.context)
         terms = _reweight(self.objective.loss_of_hidden(hidden, batch), "mlm", self.config.hard)
         teacher_outputs = self.teacher.read(batch)
@@ -179,14 +175,14 @@ class MaskedLMDistillation(nn.Module):
         return Loss(terms)
 
     def export_model(self) -> tuple[Model, ModelConfig]:
-        """The student alone."""
+        """The student without the teacher."""
         return self.objective.export_model()
 
 
 class LabelDistillation(WrappedClassifier):
     """Adds ``soft``, a mean over the texts, and ``cosine`` to the loss of the labels.
 
-    With several labels a text, each label is a distribution, and a text has their mean.
+    Multi-label: each label is a distribution, and a text has the mean of its labels.
     """
 
     def __init__(self, objective: HasLogits, teacher: Teacher, config: LabelTeacher, labels: Labels) -> None:
@@ -198,7 +194,7 @@ class LabelDistillation(WrappedClassifier):
             self._teacher_logits = LogitCache(teacher, config.cache, labels=len(labels), limit=config.cache_size)
 
     def output(self, batch: Batch) -> ClassifierOutput:
-        """Output of the student, its loss with the terms ``soft`` and ``cosine``."""
+        """Output of the student; its loss has the terms ``soft`` and ``cosine``."""
         student_output = self.objective.output(batch)
         terms = _reweight(student_output.loss, "loss", self.config.hard)
         hidden = None
@@ -212,16 +208,14 @@ class LabelDistillation(WrappedClassifier):
         return replace(student_output, loss=Loss(terms))
 
     def _soft_loss(self, logits: Tensor, teacher_outputs: Tensor) -> Tensor:
-        """(texts,)."""
+        """(texts, labels) of student and teacher -> (texts,)."""
         if self.multi_label:
-            of_each = soft_label_loss(
-                binary_log_probs(logits), binary_log_probs(teacher_outputs), temperature=self.config.temperature
-            )
-            return of_each.mean(-1)
-        return soft_label_loss(logits, teacher_outputs, temperature=self.config.temperature)
+            logits, teacher_outputs = binary_log_probs(logits), binary_log_probs(teacher_outputs)
+        losses = soft_label_loss(logits, teacher_outputs, temperature=self.config.temperature)
+        return losses.mean(-1) if self.multi_label else losses
 
     def _cosine_term(self, hidden: Tensor, teacher_outputs: Tensor, batch: Batch) -> Term:
-        """Mean distance over the tokens of a text, all its chunks together."""
+        """Mean distance over the tokens of a text, including all its chunks."""
         keep = torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
         distances = (_cosine_distance(self.projection(hidden), teacher_outputs) * keep).sum(1)  # (sequences,)
         tokens = keep.sum(1).to(distances.dtype)
@@ -237,7 +231,7 @@ def _vocab_logits(model: Model, vectors: Tensor) -> VocabLogits:
 
 
 def _reweight(loss: Loss, name: str, weight: float) -> dict[str, Term]:
-    """Return the terms, ``name`` with another weight."""
+    """The terms, ``name`` with another weight."""
     return loss.terms | {name: replace(loss.terms[name], weight=weight)}
 
 
@@ -247,17 +241,17 @@ def _cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def _real_positions(batch: Batch) -> Tensor:
-    """(tokens,) positions of the real tokens in batch * seq."""
+    """(tokens,) positions of all tokens except padding in batch * seq."""
     if batch.attention_mask is None:
         return torch.arange(batch.input_ids.numel(), device=batch.input_ids.device)
     return batch.attention_mask.flatten().nonzero().squeeze(1)
 
 
 def _projection(student: Model, teacher: Teacher, cosine: float) -> nn.Module:
-    own, theirs = student.backbone.hidden_size, teacher.stored.model.backbone.hidden_size
-    if own == theirs or not cosine:
+    size, teacher_size = student.backbone.hidden_size, teacher.stored.model.backbone.hidden_size
+    if size == teacher_size or not cosine:
         return nn.Identity()
-    logger.info("hidden sizes: student %d, teacher %d; a projection maps the first to the second", own, theirs)
-    projection = nn.Linear(own, theirs)
+    logger.info("hidden sizes: student %d, teacher %d; a projection maps the first to the second", size, teacher_size)
+    projection = nn.Linear(size, teacher_size)
     initialise([projection], _INITIALIZER_RANGE)
     return projection

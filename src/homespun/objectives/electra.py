@@ -1,4 +1,4 @@
-"""Replaced token detection (Clark et al. 2020): a generator replaces tokens, a discriminator finds them."""
+"""Replaced token detection (Clark et al. 2020): a generator replaces tokens, a discriminator detects them."""
 
 from __future__ import annotations
 
@@ -16,30 +16,27 @@ from homespun.models.encoder import EncoderConfig, initialise
 from homespun.models.heads import DiscriminatorHeadConfig, MaskedLMHeadConfig, enhanced_mask_decoder
 from homespun.models.model import Model
 from homespun.objectives.mlm import MlmCollator, gather_positions, replacement, require_bidirectional
-from homespun.objectives.protocol import PretrainingConfig, UnigramTerm
+from homespun.objectives.protocol import PretrainingConfig, UnigramTerm, reuse_head
 from homespun.text.tokenizer import Tokenizer
 
 
 class Electra(PretrainingConfig):
-    """Generator and discriminator trained together; embeddings tied; only the discriminator is kept."""
+    """Generator and discriminator with tied embeddings, trained together; only the discriminator is exported."""
 
     kind: Literal["electra"] = "electra"
-    probability: float = Field(default=0.15, gt=0, lt=1, description="share of tokens that the generator fills")
-    mask_share: float = Field(
-        default=0.85, ge=0, le=1, description="of those, masked; the rest stay as they are, as in the released code"
-    )
-    generator_size: float = Field(default=0.25, gt=0, le=1, description="width of the generator / the discriminator's")
-    generator_layers: float = Field(default=1.0, gt=0, le=1, description="depth of the generator / the discriminator's")
-    discriminator_weight: float = Field(default=50.0, gt=0, description="weight of the discriminator's loss")
+    probability: float = Field(default=0.15, gt=0, lt=1, description="share of tokens that the generator predicts")
+    mask_share: float = Field(default=0.85, ge=0, le=1, description="share of these that are masked; others are kept")
+    generator_size: float = Field(default=0.25, gt=0, le=1, description="width of the generator / discriminator")
+    generator_layers: float = Field(default=1.0, gt=0, le=1, description="depth of the generator / discriminator")
+    discriminator_weight: float = Field(default=50.0, gt=0, description="weight of the loss of the discriminator")
     whole_words: bool = Field(default=False, description="mask all pieces of a word together")
 
     @property
     def unigram_term(self) -> UnigramTerm:
-        """Term of the unigram baseline."""
         return UnigramTerm("generator", self.mask_share)
 
     def collate(self, tokenizer: Tokenizer) -> MlmCollator:
-        """The data side: masks for the generator; the discriminator's input is made in the forward pass."""
+        """Masks for the generator; the forward pass makes the input of the discriminator."""
         return MlmCollator(
             pad_id=tokenizer.pad_id,
             special=tokenizer.special_mask,
@@ -51,12 +48,11 @@ class Electra(PretrainingConfig):
         )
 
     def generator(self, backbone: EncoderConfig) -> EncoderConfig:
-        """The generator's config: the discriminator's, narrower, its heads as wide as before where that divides."""
+        """Config of the generator: a narrower discriminator, with heads of the same width if that divides."""
         layer = backbone.residual.layer_size(backbone.hidden_size)
         narrow = max(1, round(layer * self.generator_size))
-        hidden = backbone.hidden_size // layer * narrow  # two streams where the discriminator has two
-        heads = max(1, round(backbone.num_attention_heads * self.generator_size))
-        heads = math.gcd(narrow, heads)
+        hidden = backbone.hidden_size // layer * narrow  # as many streams as the discriminator
+        heads = math.gcd(narrow, max(1, round(backbone.num_attention_heads * self.generator_size)))
         return backbone.model_copy(
             update={
                 "embedding_size": backbone.embedding_size or backbone.hidden_size,
@@ -68,35 +64,29 @@ class Electra(PretrainingConfig):
         )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ElectraObjective:
-        """Objective: ``model``'s backbone becomes the discriminator's, and its head too where it is one.
+        """Objective whose discriminator has the backbone of ``model``, and its discriminator head or a new one.
 
         Raises:
             UserError: the backbone is causal.
         """
         stack = model.one_stack("objective electra")
         require_bidirectional(model, "electra")
-        own = model.head if isinstance(model.head, DiscriminatorHeadConfig) else None
-        discriminates = own or DiscriminatorHeadConfig(hidden_act=stack.hidden_act)
-        config = ModelConfig(backbone=model.backbone, head=discriminates)
+        config = reuse_head(model, DiscriminatorHeadConfig(hidden_act=stack.hidden_act))
         discriminator = config.build()
-        small, fills = self.generator(stack), MaskedLMHeadConfig()
-        backbone = small.build(discriminator.backbone.embeddings)
-        head = fills.build(backbone)
+        generator_config = ModelConfig(backbone=self.generator(stack), head=MaskedLMHeadConfig())
+        backbone = self.generator(stack).build(discriminator.backbone.embeddings)
+        head = MaskedLMHeadConfig().build(backbone)
         initialise(head.modules(), model.backbone.initializer_range)
-        return ElectraObjective(
-            Model(backbone, head, reader=enhanced_mask_decoder),
-            discriminator,
-            config,
-            generator_config=ModelConfig(backbone=small, head=fills),
-            weight=self.discriminator_weight,
-        )
+        generator = Model(backbone, head, reader=enhanced_mask_decoder)
+        weight = self.discriminator_weight
+        return ElectraObjective(generator, discriminator, config, generator_config=generator_config, weight=weight)
 
 
 class ElectraObjective(nn.Module):
-    """Terms ``generator`` (masked LM) and ``discriminator`` (binary, over all real tokens), and what they get right.
+    """Terms ``generator`` (masked LM) and ``discriminator`` (binary, over all tokens except padding), and their
+    accuracies.
 
-    Tokens are sampled from the generator, not the most likely taken, and no gradient flows through them; a sample that
-    happens to be the original counts as original.
+    Tokens are sampled from the generator, without a gradient; a sample that equals the original counts as original.
     """
 
     def __init__(
@@ -116,7 +106,7 @@ class ElectraObjective(nn.Module):
         self.weight = weight
 
     def forward(self, batch: Batch) -> Loss:
-        """Generator on the masked text, a sample for each label, discriminator on the text with the samples."""
+        """Run the generator on the masked text, sample a token for each label, run the discriminator on the result."""
         assert batch.positions is not None
         assert batch.labels is not None
         masked = gather_positions(self.generator.read(batch.input_ids, batch.context), batch.positions)
@@ -124,7 +114,7 @@ class ElectraObjective(nn.Module):
         prediction = self.generator.lm_head.predict(masked, batch.labels, uniforms=uniforms)
         samples = prediction.samples
         assert samples is not None
-        # every labelled place takes its sample, also those that were not masked, as in the released code
+        # all labelled positions take their sample, also those that were not masked, as in the released code
         filled = batch.input_ids.flatten().index_copy(0, batch.positions, samples).view_as(batch.input_ids)
         differs = (samples != batch.labels).float()
         replaced = torch.zeros(filled.numel(), device=filled.device).index_copy_(0, batch.positions, differs)
@@ -133,7 +123,7 @@ class ElectraObjective(nn.Module):
         loss = F.binary_cross_entropy_with_logits(logits, replaced, weight=keep, reduction="sum")
         right = ((logits > 0) == replaced.bool()).float()
         tokens = float(logits.numel()) if keep is None else keep.sum()
-        found = (logits.index_select(0, batch.positions) > 0) & differs.bool()
+        detected = (logits.index_select(0, batch.positions) > 0) & differs.bool()
         count = len(batch.labels)
         return Loss(
             {
@@ -141,10 +131,10 @@ class ElectraObjective(nn.Module):
                 "discriminator": Term(loss, tokens, weight=self.weight),
                 "generator_accuracy": Term(prediction.correct, count, weight=0.0),
                 "discriminator_accuracy": Term((right if keep is None else right * keep).sum(), tokens, weight=0.0),
-                "replaced_recall": Term(found.sum(), differs.sum(), weight=0.0),
+                "replaced_recall": Term(detected.sum(), differs.sum(), weight=0.0),
             }
         )
 
     def export_model(self) -> tuple[Model, ModelConfig]:
-        """The discriminator; the generator is not kept."""
+        """The discriminator and its config."""
         return self.discriminator, self.config

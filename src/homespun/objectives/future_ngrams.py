@@ -1,4 +1,4 @@
-"""Future n-grams: write masked fragments of a text, and foresee them (Qi et al. 2020, ProphetNet)."""
+"""Future n-gram prediction: generate masked fragments of a text, several tokens ahead (Qi et al. 2020, ProphetNet)."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from homespun.text.tokenizer import Tokenizer
 
 
 def choose_fragments(length: int, generator: torch.Generator, *, probability: float, every: int) -> np.ndarray:
-    """(chosen,) ascending places: ``round(probability * length)`` of them, a run of neighbours in each ``every``.
+    """(chosen,) ascending positions: ``round(probability * length)``, a span in each block of ``every`` tokens.
 
-    Where that is none of a text that has tokens it is one. The runs of two blocks may touch.
+    At least one position if there are tokens. Spans of consecutive blocks may touch.
     """
     if not length:
         return np.empty(0, np.int64)
     starts = np.arange(0, length, every)
     ends = np.minimum(starts + every, length)
-    # how much has been taken up to an end is rounded, and not how much is taken of a block: the share is then exact
+    # cumulative counts are rounded, not the counts of blocks, so that the share is exact
     sizes = np.diff(np.rint(probability * ends).astype(np.int64), prepend=0)
     if not sizes.any():
         sizes[-1] = 1
@@ -46,7 +46,7 @@ def choose_fragments(length: int, generator: torch.Generator, *, probability: fl
 
 @dataclasses.dataclass(frozen=True)
 class FragmentMasking:
-    """`homespun.objectives.seq2seq.Corruption`: fragments are masked token by token, the target is all of them."""
+    """`homespun.objectives.seq2seq.Corruption`: fragments are masked token by token; the target is all fragments."""
 
     before: int  # special tokens before a text
     probability: float
@@ -62,18 +62,18 @@ class FragmentMasking:
 
 
 class FutureNgrams(PretrainingConfig):
-    """One run of neighbours in every 64 tokens is masked, 15 % of all; each stream of the decoder writes them.
+    """A span of 15 % of each 64 tokens is masked, and each stream of the decoder predicts the fragments.
 
-    The decoder needs streams (``model.ngram``), of which stream ``s`` foresees a token ``s`` steps before it is due.
+    The decoder needs streams (``model.ngram``); stream ``s`` predicts a token ``s`` steps ahead.
     """
 
     kind: Literal["future_ngrams"] = "future_ngrams"
     row_order: ClassVar[Order] = "bucketed"
-    probability: float = Field(default=0.15, gt=0, lt=1, description="share of the tokens to write")
-    every: int = Field(default=64, ge=2, description="tokens that have one run of masked ones each")
-    mask_share: float = Field(default=0.8, ge=0, le=1, description="of those, replaced by the mask token")
-    random_share: float = Field(default=0.1, ge=0, le=1, description="of those, replaced by a random token")
-    streams: StreamWeights = Field(default=StreamWeights(), description="how the streams share the loss")
+    probability: float = Field(default=0.15, gt=0, lt=1, description="share of tokens in fragments")
+    every: int = Field(default=64, ge=2, description="tokens of a block, which has one fragment")
+    mask_share: float = Field(default=0.8, ge=0, le=1, description="share of these replaced by the mask token")
+    random_share: float = Field(default=0.1, ge=0, le=1, description="share of these replaced by a random token")
+    streams: StreamWeights = Field(default=StreamWeights(), description="loss weights of the streams")
 
     @model_validator(mode="after")
     def _shares(self) -> FutureNgrams:
@@ -81,33 +81,30 @@ class FutureNgrams(PretrainingConfig):
         return self
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
-        """Pieces of one document; see `sentence_rows`."""
         return sentence_rows(corpus, documents, length=length)
 
     def target_length(self, length: int) -> int:
-        """All fragments of a row, and the token that ends them."""
+        """All fragments of a row, and the end token."""
         return max(round(self.probability * (length - 1)), 1) + 1
 
     def collate(self, tokenizer: Tokenizer) -> CorruptionCollator:
-        """Function from rows to a batch."""
         replace = replacement(tokenizer, mask_share=self.mask_share, random_share=self.random_share)
         masking = FragmentMasking(len(tokenizer.template[0][:1]), self.probability, self.every, replace)
         return CorruptionCollator(tokenizer.pad_id, tokenizer.sep_id, masking)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective:
-        """Objective: a decoder with streams, which begins to write with the token that ends a text.
+        """Objective with a decoder with streams, which begins with the end token.
 
         Raises:
-            UserError: the model is one stack, its decoder has no streams, or not as many as they have weights.
+            UserError: the model has no decoder, or the decoder no streams, or the number of weights is wrong.
         """
-        ends = tokenizer.sep_id
-        tokens = {"bos_token_id": ends, "eos_token_id": ends, "decoder_start_token_id": ends}
+        tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id"), tokenizer.sep_id)
         config = build_seq2seq_config(model, self.kind, tokens=tokens)
         assert config.backbone.has_decoder
         if not config.backbone.ngram:
             raise UserError(
-                f"objective {self.kind} foresees tokens with a decoder's streams, and this one has none; set "
-                f"model.ngram=2, take model.preset=prophetnet-mini, or an objective that needs no streams"
+                f"objective {self.kind} needs a decoder with streams, and this one has none; set model.ngram=2, take "
+                f"model.preset=prophetnet-mini, or another objective"
             )
         self.streams.shares(config.backbone.ngram)
         return Seq2SeqObjective(config.build(), config, self.streams)

@@ -17,16 +17,22 @@ from homespun.text.clean import splitmix64
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabularies import WORD_START
 
-_BASE = 0x9E3779B97F4A7C15  # odd, and without a pattern: numbers of words are polynomials in it, modulo 2^64
+_BASE = 0x9E3779B97F4A7C15  # odd base of the polynomial hashes of words, modulo 2^64
 
 
 @dataclass(frozen=True)
 class WordHashes:
-    """Letters and digits of every token of a vocabulary. Picklable."""
+    """Hashes of the letters and digits of each token of a vocabulary. Picklable.
 
-    numbers: np.ndarray  # (vocab,) uint64: of the token's letters; 0 where it has none
-    letters: np.ndarray  # (vocab,) int64: how many it has
-    begins: np.ndarray  # (vocab,) bool: a word begins with it
+    Attributes:
+        numbers: (vocab,) uint64 hash of the letters; 0 without letters.
+        letters: (vocab,) int64 number of letters.
+        begins: (vocab,) bool, the token begins a word.
+    """
+
+    numbers: np.ndarray
+    letters: np.ndarray
+    begins: np.ndarray
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> WordHashes:
@@ -53,28 +59,28 @@ class WordHashes:
 
         Args:
             ids: (seq,) token ids.
-            breaks: positions where a word begins in any case: sentences.
+            breaks: positions where a word always begins: sentence starts.
 
         Returns:
-            (words,) uint64, equal for equal words, and (words,) int64, the position of the first token of each.
+            (words,) uint64 hashes, equal for equal words, and (words,) int64 positions of their first tokens.
         """
         letters = self.letters[ids]
         begins = self.begins[ids]
-        begins[1:] |= letters[:-1] == 0  # a hyphen or a bracket is between words
+        begins[1:] |= letters[:-1] == 0  # punctuation separates words
         begins[breaks] = True
         places = np.flatnonzero(letters)
         if not len(places):
             return np.empty(0, np.uint64), places
-        # a break may stand on a token without letters, and the word after it then begins all the same, see above
+        # after a break on a token without letters the next word begins, see above
         starts = np.flatnonzero(begins[places])
         if not len(starts) or starts[0]:
             starts = np.append(0, starts)
-        read = letters[places].cumsum()  # letters up to the end of each token
-        last = np.append(starts[1:], len(places)) - 1  # the last token of each word
-        behind = np.repeat(read[last], last - starts + 1) - read  # letters of the word behind each token
-        powers = np.full(int(behind.max()) + 1, _BASE, np.uint64)
+        total = letters[places].cumsum()  # letters up to the end of each token
+        last = np.append(starts[1:], len(places)) - 1  # last token of each word
+        following = np.repeat(total[last], last - starts + 1) - total  # letters of the word after each token
+        powers = np.full(int(following.max()) + 1, _BASE, np.uint64)
         powers[0] = 1
-        parts = self.numbers[ids[places]] * np.multiply.accumulate(powers)[behind]
+        parts = self.numbers[ids[places]] * np.multiply.accumulate(powers)[following]
         return np.add.reduceat(parts, starts), places[starts]
 
 
@@ -82,11 +88,13 @@ def _vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         return vocabulary
-    return {token: token_id for token_id, (token, _) in enumerate(vocabulary)}  # unigram: pairs with a score
+    return {token: token_id for token_id, (token, _) in enumerate(vocabulary)}  # unigram: (token, score)
 
 
 def _letters(token: str, symbols: Mapping[str, int] | None) -> list[int]:
-    """Codes of a token's letters, digits and combining marks; of its bytes if ``symbols`` names them."""
+    """Codes of a token's letters, digits and combining marks, or of its bytes if ``symbols`` maps characters to
+    bytes.
+    """
     if symbols is None:
         return [ord(c) for c in token.replace(WORD_START, "") if c.isalnum() or unicodedata.category(c)[0] == "M"]
     codes = [symbols[c] for c in token if c in symbols]
@@ -105,10 +113,10 @@ def _bytes_of_characters() -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Counting:
-    """Counting of repeated words: `COUNTINGS`."""
+    """Count of repeated words: `COUNTINGS`."""
 
-    most: int  # clip of a word's count on either side
-    both: int  # added to the document's count for a word that both sides have
+    most: int  # maximum count of a word on either side
+    both: int  # added to the document's count of a word on both sides
 
 
 COUNTINGS = {"original": Counting(most=2**62, both=0), "unique": Counting(most=1, both=1)}
@@ -117,27 +125,35 @@ Rouge = Literal["original", "unique"]
 
 @dataclass(frozen=True)
 class WordCounts:
-    """Counts of words by sentence, sparse: pairs of a word and a sentence that has it."""
+    """Sparse counts of words by sentence.
 
-    word: np.ndarray  # (pairs,) int64, ascending: the number of a word
-    sentence: np.ndarray  # (pairs,) int64
-    count: np.ndarray  # (pairs,) int64
-    total: np.ndarray  # (words,) int64: of the word in the document
+    Attributes:
+        word: (pairs,) int64 word numbers, ascending.
+        sentence: (pairs,) int64 sentence numbers.
+        count: (pairs,) int64 counts of the word in the sentence.
+        total: (words,) int64 counts in the document.
+        sentences: number of sentences.
+    """
+
+    word: np.ndarray
+    sentence: np.ndarray
+    count: np.ndarray
+    total: np.ndarray
     sentences: int
 
     def f1(self, overlap: np.ndarray, counting: Counting) -> np.ndarray:
-        """(n,) words that a part and the rest both have -> (n,) ROUGE-1 F1 of the part against the rest."""
+        """(n,) words that a part shares with the rest -> (n,) ROUGE-1 F1 of the part against the rest."""
         size = np.minimum(self.total, counting.most).sum() + counting.both * overlap
         return np.asarray(2.0 * overlap / np.maximum(size, 1))
 
 
 def count_words(words: WordHashes, ids: np.ndarray, ends: np.ndarray) -> WordCounts:
-    """The words of a text by sentence.
+    """Count the words of a text by sentence.
 
     Args:
-        words: of the tokenizer.
+        words: hashes of the tokenizer.
         ids: (seq,) token ids.
-        ends: (sentences,) where each ends in ``ids``, exclusive; what stands behind the last is of no sentence.
+        ends: (sentences,) end of each in ``ids``, exclusive; later tokens are ignored.
     """
     numbers, positions = words(ids[: ends[-1]], ends[:-1])
     sentences = len(ends)
@@ -155,53 +171,53 @@ def score_independently(counts: WordCounts, counting: Counting) -> np.ndarray:
 
 
 def select_independent(counts: WordCounts, counting: Counting, factors: np.ndarray, number: int) -> np.ndarray:
-    """(number,) sentences with the highest scores, each times its factor; of equal ones the earlier."""
+    """(number,) ascending sentences with the highest scores times factors; of equal ones the earlier."""
     scores = score_independently(counts, counting) * factors
     best: np.ndarray = np.sort(np.argsort(-scores, kind="stable")[:number])
     return best
 
 
 def select_sequential(counts: WordCounts, counting: Counting, factors: np.ndarray, number: int) -> np.ndarray:
-    """(number,) sentences, taken one by one: each time that which, with those taken, scores highest against the rest.
+    """(number,) ascending sentences, selected one by one so that the selection scores highest against the rest.
 
-    Of equal ones the earlier. A candidate's score is times its factor.
+    A candidate's score is multiplied by its factor; of equal ones the earlier is selected.
     """
-    taken = np.zeros(number, np.int64)
-    inside = np.zeros_like(counts.total)  # (words,) how often each stands in what is taken
+    selected = np.zeros(number, np.int64)
+    inside = np.zeros_like(counts.total)  # (words,) counts in the selection
     totals = counts.total[counts.word]
-    shared = 0.0  # words that what is taken and the rest both have
-    gains = _shared_count(counts.count, totals, counting)  # (pairs,) what each pair would add to that
+    shared = 0.0  # words that the selection shares with the rest
+    gains = _shared_count(counts.count, totals, counting)  # (pairs,) increase of `shared`
     gain = np.bincount(counts.sentence, weights=gains, minlength=counts.sentences)  # (sentences,)
-    open_ = np.ones(counts.sentences, np.bool_)
+    candidates = np.ones(counts.sentences, np.bool_)
     for step in range(number):
-        scores = np.where(open_, counts.f1(shared + gain, counting) * factors, -1.0)
-        best = taken[step] = int(scores.argmax())
+        scores = np.where(candidates, counts.f1(shared + gain, counting) * factors, -1.0)
+        best = selected[step] = int(scores.argmax())
         shared += gain[best]
-        open_[best] = False
-        own = counts.sentence == best
-        inside[counts.word[own]] += counts.count[own]
-        # only the words of this sentence have other counts than before
+        candidates[best] = False
+        mask = counts.sentence == best
+        inside[counts.word[mask]] += counts.count[mask]
+        # gains change for the words of this sentence only
         changed = np.zeros(len(inside), np.bool_)
-        changed[counts.word[own]] = True
+        changed[counts.word[mask]] = True
         pairs = np.flatnonzero(changed[counts.word])
-        before, total = inside[counts.word[pairs]], totals[pairs]
-        now = _shared_count(before + counts.count[pairs], total, counting) - _shared_count(before, total, counting)
-        gain += np.bincount(counts.sentence[pairs], weights=now - gains[pairs], minlength=counts.sentences)
-        gains[pairs] = now
-    return np.sort(taken)
+        old, total = inside[counts.word[pairs]], totals[pairs]
+        new = _shared_count(old + counts.count[pairs], total, counting) - _shared_count(old, total, counting)
+        gain += np.bincount(counts.sentence[pairs], weights=new - gains[pairs], minlength=counts.sentences)
+        gains[pairs] = new
+    return np.sort(selected)
 
 
 def _shared_count(part: np.ndarray, total: np.ndarray, counting: Counting) -> np.ndarray:
-    """Clipped count of each word that a part shares with the rest, of ``total``."""
+    """Clipped count of each word that a part shares with the rest, given its ``total``."""
     both: np.ndarray = np.minimum(np.minimum(part, total - part), counting.most)
     return both
 
 
 class SentenceSelector(Protocol):
-    """Chooses sentences of a document."""
+    """Interface of the selection of sentences of a document."""
 
     def __call__(self, ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:
-        """(seq,) ids and the (sentences,) ends in them -> (number,) ascending sentences."""
+        """(seq,) ids and (sentences,) their ends -> (number,) ascending sentences."""
         ...
 
 
@@ -218,12 +234,12 @@ def select_lead(ids: np.ndarray, ends: np.ndarray, number: int, generator: torch
 
 @dataclass(frozen=True)
 class PrincipalSelector:
-    """Principal sentences, as `select_independent` or `select_sequential` choose them."""
+    """Principal sentences, by `select_independent` or `select_sequential`."""
 
     words: WordHashes
     choose: Callable[[WordCounts, Counting, np.ndarray, int], np.ndarray]
     counting: Counting
-    noise: float  # each score is times a number from 1 - noise to 1 + noise
+    noise: float  # scores are multiplied by random factors from 1 - noise to 1 + noise
 
     def __call__(self, ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:
         factors = np.ones(len(ends))

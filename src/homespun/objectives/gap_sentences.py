@@ -1,4 +1,4 @@
-"""Gap sentences: write the sentences that were taken out of a text (Zhang et al. 2020, PEGASUS)."""
+"""Gap sentence generation: generate sentences that were removed from a text (Zhang et al. 2020, PEGASUS)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Order
-from homespun.data.rows import Row, Rows, SentenceRows, pad
+from homespun.data.rows import Row, Rows, SentenceRows, SubsetRows, pad
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
@@ -44,7 +44,7 @@ from homespun.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-SENTENCE_MASK = "<mask_1>"  # what the released tokenizers call it
+SENTENCE_MASK = "<mask_1>"  # name in the released tokenizers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,21 +56,21 @@ class TokenMasking:
     replace: Replace
 
     def __call__(self, ids: np.ndarray, positions: np.ndarray, generator: torch.Generator) -> tuple[np.ndarray, ...]:
-        """(seq,) ids, of which those at ``positions`` may be masked -> corrupted ids, (masked,) positions, labels."""
+        """(seq,) ids, of which ``positions`` may be masked -> corrupted ids, (masked,) positions, labels."""
         chosen = positions[choose_positions(ids[positions], self.special, generator, probability=self.probability)]
         return self.replace(ids, chosen, generator), chosen, ids[chosen]
 
 
 @dataclasses.dataclass(frozen=True)
 class GapSentenceCollator:
-    """Collate: chosen sentences are each one token in the source, and the target all of them, in their order."""
+    """Collate: each selected sentence is one token in the source; the target is all of them in order."""
 
     pad_id: int
     gap_id: int
     before: int  # special tokens before a text
     select: SentenceSelector
-    ratio: tuple[float, float]  # of the sentences of a row, drawn between these
-    intact: float  # share of the chosen that stay in the source
+    ratio: tuple[float, float]  # range of the share of selected sentences
+    intact: float  # share of the selected sentences that are kept in the source
     tokens: TokenMasking | None = None
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
@@ -85,7 +85,7 @@ class GapSentenceCollator:
                 labels.append(truth)
             sources.append(Row(source))
             targets.append(target)
-        # a decoder begins with the padding token, as the released ones do
+        # the decoder begins with the padding token, as in the released models
         batch = add_decoder_inputs(pad(sources, self.pad_id), targets, start_id=self.pad_id, pad_id=self.pad_id)
         if self.tokens is None:
             return batch
@@ -99,10 +99,9 @@ class GapSentenceCollator:
         )
 
     def gaps(self, row: Row, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The source, the target, and the places in the source of what was not chosen.
+        """(source,) ids, (target,) ids, and the positions in the source that were not selected.
 
-        At least one sentence is chosen and at least one is not; of a text of one sentence none, and its target is but
-        the token that ends it.
+        At least one sentence is selected and one is not; a text of one sentence has the target of an end token.
         """
         ids, before = row.input_ids, self.before
         ends = np.array([len(ids) - 1]) if row.sentence_ends is None else row.sentence_ends
@@ -112,87 +111,79 @@ class GapSentenceCollator:
         number = min(max(round(ratio * len(ends)), 1), len(ends) - 1)
         chosen = np.zeros(len(ends), np.bool_)
         chosen[self.select(ids[before:-1], ends - before, number, generator)] = True
-        gone = chosen.copy()
+        removed = chosen.copy()
         if self.intact:
-            gone &= torch.rand(len(ends), generator=generator).numpy() >= self.intact
-        of_chosen, kept = np.zeros(len(ids), np.bool_), np.ones(len(ids), np.bool_)
-        of_chosen[before:-1], kept[before:-1] = chosen.repeat(lengths), ~gone.repeat(lengths)
+            removed &= torch.rand(len(ends), generator=generator).numpy() >= self.intact
+        target, kept = np.zeros(len(ids), np.bool_), np.ones(len(ids), np.bool_)
+        target[before:-1], kept[before:-1] = chosen.repeat(lengths), ~removed.repeat(lengths)
         source = ids.copy()
-        begins = (ends - lengths)[gone]
+        begins = (ends - lengths)[removed]
         source[begins] = self.gap_id
         kept[begins] = True
-        others = ~of_chosen
+        others = ~target
         others[:before] = others[-1] = False
-        return source[kept], np.append(ids[of_chosen], ids[-1]), np.flatnonzero(others[kept])
+        return source[kept], np.append(ids[target], ids[-1]), np.flatnonzero(others[kept])
 
 
 class GapSentenceGeneration(PretrainingConfig):
-    """30 % of a text's sentences, those most similar to the rest, as PEGASUS-large chose them (Ind-Orig).
+    """30 % of the sentences, those most similar to the rest, as PEGASUS-large (Ind-Orig).
 
-    As it was released, "mixed and stochastic": ``ratio: 0.15, highest_ratio: 0.45, noise: 0.2``. With a fifth of the
-    sentences left where they are, to be copied: ``ratio: 0.45, intact: 0.2``.
+    The released "mixed and stochastic" model has ``ratio: 0.15, highest_ratio: 0.45, noise: 0.2``. With a fifth of the
+    selected sentences kept in the source: ``ratio: 0.45, intact: 0.2``.
     """
 
     kind: Literal["gap_sentences"] = "gap_sentences"
     row_order: ClassVar[Order] = "bucketed"
     selection: Literal["independent", "sequential", "lead", "random"] = Field(
-        default="independent",
-        description="the sentences that score highest against the rest, each alone or one after the other (principal: "
-        "Ind, Seq), or the first, or any",
+        default="independent", description="principal sentences (Ind, Seq), the first, or random ones"
     )
-    rouge: Rouge = Field(default="original", description="words count as often as they come, or once (Orig, Uniq)")
-    ratio: float = Field(default=0.3, gt=0, lt=1, description="share of the sentences that are taken out")
-    highest_ratio: float | None = Field(
-        default=None, gt=0, lt=1, description="the share is drawn for each row, from `ratio` to this"
-    )
-    noise: float = Field(default=0.0, ge=0, lt=1, description="scores go up or down by a random share, up to this")
-    intact: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the chosen sentences that stay in the source and are only copied"
-    )
-    mlm: float = Field(default=0.0, ge=0, lt=1, description="share of the other tokens that the encoder is to predict")
-    mask_share: float = Field(default=0.8, ge=0, le=1, description="of those, replaced by the mask token")
-    random_share: float = Field(default=0.1, ge=0, le=1, description="of those, replaced by a random token")
+    rouge: Rouge = Field(default="original", description="count repeated words, or each word once (Orig, Uniq)")
+    ratio: float = Field(default=0.3, gt=0, lt=1, description="share of sentences that are selected")
+    highest_ratio: float | None = Field(default=None, gt=0, lt=1, description="upper limit of a random share")
+    noise: float = Field(default=0.0, ge=0, lt=1, description="maximum random relative change of scores")
+    intact: float = Field(default=0.0, ge=0, lt=1, description="share of selected sentences kept in the source")
+    mlm: float = Field(default=0.0, ge=0, lt=1, description="share of other tokens that the encoder predicts")
+    mask_share: float = Field(default=0.8, ge=0, le=1, description="share of these replaced by the mask token")
+    random_share: float = Field(default=0.1, ge=0, le=1, description="share of these replaced by a random token")
 
     @model_validator(mode="after")
     def _fits(self) -> GapSentenceGeneration:
         if self.highest_ratio is not None and self.highest_ratio < self.ratio:
-            raise ValueError(
-                f"highest_ratio={self.highest_ratio} is below ratio={self.ratio}, the lowest; exchange the two"
-            )
+            raise ValueError(f"highest_ratio={self.highest_ratio} is below ratio={self.ratio}; exchange them")
         check_shares(self.mask_share, self.random_share)
         return self
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
-        """Whole sentences of one document, two or more.
+        """Two sentences or more of one document.
 
         Raises:
             UserError: the corpus was built without sentence ends, or no row has two sentences.
         """
         if not corpus.has_sentences:
             raise UserError(
-                f"gap sentences need to know where sentences end, and corpus {corpus.path} was built without; build it "
+                f"objective gap_sentences needs sentence ends, and corpus {corpus.path} was built without; build it "
                 f"again with: homespun corpus build --sentences"
             )
-        return MultiSentenceRows(sentence_rows(corpus, documents, length=length))
+        return multi_sentence_rows(sentence_rows(corpus, documents, length=length))
 
     def target_length(self, length: int) -> int:
-        """Of unequal sentences the longest may be chosen: all of a row but a token."""
+        """The longest sentence may be selected, up to the length of a row."""
         return length
 
     def collate(self, tokenizer: Tokenizer) -> GapSentenceCollator:
-        """Function from rows to a batch.
+        """Build the collate.
 
         Raises:
-            UserError: tokens are to be masked too, and the tokenizer has one mask token for both.
+            UserError: ``mlm`` with a tokenizer that has one mask token for tokens and sentences.
         """
         gap_id = _gap_id(tokenizer)
         tokens = None
         if self.mlm:
             if gap_id == tokenizer.mask_id:
                 raise UserError(
-                    f"objective.mlm={self.mlm} masks tokens and sentences, and this tokenizer has one mask token "
-                    f"for both; make one with `homespun tokenizer train --sentinels 1`, or "
-                    f"`homespun tokenizer extend TOKENIZER --sentinels 1`, or set objective.mlm=0"
+                    f"objective.mlm={self.mlm} needs different mask tokens for tokens and sentences; make a tokenizer "
+                    f"with `homespun tokenizer train --sentinels 1` or `homespun tokenizer extend TOKENIZER "
+                    f"--sentinels 1`, or set objective.mlm=0"
                 )
             replace = replacement(tokenizer, mask_share=self.mask_share, random_share=self.random_share)
             tokens = TokenMasking(tokenizer.special_mask, self.mlm, replace)
@@ -207,18 +198,9 @@ class GapSentenceGeneration(PretrainingConfig):
         )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective | GapSentenceObjective:
-        """Objective: an encoder with a decoder, which begins to write with the padding token.
-
-        Raises:
-            UserError: the model is one stack.
-        """
-        ends = tokenizer.sep_id
-        tokens = {
-            "bos_token_id": None,
-            "eos_token_id": ends,
-            "decoder_start_token_id": tokenizer.pad_id,
-            "forced_eos_token_id": ends,
-        }
+        """Objective with an encoder-decoder, whose decoder begins with the padding token."""
+        tokens = {"bos_token_id": None, "decoder_start_token_id": tokenizer.pad_id}
+        tokens |= dict.fromkeys(("eos_token_id", "forced_eos_token_id"), tokenizer.sep_id)
         config = build_seq2seq_config(model, self.kind, tokens=tokens)
         built = config.build()
         if not self.mlm:
@@ -239,41 +221,24 @@ class GapSentenceGeneration(PretrainingConfig):
                 return PrincipalSelector(WordHashes.of(tokenizer), choose, COUNTINGS[self.rouge], self.noise)
 
 
-class MultiSentenceRows:
-    """Rows of two sentences or more: of a single one nothing would be left to write it from.
-
-    Raises:
-        UserError: there is none.
-    """
-
-    def __init__(self, rows: SentenceRows) -> None:
-        self.rows = rows
-        self.indices = np.flatnonzero(rows.sentences > 1)
-        self.lengths: np.ndarray = rows.lengths[self.indices]
-        if not len(self.indices):
-            raise UserError(
-                f"gap sentences are written from the other sentences of a text, and none of {len(rows):,} rows has "
-                f"two; raise data.max_length, join the lines of a text into documents, or use objective span_corruption"
-            )
-        if len(self.indices) < len(rows):
-            logger.warning(
-                "%s of %s rows are one sentence, of which nothing can be taken out: they are left out",
-                f"{len(rows) - len(self.indices):,}",
-                f"{len(rows):,}",
-            )
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> Row:
-        return self.rows[int(self.indices[index])]
+def multi_sentence_rows(rows: SentenceRows) -> SubsetRows:
+    """The rows of two sentences or more. Raises `UserError` if there are none."""
+    indices = np.flatnonzero(rows.sentences > 1)
+    if not len(indices):
+        raise UserError(
+            f"objective gap_sentences needs rows of two sentences, and none of {len(rows):,} rows has two; raise "
+            f"data.max_length, join the lines of a text into documents, or use objective span_corruption"
+        )
+    if single := len(rows) - len(indices):
+        logger.warning("%s of %s rows have one sentence and are left out", f"{single:,}", f"{len(rows):,}")
+    return SubsetRows(rows, indices)
 
 
 class GapSentenceObjective(Objective):
-    """Terms ``seq2seq`` and ``mlm``, and their accuracies. Keeps the model with its language model's head.
+    """Terms ``seq2seq`` and ``mlm``, and their accuracies. Exports the model with its language model head.
 
-    The encoder predicts masked tokens through the word embeddings, with a projection if these are narrower; it is not
-    kept.
+    The encoder predicts masked tokens with the word embeddings, through a projection if these are narrower; the
+    projection is not exported.
     """
 
     def __init__(self, model: Model, config: ModelConfig, words: CausalLMHead) -> None:
@@ -281,14 +246,13 @@ class GapSentenceObjective(Objective):
         self.words = words
 
     def forward(self, batch: Batch) -> Loss:
-        """Both stacks are run once."""
         source = self.model.backbone.encode(batch.input_ids, **batch.context)
         mlm = token_terms("mlm", self.words, source.hidden, batch.source_positions, batch.source_labels)
         return Loss(decoder_loss(self.model, source, batch) | mlm)
 
 
 def _gap_id(tokenizer: Tokenizer) -> int:
-    """Token that replaces a sentence: its own, if the tokenizer has one, or the mask token."""
+    """Token that replaces a sentence: <mask_1> or a sentinel if the tokenizer has one, else the mask token."""
     for token_id in np.flatnonzero(tokenizer.special_mask).tolist():
         if tokenizer.decode([token_id], skip_special_tokens=False) == SENTENCE_MASK:
             return int(token_id)

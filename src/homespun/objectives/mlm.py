@@ -23,7 +23,7 @@ from homespun.models.encoder_decoder import StackConfig
 from homespun.models.heads import LanguageModelHead, MaskedLMHeadConfig, NextSentenceHead
 from homespun.models.model import Model
 from homespun.objectives.distillation import MaskedLMDistillation, TokenTeacher
-from homespun.objectives.protocol import Objective, PretrainingConfig, UnigramTerm
+from homespun.objectives.protocol import Objective, PretrainingConfig, UnigramTerm, reuse_head
 from homespun.text.tokenizer import Tokenizer
 
 Replace = Callable[[np.ndarray, np.ndarray, torch.Generator], np.ndarray]
@@ -31,25 +31,16 @@ Replace = Callable[[np.ndarray, np.ndarray, torch.Generator], np.ndarray]
 
 
 def check_shares(mask_share: float, random_share: float) -> None:
-    """Refuse shares of masked and random tokens that exceed 1 together.
-
-    Raises:
-        ValueError: they do.
-    """
+    """Raise `ValueError` for shares of masked and random tokens with a sum above 1."""
     if mask_share + random_share > 1:
-        raise ValueError(f"mask_share={mask_share} and random_share={random_share} are more than the whole; lower one")
+        raise ValueError(f"mask_share={mask_share} and random_share={random_share} are more than 1 together; lower one")
 
 
 def replacement(tokenizer: Tokenizer, *, mask_share: float, random_share: float) -> Replace:
     """`replace` with the tokens of a tokenizer."""
     ordinary_ids = np.flatnonzero(~tokenizer.special_mask)
-    return partial(
-        replace,
-        mask_id=tokenizer.mask_id,
-        ordinary_ids=ordinary_ids,
-        mask_share=mask_share,
-        random_share=random_share,
-    )
+    with_tokens = partial(replace, mask_id=tokenizer.mask_id, ordinary_ids=ordinary_ids)
+    return partial(with_tokens, mask_share=mask_share, random_share=random_share)
 
 
 def choose_positions(
@@ -60,17 +51,17 @@ def choose_positions(
     probability: float,
     word_starts: np.ndarray | None = None,
 ) -> np.ndarray:
-    """(chosen,) sorted positions to predict: ``round(probability * ordinary tokens)`` of them, and at least one.
+    """(chosen,) ascending positions to predict: ``round(probability * ordinary tokens)``, at least one.
 
-    The count is exact, as in BERT's released code; drawing each token alone would only add variance.
+    The count is exact, as in BERT's released code; independent draws would only add variance.
 
     Args:
         input_ids: (seq,) ids.
         special: (vocab,) bool; special tokens are never chosen.
-        generator: all the randomness.
+        generator: source of all randomness.
         probability: share of the ordinary tokens.
-        word_starts: (vocab,) bool, the token begins a word; where given, whole words are chosen, until the count is
-            reached; a word that would pass it is left out, unless it is the first.
+        word_starts: (vocab,) bool, the token begins a word. If given, complete words are chosen until the count is
+            reached; a word that would exceed it is skipped, unless it is the first.
     """
     candidates = np.flatnonzero(~special[input_ids])
     if not len(candidates):
@@ -79,19 +70,19 @@ def choose_positions(
     if word_starts is None:
         order = torch.randperm(len(candidates), generator=generator).numpy()
         return np.sort(candidates[order[:count]])
-    # a word also begins after a gap, that is after a special token
+    # a word also begins after a special token
     begins = word_starts[input_ids[candidates]] | (np.diff(candidates, prepend=-2) > 1)
     starts = np.flatnonzero(begins)
     ends = np.append(starts[1:], len(candidates))
     chosen: list[np.ndarray] = []
-    taken = 0
+    count_chosen = 0
     for word in torch.randperm(len(starts), generator=generator).tolist():
         size = ends[word] - starts[word]
-        if taken and taken + size > count:
+        if count_chosen and count_chosen + size > count:
             continue
         chosen.append(candidates[starts[word] : ends[word]])
-        taken += size
-        if taken >= count:
+        count_chosen += size
+        if count_chosen >= count:
             break
     return np.sort(np.concatenate(chosen))
 
@@ -106,37 +97,37 @@ def replace(
     mask_share: float,
     random_share: float,
 ) -> np.ndarray:
-    """A copy of (seq,) ``input_ids`` where, at ``positions``, a share becomes the mask token, a share a random token
-    of ``ordinary_ids``, and the rest stays.
+    """Replace tokens of (seq,) ``input_ids`` at ``positions``, of which shares become the mask token and random tokens.
+
+    Random tokens are from ``ordinary_ids``; other positions are unchanged. Returns a copy.
     """
     corrupted = input_ids.copy()
     if not len(positions):
         return corrupted
     draw = torch.rand(len(positions), generator=generator).numpy()
     corrupted[positions[draw < mask_share]] = mask_id
-    swapped = positions[(draw >= mask_share) & (draw < mask_share + random_share)]
-    if len(swapped):
-        picks = torch.randint(len(ordinary_ids), (len(swapped),), generator=generator).numpy()
-        corrupted[swapped] = ordinary_ids[picks]
+    random_positions = positions[(draw >= mask_share) & (draw < mask_share + random_share)]
+    if len(random_positions):
+        indices = torch.randint(len(ordinary_ids), (len(random_positions),), generator=generator).numpy()
+        corrupted[random_positions] = ordinary_ids[indices]
     return corrupted
 
 
 @dataclasses.dataclass(frozen=True)
 class MlmCollator:
-    """Collate for masked prediction: picklable, all randomness comes from the rows' seeds."""
+    """Collate for masked prediction. Picklable; all randomness comes from the row seeds."""
 
     pad_id: int
     special: np.ndarray  # (vocab,) bool
     replace: Replace
-    word_starts: np.ndarray | None  # (vocab,) bool; None: tokens are chosen singly
+    word_starts: np.ndarray | None  # (vocab,) bool; None: no whole-word masking
     probability: float
-    duplicates: int = 0  # above 0: static masking, the epoch's draw repeats after so many
-    terms: tuple[str, ...] = ("mlm",)  # the names under which the masked tokens are counted
-    token_terms: tuple[str, ...] = ()  # the names under which all real tokens are counted
-    pair_terms: tuple[str, ...] = ()
+    duplicates: int = 0  # number of different masks of a row, for static masking; 0: no limit
+    terms: tuple[str, ...] = ("mlm",)  # terms whose targets are the masked tokens
+    token_terms: tuple[str, ...] = ()  # terms whose targets are all tokens except padding
+    pair_terms: tuple[str, ...] = ()  # terms whose targets are the rows
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Rows to a corrupted batch; ``positions`` and ``labels`` say where a token is predicted, and which."""
         corrupted, flat, labels = [], [], []
         width = max(len(row.input_ids) for row in rows)
         for number, (row, row_seed) in enumerate(zip(rows, row_seeds, strict=True)):
@@ -163,7 +154,7 @@ class MlmCollator:
 
 
 def gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:
-    """(batch, seq, ...) -> (targets, ...): the vectors at flat ``positions``."""
+    """(batch, seq, ...) -> (targets, ...): vectors at flat ``positions``."""
     return hidden.flatten(0, 1).index_select(0, positions)
 
 
@@ -176,10 +167,11 @@ def token_terms(
     *,
     label_smoothing: float = 0.0,
 ) -> dict[str, Term]:
-    """Cross-entropy ``name`` of predicted tokens, and their accuracy. The vocabulary projection runs only at labels.
+    """Cross-entropy ``name`` of predicted tokens, and their accuracy. Logits are computed at labels only.
 
     Args:
-        head: of a language model.
+        name: name of the term.
+        head: language model head.
         hidden: (batch, seq, hidden).
         positions: (targets,) into batch * seq.
         labels: (targets,) token ids.
@@ -195,16 +187,14 @@ def token_terms(
 
 
 class MaskedLM(PretrainingConfig):
-    """Predict masked tokens: 15%, of which 80% are the mask token, 10% a random token, 10% themselves."""
+    """Prediction of masked tokens: 15 %, of which 80 % are the mask token, 10 % a random token, 10 % unchanged."""
 
     kind: Literal["mlm"] = "mlm"
     probability: float = Field(default=0.15, gt=0, lt=1, description="share of tokens to predict")
-    mask_share: float = Field(default=0.8, ge=0, le=1, description="of those, replaced by the mask token")
-    random_share: float = Field(default=0.1, ge=0, le=1, description="of those, replaced by a random token")
-    masking: Literal["dynamic", "static"] = Field(
-        default="dynamic", description="new masks every epoch (RoBERTa), or a fixed number of them (BERT)"
-    )
-    duplicates: int = Field(default=10, ge=1, description="how many masks of each row static masking goes round")
+    mask_share: float = Field(default=0.8, ge=0, le=1, description="share of these replaced by the mask token")
+    random_share: float = Field(default=0.1, ge=0, le=1, description="share of these replaced by a random token")
+    masking: Literal["dynamic", "static"] = Field(default="dynamic", description="RoBERTa's, or BERT's with few masks")
+    duplicates: int = Field(default=10, ge=1, description="number of masks of each row in static masking")
     whole_words: bool = Field(default=False, description="mask all pieces of a word together")
     next_sentence: bool = Field(default=False, description="BERT's second task; needs a corpus with sentences")
     teacher: TokenTeacher | None = Field(default=None, description="a teacher for distillation (DistilBERT)")
@@ -212,9 +202,7 @@ class MaskedLM(PretrainingConfig):
     @model_validator(mode="after")
     def _one_task(self) -> MaskedLM:
         if self.teacher is not None and self.next_sentence:
-            raise ValueError(
-                "a teacher is asked for masked tokens alone; set next_sentence=false, or leave teacher out"
-            )
+            raise ValueError("teacher does not support next_sentence=true; set it to false, or leave teacher out")
         return self
 
     @model_validator(mode="after")
@@ -223,18 +211,16 @@ class MaskedLM(PretrainingConfig):
         return self
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
-        """Packed rows, or sentence pairs where the next sentence is predicted."""
+        """Packed rows, or sentence pairs for next sentence prediction."""
         if self.next_sentence:
             return NextSentenceRows(corpus, documents, length=length, seed=seed)
         return super().rows(corpus, documents, length=length, seed=seed)
 
     @property
     def unigram_term(self) -> UnigramTerm:
-        """Term of the unigram baseline."""
         return UnigramTerm("mlm", self.mask_share, self.random_share)
 
     def collate(self, tokenizer: Tokenizer) -> MlmCollator:
-        """Function from rows to a batch."""
         return MlmCollator(
             pad_id=tokenizer.pad_id,
             special=tokenizer.special_mask,
@@ -248,21 +234,19 @@ class MaskedLM(PretrainingConfig):
         )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> MaskedLMObjective | MaskedLMDistillation:
-        """Objective: ``model``'s backbone under a masked LM head, its own where it has one, and the teacher.
+        """Objective with the backbone of ``model``, its masked LM head or a new one, and the teacher.
 
         Raises:
-            UserError: the backbone is causal, or has one token type and the next sentence is to be predicted; a teacher
-                that cannot be opened, or that does not fit.
+            UserError: the backbone is causal, or has one token type with next sentence prediction; the teacher cannot
+                be loaded or does not fit.
         """
         backbone = require_bidirectional(model, "mlm")
         if self.next_sentence and model.backbone.type_vocab_size < 2:
             raise UserError(
-                f"next sentence prediction needs two segments and the model has "
+                f"objective.next_sentence=true needs two token types, and the model has "
                 f"type_vocab_size={model.backbone.type_vocab_size}; set model.type_vocab_size=2"
             )
-        own = model.head if isinstance(model.head, MaskedLMHeadConfig) else None
-        head = own or build_mlm_head_config(backbone)
-        config = ModelConfig(backbone=model.backbone, head=head)
+        config = reuse_head(model, build_mlm_head_config(backbone))
         built = config.build()
         pairs = None
         if self.next_sentence:
@@ -273,45 +257,40 @@ class MaskedLM(PretrainingConfig):
 
 
 def build_mlm_head_config(backbone: StackConfig) -> MaskedLMHeadConfig:
-    """A new head with the activation of the layers, and biases where these have them."""
+    """A new head with the activation of the layers, and biases if these have them."""
     return MaskedLMHeadConfig(
         hidden_act=backbone.hidden_act, transform_bias=backbone.mlp_bias, norm_bias=backbone.norm_has_bias
     )
 
 
 def require_bidirectional(model: ModelConfig, kind: str) -> StackConfig:
-    """Return the backbone, one bidirectional stack with word embeddings.
-
-    Raises:
-        UserError: it is another, such as a causal one.
-    """
+    """Return the backbone, or raise `UserError` unless it is a bidirectional stack with word embeddings."""
     backbone = model.one_text(f"objective {kind}")
     if backbone.causal:
         raise UserError(
-            f"objective {kind} needs a bidirectional model; set {backbone.causal_setting(False)} in a new "
-            f"model; one given with --from stays as it is: set objective.kind=clm"
+            f"objective {kind} needs a bidirectional model; set {backbone.causal_setting(False)} for a new model; for "
+            f"a model given with --from set objective.kind=clm"
         )
     if not backbone.has_word_embeddings:
         raise UserError(
-            f"objective {kind} needs word embeddings, and this model builds its words from characters; set "
+            f"objective {kind} needs word embeddings, and this model has character embeddings; set "
             "objective.kind=elmo, or leave model.characters out"
         )
     return backbone
 
 
 class MaskedLMObjective(Objective):
-    """Terms ``mlm`` and, with NSP, ``next_sentence``, and their accuracies. Keeps model and LM head."""
+    """Terms ``mlm`` and, with NSP, ``next_sentence``, and their accuracies. Exports model and LM head."""
 
     def __init__(self, model: Model, config: ModelConfig, next_sentence: NextSentenceHead | None) -> None:
         super().__init__(model, config)
         self.next_sentence = next_sentence
 
     def forward(self, batch: Batch) -> Loss:
-        """Loss of a corrupted batch."""
         return self.loss_of_hidden(self.model.read(batch.input_ids, batch.context), batch)
 
     def loss_of_hidden(self, hidden: Tensor, batch: Batch) -> Loss:
-        """The terms of (batch, seq, hidden) vectors that were read of the batch."""
+        """Terms for (batch, seq, hidden) hidden states of the batch."""
         terms = token_terms("mlm", self.model.lm_head, hidden, batch.positions, batch.labels)
         if self.next_sentence is not None and batch.pair_labels is not None:
             logits = self.next_sentence(hidden).float()

@@ -1,4 +1,4 @@
-"""Interfaces of objectives: their configs, the modules that compute a loss, and those that a teacher can wrap."""
+"""Interfaces of objectives: configs, modules that compute a loss, and objectives that can be wrapped."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from homespun.config import Config
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Collate, Order
 from homespun.data.rows import PackedRows, Row, Rows
-from homespun.models.config import ModelConfig
+from homespun.models.config import HeadConfig, ModelConfig
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class UnigramTerm:
-    """Term of a loss with a unigram baseline: prediction of tokens that are hidden in the input.
+    """Term of a loss with a unigram baseline.
 
     Attributes:
-        name: of the term.
-        mask_share: share of the targets whose input is the mask token, or that are not in the input.
-        random_share: share of the targets whose input is a random token; other targets are their own input.
+        name: name of the term.
+        mask_share: share of the targets that are masked in the input, or not in the input.
+        random_share: share of the targets that are a random token in the input; others are unchanged in the input.
     """
 
     name: str
@@ -56,20 +56,20 @@ class PretrainingConfig(Config):
 
     @property
     def lighter(self) -> str:
-        """A setting that takes less memory, for error messages; empty if none is known."""
+        """Setting that needs less memory, for error messages; empty if there is none."""
         return ""
 
     @property
     def unigram_term(self) -> UnigramTerm | None:
-        """Term that the unigram baseline predicts; ``None``: there is no unigram baseline."""
+        """Term with a unigram baseline; ``None``: the objective has none."""
         return None
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
-        """Training rows of at most ``length`` tokens: documents packed one after the other."""
+        """Training rows of at most ``length`` tokens; by default packed documents."""
         return PackedRows(corpus, documents, length=length)
 
     def target_length(self, length: int) -> int:
-        """Most tokens that the decoder predicts for a row of ``length``; 0: there is no decoder."""
+        """Maximum tokens that the decoder predicts for a row of ``length``; 0 without a decoder."""
         return 0
 
 
@@ -78,7 +78,7 @@ class Objective(nn.Module):
 
     Args:
         model: trained in place.
-        config: describes ``model``.
+        config: of ``model``.
     """
 
     def __init__(self, model: Model, config: ModelConfig) -> None:
@@ -94,14 +94,20 @@ class Objective(nn.Module):
         return self.model, self.config
 
 
+def reuse_head(model: ModelConfig, new: HeadConfig) -> ModelConfig:
+    """Backbone of ``model`` with its head if that has the kind of ``new``, else with ``new``."""
+    same_kind = model.head is not None and model.head.kind == new.kind
+    return ModelConfig(backbone=model.backbone, head=model.head if same_kind else new)
+
+
 @dataclass(frozen=True)
 class ClassifierOutput:
     """Logits of a batch and their loss.
 
     Attributes:
-        hidden: (sequences, seq, hidden) hidden states that the head reads.
+        hidden: (sequences, seq, hidden) input of the head.
         logits: (texts, labels) float32.
-        loss: terms; ``loss`` is that of the labels.
+        loss: terms; ``loss`` is the loss of the labels.
     """
 
     hidden: Tensor
@@ -110,7 +116,7 @@ class ClassifierOutput:
 
 
 class HasLogits(Protocol):
-    """Interface of objectives that predict labels for texts; a `torch.nn.Module`."""
+    """Interface of objectives that predict labels of texts; a `torch.nn.Module`."""
 
     @property
     def model(self) -> Model:
@@ -127,7 +133,7 @@ class HasLogits(Protocol):
 
 
 class WrappedClassifier(nn.Module):
-    """Base of objectives that add terms to the loss of an objective that predicts labels.
+    """Base of objectives that add terms to the loss of an objective on labels.
 
     Args:
         objective: the wrapped objective; its model is trained and exported.
@@ -139,35 +145,30 @@ class WrappedClassifier(nn.Module):
 
     @property
     def model(self) -> Model:
-        """Trained model."""
         return self.objective.model
 
     def logits(self, batch: Batch) -> Tensor:
-        """(texts, labels) float32 of the wrapped objective."""
         return self.objective.logits(batch)
 
     def output(self, batch: Batch) -> ClassifierOutput:
-        """Output of the wrapped objective, its loss with further terms."""
+        """Output of the wrapped objective with more terms in its loss."""
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> Loss:
-        """All terms."""
         return self.output(batch).loss
 
     def export_model(self) -> tuple[Model, ModelConfig]:
-        """Model to save after training, with its config."""
         return self.objective.export_model()
 
 
 @dataclass(frozen=True)
 class WithTargetCounts:
-    """Collate that counts the targets of further terms: as many as the named term has, or rows where it is None."""
+    """Collate that counts the targets of further terms: as many as those of the named term, or rows if it is None."""
 
     collate: Collate
     terms: Mapping[str, str | None]
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """The batch of ``collate``."""
         batch = self.collate(rows, row_seeds)
         added = {
             name: float(batch.num_rows) if like is None else batch.targets[like] for name, like in self.terms.items()
@@ -178,14 +179,14 @@ class WithTargetCounts:
 def unigram_losses(
     term: UnigramTerm | None, counts: Callable[[], np.ndarray], held_out: Iterable[Batch], tokenizer: Tokenizer
 ) -> dict[str, float]:
-    """Compute the unigram baseline: the loss of the best prediction from token frequencies and the input token.
+    """Unigram baseline: the loss of the best prediction from token frequencies and the input token.
 
     Args:
-        term: what is predicted; ``None``: the result is empty.
-        counts: returns (vocabulary,) frequencies in the training text; called only if ``term`` is given. Special tokens
+        term: predicted term; ``None``: the result is empty.
+        counts: returns (vocabulary,) frequencies in the training text; called if ``term`` is given. Special tokens
             count as often as in ``held_out``.
         held_out: batches of the validation loss.
-        tokenizer: of the text.
+        tokenizer: tokenizer of the text.
 
     Returns:
         Mean loss in nats a target, by name of the term.
@@ -208,7 +209,7 @@ def unigram_losses(
 
 
 def _labels_and_inputs(batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-    """Return the (targets,) labels, and the input tokens at their positions."""
+    """(targets,) labels, and (targets,) input tokens at their positions."""
     labels, inputs = [], []
     for batch in batches:
         assert batch.positions is not None

@@ -1,4 +1,4 @@
-"""Teacher forcing of a decoder, shared by BART, T5, PEGASUS, ProphetNet and fine-tuning on pairs of texts."""
+"""Teacher forcing of a decoder, for BART, T5, PEGASUS, ProphetNet and fine-tuning on pairs of texts."""
 
 from __future__ import annotations
 
@@ -19,44 +19,35 @@ from homespun.models.config import ModelConfig
 from homespun.models.heads import CausalLMHeadConfig
 from homespun.models.model import Model
 from homespun.nn.masks import Source
-from homespun.objectives.protocol import Objective
+from homespun.objectives.protocol import Objective, reuse_head
 
 Weight = Annotated[float, Field(ge=0)]
 
 
 class StreamWeights(Config):
-    """Weights of a decoder's streams in the loss: ``alpha`` of Qi et al. 2020, section 3.1.
+    """Loss weights of the streams of a decoder: ``alpha`` of Qi et al. 2020, section 3.1.
 
-    ``weights: [1, 0]`` is the ordinary loss of the next token alone.
+    ``weights: [1, 0]`` is the loss of the next token only.
     """
 
-    weights: tuple[Weight, ...] | None = Field(
-        default=None, description="of each stream's loss, that of the next token first; equal shares where not given"
-    )
+    weights: tuple[Weight, ...] | None = Field(default=None, description="by stream, next token first; default: equal")
     unseen: Literal["left_out", "predicted"] = Field(
         default="left_out",
-        description="a token that comes too early for a stream to have read one that far back: it is no label of that "
-        "stream (the paper), or it is, from the first token alone (transformers, and the authors' fine-tuning)",
+        description="first tokens of a later stream: ignored (the paper), or labels (transformers)",
     )
 
     def shares(self, ngram: int) -> tuple[float, ...]:
-        """The weight of each of ``ngram`` streams; a decoder without them has one, whatever the others weigh.
+        """Weight of each of ``ngram`` streams; a decoder without streams has one.
 
         Raises:
-            UserError: there are other weights than streams, or none that is above zero.
+            UserError: the number of weights is not ``ngram``, or the first weight is 0.
         """
         if self.weights is None or not ngram:
             return tuple(1.0 / max(ngram, 1) for _ in range(max(ngram, 1)))
         if len(self.weights) != ngram:
-            raise UserError(
-                f"{len(self.weights)} stream weights {list(self.weights)} for a decoder of ngram={ngram} streams; give "
-                f"one weight a stream, or leave them out"
-            )
+            raise UserError(f"{len(self.weights)} stream weights {list(self.weights)} for ngram={ngram}; give {ngram}")
         if not self.weights[0]:
-            raise UserError(
-                f"stream weights {list(self.weights)} teach nothing of the next token, from which texts are written; "
-                f"give the first stream a weight above 0"
-            )
+            raise UserError(f"stream weights {list(self.weights)} ignore the next token; set the first above 0")
         return self.weights
 
 
@@ -68,14 +59,14 @@ def decoder_loss(
 ) -> dict[str, Term]:
     """Terms ``seq2seq``, the cross-entropy, and ``seq2seq_accuracy`` of the next token.
 
-    Of a decoder with streams ``seq2seq`` is the weighted sum of theirs, over the labels of the first; ``next_token``,
+    With streams, ``seq2seq`` is the weighted sum of their losses over the labels of the first; ``next_token``,
     ``ngram_2``, ``ngram_3`` ... report the mean of each.
 
     Args:
         model: encoder-decoder with a language model head.
         source: hidden states of the encoder.
-        batch: see `homespun.objectives.seq2seq.add_decoder_inputs`; its ``targets`` hold for any number of streams.
-        streams: how they share the loss.
+        batch: from `add_decoder_inputs`; its ``targets`` hold for any number of streams.
+        streams: loss weights of the streams.
         label_smoothing: see `homespun.nn.vocabulary_loss.predict_tokens`.
     """
     backbone, head = model.backbone, model.lm_head
@@ -83,11 +74,11 @@ def decoder_loss(
     assert batch.positions is not None
     assert batch.labels is not None
     shares = streams.shares(backbone.ngram)
-    given, keep = batch.decoder_input_ids, batch.decoder_attention_mask
+    inputs, keep = batch.decoder_input_ids, batch.decoder_attention_mask
     if any(shares[1:]):
-        hidden = backbone.ngram_streams(given, source, attention_mask=keep)  # (batch, ngram, seq, hidden)
+        hidden = backbone.ngram_streams(inputs, source, attention_mask=keep)  # (batch, ngram, seq, hidden)
     else:
-        hidden = backbone.decode(given, source, attention_mask=keep)[:, None]
+        hidden = backbone.decode(inputs, source, attention_mask=keep)[:, None]
     count = len(batch.labels)
     row = batch.positions // hidden.shape[2]
     position = batch.positions % hidden.shape[2]
@@ -103,12 +94,12 @@ def decoder_loss(
         terms[name] = Term(prediction.loss.detach(), (labels >= 0).sum(), weight=0.0)
         if not stream:
             correct = prediction.correct
-    learnt = {"seq2seq": Term(torch.stack(sums).sum(), count), "seq2seq_accuracy": Term(correct, count, weight=0.0)}
-    return learnt | terms if len(terms) > 1 else learnt
+    total = {"seq2seq": Term(torch.stack(sums).sum(), count), "seq2seq_accuracy": Term(correct, count, weight=0.0)}
+    return total | terms if len(terms) > 1 else total
 
 
 class Corruption(Protocol):
-    """Function from a row to the ids that the encoder reads and those that the decoder predicts."""
+    """Function from a row to the ids of the encoder and the target ids of the decoder."""
 
     def __call__(self, row: Row, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
         """(source,) and (target,) ids; the token that ends the row ends both."""
@@ -116,12 +107,12 @@ class Corruption(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class CorruptionCollator:
-    """Collate: rows are corrupted one by one.
+    """Collate: corrupts each row.
 
     Attributes:
-        pad_id: fills sources and targets.
-        start_id: token that the decoder reads first.
-        corrupt: from a row to its source and its target.
+        pad_id: padding of sources and targets.
+        start_id: first token of the decoder.
+        corrupt: function from a row to its source and its target.
     """
 
     pad_id: int
@@ -129,7 +120,6 @@ class CorruptionCollator:
     corrupt: Corruption
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Rows to a batch."""
         pairs = [self.corrupt(row, row_seed.generator()) for row, row_seed in zip(rows, row_seeds, strict=True)]
         sources = pad([Row(source) for source, _ in pairs], self.pad_id)
         targets = [target for _, target in pairs]
@@ -137,9 +127,9 @@ class CorruptionCollator:
 
 
 def sentence_rows(corpus: Corpus, documents: np.ndarray, *, length: int) -> SentenceRows:
-    """Rows of complete sentences of one document, where the corpus knows them, with special tokens.
+    """Rows of complete sentences of one document, if the corpus has sentence ends, with special tokens.
 
-    T5's, PEGASUS's and ProphetNet's tokenizers put nothing before a text, those trained here ``[CLS]``.
+    T5's, PEGASUS's and ProphetNet's tokenizers put no token before a text, tokenizers trained here ``[CLS]``.
     """
     before = corpus.tokenizer.template[0][:1]
     begin_id = before[0] if before else None
@@ -147,13 +137,13 @@ def sentence_rows(corpus: Corpus, documents: np.ndarray, *, length: int) -> Sent
 
 
 def add_decoder_inputs(batch: Batch, targets: Sequence[np.ndarray], *, start_id: int, pad_id: int) -> Batch:
-    """The batch of sources with what the decoder reads and writes.
+    """Add the inputs and labels of the decoder to a batch of sources.
 
     Args:
         batch: the sources.
-        targets: (target,) ids for each row, the end token included: the labels.
-        start_id: what the decoder reads first; after it come the labels but for the last.
-        pad_id: fills the decoder's rows.
+        targets: (target,) ids for each row, with the end token: the labels.
+        start_id: first input of the decoder; the next inputs are the labels except the last.
+        pad_id: padding of the decoder.
     """
     lengths = np.array([len(target) for target in targets])
     shape = len(targets), int(lengths.max())
@@ -180,35 +170,34 @@ def build_seq2seq_config(
     tokens: Mapping[str, int | None] | None = None,
     head: CausalLMHeadConfig | None = None,
 ) -> ModelConfig:
-    """An encoder with a decoder under a language model's head, its own where it has one.
+    """Config of an encoder-decoder with its language model head or a new one.
 
     Args:
-        model: what is to write.
-        kind: of the objective, for its name in errors.
-        tokens: what its texts begin and end with, by the names in `NAMED_TOKENS`; others stay as they are.
-        head: what it gets where it has none; by default one over the words that it reads.
+        model: config of the model.
+        kind: kind of the objective, for error messages.
+        tokens: token ids of the backbone, by the names in `NAMED_TOKENS`; others are unchanged.
+        head: new head, if the model has none.
 
     Raises:
         UserError: the backbone is one stack.
     """
     if not model.backbone.has_decoder:
         raise UserError(
-            f"objective {kind} needs an encoder with a decoder, and this model is one stack; take one such as "
+            f"objective {kind} needs an encoder-decoder, and this model is one stack; take one such as "
             f"model.preset=bart-mini, or objective clm for a causal stack"
         )
-    own = model.head if isinstance(model.head, CausalLMHeadConfig) else None
     backbone = model.backbone.model_copy(update=dict(tokens or {}))
-    return ModelConfig(backbone=backbone, head=own or head or CausalLMHeadConfig())
+    return reuse_head(ModelConfig(backbone=backbone, head=model.head), head or CausalLMHeadConfig())
 
 
 class Seq2SeqObjective(Objective):
-    """Terms ``seq2seq`` and its accuracy. Keeps the model with its language model's head."""
+    """Terms ``seq2seq`` and ``seq2seq_accuracy``. Exports the model with its language model head."""
 
     def __init__(self, model: Model, config: ModelConfig, streams: StreamWeights = EQUAL_WEIGHTS) -> None:
         super().__init__(model, config)
         self.streams = streams
 
     def forward(self, batch: Batch) -> Loss:
-        """Decoder loss; see `homespun.objectives.seq2seq.decoder_loss`."""
+        """See `decoder_loss`."""
         source = self.model.backbone.encode(batch.input_ids, **batch.context)
         return Loss(decoder_loss(self.model, source, batch, self.streams))

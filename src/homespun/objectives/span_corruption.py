@@ -1,4 +1,4 @@
-"""Span corruption: write what was cut out of a text (Raffel et al. 2020, T5, section 3.1.4)."""
+"""Span corruption: generate the spans that were removed from a text (Raffel et al. 2020, T5, section 3.1.4)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from homespun.text.tokenizer import Tokenizer
 
 
 def count_noise_and_spans(length: int, *, probability: float, mean_span: float) -> tuple[int, int]:
-    """Numbers of noise tokens and of spans in ``length`` tokens; of two tokens or more neither all nor none."""
+    """Numbers of noise tokens and of spans in ``length`` tokens; of two tokens or more neither all nor none are
+    noise.
+    """
     noise = min(max(round(length * probability), 1), length - 1)
     return max(noise, 0), min(max(round(noise / mean_span), 1), noise, length - noise) if noise > 0 else 0
 
 
 def choose_spans(length: int, generator: torch.Generator, *, probability: float, mean_span: float) -> np.ndarray:
-    """(length,) bool: what is noise, as the authors' ``random_spans_noise_mask`` chooses it.
+    """(length,) bool noise mask, as the authors' ``random_spans_noise_mask``.
 
-    How much and in how many spans is a function of the length alone (`count_noise_and_spans`). Noise, and what is
-    not, is cut into as many parts of one token or more, each way to do so equally likely; they
-    alternate, and noise comes last.
+    The numbers of noise tokens and spans depend on the length only (`count_noise_and_spans`). Noise and the rest are
+    divided into as many parts of one token or more, all divisions equally likely; the parts alternate, noise last.
     """
     noise, spans = count_noise_and_spans(length, probability=probability, mean_span=mean_span)
     if not spans:
@@ -44,18 +45,20 @@ def choose_spans(length: int, generator: torch.Generator, *, probability: float,
 
 
 def _partition(count: int, parts: int, generator: torch.Generator) -> np.ndarray:
-    """(parts,) lengths of one or more that sum to ``count``."""
+    """(parts,) lengths of one or more with the sum ``count``."""
     cuts = np.sort(torch.randperm(count - 1, generator=generator)[: parts - 1].numpy()) + 1
     return np.diff(cuts, prepend=0, append=count)
 
 
 def cut_out(ids: np.ndarray, noise: np.ndarray, sentinel_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(seq,) ids, of which ``noise`` (seq,) is hidden -> source ids and target ids.
+    """(seq,) ids with a (seq,) ``noise`` mask -> source ids and target ids.
 
-    Each span of noise is one sentinel in the former, and comes after the same sentinel in the latter.
+    Each span of noise is replaced by a sentinel in the source, and follows the same sentinel in the target.
 
     Args:
-        sentinel_ids: (n,) at least as many as there are spans, used from the first on.
+        ids: (seq,) token ids.
+        noise: (seq,) bool.
+        sentinel_ids: (n,) at least as many as spans, used in order.
     """
     begins = noise & ~np.concatenate([[False], noise[:-1]])
     starts = np.flatnonzero(begins)
@@ -67,7 +70,9 @@ def cut_out(ids: np.ndarray, noise: np.ndarray, sentinel_ids: np.ndarray) -> tup
 
 @dataclasses.dataclass(frozen=True)
 class SpanMasking:
-    """`homespun.objectives.seq2seq.Corruption`: each span is a sentinel, the target the spans after their sentinels."""
+    """`homespun.objectives.seq2seq.Corruption`: each span is a sentinel; the target is the spans after their
+    sentinels.
+    """
 
     before: int  # special tokens before a text
     sentinel_ids: np.ndarray  # (n,)
@@ -75,7 +80,6 @@ class SpanMasking:
     mean_span: float
 
     def __call__(self, row: Row, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Ids with sentinels for spans, and the spans."""
         start, text, end = np.split(row.input_ids, [self.before, len(row.input_ids) - 1])
         noise = choose_spans(len(text), generator, probability=self.probability, mean_span=self.mean_span)
         left, hidden = cut_out(text, noise, self.sentinel_ids)
@@ -83,24 +87,22 @@ class SpanMasking:
 
 
 class SpanCorruption(PretrainingConfig):
-    """15 % of the tokens in spans of 3 on average; the tokenizer must have sentinels, one for each span of a row.
+    """15 % of the tokens in spans of 3 on average; the tokenizer needs a sentinel for each span of a row.
 
-    ``data.max_length`` is the length of a source: rows hold as much more as is cut out of them (568 tokens for 512).
+    ``data.max_length`` is the length of a source; rows are longer by the removed tokens (568 tokens for 512).
     """
 
     kind: Literal["span_corruption"] = "span_corruption"
     row_order: ClassVar[Order] = "bucketed"
-    probability: float = Field(default=0.15, gt=0, lt=1, description="share of the tokens that are cut out")
+    probability: float = Field(default=0.15, gt=0, lt=1, description="share of tokens that are removed")
     mean_span: float = Field(default=3.0, ge=1, description="mean length of the spans")
-    head: CausalLMHeadConfig = Field(
-        default=CausalLMHeadConfig(), description="of a model that has none: T5 1.1's has words of its own"
-    )
+    head: CausalLMHeadConfig = Field(default=CausalLMHeadConfig(), description="new head (T5 1.1: untied embeddings)")
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
-        """Whole sentences of one document, where the corpus knows them.
+        """Sentences of one document, if the corpus has sentence ends.
 
-        Before a text stands what the tokenizer puts there: nothing with T5's own, ``[CLS]`` with those trained here. A
-        model then reads later what it has read in training.
+        A text has the special token before it that the tokenizer's template has: none with T5's tokenizer, ``[CLS]``
+        with tokenizers trained here.
 
         Raises:
             UserError: the tokenizer has no sentinels, or fewer than a row has spans.
@@ -117,30 +119,20 @@ class SpanCorruption(PretrainingConfig):
         return sentence_rows(corpus, documents, length=len(before) + body + 1)
 
     def target_length(self, length: int) -> int:
-        """Tokens to write of a row, with sentinels and the token that ends it."""
+        """Removed tokens of a row, with sentinels and the end token."""
         return sum(self._count_noise_and_spans(self._body(length))) + 1
 
     def collate(self, tokenizer: Tokenizer) -> CorruptionCollator:
-        """Function from rows to a batch, whose decoder begins with the padding token, as T5's does.
-
-        Raises:
-            UserError: the tokenizer has no sentinels.
+        """Build the collate; the decoder begins with the padding token, as T5's. Raises `UserError` without
+        sentinels.
         """
         before = len(tokenizer.template[0][:1])
         spans = SpanMasking(before, _sentinel_ids(tokenizer), self.probability, self.mean_span)
         return CorruptionCollator(tokenizer.pad_id, tokenizer.pad_id, spans)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective:
-        """Objective: an encoder with a decoder, which begins to write with the padding token.
-
-        Raises:
-            UserError: the model is one stack.
-        """
-        tokens = {
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.sep_id,
-            "decoder_start_token_id": tokenizer.pad_id,
-        }
+        """Objective with an encoder-decoder, whose decoder begins with the padding token."""
+        tokens = {"bos_token_id": None, "eos_token_id": tokenizer.sep_id, "decoder_start_token_id": tokenizer.pad_id}
         config = build_seq2seq_config(model, self.kind, tokens=tokens, head=self.head)
         return Seq2SeqObjective(config.build(), config)
 
@@ -148,7 +140,7 @@ class SpanCorruption(PretrainingConfig):
         return count_noise_and_spans(body, probability=self.probability, mean_span=self.mean_span)
 
     def _body(self, length: int) -> int:
-        """Tokens of a text that is ``length`` tokens when spans are cut out of it and the end is put to it."""
+        """Tokens of a text whose source has ``length`` tokens with sentinels and the end token."""
 
         def source(body: int) -> int:
             noise, spans = self._count_noise_and_spans(body)
@@ -160,7 +152,7 @@ class SpanCorruption(PretrainingConfig):
 def _sentinel_ids(tokenizer: Tokenizer) -> np.ndarray:
     if not len(tokenizer.sentinel_ids):
         raise UserError(
-            "objective span_corruption marks what it cuts out with sentinels, and this tokenizer has none; make one "
-            "with `homespun tokenizer train --sentinels 100`, or `homespun tokenizer extend TOKENIZER --sentinels 100`"
+            "objective span_corruption needs sentinels, and this tokenizer has none; make one with `homespun tokenizer "
+            "train --sentinels 100` or `homespun tokenizer extend TOKENIZER --sentinels 100`"
         )
     return tokenizer.sentinel_ids

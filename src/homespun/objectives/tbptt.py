@@ -23,17 +23,17 @@ from homespun.nn.cache import Cache
 from homespun.nn.recurrent import RecurrentLayer
 from homespun.objectives.clm import find_next_tokens
 from homespun.objectives.mlm import token_terms
-from homespun.objectives.protocol import Objective, PretrainingConfig, UnigramTerm
+from homespun.objectives.protocol import Objective, PretrainingConfig, UnigramTerm, reuse_head
 from homespun.text.tokenizer import Tokenizer
 
 
 class TbpttRows:
-    """A corpus laid end to end, cut into ``streams`` of equal length, each cut into pieces of ``length`` tokens.
+    """A corpus as ``streams`` parallel streams of equal length, each cut into pieces of ``length`` tokens.
 
-    Row ``piece * streams + stream``: ``streams`` consecutive rows are the same piece of all streams, and the next as
-    many continue them. Documents are ``[CLS] text [SEP]``, in the order given. A row has one token more than its
-    length, which is only a label; ``documents`` numbers the documents in it. At the end of the corpus fewer than
-    ``streams`` tokens are left out; the last pieces are shorter.
+    Row ``piece * streams + stream``: consecutive ``streams`` rows are the same piece of all streams, and the next ones
+    continue them. Documents are ``[CLS] text [SEP]``, in the given order. A row has one more token, which is only a
+    label; ``documents`` numbers its documents. Fewer than ``streams`` tokens at the end of the corpus are left out; the
+    last pieces are shorter.
 
     Args:
         corpus: source of the tokens.
@@ -48,14 +48,13 @@ class TbpttRows:
     def __init__(self, corpus: Corpus, documents: np.ndarray, *, length: int, streams: int) -> None:
         check_corpus_rows(length, documents)
         sizes = corpus.lengths[documents].astype(np.int64) + 2
-        total = int(sizes.sum()) - 1  # the very last is only a label
+        total = int(sizes.sum()) - 1  # the last is only a label
         if total < 2 * streams:
             raise UserError(
-                f"{total + 1:,} tokens are too few for {streams} streams; give more text, hold out a "
-                f"larger share of it (data.validation), or lower train.batch_size and objective.streams"
+                f"{total + 1:,} tokens are too few for {streams} streams; give more text, or lower train.batch_size"
             )
         self._corpus, self._documents = corpus, documents
-        self._ends = np.cumsum(sizes)  # (documents,) where each ends in the corpus
+        self._ends = np.cumsum(sizes)  # (documents,) end of each in the corpus
         self._each = total // streams
         self._cls, self._sep = corpus.tokenizer.cls_id, corpus.tokenizer.sep_id
         self.length, self.streams = length, streams
@@ -88,38 +87,36 @@ class TbpttRows:
 
 @dataclasses.dataclass(frozen=True)
 class TbpttCollator:
-    """Collate: every token's label is the next one, but for the token that begins a document, which is none."""
+    """Collate: the label of a token is the next one, unless that begins a document."""
 
     pad_id: int
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Rows of `TbpttRows` to a batch; nothing is drawn. Their last tokens are labels alone.
+        """Batch of `TbpttRows`, whose last tokens are labels only.
 
-        Rows that are no pieces begin from nothing, and leave nothing behind.
+        Other rows start from a zero state, and their state is not kept.
         """
-        longer = pad(rows, self.pad_id)
-        positions, labels = find_next_tokens(longer)
-        seq = longer.input_ids.shape[1] - 1
-        keep = None if longer.attention_mask is None else longer.attention_mask[:, 1:]
-        count = float(len(labels))
+        padded = pad(rows, self.pad_id)
+        positions, labels = find_next_tokens(padded)
+        seq = padded.input_ids.shape[1] - 1
+        keep = None if padded.attention_mask is None else padded.attention_mask[:, 1:]
+        streams = [row.stream_position for row in rows]
         return Batch(
-            longer.input_ids[:, :-1].contiguous(),
+            padded.input_ids[:, :-1].contiguous(),
             attention_mask=None if keep is None or bool(keep.all()) else keep,
             positions=positions // (seq + 1) * seq + positions % (seq + 1),
             labels=labels,
-            stream_positions=None
-            if rows[0].stream_position is None
-            else torch.tensor([row.stream_position for row in rows]),
-            targets={"causal": count, "causal_accuracy": count},
+            stream_positions=None if streams[0] is None else torch.tensor(streams),
+            targets=dict.fromkeys(("causal", "causal_accuracy"), float(len(labels))),
         )
 
 
 class StatefulCausalLM(PretrainingConfig):
-    """Predict every next token of a long stream, a piece at a time, from the state that the piece before left.
+    """Prediction of each next token of a stream, piece by piece, from the state after the previous piece.
 
-    This is truncated back-propagation through time (Mikolov et al. 2010): no gradient flows into the piece before. The
-    corpus is read in order, as ``streams`` parallel streams, and the state is kept at the ends of documents; objective
-    clm resets it there. A step of ``train.batch_size`` rows is a piece of each stream.
+    Truncated backpropagation through time (Mikolov et al. 2010): no gradient flows into the previous piece. The corpus
+    is read in order, as ``streams`` parallel streams, and the state is kept at the ends of documents; objective clm
+    resets it there. A step of ``train.batch_size`` rows is a piece of each stream.
     """
 
     kind: Literal["stateful_clm"] = "stateful_clm"
@@ -128,54 +125,49 @@ class StatefulCausalLM(PretrainingConfig):
     streams: int = Field(default=0, ge=0, description="parallel streams; 0: train.batch_size")
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> TbpttRows:
-        """Pieces of the streams, in order."""
         return TbpttRows(corpus, documents, length=length, streams=self._count)
 
     @property
     def unigram_term(self) -> UnigramTerm:
-        """Term of the unigram baseline."""
         return UnigramTerm("causal")
 
     def collate(self, tokenizer: Tokenizer) -> TbpttCollator:
-        """Function from rows to a batch."""
         return TbpttCollator(tokenizer.pad_id)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> StatefulCausalLMObjective:
-        """Objective: a recurrent backbone in one direction under a causal LM head, its own where it has one.
+        """Objective with a causal recurrent backbone, and its causal LM head or a new one.
 
         Raises:
-            UserError: the backbone has no state to carry, or reads from both ends.
+            UserError: the backbone has no recurrent state, or is not causal.
         """
         stack = model.one_text("objective stateful_clm")
         if not stack.is_recurrent:
             raise UserError(
-                "objective stateful_clm carries the state of a recurrent model, and this one has attention; set "
-                "objective.kind=clm, or take one such as model.preset=lstm-mini"
+                "objective stateful_clm needs a recurrent model, and this one has attention; set objective.kind=clm, "
+                "or take one such as model.preset=lstm-mini"
             )
         if not stack.causal:
-            raise UserError(
-                "objective stateful_clm needs a causal model, or tokens would see their labels; set "
-                "model.bidirectional=false"
-            )
-        own = model.head if isinstance(model.head, CausalLMHeadConfig) else None
-        config = ModelConfig(backbone=stack, head=own or CausalLMHeadConfig())
+            raise UserError("objective stateful_clm needs a causal model; set model.bidirectional=false")
+        config = reuse_head(model, CausalLMHeadConfig())
         return StatefulCausalLMObjective(config.build(), config, streams=self._count)
 
     @property
     def _count(self) -> int:
         if not self.streams:
-            raise UserError("how many streams? set objective.streams to train.batch_size")
+            raise UserError("objective.streams=0 is the number of streams; set it to train.batch_size")
         return self.streams
 
 
 class StatefulCausalLMObjective(Objective):
-    """Terms ``causal`` and its accuracy, as those of objective clm. Keeps the model with its LM head.
+    """Terms ``causal`` and ``causal_accuracy``. Exports the model with its LM head.
 
-    States are buffers, so that a checkpoint has them and a resumed run continues from them. ``before`` has the initial
-    state of each stream's last piece and ``piece`` its number: a step that is repeated after running out of memory
-    starts from the same state. Validation has its own states, which are not stored.
+    States are buffers, so that a resumed run continues from them. ``before`` is the initial state of the last piece of
+    each stream and ``piece`` its number: a step that is repeated after running out of memory starts from the same
+    state. Validation has separate states, which are not stored.
 
     Args:
+        model: trained in place.
+        config: of ``model``.
         streams: number of streams.
     """
 
@@ -191,16 +183,16 @@ class StatefulCausalLMObjective(Objective):
         self.register_buffer("before", torch.zeros(streams, sum(self._sizes)))
         self.register_buffer("after", torch.zeros(streams, sum(self._sizes)))
         self.register_buffer("piece", torch.full((streams,), -1))
-        self._read: Tensor | None = None  # the states of a validation
+        self._validation: Tensor | None = None  # states of a validation
 
     def train(self, mode: bool = True) -> StatefulCausalLMObjective:
-        """Training mode, or that of a validation, which begins to read."""
+        """Set the training mode; a validation starts from zero states."""
         super().train(mode)
-        self._read = None
+        self._validation = None
         return self
 
     def forward(self, batch: Batch) -> Loss:
-        """Cross-entropy of every next token, from the states that the pieces before left."""
+        """Cross-entropy of each next token, from the states after the previous pieces."""
         cache = Cache()
         if batch.stream_positions is not None:
             states = iter(
@@ -216,18 +208,18 @@ class StatefulCausalLMObjective(Objective):
 
     @torch.no_grad()
     def _initial_state(self, stream: Tensor, piece: Tensor) -> Tensor:
-        """(rows, states) from which the rows go on: those that the pieces before them left, zero at the first."""
+        """(rows, states) after the previous pieces, zero for first pieces."""
         if not self.training:
-            if self._read is None:
-                self._read = torch.zeros_like(self.after)
-            return self._read[stream].masked_fill((piece == 0)[:, None], 0.0)
-        again = (self.piece[stream] == piece)[:, None]
-        state = torch.where(again, self.before[stream], self.after[stream]).masked_fill((piece == 0)[:, None], 0.0)
+            if self._validation is None:
+                self._validation = torch.zeros_like(self.after)
+            return self._validation[stream].masked_fill((piece == 0)[:, None], 0.0)
+        repeated = (self.piece[stream] == piece)[:, None]
+        state = torch.where(repeated, self.before[stream], self.after[stream]).masked_fill((piece == 0)[:, None], 0.0)
         self.before.index_copy_(0, stream, state)
         self.piece.index_copy_(0, stream, piece)
         return state
 
     @torch.no_grad()
     def _store_state(self, stream: Tensor, state: Tensor) -> None:
-        known = self.after if self.training or self._read is None else self._read
-        known.index_copy_(0, stream, state.to(known.dtype))
+        states = self.after if self.training or self._validation is None else self._validation
+        states.index_copy_(0, stream, state.to(states.dtype))

@@ -1,6 +1,6 @@
-"""A model that teaches another: opened once, asked without gradients, its logits kept on disk where they stay the same.
+"""Teacher models: loaded once, evaluated without gradients, with a cache of their logits.
 
-It is not a part of the objective, whose checkpoints and optimizer it would otherwise be in.
+A teacher is no part of the objective, so that checkpoints and optimizer do not contain it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _FILE = "homespun.json"
 
 
 class Teacher:
-    """A trained model, in evaluation mode.
+    """A trained model in evaluation mode.
 
     Args:
         stored: the model.
-        source: how messages name it.
+        source: its name in messages.
     """
 
     def __init__(self, stored: ModelBundle, source: str) -> None:
@@ -38,119 +38,107 @@ class Teacher:
 
     @classmethod
     def open(cls, source: str, tokenizer: Tokenizer) -> Teacher:
-        """The teacher in a run or a ``model/`` folder, for a student of this tokenizer.
+        """Load a run or a ``model/`` folder as teacher of a student with ``tokenizer``.
 
         Raises:
-            UserError: none is named, it cannot be opened, or it reads another tokenizer's tokens.
+            UserError: no source, it cannot be loaded, or it has another tokenizer.
         """
         if not source:
-            raise UserError("which teacher? give `homespun distill ... --teacher RUN`, or objective.teacher.source=RUN")
+            raise UserError("teacher.source is empty; give `homespun distill ... --teacher RUN`, or set it to a run")
         folder = teacher_folder(source)
         stored = _open(folder, (folder / _FILE).stat().st_mtime_ns)
         if stored.tokenizer.fingerprint != tokenizer.fingerprint:
             raise UserError(
-                f"teacher {source} has tokenizer {stored.tokenizer.fingerprint} and the student "
-                f"{tokenizer.fingerprint}: what it says of its tokens says nothing of others; take a teacher and a "
-                f"student of one tokenizer"
+                f"teacher {source} has tokenizer {stored.tokenizer.fingerprint}, and the student "
+                f"{tokenizer.fingerprint}; take a teacher and a student with one tokenizer"
             )
         return cls(stored, source)
 
     def model(self, device: torch.device) -> Model:
-        """On the student's device."""
+        """The model on the student's device."""
         model = self.stored.model
         if next(model.parameters()).device != device:
             model.to(device)
         return model
 
     def check_length(self, length: int) -> None:
-        """Refuse rows that it cannot read.
-
-        Raises:
-            UserError: they are longer.
-        """
+        """Raise `UserError` if rows of ``length`` exceed the teacher's limit."""
         limit = self.stored.config.backbone.max_position_embeddings
         if length > limit:
             raise UserError(
-                f"the teacher {self.source} reads {limit} tokens at most, and this batch has {length}; lower "
-                f"data.max_length to {limit}"
+                f"the teacher {self.source} reads at most {limit} tokens, and this batch has {length}; set "
+                f"data.max_length={limit}"
             )
 
     @torch.no_grad()
     def read(self, batch: Batch) -> Tensor:
-        """(sequences, seq, hidden) vectors that its head is given."""
+        """(sequences, seq, hidden) hidden states that the head reads."""
         self.check_length(batch.input_ids.shape[1])
         return self.model(batch.input_ids.device).read(batch.input_ids, batch.context)
 
     @torch.no_grad()
     def logits(self, batch: Batch, hidden: Tensor | None = None) -> Tensor:
-        """(texts, labels) float32, from its vectors where these are at hand."""
+        """(texts, labels) float32, computed from ``hidden`` if given."""
         head = self.model(batch.input_ids.device).head
         assert head is not None
-        given = self.read(batch) if hidden is None else hidden
-        logits: Tensor = head(given, batch.attention_mask, batch.chunks).float()
+        hidden = self.read(batch) if hidden is None else hidden
+        logits: Tensor = head(hidden, batch.attention_mask, batch.chunks).float()
         return logits
 
 
 class LogitCache:
-    """A teacher's logits of texts, kept on disk by the tokens of each text: computed in the first epoch only.
+    """Cache of a teacher's logits on disk, by the tokens of each text: computed in the first epoch only.
 
-    They are rounded to float16, as what is kept is, whether they come from the disk or not.
+    Logits are rounded to float16, whether they come from the disk or not.
 
     Args:
-        teacher: asked for what is not there.
-        folder: of the store; every teacher has its own place in it.
-        labels: logits a text.
-        limit: bytes that they may take.
+        teacher: computes missing logits.
+        folder: folder of the cache; each teacher has a subfolder.
+        labels: logits of a text.
+        limit: maximum bytes.
     """
 
     def __init__(self, teacher: Teacher, folder: str | Path, *, labels: int, limit: int) -> None:
-        own = fingerprint(teacher.stored.model, extra=teacher.stored.config.model_dump_json().encode())
+        name = fingerprint(teacher.stored.model, extra=teacher.stored.config.model_dump_json().encode())
         self.teacher = teacher
-        self.store = FeatureCache(Path(folder) / own, width=labels, limit=limit)
+        self.store = FeatureCache(Path(folder) / name, width=labels, limit=limit)
 
     def __call__(self, batch: Batch) -> Tensor:
         """(texts, labels) float32."""
-        with disable_dispatch_modes():  # where a step is only planned, what is kept has values all the same
+        with disable_dispatch_modes():  # cached logits have values even if the step is only planned
             return self._look_up(batch)
 
     def _look_up(self, batch: Batch) -> Tensor:
         keys = _keys(batch)
-        found = [self.store.read(key) for key in keys]
-        if any(logits is None for logits in found):
-            # all of the batch: what is asked for alone would be padded to another width, and round otherwise
+        cached = [self.store.read(key) for key in keys]
+        if any(logits is None for logits in cached):
+            # compute the complete batch: other padding would round differently
             computed = self.teacher.logits(batch).half().cpu().numpy()
-            for row, (key, logits) in enumerate(zip(keys, found, strict=True)):
+            for row, (key, logits) in enumerate(zip(keys, cached, strict=True)):
                 if logits is None:
                     self.store.write(key, computed[row : row + 1])
-                    found[row] = computed[row : row + 1]
-        table = np.concatenate([logits for logits in found if logits is not None])
+                    cached[row] = computed[row : row + 1]
+        table = np.concatenate([logits for logits in cached if logits is not None])
         return torch.from_numpy(table).to(batch.input_ids.device).float()
 
 
 def teacher_folder(source: str | Path) -> Path:
-    """The ``model/`` folder of a run, or that folder itself.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """The ``model/`` folder of a run, or that folder itself. Raises `UserError` for other folders."""
     folder = Path(source).expanduser()
     for candidate in (folder, folder / "model"):
         if (candidate / _FILE).is_file():
             return candidate
-    raise UserError(
-        f"{source} is neither a finished run nor a model/ folder, which a teacher is read from; "
-        f"`homespun distill ... --teacher {source}` opens others too"
-    )
+    raise UserError(f"{source} is no run or model/ folder; open it by `homespun distill ... --teacher {source}`")
 
 
-@functools.lru_cache(maxsize=1)  # of all seeds, folds and plans: it never changes
+@functools.lru_cache(maxsize=1)  # for all seeds, folds and plans
 def _open(folder: Path, stamp: int) -> ModelBundle:
-    with disable_dispatch_modes():  # a step that is only planned has no values, and a teacher's come from the disk
+    with disable_dispatch_modes():  # load real values even if the step is only planned
         return load_model(folder)
 
 
 def _keys(batch: Batch) -> list[bytes]:
-    """Of each text: the tokens, places and segments of its sequences, and the type of numbers of the teacher."""
+    """Key of each text: tokens, positions and segments of its sequences, and the dtype of the teacher."""
     device = batch.input_ids.device.type
     kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
     ids = batch.input_ids.cpu().numpy()
