@@ -37,7 +37,7 @@ class Retrieval(Config):
         Raises:
             UserError: the encoder is causal.
         """
-        check_first_token("objective.kind=retrieval", config, way_out="use a bidirectional one")
+        check_first_token("objective.kind=retrieval", config, hint="use a bidirectional one")
         head = TwoTowerHead(model.backbone.hidden_size, self.hidden_size, len(labels))
         initialise(head.modules(), config.backbone.initializer_range)
         return RetrievalObjective(Model(model.backbone, head), config)

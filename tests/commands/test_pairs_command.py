@@ -334,19 +334,19 @@ def test_a_number_that_cannot_be_names_its_file_in_evaluate_too(tmp_path: Path, 
 
 
 MISTAKES = {
-    "one side": ("pairs", ["data.second=none"], "one side is empty"),
+    "one side": ("pairs", ["data.second=none"], "empty text"),
     "same column": ("pairs", ["data.second=one"], "same column, 'one'"),
-    "no number": ("similarity", ["data.label=same"], "row 1 has '(same|other)' where a number must be"),
-    "no range": ("similarity", ["objective.range=[3, 1]"], "range is the least and the greatest number"),
+    "no number": ("similarity", ["data.label=same"], "row 1 has label '(same|other)', which is no number"),
+    "no range": ("similarity", ["objective.range=[3, 1]"], "must be the least and the greatest number"),
     "levels": (
         "similarity",
         ["objective={kind: ordinal_regression, levels: [700, 800]}"],
         "rating 900",
     ),
-    "order": ("similarity", ["objective={kind: ordinal_regression, levels: [5, 3]}"], "lowest to the highest"),
+    "order": ("similarity", ["objective={kind: ordinal_regression, levels: [5, 3]}"], "ascending ratings"),
     "another objective": ("pairs", ["objective={kind: seq2seq}"], "objective.kind=seq2seq.*data.kind=sentence_pairs"),
     "length": ("pairs", ["data.max_length=4096"], "max_position_embeddings"),
-    "no constant": ("similarity", ["objective.head.kind=last"], "no constant"),
+    "no constant": ("similarity", ["objective.head.kind=last"], "no bias"),
 }
 
 
@@ -371,11 +371,11 @@ def test_a_mistake_is_one_line(folder: Path, tmp_path: Path, world: World, name:
 
 SENTENCES = {
     "no list": ([{"review_sentences": "a goal. a match."}], "row 1 of .* str"),
-    "no pairs": ([{"review_sentences": [[0, "a", "b"]]}], "sentences or pairs"),
-    "no labels": ([{"review_sentences": ["a goal"]}], "without labels"),
+    "no pairs": ([{"review_sentences": [[0, "a", "b"]]}], "only sentences, or only pairs"),
+    "no labels": ([{"review_sentences": ["a goal"]}], "lacks labels"),
     "no label": ([{"review_sentences": [["", "a goal"]]}], "label is ''"),
     "no column": ([{"reviews": []}], "no column 'review_sentences'"),
-    "nothing": ([{"review_sentences": []}], "holds no sentences"),
+    "nothing": ([{"review_sentences": []}], "has no sentences"),
     "one class": ([{"review_sentences": [[0, "a goal"]]}], "only one class, '0'"),
 }
 

@@ -135,7 +135,7 @@ def test_what_cannot_be_used_is_refused_with_a_way_out(
 def test_a_label_unseen_in_training_is_refused(tmp_path: Path) -> None:
     train = table(tmp_path / "train.csv", ("text", "label"), classes())
     test = table(tmp_path / "test.csv", ("text", "label"), [("a b", "z")])
-    with pytest.raises(UserError, match="'z' was not seen"):
+    with pytest.raises(UserError, match="'z' is not in the training"):
         inspect([train], [test])
 
 

@@ -46,7 +46,7 @@ def test_heads_with_constant_output_are_refused(stack: str, head: Any) -> None:
     says_nothing = torch.allclose(told, told[:1].expand_as(told), atol=1e-6)
     assert says_nothing == (stack in ONE_WAY and head.reads_first_token)
     if says_nothing:
-        with pytest.raises(UserError, match=re.escape(f"objective.head.kind={head.kind} goes by the vector of [CLS]")):
+        with pytest.raises(UserError, match=re.escape(f"objective.head.kind={head.kind} reads [CLS]")):
             Classification(head=head).build(model, config, LABELS)
     else:
         Classification(head=head).build(model, config, LABELS)

@@ -66,7 +66,7 @@ def test_a_frozen_encoder_learns_nothing_and_has_no_dropout() -> None:
 
 
 def test_who_cannot_write() -> None:
-    with pytest.raises(UserError, match="an encoder alone"):
+    with pytest.raises(UserError, match="this one is an encoder"):
         objective({"kind": "encoder"} | SIZES)
-    with pytest.raises(UserError, match="has no encoder of its own"):
+    with pytest.raises(UserError, match="needs an encoder"):
         objective(ONE, frozen_encoder=True)

@@ -1,1 +1,1 @@
-"""The kinds of fine-tuning, a file each; `config` is the union of them."""
+"""Fine-tuning tasks, one file each; `config` has their union."""

@@ -1,4 +1,4 @@
-"""Calibration after training: temperature and thresholds, chosen on validation examples and never on test examples."""
+"""Calibration after training: temperature and thresholds, chosen on validation examples only."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from homespun.metrics.calibration import (
 
 
 class Calibration(Config):
-    """Settings of the calibration of a classifier's logits on validation examples."""
+    """Settings of the calibration of a classifier on validation examples."""
 
-    temperature: bool = Field(default=True, description="calibrate: divide the logits by a number (Guo et al. 2017)")
+    temperature: bool = Field(default=True, description="divide the logits by a temperature (Guo et al. 2017)")
     thresholds: Literal["half", "global", "per_label"] = Field(
-        default="global", description="of several labels a text: the least probability of one, for all or for each"
+        default="global", description="multi-label: minimum probability of a label, one for all or one for each"
     )
-    thresholds_for: Average = Field(default="micro_f1", description="what the thresholds are to be best for")
+    thresholds_for: Average = Field(default="micro_f1", description="metric that the thresholds optimise")
 
 
 def calibrate(
     logits: NDArray[np.float32], truth: NDArray[np.int64], settings: Calibration
 ) -> tuple[DecisionRule, dict[str, object]]:
-    """Choose temperature and thresholds for (rows, classes) logits of validation examples.
+    """Choose temperature and thresholds from (rows, classes) logits of validation examples.
 
-    Each is kept only if it is better in cross-validation, on examples that it was not chosen on.
+    Each is kept only if it is better in cross-validation.
 
     Returns:
         The decision rule, and the values for ``tuning`` in the result.
     """
     values = logits.astype(np.float64)
-    temperature, reason = cross_val_temperature(values, truth) if settings.temperature else (1.0, "not asked for")
+    temperature, reason = cross_val_temperature(values, truth) if settings.temperature else (1.0, "disabled")
     result: dict[str, object] = {
         "rows": len(truth),
         "temperature": temperature,
@@ -57,19 +57,18 @@ def calibrate(
     scope, average = settings.thresholds, settings.thresholds_for
     half = (0.5,) * truth.shape[1]
     before = f1(confidence, truth, half, average)
-    held = cross_val_f1(confidence, truth, scope=scope, average=average)
-    why = "" if held > before else "none did better than one half on validation examples that it was not found on"
+    cross_validated = cross_val_f1(confidence, truth, scope=scope, average=average)
+    reason = "" if cross_validated > before else "no thresholds improved the cross-validated F1 over one half"
     if len(truth) < MIN_EXAMPLES:
-        why = f"{len(truth)} validation examples are too few to find thresholds on; {MIN_EXAMPLES} would do"
-    kept = not why
-    thresholds = find_thresholds(confidence, truth, scope=scope, average=average) if kept else half
+        reason = f"{len(truth)} validation examples are too few for thresholds; at least {MIN_EXAMPLES} are needed"
+    thresholds = half if reason else find_thresholds(confidence, truth, scope=scope, average=average)
     result |= {
         "thresholds": list(thresholds),
         "thresholds_for": average,
         f"{average}_before": before,
-        f"{average}_held_up": held,
+        f"{average}_held_up": cross_validated,
         average: f1(confidence, truth, thresholds, average),
     }
-    if why:
-        result["thresholds_why"] = why
-    return DecisionRule(temperature=temperature, thresholds=thresholds if kept else None), result
+    if reason:
+        result["thresholds_why"] = reason
+    return DecisionRule(temperature=temperature, thresholds=None if reason else thresholds), result

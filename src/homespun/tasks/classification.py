@@ -1,4 +1,4 @@
-"""Classification of texts and of pairs of texts: one label each, or several."""
+"""Classification of texts and of pairs of texts, with one label each or multi_label."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ from homespun.text.tokenizer import Tokenizer
 
 
 class Classification(ClassTraining):
-    """One label a text by cross entropy, or several by a binary cross entropy each (as the `Labels` say).
+    """One label a text by cross-entropy, or several by one binary cross-entropy each (as `Labels.multi_label` says).
 
-    The head is ELECTRA's by default: it beats a bare linear layer on [CLS] where the [CLS] of the pretrained encoder
-    was never trained, and costs next to nothing. ``frozen`` trains the head alone, on an encoder in evaluation mode.
+    The default head is ELECTRA's: it is better than a linear layer where the pretraining did not train [CLS], and costs
+    little. ``frozen`` trains only the head; the encoder is then in evaluation mode.
     """
 
     data_kinds = TEXT_KINDS
@@ -70,41 +70,30 @@ class Classification(ClassTraining):
 
     kind: Literal["classification"] = "classification"
     head: SequenceHeadConfig = FeedForwardHeadConfig()
-    auxiliary_lm: float = Field(
-        default=0.0, ge=0, description="weight of a causal model's own loss (GPT: 0.5); 0: without"
-    )
+    auxiliary_lm: float = Field(default=0.0, ge=0, description="weight of the language modelling loss (GPT: 0.5)")
     last_layers: LayerCount = 1
     layers: Layers = "last"
-    cache: str = Field(
-        default="",
-        description="frozen: folder for the encoder's vectors, computed once for all epochs, seeds and heads; "
-        "rounded to float16. Nowhere where not given",
-    )
-    cache_size: Annotated[Count, Field(gt=0)] = Field(
-        default=8_000_000_000, description="bytes that they may take there, such as 2G"
-    )
+    cache: str = Field(default="", description="frozen: folder for hidden states in float16, computed once; or none")
+    cache_size: Annotated[Count, Field(gt=0)] = Field(default=8_000_000_000, description="bytes of the cache, like 2G")
     teacher: LabelTeacher | None = Field(default=None, description="a classifier for distillation")
-    adversarial: Adversary | None = Field(default=None, description="texts are perturbed besides (SiFT)")
+    adversarial: Adversary | None = Field(default=None, description="adversarial training (SiFT)")
 
     @model_validator(mode="after")
     def _check_settings(self) -> Classification:
         check_not_frozen(self.adversarial, frozen=self.frozen)
-        last_alone = self.last_layers == 1 and self.layers == "last"
-        if self.teacher is not None and self.teacher.cosine and not last_alone:
+        last_only = self.last_layers == 1 and self.layers == "last"
+        if self.teacher is not None and self.teacher.cosine and not last_only:
             raise ValueError("teacher.cosine compares last layers; set last_layers=1, or teacher.cosine=0")
         if self.cache and not self.frozen:
-            raise ValueError("cache is for the vectors of a frozen encoder; set frozen=true, or leave cache out")
-        if self.auxiliary_lm and (self.frozen or not last_alone):
-            raise ValueError(
-                "auxiliary_lm trains the whole model and reads its last layer; leave out frozen and last_layers"
-            )
+            raise ValueError("cache needs a frozen encoder; set frozen=true, or leave cache out")
+        if self.auxiliary_lm and (self.frozen or not last_only):
+            raise ValueError("auxiliary_lm trains all layers and reads the last; leave out frozen and last_layers")
         return self
 
     def task(self, data: TextsData, stored: ModelBundle, training: Sequence[LabelledText]) -> ClassificationTask:
-        """Build the task with the classes of the training examples."""
         check_text_head(self, data, stored)
-        several = any(isinstance(example.label, tuple) for example in training[:1])
-        return ClassificationTask(data, Labels.collect(labels_of(training), multi_label=several), stored)
+        multi_label = any(isinstance(example.label, tuple) for example in training[:1])
+        return ClassificationTask(data, Labels.collect(labels_of(training), multi_label=multi_label), stored)
 
     @classmethod
     def task_from_metadata(cls, data: TextsData, stored: ModelBundle, *, source: str) -> ClassificationTask:
@@ -116,19 +105,18 @@ class Classification(ClassTraining):
             )
         if stored.config.head is not None and stored.config.head.task_kind == "token_classification":
             raise UserError(
-                f"{source} labels tokens, and texts are labelled here; homespun.load gives the logits of its tokens"
+                f"{source} is a token classifier, not a text classifier; homespun.load returns the logits of its tokens"
             )
         data = data.with_labels(labels)
         decision = validate(DecisionRule, stored.task.get("decision") or {}, source=source)
         if decision.thresholds is not None and len(decision.thresholds) != len(labels):
             raise UserError(
-                f"{source} has {len(decision.thresholds)} thresholds for {len(labels)} labels; it was altered, "
-                f"fine-tune it again"
+                f"{source} has {len(decision.thresholds)} thresholds for {len(labels)} labels; fine-tune it again"
             )
         return ClassificationTask(data, labels, stored, decision=decision)
 
     def collate(self, pad_id: int, labels: Labels, *, weights: tuple[float, ...] | None = None) -> Collate:
-        """Build the collate; ``weights`` as given to `build`."""
+        """Build the collate; ``weights`` as in `build`."""
         collate: Collate = ClassificationCollator(pad_id, labels.multi_label, weights)
         if self.auxiliary_lm:
             collate = WithNextTokenCounts(collate)
@@ -138,11 +126,7 @@ class Classification(ClassTraining):
         return WithTargetCounts(collate, more) if more else collate
 
     def wrap(self, loss: ClassificationLoss, tokenizer: Tokenizer, labels: Labels) -> ClassificationModule:
-        """Wrap the loss in an adversary and a teacher, where there are any.
-
-        Raises:
-            UserError: a teacher that cannot be opened, or that does not fit.
-        """
+        """Wrap the loss for adversarial training and distillation, where they are set."""
         wrapped: ClassificationLoss | adversarial.AdversarialObjective = loss
         if self.adversarial is not None:
             distance = adversarial.binary_symmetric_kl if labels.multi_label else adversarial.symmetric_kl
@@ -158,12 +142,12 @@ class Classification(ClassTraining):
         weights: tuple[float, ...] | None = None,
         long_inputs: LongInputs = TRUNCATE,
     ) -> ClassificationLoss:
-        """Build a new head on the encoder of ``model``, which is changed, not copied; ``config`` is its config.
+        """Build a new head on the encoder of ``model``, which is changed in place; ``config`` is its config.
 
-        Layers over the chunks of ``long_inputs``, where it has any, become part of the head.
+        The layers of ``long_inputs`` over the chunks of a text, if any, become part of the head.
 
         Raises:
-            UserError: a head on the first token of a causal model.
+            UserError: the head reads the first token of a causal model.
         """
         auxiliary = AuxiliaryLM.of(model, config, self.auxiliary_lm) if self.auxiliary_lm else None
         head, config = build_text_head(self, model, config, len(labels), long_inputs)
@@ -186,14 +170,14 @@ class Classification(ClassTraining):
 
 @dataclass(frozen=True)
 class ClassificationCollator:
-    """Labelled rows -> a `Batch` padded to its longest sequence. Not random."""
+    """Collate of labelled rows, padded to the longest sequence. Deterministic."""
 
     pad_id: int
     multi_label: bool
     weights: tuple[float, ...] | None = None
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Collate rows; ``labels`` are (texts,) classes, or (texts, classes) zeros and ones."""
+        """Batch whose ``labels`` are (texts,) classes, or (texts, classes) zeros and ones."""
         labels = torch.from_numpy(np.array([row.label for row in rows], dtype=np.int64))
         if self.multi_label:
             count = float(labels.numel())
@@ -206,10 +190,10 @@ class ClassificationCollator:
 
 
 class ClassificationLoss(TextLoss):
-    """`ClassLoss` of each text, over one class or over several, and the term ``causal`` of an auxiliary language model.
+    """`ClassLoss` of each text, and the term ``causal`` of an auxiliary language model.
 
-    The term ``accuracy`` has no weight: the share of texts whose class, or whose set of labels (those with a
-    probability above one half), is right.
+    ``accuracy`` (weight 0) is the share of texts with the right class, or with all labels right at a threshold of one
+    half.
     """
 
     def __init__(
@@ -228,7 +212,6 @@ class ClassificationLoss(TextLoss):
         self.auxiliary = auxiliary
 
     def compute(self, hidden: Tensor, logits: Tensor, batch: Batch, labels: Tensor) -> Loss:
-        """Terms ``loss`` (weight 1) and ``accuracy`` (weight 0), and ``causal`` with an auxiliary language model."""
         loss: Loss = (self.loss.multi_label if self.multi_label else self.loss)(logits, labels)
         if self.auxiliary is None:
             return loss
@@ -239,7 +222,7 @@ ClassificationModule = ClassificationLoss | adversarial.AdversarialObjective | L
 
 
 class ClassificationTask:
-    """Labels for texts, or for pairs of them; see `homespun.tasks.protocol.Task`."""
+    """Labels for texts or pairs of texts; see `homespun.tasks.protocol.Task`."""
 
     reported_metrics = ("accuracy", "macro_f1", "log_loss", "roc_auc")
 
@@ -253,19 +236,15 @@ class ClassificationTask:
         self.tokenizer = stored.tokenizer
 
     def stratify_by(self, examples: Sequence[LabelledText]) -> NDArray[np.int64]:
-        """Stratify by class."""
         return self.labels.encode(labels_of(examples))
 
     def texts(self, examples: Sequence[LabelledText]) -> list[str]:
-        """Return each text, or both of a pair."""
         return readable_texts(examples)
 
     def rows(self, examples: Sequence[LabelledText]) -> LabelledRows:
-        """Return a row a text or pair."""
         return rows_of(examples, self.data, self.stored, names=self.labels)
 
     def training_setup(self, objective: Classification, stored: ModelBundle, training: LabelledRows) -> TrainingSetup:
-        """Build a new head on the encoder."""
         assert training.targets is not None
         weights = objective.weights(self.labels, training.targets)
         model, long_inputs = copy.deepcopy(stored.model), self.data.truncation
@@ -290,8 +269,9 @@ class ClassificationTask:
         return CalibratedTask(self.with_decision(decision), result)
 
     def measure(self, model: Model, rows: LabelledRows, *, batch_size: int) -> Measured:
-        """Compute `classification_metrics` and `calibration`; predictions have the probability of every class and the
-        ``loss``."""
+        """Compute `classification_metrics` and ``calibration``; a prediction has all class probabilities and its
+        ``loss``.
+        """
         assert rows.targets is not None
         return measure_logits(self.outputs(model, rows, batch_size), rows.targets, self.labels, self.decision)
 
@@ -304,30 +284,28 @@ class ClassificationTask:
         return ClassificationTask(self.data, self.labels, self.stored, decision=decision)
 
     def baselines(self, training: Sequence[LabelledText], test: Sequence[LabelledText]) -> dict[str, Measured]:
-        """Evaluate the majority class, and TF-IDF with a linear model."""
+        """Evaluate the majority class, and TF-IDF with a linear classifier."""
         train_targets, test_targets = self.stratify_by(training), self.stratify_by(test)
         train_texts, test_texts = ([example.text for example in part] for part in (training, test))
         seconds = second_texts_of_parts(training, test)
-        found = {
+        baselines = {
             "majority": majority(train_targets, test_targets, self.labels),
             "tfidf": tfidf(train_texts, train_targets, test_texts, test_targets, self.labels, seconds=seconds),
         }
         return {
             name: Measured(baseline.metrics, _predictions(test_targets, baseline.predicted, self.labels))
-            for name, baseline in found.items()
+            for name, baseline in baselines.items()
         }
 
     def result_fields(self) -> dict[str, object]:
-        """Return the classes, and the treatment of long texts."""
         return {"labels": list(self.labels.names), "long_inputs": self.data.truncation.kind}
 
     def to_metadata(self) -> dict[str, object]:
-        """Return how texts are read, and the decision rule if it was calibrated."""
         decision = {} if self.decision == DEFAULT_RULE else {"decision": self.decision.model_dump(mode="json")}
         return task_metadata("classification", self.data) | decision
 
     def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
-        """Yield the label, its probability, and that of every class."""
+        """Yield the label, its probability, and the probability of each class."""
         predictor = Predictor(
             model,
             self.tokenizer,

@@ -1,4 +1,4 @@
-"""Registry of fine-tuning: the unions of its data and of its objectives, and the task of a fine-tuned model."""
+"""Unions of the data and of the objectives of fine-tuning, and the task of a fine-tuned model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FinetuneObjective = Annotated[
 ]
 _DATA: tuple[type[TaskData], ...] = get_args(get_args(FinetuneData)[0])
 _OBJECTIVES: tuple[type[TaskObjective], ...] = get_args(get_args(FinetuneObjective)[0])
-_NOT_DATA = ("kind", "data", "learned", "decision")  # keys of `Task.to_metadata` that are no settings of the data
+_NOT_DATA = ("kind", "data", "learned", "decision")  # keys of `Task.to_metadata` without the settings of the data
 
 
 class _StoredData(Config):
@@ -44,7 +44,7 @@ class _StoredData(Config):
 
 
 def task_from_metadata(data: TaskData, stored: ModelBundle, *, source: str) -> AnyTask:
-    """Rebuild the task that a model was fine-tuned on; without metadata, that of the data's usual objective.
+    """Rebuild the task that a model was fine-tuned on; a model without metadata gets the data's default objective.
 
     Raises:
         UserError: the model was not fine-tuned on this data.
@@ -57,7 +57,7 @@ def task_from_metadata(data: TaskData, stored: ModelBundle, *, source: str) -> A
 
 
 class ReadOptions(TypedDict, total=False):
-    """Options for reading records for a fine-tuned model; None: as in training, and encoding detected."""
+    """Options for reading records for a fine-tuned model; by default as in training, and the encoding is detected."""
 
     text: Sequence[str] | None
     """Columns of the texts."""
@@ -74,7 +74,7 @@ class ReadOptions(TypedDict, total=False):
 
 
 def stored_task(stored: ModelBundle, *, source: str, **options: Unpack[ReadOptions]) -> AnyTask:
-    """Rebuild the task that a model was fine-tuned on, for files with other columns where they are given.
+    """Rebuild the task that a model was fine-tuned on, with other columns if given.
 
     Args:
         stored: the model.
@@ -82,7 +82,7 @@ def stored_task(stored: ModelBundle, *, source: str, **options: Unpack[ReadOptio
         options: see `ReadOptions`.
 
     Raises:
-        UserError: it was not fine-tuned, or by another version; or as in `stored_data`.
+        UserError: the model was not fine-tuned, or by another version; or as in `stored_data`.
     """
     metadata: Mapping[str, object] = stored.task
     if "data" not in metadata and (head := stored.config.head) is not None:
@@ -103,7 +103,7 @@ def stored_data(metadata: Mapping[str, object], *, source: str, **options: Unpac
     kind = metadata.get("data", "texts")
     if generation := options.get("generation"):
         if not any(kind == one.model_fields["kind"].default and "generation" in one.model_fields for one in _DATA):
-            raise UserError(f"{source} writes no texts; leave --generation out")
+            raise UserError(f"{source} does not generate text; leave --generation out")
         earlier = settings.get("generation", {})
         settings["generation"] = {**(earlier if isinstance(earlier, Mapping) else {}), **generation}
     data: TaskData = validate(_StoredData, {"data": settings | {"kind": kind}}, source=source).data

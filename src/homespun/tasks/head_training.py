@@ -1,4 +1,4 @@
-"""Shared parts of fine-tuning objectives: new heads on a pretrained model, class weights, cross-entropy."""
+"""Shared parts of fine-tuning objectives: new heads, class weights, cross-entropy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from homespun.tasks.protocol import TaskObjective
 
 
 class TextHeadSettings(Protocol):
-    """Objective with a head on whole texts."""
+    """Interface of objectives with a head on texts."""
 
     head: SequenceHeadConfig
     layers: Layers
@@ -38,12 +38,12 @@ class TextHeadSettings(Protocol):
 def build_text_head(
     objective: TextHeadSettings, model: Model, config: ModelConfig, num_labels: int, long_inputs: LongInputs
 ) -> tuple[nn.Module, ModelConfig]:
-    """Build a new head on whole texts, and the config of the model with it.
+    """Build a new head on texts, and the config of the model with it.
 
-    Layers over the chunks of long texts, where ``long_inputs`` has any, become part of the head.
+    The layers of ``long_inputs`` over the chunks of a text, if any, become part of the head.
 
     Raises:
-        UserError: the head reads the first token, and the model is causal.
+        UserError: the head reads the first token of a causal model.
     """
     check_head(objective.head, config)
     head: SequenceHeadConfig = objective.head.model_copy(update={"num_labels": num_labels})
@@ -56,7 +56,7 @@ def build_text_head(
 def build_token_head(
     head: HeadConfig, layers: Layers, model: Model, config: ModelConfig, num_labels: int | None = None
 ) -> tuple[Model, ModelConfig]:
-    """Build a new head on the tokens of ``model``, which is changed, not copied; ``config`` is its config."""
+    """Build a new head on the tokens of ``model``, which is changed in place; ``config`` is its config."""
     if num_labels is not None:
         head = head.model_copy(update={"num_labels": num_labels})
     built, config = _build(on_layers(head, layers), model, config)
@@ -70,26 +70,20 @@ def _build(head_config: HeadSettings, model: Model, config: ModelConfig) -> tupl
 
 
 def check_head(head: SequenceHeadConfig, config: ModelConfig) -> None:
-    """Refuse a head on the first token of a causal model.
-
-    Raises:
-        UserError: see `check_first_token`.
-    """
+    """Refuse a head on the first token of a causal model; see `check_first_token`."""
     if head.reads_first_token:
-        way_out = "set objective.head.kind=last, mean, cnn or bilstm, or take the recipe classify-cnn"
-        check_first_token(f"objective.head.kind={head.kind}", config, way_out=way_out)
+        hint = "set objective.head.kind=last, mean, cnn or bilstm, or take the recipe classify-cnn"
+        check_first_token(f"objective.head.kind={head.kind}", config, hint=hint)
 
 
-def check_first_token(what: str, config: ModelConfig, *, way_out: str) -> None:
-    """Refuse a causal model, whose first token attends to no other token.
+def check_first_token(setting: str, config: ModelConfig, *, hint: str) -> None:
+    """Raise `UserError` for a causal model, whose first token attends to no other.
 
-    Raises:
-        UserError: ``what`` reads the first token of a causal model; ``way_out`` is the rest of the message.
+    ``setting`` reads the first token; ``hint`` is the end of the message.
     """
     if not config.backbone.has_decoder and config.backbone.causal:
         raise UserError(
-            f"{what} goes by the vector of [CLS], the first token, where a causal model has read nothing of the text; "
-            f"{way_out}"
+            f"{setting} reads [CLS], the first token, and in a causal model the first token attends to no other; {hint}"
         )
 
 
@@ -97,9 +91,9 @@ ClassWeight = Annotated[float, Field(gt=0)]
 
 
 class ClassTraining(TaskObjective):
-    """Settings of objectives on classes; a subclass adds its head."""
+    """Settings of objectives on classes. A subclass adds its head."""
 
-    frozen: bool = Field(default=False, description="train the head alone; the encoder stays as it is")
+    frozen: bool = Field(default=False, description="train only the head")
     class_weights: Literal["balanced"] | dict[str, ClassWeight] | None = Field(
         default=None, description="weight of each class in the loss, by name; balanced: by inverse frequency"
     )
@@ -108,8 +102,8 @@ class ClassTraining(TaskObjective):
     def weights(self, labels: Labels, targets: NDArray[np.int64]) -> tuple[float, ...] | None:
         """Compute the weight of each class, in the order of ``labels``, from the ``targets`` of the training rows.
 
-        ``balanced`` is ``rows / (classes * rows of the class)`` as in scikit-learn; with several labels a text, each
-        label's positives weigh as much as its negatives. Classes without a given weight have 1.
+        ``balanced`` is ``rows / (classes * rows of the class)`` as in scikit-learn; multi-label, the positives of each
+        label weigh as much as its negatives. Classes without a weight have 1.
 
         Raises:
             UserError: a weight for an unknown class.
@@ -130,15 +124,14 @@ class ClassTraining(TaskObjective):
 
 
 class ClassLoss(nn.Module):
-    """Cross-entropy of one class per text, sentence or token, with the accuracy.
+    """Cross-entropy of one class per text, sentence or token, and its accuracy.
 
-    With class weights the mean is a weighted one, as in `torch.nn.CrossEntropyLoss`.
+    With class weights the mean is weighted, as in `torch.nn.CrossEntropyLoss`.
 
     Args:
         weights: (classes,) weights; ``None``: all 1.
         label_smoothing: as in `torch.nn.CrossEntropyLoss`.
-        smooth_evaluation: smooth in evaluation mode too, as classification of texts and of sentences does and token
-            classification does not.
+        smooth_evaluation: smooth in evaluation mode too: texts and sentences do, token classification does not.
     """
 
     class_weights: Tensor | None
@@ -160,9 +153,10 @@ class ClassLoss(nn.Module):
         return Loss({"loss": Term(loss, count), "accuracy": Term(right, len(labels), weight=0.0)})
 
     def multi_label(self, logits: Tensor, labels: Tensor) -> Loss:
-        """Terms of (rows, classes) zeros and ones, by binary cross-entropy; ``accuracy``: all of the row is right.
+        """Terms of (rows, classes) logits and zeros and ones, by binary cross-entropy; ``accuracy``: all labels of a
+        row.
 
-        Class weights are those of the positives, as in `torch.nn.BCEWithLogitsLoss`.
+        Class weights are weights of the positives, as in `torch.nn.BCEWithLogitsLoss`.
         """
         smoothed = labels.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
         loss = F.binary_cross_entropy_with_logits(logits, smoothed, pos_weight=self.class_weights, reduction="sum")
@@ -171,12 +165,12 @@ class ClassLoss(nn.Module):
 
 
 class FineTuningLoss(nn.Module):
-    """Base of the losses of fine-tuning: the model that is trained, with its config.
+    """Base of the losses of fine-tuning: the trained model with its config.
 
     Args:
-        model: backbone and head, changed by training, not copied.
-        config: its config.
-        frozen: train the head alone; the backbone stays in evaluation mode.
+        model: backbone and head, trained in place.
+        config: of ``model``.
+        frozen: train only the head; the backbone stays in evaluation mode.
     """
 
     def __init__(self, model: Model, config: ModelConfig, *, frozen: bool = False) -> None:
@@ -194,10 +188,9 @@ class FineTuningLoss(nn.Module):
 
 
 class TextLoss(FineTuningLoss, ABC):
-    """Base of the losses of a head on whole texts, which may be wrapped: `homespun.objectives.protocol.HasLogits`."""
+    """Base of the losses of a head on texts; implements `homespun.objectives.protocol.HasLogits`."""
 
     def forward(self, batch: Batch) -> Loss:
-        """Terms of the loss."""
         return self.output(batch).loss
 
     def logits(self, batch: Batch) -> Tensor:

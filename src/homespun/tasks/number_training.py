@@ -1,4 +1,4 @@
-"""Shared parts of regression and ordinal regression: rows with numbers, heads of one score, their loss."""
+"""Shared parts of regression and ordinal regression: rows with numbers, heads with one score, their loss."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ from homespun.tasks.texts import (
     second_texts_of_parts,
 )
 
-_OUTSIDE = "a number outside: refuse says which and stops; leave_out counts it, and neither learns nor measures it"
+_OUTSIDE = "a number outside: refuse stops with an error; leave_out counts it and leaves it out of training and metrics"
 OutOfRange = Annotated[Literal["refuse", "leave_out"], Field(description=_OUTSIDE)]
-CORRECT_OR_LEAVE_OUT = "correct it, or have such rows counted and left out: objective.out_of_range=leave_out"
+CORRECT_OR_LEAVE_OUT = "correct it, or leave such rows out with objective.out_of_range=leave_out"
 
 
 class NumberHead(Protocol):
-    """Head of one score with a linear layer over it, which goes into the head's classifier when training is over."""
+    """Interface of heads with a transform of one score, which `merge` moves into the classifier after training."""
 
-    measured: str  # term that is reported with the loss
+    measured: str  # reported term besides the loss
 
     def terms(self, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the (texts,) losses, and the values that are reported."""
+        """Compute the (texts,) losses, and the (texts,) values of ``measured``."""
 
     def distance(self, predicted: Tensor, clean: Tensor) -> Tensor:
-        """Compute the (texts,) distances of two predictions, for an adversary."""
+        """Compute the (texts,) distances of two predictions, for adversarial training."""
 
     def loss_from_metrics(self, metrics: Metrics) -> float:
-        """Compute the mean loss of examples from their metrics."""
+        """Compute the mean loss from the metrics."""
 
     def merge(self, config: ModelConfig) -> tuple[nn.Module, ModelConfig]:
-        """Merge both layers into an ordinary head with the same logits; return it and the config of the model."""
+        """Merge the transform into an ordinary head with the same logits; return it and the config of the model."""
 
 
 def classifier_of(head: nn.Module) -> nn.Linear:
-    """Find the last layer of any head on texts, also within a head that wraps it.
+    """Find the last linear layer of a head on texts, also in a head that wraps it.
 
     Raises:
         UserError: the layer has no bias.
@@ -75,13 +75,13 @@ def classifier_of(head: nn.Module) -> nn.Linear:
     assert isinstance(classifier, nn.Linear)
     if classifier.bias is None:
         raise UserError(
-            "head last has no constant, which numbers need; set objective.head='{kind: pooled, token: last}', or mean"
+            "objective.head.kind=last has no bias, which numbers need; set objective.head='{kind: pooled, token: last}'"
         )
     return classifier
 
 
 def refit(head: nn.Module, config: ModelConfig, weight: Tensor, bias: Tensor) -> tuple[nn.Module, ModelConfig]:
-    """Copy a head with other weights in its classifier; return the copy and the config of the model with it."""
+    """Copy a head with a new classifier; return the copy and the config of the model with it."""
     copied = copy.deepcopy(head)
     classifier = classifier_of(copied)
     classifier.weight = nn.Parameter(weight.detach().clone())
@@ -97,9 +97,9 @@ def _with_labels(head: Any, num_labels: int) -> Any:
 
 
 class StandardizedHead(nn.Module):
-    """A head of one score -> (texts, 1) numbers: ``mean + spread * score``.
+    """A head with one score -> (texts, 1) numbers: ``mean + spread * score``.
 
-    With ``levels``, (levels,), labels are ranks of these.
+    With ``levels`` (levels,), labels are ranks of the levels.
     """
 
     measured = "absolute_error"
@@ -120,14 +120,14 @@ class StandardizedHead(nn.Module):
     def fit(
         cls, numbers: NDArray[np.float64], head: nn.Module, *, levels: NDArray[np.float64] | None = None
     ) -> StandardizedHead:
-        """Standardize with the mean and the deviation of ``numbers``.
+        """Standardize by the mean and the deviation of ``numbers``.
 
         Raises:
             UserError: all numbers are equal, or the head has no bias.
         """
-        classifier_of(head)  # refused now, not when it is stored
-        if np.ptp(numbers) == 0:  # unlike the deviation, which is rounded
-            raise UserError(f"all numbers of the training are {numbers[0]:g}; there is nothing to learn from them")
+        classifier_of(head)  # raises before training, not at the end
+        if np.ptp(numbers) == 0:  # exact, unlike the deviation
+            raise UserError(f"all training labels are {numbers[0]:g}, and regression needs different ones; give others")
         return cls(head, mean=float(numbers.mean()), spread=float(numbers.std()), levels=levels)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
@@ -135,7 +135,9 @@ class StandardizedHead(nn.Module):
         return self.mean + self.spread * score.float()
 
     def terms(self, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute (texts,) squared errors of standardized numbers, and absolute errors on their own scale."""
+        """Compute (texts,) squared errors of standardized numbers, and (texts,) absolute errors in the original
+        scale.
+        """
         truth = labels if self.levels is None else self.levels[labels.long()]
         errors = predicted.squeeze(1) - truth
         return (errors / self.spread).square(), errors.detach().abs()
@@ -149,20 +151,19 @@ class StandardizedHead(nn.Module):
         return float(metrics["squared_error"]) / float(self.spread) ** 2
 
     def merge(self, config: ModelConfig) -> tuple[nn.Module, ModelConfig]:
-        """Merge mean and spread into the classifier."""
         last = classifier_of(self.head)
         return refit(self.head, config, self.spread * last.weight, self.mean + self.spread * last.bias)
 
 
 class NumberObjective(TaskObjective):
-    """Settings of objectives on numbers; a subclass adds its head."""
+    """Settings of objectives on numbers. A subclass adds its head."""
 
     data_kinds = TEXT_KINDS
     count_titles = TEXT_COUNTS | {"outside": "Values outside their range, left out"}
     metrics: ClassVar[tuple[str, ...]] = ("absolute_error", "squared_error", "pearson", "spearman")
 
-    frozen: bool = Field(default=False, description="train the head alone; the encoder stays as it is")
-    adversarial: Adversary | None = Field(default=None, description="texts are perturbed besides (SiFT)")
+    frozen: bool = Field(default=False, description="train only the head")
+    adversarial: Adversary | None = Field(default=None, description="adversarial training (SiFT)")
 
     @model_validator(mode="after")
     def _check_adversary(self) -> Self:
@@ -170,7 +171,6 @@ class NumberObjective(TaskObjective):
         return self
 
     def wrap(self, loss: RegressionLoss, collate: Collate) -> tuple[RegressionLoss | AdversarialObjective, Collate]:
-        """Wrap a loss and its collate in an adversary, if there is one."""
         if self.adversarial is None:
             return loss, collate
         distance = cast(NumberHead, loss.model.head).distance
@@ -178,7 +178,6 @@ class NumberObjective(TaskObjective):
         return wrapped, WithTargetCounts(collate, {TERM: self.adversarial.like})
 
     def setup(self, loss: RegressionLoss, training: RegressionRows, collate: Collate) -> TrainingSetup:
-        """Set up a training of ``loss``."""
         module, collate = self.wrap(loss, collate)
         rows = rows_without(training, left_out(training))
         from_metrics = cast(NumberHead, loss.model.head).loss_from_metrics
@@ -187,12 +186,12 @@ class NumberObjective(TaskObjective):
 
 @dataclass(frozen=True)
 class RegressionCollate:
-    """Rows whose label is a number, or the rank of a rating -> a `Batch`. Not random.
+    """Collate of rows whose label is a number, or the rank of a rating. Deterministic.
 
     Args:
         pad_id: padding token.
-        measured: term that is reported with the loss.
-        weights: of each rank in the loss.
+        measured: reported term besides the loss.
+        weights: (ranks,) weights in the loss.
     """
 
     pad_id: int
@@ -200,7 +199,7 @@ class RegressionCollate:
     weights: tuple[float, ...] | None = None
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Collate rows; ``labels`` are (texts,) float32."""
+        """Batch whose ``labels`` are (texts,) float32."""
         labels = torch.tensor([float(row.label) for row in rows if row.label is not None], dtype=torch.float32)
         count = float(len(rows))
         weighted = count if self.weights is None else sum(self.weights[int(rank)] for rank in labels.tolist())
@@ -209,7 +208,7 @@ class RegressionCollate:
 
 
 class RegressionLoss(TextLoss):
-    """Losses of a `NumberHead`, weighted by rank where there are weights."""
+    """Loss of a `NumberHead`, optionally weighted by rank: terms ``loss`` and `NumberHead.measured` (weight 0)."""
 
     weights: Tensor | None
 
@@ -226,7 +225,6 @@ class RegressionLoss(TextLoss):
         self.register_buffer("weights", None if weights is None else torch.tensor(weights), persistent=False)
 
     def compute(self, hidden: Tensor, logits: Tensor, batch: Batch, labels: Tensor) -> Loss:
-        """Terms ``loss`` (weight 1) and `NumberHead.measured` (weight 0)."""
         head = cast(NumberHead, self.model.head)
         loss, measured = head.terms(logits, labels)
         weights = torch.ones_like(loss) if self.weights is None else self.weights[labels.long()]
@@ -234,7 +232,7 @@ class RegressionLoss(TextLoss):
         return Loss({"loss": term, head.measured: Term(measured.sum(), len(measured), weight=0.0)})
 
     def export_model(self) -> tuple[Model, ModelConfig]:
-        """Return the model with an ordinary head, which gives the same logits."""
+        """Return the model with an ordinary head that gives the same logits, and its config."""
         head, config = cast(NumberHead, self.model.head).merge(self.config)
         return Model(self.model.backbone, head, reader=config.reader), config
 
@@ -251,63 +249,65 @@ class NumberTask(ABC):
 
     @abstractmethod
     def learned(self) -> dict[str, object]:
-        """Return the settings that the model was trained with, for metadata and result."""
+        """Return the settings of the training, for metadata and result."""
 
     def texts(self, examples: Sequence[LabelledText]) -> list[str]:
-        """Return each text, or both of a pair."""
         return readable_texts(examples)
 
     def to_metadata(self) -> dict[str, object]:
-        """Return how texts are read, and the range or the levels."""
         out_of_range = "refuse" if self.refuses else "leave_out"
         return task_metadata(self.kind, self.data, self.learned() | {"out_of_range": out_of_range})
 
     def logits(self, model: Model, rows: RegressionRows | LabelledRows, batch_size: int = 32) -> NDArray[np.float32]:
-        """Compute the logits of rows, in their order."""
+        """Compute (rows, logits), in the order of ``rows``."""
         return predict_logits(model, rows, pad_id=self.stored.tokenizer.pad_id, batch_size=batch_size)
 
     def numbered_rows(self, examples: Sequence[LabelledText], numbers: NDArray[np.float64]) -> RegressionRows:
-        """Return a row a text with its number; NaN is outside, neither learned nor measured."""
+        """Return a row for each text, with its number; NaN is left out of training and metrics."""
         rows = rows_of(examples, self.data, self.stored)
         return RegressionRows(rows, numbers, rows.counts | {"outside": int(np.isnan(numbers).sum())})
 
 
 def numbers_of_examples(examples: Sequence[LabelledText]) -> NDArray[np.float64]:
-    """Return the labels as numbers, or refuse one that is none."""
+    """Parse the labels as numbers.
+
+    Raises:
+        UserError: a label is no number, or there are several labels a text.
+    """
     labels = labels_of(examples)
     if labels and isinstance(labels[0], tuple):
-        raise UserError("data.multi_label=true gives several labels a text, and here each has one number; leave it out")
+        raise UserError("data.multi_label=true gives several labels a text, and a number is one label; leave it out")
     return parse_numbers([str(label) for label in labels])
 
 
 def left_out(training: RegressionRows) -> NDArray[np.bool_]:
-    """Return which rows are not trained on: numbers outside, and pairs with an empty side."""
+    """(rows,) True for rows that are not trained on: NaN, and pairs with an empty text."""
     assert isinstance(training.rows, LabelledRows)
     mask: NDArray[np.bool_] = np.isnan(training.numbers) | training.rows.one_sided
     return mask
 
 
 def known_numbers(training: RegressionRows) -> NDArray[np.float64]:
-    """Return the numbers of the rows that are trained on, or refuse if there is none."""
+    """Return the numbers of the rows that are trained on, at least one."""
     known = training.numbers[~left_out(training)]
     return known[known_mask(known)]
 
 
 def known_mask(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which numbers are known, or refuse if none is."""
+    """(rows,) True where the number is known. Raises `UserError` if none is."""
     known = np.isfinite(numbers)
     if not known.any():
-        raise UserError("there is no row with a number within its range; is data.label the right column?")
+        raise UserError("no row has a number within the range; check data.label and the range")
     return known
 
 
 def number_predictions(truth: NDArray[np.float64], predicted: NDArray[np.float64]) -> list[dict[str, object]]:
-    """Return a prediction a number; ``score`` is minus the absolute error, if the truth is known."""
+    """Return an object for each number; ``score`` is minus the absolute error, if the truth is known."""
     return [
-        {"truth": right, "predicted": given, "score": -abs(right - given)}
-        if np.isfinite(right)
-        else {"truth": None, "predicted": given}
-        for right, given in zip(truth.tolist(), predicted.tolist(), strict=True)
+        {"truth": number, "predicted": prediction, "score": -abs(number - prediction)}
+        if np.isfinite(number)
+        else {"truth": None, "predicted": prediction}
+        for number, prediction in zip(truth.tolist(), predicted.tolist(), strict=True)
     ]
 
 
@@ -317,7 +317,7 @@ def number_baselines(
     test: Sequence[LabelledText],
     constant: Callable[[NDArray[np.float64]], SupportsFloat],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Predict each of ``test`` by a constant of the training's numbers, and by `tfidf_ridge`."""
+    """Predict a number for each test example by a constant of the training numbers, and by `tfidf_ridge`."""
     learned = [(example, number) for example, number in zip(training, numbers, strict=True) if np.isfinite(number)]
     examples, known = [example for example, _ in learned], np.array([number for _, number in learned])
     train_texts, test_texts = ([example.text for example in part] for part in (examples, test))
@@ -326,8 +326,8 @@ def number_baselines(
 
 
 def learned_settings(stored: ModelBundle, source: str, *keys: str) -> Mapping[str, Any]:
-    """Return ``learned`` of the stored task, or refuse if a key is missing."""
+    """Return ``learned`` of the stored task. Raises `UserError` if a key is missing."""
     learned = stored.task.get("learned")
     if not isinstance(learned, Mapping) or any(key not in learned for key in keys):
-        raise UserError(f"{source} has no settings of a regression; fine-tune it with this version of homespun")
+        raise UserError(f"{source} lacks settings of a regression; fine-tune it with this version of homespun")
     return learned

@@ -1,4 +1,4 @@
-"""Ordinal regression: one of a few ratings in order, such as stars, for each text or pair of texts."""
+"""Ordinal regression: an ordered rating, such as stars, for each text or pair of texts."""
 
 from __future__ import annotations
 
@@ -51,12 +51,11 @@ MAX_LEVELS = 50
 
 
 class OrdinalRegression(NumberObjective):
-    """One of a few ratings in order, such as stars.
+    """An ordered rating with few levels, such as stars.
 
-    ``cumulative`` is the proportional odds model (McCullagh 1980): one score a text, and between each rating and the
-    next a threshold, ``P(rating > k) = sigmoid(score - threshold_k)``; its loss is the negative log likelihood of the
-    rating. ``squared`` is a regression on the ratings, rounded to the nearest. Both know that 4 is closer to 5 than 1
-    is, which classes do not.
+    ``cumulative`` is the proportional odds model (McCullagh 1980): one score a text, and a threshold between
+    consecutive ratings, ``P(rating > k) = sigmoid(score - threshold_k)``, trained by negative log-likelihood.
+    ``squared`` is a regression on the ratings, rounded to the nearest.
     """
 
     metrics = (*NumberObjective.metrics, "quadratic_kappa", "accuracy", "within_one", "log_loss")
@@ -66,11 +65,11 @@ class OrdinalRegression(NumberObjective):
     head: SequenceHeadConfig = FeedForwardHeadConfig()
     method: Literal["cumulative", "squared"] = "cumulative"
     levels: list[float] | None = Field(
-        default=None, min_length=2, max_length=MAX_LEVELS, description="the ratings; those of the training if not given"
+        default=None, min_length=2, max_length=MAX_LEVELS, description="the ratings; by default those of the training"
     )
     out_of_range: OutOfRange = "refuse"
     class_weights: Literal["balanced"] | None = Field(
-        default=None, description="balanced: every rating weighs the same in the loss, by inverse frequency"
+        default=None, description="balanced: weight of each rating in the loss by inverse frequency"
     )
     last_layers: LayerCount = 1
     layers: Layers = "last"
@@ -78,27 +77,26 @@ class OrdinalRegression(NumberObjective):
     @model_validator(mode="after")
     def _check_order(self) -> OrdinalRegression:
         if self.levels is not None and sorted(set(self.levels)) != self.levels:
-            raise ValueError(f"levels are the ratings from the lowest to the highest, each once, not {self.levels}")
+            raise ValueError(f"levels={self.levels} must be ascending ratings, each once")
         return self
 
     def find_levels(self, numbers: NDArray[np.float64]) -> tuple[float, ...]:
-        """Return the ratings, lowest first; ``numbers`` are those of the training.
+        """Return the ratings, lowest first, given the ``numbers`` of the training.
 
         Raises:
-            UserError: there are too few or too many of them.
+            UserError: there are too few or too many.
         """
         if self.levels is not None:
             return tuple(self.levels)
-        found = np.unique(numbers)
-        if not 2 <= len(found) <= MAX_LEVELS:
+        levels = np.unique(numbers)
+        if not 2 <= len(levels) <= MAX_LEVELS:
             raise UserError(
-                f"the training has {len(found)} different ratings, and there can be 2 to {MAX_LEVELS}; "
-                f"set objective.kind=regression for numbers that may be any"
+                f"the training has {len(levels)} different ratings, and 2 to {MAX_LEVELS} are allowed; "
+                f"set objective.kind=regression for other numbers"
             )
-        return tuple(found.tolist())
+        return tuple(levels.tolist())
 
     def task(self, data: TextsData, stored: ModelBundle, training: Sequence[LabelledText]) -> OrdinalRegressionTask:
-        """Build the task with the ratings of the objective, or of the training examples."""
         check_text_head(self, data, stored)
         with prefix_errors(data.train):
             levels = self.find_levels(numbers_of_examples(training))
@@ -108,14 +106,13 @@ class OrdinalRegression(NumberObjective):
 
     @classmethod
     def task_from_metadata(cls, data: TextsData, stored: ModelBundle, *, source: str) -> OrdinalRegressionTask:
-        """Rebuild the task of a fine-tuned model."""
         learned = learned_settings(stored, source, "levels", "method", "out_of_range")
         levels = tuple(float(level) for level in learned["levels"])
         refuses = learned["out_of_range"] == "refuse"
         return OrdinalRegressionTask(data, stored, levels=levels, method=learned["method"], refuses=refuses)
 
     def weights(self, ranks: NDArray[np.int64], levels: int) -> tuple[float, ...] | None:
-        """Compute the weight of each rating from the ``ranks`` of the training."""
+        """Compute the (levels,) class weights from the ``ranks`` of the training."""
         if self.class_weights is None:
             return None
         counts = np.bincount(ranks, minlength=levels).clip(min=1)
@@ -131,7 +128,7 @@ class OrdinalRegression(NumberObjective):
         weights: tuple[float, ...] | None = None,
         long_inputs: LongInputs = TRUNCATE,
     ) -> RegressionLoss:
-        """Build a new head on the encoder of ``model``, which is changed, not copied; ``ranks`` are the training's.
+        """Build a new head on the encoder of ``model``, which is changed in place; ``ranks`` are those of the training.
 
         Raises:
             UserError: all ranks are equal, or the head has no bias.
@@ -142,20 +139,20 @@ class OrdinalRegression(NumberObjective):
         if self.method == "squared":
             head = StandardizedHead.fit(values[ranks], score, levels=values)
         else:
-            classifier_of(score)  # refused now, not when it is stored
+            classifier_of(score)  # raises before training, not at the end
             head = OrdinalHead(score, counts=np.bincount(ranks, minlength=len(levels)))
         return RegressionLoss(model, head, config, frozen=self.frozen, weights=weights)
 
 
 class OrdinalHead(nn.Module):
-    """A head of one score -> (texts, levels - 1) logits of a rating above the first, above the second, and so on.
+    """A head with one score -> (texts, levels - 1) logits of a rating above each level but the last.
 
-    Thresholds keep their order: all but the first are sums of positive steps. They are initialized such that a score of
-    zero predicts how frequent each rating is.
+    Thresholds stay ordered: all but the first are sums of positive steps. They are initialized so that a score of zero
+    predicts the frequencies of the ratings.
 
     Args:
-        head: of one score.
-        counts: (levels,) number of training examples with each rating.
+        head: head with one score.
+        counts: (levels,) number of training examples of each rating.
     """
 
     measured = "accuracy"
@@ -167,13 +164,12 @@ class OrdinalHead(nn.Module):
         below = np.cumsum(shares)[:-1]
         thresholds = np.log(below / (1 - below))
         steps = np.diff(thresholds).clip(min=1e-3)
-        # the inverse of softplus
         self.first = nn.Parameter(torch.tensor(thresholds[:1], dtype=torch.float32))
-        self.steps = nn.Parameter(torch.tensor(np.log(np.expm1(steps)), dtype=torch.float32))
+        self.steps = nn.Parameter(torch.tensor(np.log(np.expm1(steps)), dtype=torch.float32))  # inverse of softplus
 
     @property
     def thresholds(self) -> Tensor:
-        """Thresholds (levels - 1,), ascending."""
+        """(levels - 1,) thresholds, ascending."""
         return torch.cat([self.first, self.first + F.softplus(self.steps).cumsum(0)])
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
@@ -181,7 +177,7 @@ class OrdinalHead(nn.Module):
         return score.float() - self.thresholds
 
     def terms(self, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute (texts,) negative log likelihoods of the ranks, and whether the median is right."""
+        """Compute (texts,) negative log-likelihoods of the ranks, and whether the median is right."""
         ranks = labels.long()
         return -log_likelihood(predicted, ranks), ((predicted > 0).sum(dim=1) == ranks).float()
 
@@ -190,26 +186,24 @@ class OrdinalHead(nn.Module):
         return symmetric_kl(_log_probabilities(predicted), _log_probabilities(clean))
 
     def loss_from_metrics(self, metrics: Metrics) -> float:
-        """Return the mean negative log likelihood."""
         return float(metrics["log_loss"])
 
     def merge(self, config: ModelConfig) -> tuple[nn.Module, ModelConfig]:
-        """Merge the thresholds into the classifier."""
         last, thresholds = classifier_of(self.head), self.thresholds
         return refit(self.head, config, last.weight.expand(len(thresholds), -1), last.bias - thresholds)
 
 
 def log_likelihood(logits: Tensor, ranks: Tensor) -> Tensor:
-    """(texts, levels - 1) descending logits and (texts,) ranks -> (texts,) log probabilities of these, in nats."""
+    """(texts, levels - 1) descending logits and (texts,) ranks -> (texts,) log-likelihoods, in nats."""
     return _log_probabilities(logits).gather(1, ranks[:, None]).squeeze(1)
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
     """(texts, levels - 1) descending logits -> (texts, levels) log probabilities of the ratings, in nats."""
     infinite = logits.new_full((len(logits), 1), math.inf)
-    edges = torch.cat([infinite, logits, -infinite], dim=1)  # (texts, levels + 1): of a rating of at least k
+    edges = torch.cat([infinite, logits, -infinite], dim=1)  # (texts, levels + 1): logits of a rating of at least k
     upper, lower = edges[:, :-1], edges[:, 1:]
-    # log(sigmoid(u) - sigmoid(l)) without taking the difference of two numbers near one
+    # log(sigmoid(u) - sigmoid(l)) without cancellation
     return F.logsigmoid(upper) + F.logsigmoid(-lower) + torch.log1p(-torch.exp((lower - upper).clamp(max=-1e-6)))
 
 
@@ -222,7 +216,7 @@ def rating_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 class OrdinalRegressionTask(NumberTask):
-    """One of a few ratings in order a text or pair; see `homespun.tasks.protocol.Task`."""
+    """A rating for each text or pair; see `homespun.tasks.protocol.Task`."""
 
     kind = "ordinal_regression"
     reported_metrics = ("quadratic_kappa", "accuracy", "absolute_error", "spearman")
@@ -236,7 +230,7 @@ class OrdinalRegressionTask(NumberTask):
 
     @property
     def labels(self) -> Labels | None:
-        """Names of the cumulative logits, ``> level`` each; ``None`` of a regression."""
+        """Names of the cumulative logits, ``> level`` each; ``None`` for ``squared``."""
         if self.method == "squared":
             return None
         return Labels(tuple(f"> {level:g}" for level in self.levels[:-1]), multi_label=True)
@@ -245,7 +239,7 @@ class OrdinalRegressionTask(NumberTask):
         """Stratify by rating.
 
         Raises:
-            UserError: a label that is no number, or none of the ratings.
+            UserError: a label is no number, or none of the ratings.
         """
         numbers = numbers_of_examples(examples)
         ranks, outside = self._ranks(numbers)
@@ -253,25 +247,23 @@ class OrdinalRegressionTask(NumberTask):
             for index in np.flatnonzero(outside)[:1]:
                 names = ", ".join(f"{level:g}" for level in self.levels)
                 raise UserError(
-                    f"row {index + 1} has the rating {numbers[index]:g}, and the ratings are {names}; name them all in "
+                    f"row {index + 1} has the rating {numbers[index]:g}, which is none of {names}; add it to "
                     f"objective.levels, {CORRECT_OR_LEAVE_OUT}"
                 )
         return ranks
 
     def _ranks(self, numbers: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the nearest ranks, and which numbers are none of the ratings."""
+        """(numbers,) nearest ranks, and (numbers,) True for numbers that are no rating."""
         distances = np.abs(numbers[:, None] - np.array(self.levels))
         return distances.argmin(axis=1), ~np.isclose(distances.min(axis=1), 0.0)
 
     def rows(self, examples: Sequence[LabelledText]) -> RegressionRows:
-        """Return a row a text, whose number is the rank of its rating."""
         ranks, outside = self._ranks(numbers_of_examples(examples))
         return self.numbered_rows(examples, np.where(outside, np.nan, ranks.astype(np.float64)))
 
     def training_setup(
         self, objective: OrdinalRegression, stored: ModelBundle, training: RegressionRows
     ) -> TrainingSetup:
-        """Build a new head on the encoder."""
         known = known_numbers(training).astype(np.int64)
         weights = objective.weights(known, len(self.levels))
         model, long_inputs = copy.deepcopy(stored.model), self.data.truncation
@@ -286,15 +278,14 @@ class OrdinalRegressionTask(NumberTask):
     def _predict(
         self, model: Model, rows: RegressionRows | LabelledRows, batch_size: int = 32
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64] | None]:
-        """Predict ranks, expected ratings, and probabilities where there are any."""
+        """Predict ranks, expected ratings, and probabilities (None for ``squared``)."""
         logits = self.logits(model, rows, batch_size)
         levels = np.array(self.levels)
         if self.method == "squared":
             expected = np.clip(logits[:, 0].astype(np.float64), levels[0], levels[-1])
             return self._ranks(expected)[0], expected, None
         probabilities = rating_probabilities(logits)
-        # the median has the least absolute error
-        return (logits > 0).sum(axis=1), probabilities @ levels, probabilities
+        return (logits > 0).sum(axis=1), probabilities @ levels, probabilities  # the median minimises absolute error
 
     def _measured(
         self,
@@ -317,15 +308,14 @@ class OrdinalRegressionTask(NumberTask):
         return Measured(metrics, predictions)
 
     def _ratings(self, ranks: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the ratings of ranks; NaN stays."""
+        """Ratings of ranks; NaN stays NaN."""
         return np.where(np.isfinite(ranks), np.array(self.levels)[np.nan_to_num(ranks).astype(np.int64)], np.nan)
 
     def baselines(self, training: Sequence[LabelledText], test: Sequence[LabelledText]) -> dict[str, Measured]:
-        """Evaluate the most frequent rating, and TF-IDF with a ridge regression, rounded."""
+        """Evaluate the most frequent rating, and TF-IDF with ridge regression, rounded."""
         from scipy.stats import mode
 
         truth, learned = self.rows(test).numbers, self._ratings(self.rows(training).numbers)
-
         frequent, predicted = number_baselines(training, learned, test, lambda known: mode(known).mode)
         return {
             "majority": self._measured(truth, self._ranks(frequent)[0]),
@@ -333,20 +323,18 @@ class OrdinalRegressionTask(NumberTask):
         }
 
     def learned(self) -> dict[str, object]:
-        """Return the ratings and the method."""
         return {"levels": list(self.levels), "method": self.method}
 
     def result_fields(self) -> dict[str, object]:
-        """Return the ratings, and the treatment of long texts."""
         return {"levels": list(self.levels), "long_inputs": self.data.truncation.kind}
 
     def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
-        """Yield ``rating``, the ``expected`` rating, and ``probabilities`` of all ratings where there are any."""
+        """Yield ``rating``, the ``expected`` rating, and ``probabilities`` by rating (not for ``squared``)."""
         names = [f"{level:g}" for level in self.levels]
         for rows in unlabelled_rows(records, self.data, self.stored, source=source):
             ranks, expected, probabilities = self._predict(model, rows)
             for index, rank in enumerate(ranks.tolist()):
-                found: dict[str, object] = {"rating": self.levels[rank], "expected": float(expected[index])}
+                prediction: dict[str, object] = {"rating": self.levels[rank], "expected": float(expected[index])}
                 if probabilities is not None:
-                    found["probabilities"] = dict(zip(names, probabilities[index].tolist(), strict=True))
-                yield found | {"truncated": bool(rows.cut[index])}
+                    prediction["probabilities"] = dict(zip(names, probabilities[index].tolist(), strict=True))
+                yield prediction | {"truncated": bool(rows.cut[index])}

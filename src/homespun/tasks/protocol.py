@@ -1,8 +1,8 @@
-"""Interfaces of fine-tuning. The commands know these interfaces and no task.
+"""Interfaces of fine-tuning. The commands use these interfaces and know no task.
 
-A task is one file of this package: a `TaskObjective` (a member of the union `FinetuneObjective`) that builds a `Task`,
-and the `TaskData` that it reads (a member of `FinetuneData`). *Examples* are what was read, the units that a split
-divides; *rows* are what the model is given of them, more (windows of a long text) or fewer than examples.
+A task is a file of this package: a `TaskObjective` (a member of the union `FinetuneObjective`) that builds a `Task`,
+and the `TaskData` that it reads (a member of `FinetuneData`). *Examples* are what `TaskData` reads and a split divides;
+*rows* are inputs of the model, more (windows of a long text) or fewer than examples.
 """
 
 from __future__ import annotations
@@ -35,13 +35,8 @@ from homespun.training.validation import EvalResult, evaluate_loss
 
 Part = Literal["train", "validation", "test"]
 
-SplitSeed = Annotated[
-    int,
-    Field(
-        ge=0, description="divides the training into folds, and the validation from the rest, whatever train.seed is"
-    ),
-]
-"""Trainings of several seeds are then chosen and measured on the same examples, and compared example by example."""
+SplitSeed = Annotated[int, Field(ge=0, description="seed of folds and of the validation split; train.seed is another")]
+"""Runs with several values of train.seed share their splits, so that they can be compared example by example."""
 
 
 def paths(value: str | Sequence[str] | Path) -> list[str]:
@@ -50,7 +45,7 @@ def paths(value: str | Sequence[str] | Path) -> list[str]:
 
 
 class HasFiles(Protocol):
-    """Config with the files of each part; a share in place of validation files."""
+    """Interface of configs with files of each part; ``validation`` may be a share of the training examples."""
 
     @property
     def train(self) -> str | list[str]: ...
@@ -61,24 +56,18 @@ class HasFiles(Protocol):
 
 
 def files_of(part: Part, data: HasFiles, missing: str) -> list[str]:
-    """Return the files of a part, or an empty list.
-
-    Raises:
-        UserError: there are no training files; ``missing`` is the message.
+    """Return the files of a part, or an empty list. Raises `UserError` with ``missing`` if there are no training
+    files.
     """
-    given: float | str | list[str] = getattr(data, part)
-    if part == "train" and not given:
+    files: float | str | list[str] = getattr(data, part)
+    if part == "train" and not files:
         raise UserError(missing)
-    return [] if isinstance(given, float) or not given else paths(given)
+    return [] if isinstance(files, float) or not files else paths(files)
 
 
 @contextmanager
 def prefix_errors(files: str | Sequence[str] | float) -> Iterator[None]:
-    """Put the names of ``files`` before errors raised inside; a share of other files has no name.
-
-    Raises:
-        UserError: the one raised inside, with the names before it.
-    """
+    """Begin each `UserError` that is raised inside with the names of ``files``; a share has no name."""
     try:
         yield
     except UserError as error:
@@ -97,23 +86,23 @@ Example_contra = TypeVar("Example_contra", contravariant=True)
 
 
 class TaskRows(Rows, Protocol):
-    """Rows of examples, with the truth that metrics need."""
+    """Rows of examples, with the labels that metrics need."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """Counts for the result, such as how many texts were ``truncated``; summed over the parts."""
+        """Counts for the result, such as the number of ``truncated`` texts; summed over the parts."""
 
 
 RowsOfTask = TypeVar("RowsOfTask", bound=TaskRows)
 Examples = list[Any]
-"""Examples of one kind of data, which only the data and its task know."""
+"""Examples of one kind of data; their type depends on it."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Metrics and predictions of a model or a baseline on examples.
+    """Metrics and predictions of a model or a baseline.
 
-    ``predictions`` has an object an example, in their order: ``truth``, ``predicted`` and more by task.
+    ``predictions`` has an object for each example, in order: ``truth``, ``predicted`` and more by task.
     """
 
     metrics: Metrics
@@ -122,18 +111,18 @@ class Measured:
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """Objective, rows and collate of one training.
+    """Objective, rows and collate of a training.
 
     Args:
         objective: maps a batch to its `Loss`.
-        model: the part of it that is evaluated, with its current weights.
+        model: the model in ``objective``, for evaluation with the current weights.
         rows: training rows.
-        collate: rows to a batch, for training and for the validation loss.
-        export_model: returns the model to save, once the best weights are loaded.
+        collate: rows to a batch, for training and validation loss.
+        export_model: returns the model to save, after the best weights are loaded.
         loss_from_metrics: validation loss from the metrics; ``None``: the objective's loss on the validation rows.
         labelled_rows: selects the validation rows that have a loss.
-        calibrate: validation rows, settings, rows at a time -> the task with the decision rule chosen on these rows,
-            after training. ``None``: there is nothing to calibrate.
+        calibrate: validation rows, settings, batch size -> the task with a calibrated decision rule; ``None``: the task
+            has no calibration.
     """
 
     objective: nn.Module
@@ -155,7 +144,7 @@ class CalibratedTask:
 
 
 class Task(Protocol[Example_contra, RowsOfTask]):
-    """One kind of fine-tuning, built from the configs of its data and its objective."""
+    """A fine-tuning task, built from the configs of its data and its objective."""
 
     @property
     def data(self) -> TaskData:
@@ -163,11 +152,11 @@ class Task(Protocol[Example_contra, RowsOfTask]):
 
     @property
     def labels(self) -> Labels | None:
-        """Classes, which are stored with the model; ``None`` without classes."""
+        """Classes, stored with the model; ``None`` without classes."""
 
     @property
     def reported_metrics(self) -> Sequence[str]:
-        """Metrics for tables; the first one compares models."""
+        """Metrics in tables; models are compared by the first."""
 
     def stratify_by(self, examples: Sequence[Example_contra]) -> NDArray[np.int64]:
         """Return the keys of a stratified or grouped split.
@@ -176,14 +165,15 @@ class Task(Protocol[Example_contra, RowsOfTask]):
             (examples,) classes, kept in proportion; (examples, 1) groups, never divided; (examples, 0): a random split.
 
         Raises:
-            UserError: an example that cannot be learned or evaluated, such as a label that was not seen in training.
+            UserError: an example cannot be learned or evaluated, for example because of a label that is not in the
+                training.
         """
 
     def texts(self, examples: Sequence[Example_contra]) -> Sequence[str]:
-        """Return a readable text of each example, to show and to search for duplicates in other parts."""
+        """Return a readable text of each example, for reports and for the search of near-duplicates."""
 
     def rows(self, examples: Sequence[Example_contra]) -> RowsOfTask:
-        """Return the model's input rows for examples."""
+        """Return the input rows of examples."""
 
     def training_setup(self, objective: Any, stored: ModelBundle, training: RowsOfTask) -> TrainingSetup:
         """Set up the training of ``objective`` (a member of `FinetuneObjective`) on a copy of the model in ``stored``.
@@ -199,55 +189,51 @@ class Task(Protocol[Example_contra, RowsOfTask]):
         """Evaluate the task's baselines, by name, with the metrics of `measure`."""
 
     def result_fields(self) -> dict[str, object]:
-        """Return the task's own fields of ``result.json``."""
+        """Return the fields of ``result.json`` that only this task has."""
 
     def to_metadata(self) -> dict[str, object]:
-        """Return ``task`` of the stored model, from which `TaskObjective.task_from_metadata` rebuilds this task."""
+        """Return the ``task`` of the stored model, from which `TaskObjective.task_from_metadata` rebuilds this task."""
 
     def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
-        """Yield a prediction for each record, in order and in bounded memory; ``truncated`` where input was cut.
+        """Yield a prediction for each record, in order and in bounded memory; ``truncated`` if the input was cut.
 
         Raises:
-            UserError: beginning with ``source``: a record without the columns.
+            UserError: a record lacks a column; the message begins with ``source``.
         """
 
 
 AnyTask = Task[Any, Any]
-"""A task whose examples and rows the caller does not look into."""
+"""A task whose types of examples and rows do not matter to the caller."""
 
 
 class TaskData(Config, ABC):
     """Files of a task, their splits and columns. A subclass adds its columns and lengths."""
 
     missing: ClassVar[str]
-    """Error message without training files, with the settings that name them."""
+    """Error message if there are no training files; names the settings."""
     default_objective: ClassVar[str]
-    """Kind of the usual objective on such data."""
+    """Kind of the default objective on such data."""
     from_heads: ClassVar[tuple[str, ...]] = ()
-    """Kinds of heads of other software's checkpoints, which have no task metadata, that are read as this data."""
+    """Kinds of heads in checkpoints without task metadata (Hugging Face) whose data is this."""
     not_stored: ClassVar[tuple[str, ...]] = ()
     """Settings that are not stored with a model."""
 
     kind: str
     train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
     test: str | list[str] = Field(default="", description="the same, for the last evaluation; or none")
-    validation: float | str | list[str] = Field(
-        default=0.1, description="held-out share of the training examples, or files"
-    )
+    validation: float | str | list[str] = Field(default=0.1, description="held-out share of the training, or files")
     split_seed: SplitSeed = 0
     columns: list[str] | None = Field(default=None, description="names of the columns of a file without a header")
-    encoding: str | None = Field(default=None, description="character encoding; detected where not given")
+    encoding: str | None = Field(default=None, description="character encoding; detected by default")
 
     @property
     def share(self) -> float | None:
-        """Share of the training examples held out for validation; ``None`` where there are validation files."""
+        """Share of the training examples held out for validation; ``None`` with validation files."""
         return self.validation if isinstance(self.validation, float) else None
 
     def read(self, part: Part) -> Examples | None:
-        """Read the examples of a part; ``None`` where it has no files.
-
-        Raises:
-            UserError: there are no training files, or they cannot be read.
+        """Read the examples of a part; ``None`` if it has no files. Raises `UserError` if there are no training
+        files.
         """
         files = files_of(part, self, self.missing)
         return self.read_files(files) if files else None
@@ -258,7 +244,7 @@ class TaskData(Config, ABC):
 
     @abstractmethod
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """Return the fields of this config for other columns; no ``text`` or ``label=None`` keeps those columns."""
+        """Return the fields of this config for other columns; no ``text`` or ``label=None`` keeps the columns."""
 
     def with_columns(
         self,
@@ -268,7 +254,7 @@ class TaskData(Config, ABC):
         encoding: str | None,
         columns: Sequence[str] | None,
     ) -> Self:
-        """Copy for other files: with their columns, where given, and their encoding, not that of the training."""
+        """Copy for other files, with their columns, if given, and their encoding."""
         kept = {"columns": list(columns) if columns else self.columns, "encoding": encoding}
         return self.model_copy(update=self.rename_columns(text or (), label) | kept)
 
@@ -281,17 +267,15 @@ class TaskData(Config, ABC):
         raise UserError("the model reads more than a single text; give a file with --input")
 
     def select_set(self, name: str | None, *, source: str) -> TaskData:
-        """Select one of several data sets by name; ``None``: the only one.
-
-        Raises:
-            UserError: there is no such data set, or a name is needed.
+        """Select one of several data sets by name; ``None``: the only one. Raises `UserError` for an unknown or missing
+        name.
         """
         if name is not None:
-            raise UserError(f"{source} learned from one data set; leave --data-set {name} out")
+            raise UserError(f"{source} was trained on one data set; leave --data-set {name} out")
         return self
 
     def stored_settings(self) -> dict[str, object]:
-        """Return the settings that are stored with a model: no files, splits or `not_stored`."""
+        """Return the settings that are stored with a model, without files, splits and `not_stored`."""
         left_out = {"kind", "train", "test", "validation", "split_seed", *self.not_stored}
         return self.model_dump(mode="json", exclude=left_out)
 
@@ -299,7 +283,7 @@ class TaskData(Config, ABC):
         """Build the task of an objective on this data.
 
         Raises:
-            UserError: the objective does not train on such data, or as in `TaskObjective.task`.
+            UserError: the objective does not support this kind of data; or as in `TaskObjective.task`.
         """
         if self.kind not in objective.data_kinds:
             raise UserError(
@@ -310,16 +294,16 @@ class TaskData(Config, ABC):
 
 
 class TaskObjective(Config, ABC):
-    """Settings of what is learned on a pretrained model. A subclass adds its head and builds the task."""
+    """Settings of what is trained on a pretrained model. A subclass adds its head and builds the task."""
 
     data_kinds: ClassVar[tuple[str, ...]]
-    """Kinds of data that it trains on."""
+    """Supported kinds of data."""
     metrics: ClassVar[tuple[str, ...]] = ()
-    """Metrics of a validation besides its loss, for ``train.best_metric``; none: the validation has its loss alone."""
+    """Metrics of a validation besides its loss, for ``train.best_metric``."""
     description: ClassVar[str]
-    """The task in a few words, for reports."""
+    """Name of the task in reports."""
     count_titles: ClassVar[Mapping[str, str]] = {}
-    """Titles of the `TaskRows.counts` that a report shows."""
+    """Titles of the `TaskRows.counts` in reports."""
 
     kind: str
 
@@ -328,7 +312,7 @@ class TaskObjective(Config, ABC):
         """Build the task for a model and its training examples.
 
         Raises:
-            UserError: the model or the examples do not fit, or a package is missing.
+            UserError: the model or the examples do not fit the task, or a package is missing.
         """
 
     @classmethod
@@ -337,46 +321,44 @@ class TaskObjective(Config, ABC):
         """Rebuild the task of a fine-tuned model from `Task.to_metadata`.
 
         Raises:
-            UserError: beginning with ``source``: the model was not fine-tuned on this task.
+            UserError: the model was not fine-tuned on this task; the message begins with ``source``.
         """
 
 
 def task_metadata(kind: str, data: TaskData, learned: Mapping[str, object] | None = None) -> dict[str, object]:
-    """Return ``task`` of a stored model: kinds of objective and data, settings of the data, values from training."""
+    """Return the ``task`` of a stored model: kinds of objective and data, settings of the data, values from
+    training.
+    """
     return {"kind": kind, "data": data.kind} | ({"learned": learned} if learned else {}) | data.stored_settings()
 
 
 def validate(
     task: Task[Any, RowsOfTask], objective: TaskObjective, setup: TrainingSetup, rows: RowsOfTask, *, batch_size: int
 ) -> EvalResult:
-    """Evaluate loss and metrics on validation rows, which choose the checkpoint.
+    """Evaluate loss and metrics on the validation rows, for the choice of the checkpoint.
 
     Args:
-        task: measures the model, if ``objective`` has metrics.
-        objective: names the metrics.
-        setup: the training, with the model's current weights.
+        task: computes the metrics.
+        objective: names the metrics; without any only the loss is computed.
+        setup: the training, with the current weights.
         rows: validation rows.
         batch_size: rows at a time.
     """
-    found = None
+    evaluated = None
     if setup.loss_from_metrics is None:
         labelled = rows if setup.labelled_rows is None else setup.labelled_rows(rows)
         loader = Loader(labelled, setup.collate, batch_size=batch_size, seed=0)
-        found = evaluate_loss(setup.objective, loader.once(), next(setup.model.parameters()).device)
+        evaluated = evaluate_loss(setup.objective, loader.once(), next(setup.model.parameters()).device)
     metrics = task.measure(setup.model, rows, batch_size=batch_size).metrics if objective.metrics else {}
-    figures = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
-    if found is not None:
-        return EvalResult(found.loss, found.losses, figures)
+    numbers = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
+    if evaluated is not None:
+        return EvalResult(evaluated.loss, evaluated.losses, numbers)
     assert setup.loss_from_metrics is not None
     loss = setup.loss_from_metrics(metrics)
-    return EvalResult(loss, {"loss": loss}, figures)
+    return EvalResult(loss, {"loss": loss}, numbers)
 
 
 def check_length(name: str, length: int, limit: int, hint: str = "") -> None:
-    """Refuse a ``length`` beyond the model's ``limit``; ``hint`` names another way.
-
-    Raises:
-        UserError: naming both.
-    """
+    """Raise `UserError` if a ``length`` exceeds the ``limit`` of the model; ``hint`` is the end of the message."""
     if length > limit:
         raise UserError(f"data.{name}={length} exceeds the model's max_position_embeddings={limit}; lower it{hint}")

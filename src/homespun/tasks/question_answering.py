@@ -1,4 +1,4 @@
-"""Question answering: the span of a text that answers a question (Devlin et al. 2019, sections 4.2 and 4.3)."""
+"""Extractive question answering (Devlin et al. 2019, sections 4.2 and 4.3)."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from homespun.text.clean import sentence_spans
 from homespun.text.formats import Record
 from homespun.text.tokenizer import Tokenizer
 
-_CHUNK = 64  # records read ahead in prediction, of which one may be an article with many questions
-_NOTHING = "there is nothing to learn: no answer stands in its text; are data.context and data.answers right?"
+_CHUNK = 64  # records read ahead in prediction; a record may be an article with many questions
+_NO_ANSWERS = "no text of the training contains its answer; check data.context and data.answers"
 
 
 class QuestionData(TaskData):
-    """Questions with the texts that answer them. Articles are not divided between training and validation."""
+    """Questions with texts and answers. A split does not divide the questions of an article."""
 
     missing = "which questions? give data.train=FILE: SQuAD's JSON, or rows with question, context and answers"
     default_objective = "question_answering"
@@ -56,25 +56,18 @@ class QuestionData(TaskData):
     not_stored = ("encoding",)
 
     kind: Literal["questions"] = "questions"
-    question: str = Field(default="question", description="column of the question, where rows are not SQuAD's articles")
+    question: str = Field(default="question", description="column of the question, unless rows are SQuAD articles")
     context: str = Field(default="context", description="column of the text")
     answers: str = Field(default="answers", description="column of the answers")
-    max_length: int = Field(
-        default=384, ge=16, description="tokens of a window, the question and special ones included"
-    )
-    stride: int = Field(default=128, ge=0, description="tokens of the text that a window repeats of the one before")
-    max_question_length: int = Field(default=64, ge=1, description="tokens of a question at the most")
-    max_answer_length: int = Field(default=30, ge=1, description="tokens of an answer at the most")
-    n_best: int = Field(default=20, ge=1, description="candidates that are kept for each question")
-    no_answer: bool | None = Field(
-        default=None, description="a text may not hold the answer; found from the training examples where not given"
-    )
-    null_threshold: float = Field(
-        default=0.0, description="predict no answer where its score is so much above the best answer's"
-    )
+    max_length: int = Field(default=384, ge=16, description="tokens of a window, with question and special tokens")
+    stride: int = Field(default=128, ge=0, description="tokens of the text that two consecutive windows share")
+    max_question_length: int = Field(default=64, ge=1, description="maximum tokens of a question")
+    max_answer_length: int = Field(default=30, ge=1, description="maximum tokens of an answer")
+    n_best: int = Field(default=20, ge=1, description="number of candidates for each question")
+    no_answer: bool | None = Field(default=None, description="questions may have no answer; default: as in training")
+    null_threshold: float = Field(default=0.0, description="margin of the no-answer score over the best answer's")
 
     def read_files(self, inputs: Sequence[str]) -> list[Question]:
-        """Read questions from any files."""
         return read_questions(
             inputs,
             question=self.question,
@@ -85,7 +78,7 @@ class QuestionData(TaskData):
         )
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """Take ``text`` for the columns of question and text, or the text alone; ``label`` for that of the answers."""
+        """``text`` is the column of the text, or the columns of question and text; ``label`` that of the answers."""
         return {
             "question": text[0] if len(text) > 1 else self.question,
             "context": text[-1] if text else self.context,
@@ -94,7 +87,7 @@ class QuestionData(TaskData):
 
 
 class QuestionAnswering(TaskObjective):
-    """First and last token of an answer, by cross entropy over the tokens of a window; without an answer, ``[CLS]``."""
+    """First and last token of an answer, by cross-entropy over the tokens of a window; ``[CLS]`` without an answer."""
 
     data_kinds = ("questions",)
     description = "extractive question answering"
@@ -110,21 +103,17 @@ class QuestionAnswering(TaskObjective):
     head: Annotated[QuestionAnsweringHeadConfig | FeedForwardAnsweringHeadConfig, Field(discriminator="kind")] = (
         QuestionAnsweringHeadConfig()
     )
-    frozen: bool = Field(default=False, description="train the head alone; the encoder stays as it is")
+    frozen: bool = Field(default=False, description="train only the head")
     layers: Layers = "last"
 
     def task(self, data: QuestionData, stored: ModelBundle, training: Sequence[Question]) -> QuestionAnsweringTask:
-        """Build the task; without ``data.no_answer`` the training examples decide it.
-
-        Raises:
-            UserError: a length beyond the model's, or no question that has a text.
-        """
+        """Build the task; ``data.no_answer`` is set from the training examples if it is None."""
         limit = stored.config.backbone.max_position_embeddings
         check_length("max_length", data.max_length, limit, ": longer texts are read in windows")
         if not any(one.spans or not one.answers for one in training if not one.is_empty):
-            raise UserError(_NOTHING)
-        none = any(not one.answers for one in training) if data.no_answer is None else data.no_answer
-        return QuestionAnsweringTask(data.model_copy(update={"no_answer": none}), stored)
+            raise UserError(_NO_ANSWERS)
+        no_answer = any(not one.answers for one in training) if data.no_answer is None else data.no_answer
+        return QuestionAnsweringTask(data.model_copy(update={"no_answer": no_answer}), stored)
 
     @classmethod
     def task_from_metadata(cls, data: QuestionData, stored: ModelBundle, *, source: str) -> QuestionAnsweringTask:
@@ -132,8 +121,8 @@ class QuestionAnswering(TaskObjective):
         head = stored.config.head
         if head is None or not head.task_kind.startswith("question_answering"):
             raise UserError(
-                f"{source} does not find answers; fine-tune it first: homespun finetune question-answering ... "
-                f"--from {source}"
+                f"{source} is not a question answering model; fine-tune it first: homespun finetune "
+                f"question-answering ... --from {source}"
             )
         length = min(data.max_length, stored.config.backbone.max_position_embeddings)
         if length < data.max_length:
@@ -142,13 +131,12 @@ class QuestionAnswering(TaskObjective):
         return QuestionAnsweringTask(data, stored)
 
     def collate(self, pad_id: int) -> Collate:
-        """Build the collate."""
         return QuestionAnsweringCollate(pad_id)
 
     def build(self, model: Model, config: ModelConfig) -> QuestionAnsweringLoss:
-        """Build a new head on the backbone of ``model``, which is changed, not copied; ``config`` is its config.
+        """Build a new head on the backbone of ``model``, which is changed in place; ``config`` is its config.
 
-        A model that was fine-tuned before with the same kind of head keeps its head.
+        A model that already has the same kind of head keeps it.
         """
         if config.head != on_layers(self.head, self.layers) or model.head is None:
             model, config = build_token_head(self.head, self.layers, model, config)
@@ -157,24 +145,23 @@ class QuestionAnswering(TaskObjective):
 
 @dataclass(frozen=True)
 class QuestionAnsweringCollate:
-    """Rows whose ``label`` is (2,), the positions of the first and the last token, to a `Batch`."""
+    """Collate of rows whose ``label`` is (2,), the positions of the first and the last token. Deterministic."""
 
     pad_id: int
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Collate rows; not random."""
         labels = torch.from_numpy(np.array([row.label for row in rows], dtype=np.int64))
         targets = dict.fromkeys(("loss", "accuracy"), float(len(rows)))
         return dataclasses.replace(question_batch(rows, self.pad_id), labels=labels, targets=targets)
 
 
 class QuestionAnsweringLoss(FineTuningLoss):
-    """Terms ``loss``, the mean of both ends' cross entropies, and ``accuracy`` (weight 0): both ends are right."""
+    """Terms ``loss``, the mean cross-entropy of both ends, and ``accuracy`` (weight 0): both ends are right."""
 
     def forward(self, batch: Batch) -> Loss:
-        """Compute the terms over all tokens of a row but its padding."""
+        """Compute the terms over all tokens except padding."""
         if batch.labels is None:
-            raise ValueError("span answers need a batch with labels")
+            raise ValueError("question answering needs a batch with labels")
         logits: Tensor = self.model(batch.input_ids, **batch.context).float()  # (windows, seq, 2)
         if batch.attention_mask is not None:
             logits = logits.masked_fill(~batch.attention_mask[..., None], -torch.inf)
@@ -186,7 +173,7 @@ class QuestionAnsweringLoss(FineTuningLoss):
 
 
 class QuestionAnsweringTask:
-    """Answers out of texts; see `homespun.tasks.protocol.Task`."""
+    """Answers to questions from texts; see `homespun.tasks.protocol.Task`."""
 
     labels = None
     reported_metrics = ANSWER_METRICS
@@ -197,7 +184,7 @@ class QuestionAnsweringTask:
         self._segments = stored.config.backbone.type_vocab_size > 1
 
     def stratify_by(self, examples: Sequence[Question]) -> NDArray[np.int64]:
-        """Group by article, or by text if all are of one article."""
+        """Group by article, or by text if there is one article."""
         for keys in ([one.article for one in examples], [one.context for one in examples]):
             numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
             if len(numbers) > 1:
@@ -205,11 +192,9 @@ class QuestionAnsweringTask:
         return np.zeros((len(examples), 0), dtype=np.int64)
 
     def texts(self, examples: Sequence[Question]) -> list[str]:
-        """Return the questions, each before its text."""
         return [f"{one.question} {one.context}" for one in examples]
 
     def rows(self, examples: Sequence[Question]) -> QuestionRows:
-        """Return a row a window."""
         return QuestionRows(
             examples,
             self.tokenizer,
@@ -222,15 +207,13 @@ class QuestionAnsweringTask:
     def training_setup(
         self, objective: QuestionAnswering, stored: ModelBundle, training: QuestionRows
     ) -> TrainingSetup:
-        """Build a new head on the encoder."""
         loss = objective.build(copy.deepcopy(stored.model), stored.config)
         rows, collate = _labelled(training), objective.collate(self.tokenizer.pad_id)
         return TrainingSetup(loss, loss.model, rows, collate, loss.export_model, labelled_rows=_labelled)
 
     def measure(self, model: Model, rows: QuestionRows, *, batch_size: int) -> Measured:
-        """Compute exact match and F1; ``score`` is F1, ``start`` and ``end`` are characters of the text."""
-        answers = self._find(model, rows, batch_size)
-        return self._measured(rows.questions, [found[0] for found in answers])
+        """Compute exact match and F1; ``score`` is F1, ``start`` and ``end`` are positions in characters."""
+        return self._measured(rows.questions, [candidates[0] for candidates in self._find(model, rows, batch_size)])
 
     def _find(self, model: Model, rows: QuestionRows, batch_size: int = 32) -> list[list[Answer]]:
         return find_answers(
@@ -245,97 +228,89 @@ class QuestionAnsweringTask:
         )
 
     def _measured(self, questions: Sequence[Question], answers: Sequence[Answer]) -> Measured:
-        scores = [answer_scores(given.text, one.answers) for one, given in zip(questions, answers, strict=True)]
+        scores = [answer_scores(answer.text, one.answers) for one, answer in zip(questions, answers, strict=True)]
         predictions = [
-            {"truth": list(one.answers), "predicted": given.text, "score": score["f1"]}
+            {"truth": list(one.answers), "predicted": answer.text, "score": score["f1"]}
             | score
-            | {"start": given.start, "end": given.end, "probability": given.probability}
+            | {"start": answer.start, "end": answer.end, "probability": answer.probability}
             | ({"id": one.name} if one.name else {})
-            for one, given, score in zip(questions, answers, scores, strict=True)
+            for one, answer, score in zip(questions, answers, scores, strict=True)
         ]
         return Measured(mean_answers(scores, [bool(one.answers) for one in questions]), predictions)
 
     def baselines(self, training: Sequence[Question], test: Sequence[Question]) -> dict[str, Measured]:
         """Evaluate the sentence most similar to the question, and a random span."""
         lengths = [len(answer.split()) for one in training for answer in one.answers]
-        known = list(dict.fromkeys(one.context for one in training))
-        found = span_baselines(known, lengths, [(one.question, one.context) for one in test])
-        return {
-            name: self._measured(
-                test,
-                [
-                    Answer(one.context[start:end], start, end, 0.0, 1.0)
-                    for one, (start, end) in zip(test, spans, strict=True)
-                ],
-            )
-            for name, spans in found.items()
-        }
+        texts = list(dict.fromkeys(one.context for one in training))
+        measured = {}
+        for name, spans in span_baselines(texts, lengths, [(one.question, one.context) for one in test]).items():
+            pairs = zip(test, spans, strict=True)
+            answers = [Answer(one.context[start:end], start, end, 0.0, 1.0) for one, (start, end) in pairs]
+            measured[name] = self._measured(test, answers)
+        return measured
 
     def result_fields(self) -> dict[str, object]:
-        """Return how the texts are searched."""
         settings = {name: getattr(self.data, name) for name in ("stride", "max_answer_length", "no_answer")}
         return {"length": self.data.max_length} | settings
 
     def to_metadata(self) -> dict[str, object]:
-        """Return how the questions are read and answered."""
         return task_metadata("question_answering", self.data)
 
     def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
-        """Yield ``answer``, ``start`` and ``end`` in characters (``None`` without an answer), ``probability`` and
-        ``n_best``, the candidates; of a record that is an article of SQuAD's, ``predictions``, a list of these.
+        """Yield ``answer``, ``start`` and ``end`` in characters (``None`` without an answer), ``probability`` and the
+        candidates ``n_best``; for a SQuAD article ``predictions``, a list of these.
         """
         names = {"question": self.data.question, "context": self.data.context}
         for chunk in numbered_chunks(records, _CHUNK, source=source):
-            asked = [list(parse_questions(record, **names, answers=None, where=where)) for where, record in chunk]
-            rows = self.rows([one for questions in asked for one in questions])
-            found = iter(zip(self._find(model, rows), rows.cut.tolist(), strict=True))
-            for (_, record), questions in zip(chunk, asked, strict=True):
-                predictions = [_prediction(*next(found)) for _ in questions]
-                if "paragraphs" not in record:
-                    yield predictions[0]
-                    continue
-                named = [{"id": one.name} | given for one, given in zip(questions, predictions, strict=True)]
-                yield {"predictions": named, "truncated": any(given["truncated"] for given in predictions)}
+            parsed = [list(parse_questions(record, **names, answers=None, where=where)) for where, record in chunk]
+            rows = self.rows([one for questions in parsed for one in questions])
+            answers = iter(zip(self._find(model, rows), rows.cut.tolist(), strict=True))
+            for (_, record), questions in zip(chunk, parsed, strict=True):
+                predictions = [{"id": one.name} | _prediction(*next(answers)) for one in questions]
+                if "paragraphs" in record:
+                    yield {"predictions": predictions, "truncated": any(one["truncated"] for one in predictions)}
+                else:
+                    yield {name: value for name, value in predictions[0].items() if name != "id"}
 
 
 def _prediction(answers: Sequence[Answer], truncated: bool) -> dict[str, object]:
-    best, *_ = listed = [
+    n_best = [
         {"answer": one.text, "start": one.start, "end": one.end, "probability": one.probability} for one in answers
     ]
-    return best | {"n_best": listed, "truncated": truncated}
+    return n_best[0] | {"n_best": n_best, "truncated": truncated}
 
 
 def _labelled(rows: QuestionRows) -> Rows:
-    """Select the windows that have a label."""
+    """Select the windows that are trained on."""
     numbers = rows.trainable_rows
     if not len(numbers):
-        raise UserError(_NOTHING)
+        raise UserError(_NO_ANSWERS)
     return rows if len(numbers) == len(rows) else SubsetRows(rows, numbers)
 
 
 def span_baselines(
-    texts: Sequence[str], lengths: Sequence[int], asked: Sequence[tuple[str, str]]
+    texts: Sequence[str], lengths: Sequence[int], questions: Sequence[tuple[str, str]]
 ) -> dict[str, list[tuple[int, int]]]:
     """Answer questions without training; spans are in characters.
 
-    ``tfidf-sentence`` is the sentence with the highest TF-IDF cosine to the question; ``random-span`` as many words as
-    one of the training's answers, anywhere, drawn from the index of the question alone.
+    ``tfidf-sentence`` is the sentence with the highest TF-IDF cosine to the question; ``random-span`` a random span
+    with as many words as a random training answer, seeded by the index of the question.
 
     Args:
-        texts: of the training, for the inverse document frequencies of words.
-        lengths: of the training's answers, in words.
-        asked: (question, text) each.
+        texts: training texts, for the inverse document frequencies.
+        lengths: words in each training answer.
+        questions: (question, text) pairs.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     vectorizer = TfidfVectorizer(token_pattern=r"(?u)\b\w+\b", sublinear_tf=True)
     try:
         vectorizer.fit([text[begin:end] for text in texts for begin, end in sentence_spans(text)])
-    except ValueError:  # no word: any sentence is as good as another
+    except ValueError:  # no words
         vectorizer = None
     similar: list[tuple[int, int]] = []
     drawn: list[tuple[int, int]] = []
-    for index, (question, text) in enumerate(asked):
+    for index, (question, text) in enumerate(questions):
         sentences = sentence_spans(text) or [(0, 0)]
         best = 0
         if vectorizer is not None:

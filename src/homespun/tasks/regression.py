@@ -42,10 +42,10 @@ from homespun.text.formats import Record
 
 
 class Regression(NumberObjective):
-    """A number a text or pair of texts, by squared error.
+    """A number for each text or pair of texts, by squared error.
 
-    Targets are standardized with the training's mean and deviation, so that the learning rate does not depend on their
-    scale; the stored model predicts on the scale of the targets.
+    Targets are standardized by the mean and deviation of the training, so that the learning rate does not depend on
+    their scale; the stored model predicts in the original scale.
     """
 
     description = "regression"
@@ -54,25 +54,21 @@ class Regression(NumberObjective):
     head: SequenceHeadConfig = FeedForwardHeadConfig()
     last_layers: LayerCount = 1
     layers: Layers = "last"
-    range: tuple[float, float] | None = Field(
-        default=None, description="the least and the greatest number; predictions are clipped to them"
-    )
+    range: tuple[float, float] | None = Field(default=None, description="least and greatest number; clips predictions")
     out_of_range: OutOfRange = "refuse"
 
     @model_validator(mode="after")
     def _check_range(self) -> Regression:
         if self.range is not None and not self.range[0] < self.range[1]:
-            raise ValueError(f"range is the least and the greatest number, not {list(self.range)}")
+            raise ValueError(f"range={list(self.range)} must be the least and the greatest number")
         return self
 
     def task(self, data: TextsData, stored: ModelBundle, training: Sequence[LabelledText]) -> RegressionTask:
-        """Build the task with the range of the objective."""
         check_text_head(self, data, stored)
         return RegressionTask(data, stored, bounds=self.range, refuses=self.out_of_range == "refuse")
 
     @classmethod
     def task_from_metadata(cls, data: TextsData, stored: ModelBundle, *, source: str) -> RegressionTask:
-        """Rebuild the task of a fine-tuned model."""
         learned = learned_settings(stored, source, "range", "out_of_range")
         bounds = None if learned["range"] is None else (float(learned["range"][0]), float(learned["range"][1]))
         return RegressionTask(data, stored, bounds=bounds, refuses=learned["out_of_range"] == "refuse")
@@ -80,7 +76,8 @@ class Regression(NumberObjective):
     def build(
         self, model: Model, config: ModelConfig, targets: NDArray[np.float64], *, long_inputs: LongInputs = TRUNCATE
     ) -> RegressionLoss:
-        """Build a new head on the encoder of ``model``, which is changed, not copied; ``targets`` are the training's.
+        """Build a new head on the encoder of ``model``, which is changed in place; ``targets`` are those of the
+        training.
 
         Raises:
             UserError: all targets are equal, or the head has no bias.
@@ -90,7 +87,7 @@ class Regression(NumberObjective):
 
 
 class RegressionTask(NumberTask):
-    """A number a text or pair; see `homespun.tasks.protocol.Task`."""
+    """A number for each text or pair; see `homespun.tasks.protocol.Task`."""
 
     kind = "regression"
     labels = None
@@ -107,14 +104,14 @@ class RegressionTask(NumberTask):
         """Split at random.
 
         Raises:
-            UserError: a label that is no number, or a number outside the range.
+            UserError: a label is no number, or is outside the range.
         """
         numbers = numbers_of_examples(examples)
         if self.bounds is not None and self.refuses:
             low, high = self.bounds
             for index in np.flatnonzero(self._outside(numbers))[:1]:
                 raise UserError(
-                    f"row {index + 1} has {numbers[index]:g}, which lies outside objective.range, {low:g} to {high:g}; "
+                    f"row {index + 1} has {numbers[index]:g}, which is outside objective.range, {low:g} to {high:g}; "
                     f"{CORRECT_OR_LEAVE_OUT}"
                 )
         return np.zeros((len(examples), 0), dtype=np.int64)
@@ -125,12 +122,10 @@ class RegressionTask(NumberTask):
         return (numbers < self.bounds[0]) | (numbers > self.bounds[1])
 
     def rows(self, examples: Sequence[LabelledText]) -> RegressionRows:
-        """Return a row a text."""
         numbers = numbers_of_examples(examples)
         return self.numbered_rows(examples, np.where(self._outside(numbers), np.nan, numbers))
 
     def training_setup(self, objective: Regression, stored: ModelBundle, training: RegressionRows) -> TrainingSetup:
-        """Build a new head on the encoder."""
         known = known_numbers(training)
         loss = objective.build(copy.deepcopy(stored.model), stored.config, known, long_inputs=self.data.truncation)
         return objective.setup(loss, training, RegressionCollate(stored.tokenizer.pad_id, "absolute_error"))
@@ -153,19 +148,15 @@ class RegressionTask(NumberTask):
         return Measured(regression_metrics(truth[known], predicted[known]), number_predictions(truth, predicted))
 
     def baselines(self, training: Sequence[LabelledText], test: Sequence[LabelledText]) -> dict[str, Measured]:
-        """Evaluate the mean, and TF-IDF with a ridge regression."""
+        """Evaluate the mean, and TF-IDF with ridge regression."""
         truth = self.rows(test).numbers
-        found = number_baselines(training, self.rows(training).numbers, test, np.mean)
-        return {
-            name: self._measured(truth, predicted) for name, predicted in zip(("mean", "tfidf"), found, strict=True)
-        }
+        mean, tfidf = number_baselines(training, self.rows(training).numbers, test, np.mean)
+        return {"mean": self._measured(truth, mean), "tfidf": self._measured(truth, tfidf)}
 
     def learned(self) -> dict[str, object]:
-        """Return the range."""
         return {"range": self.bounds}
 
     def result_fields(self) -> dict[str, object]:
-        """Return the range, and the treatment of long texts."""
         return self.learned() | {"long_inputs": self.data.truncation.kind}
 
     def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""Sentence classification: a label for each sentence of a document, read in context, such as spoilers of a review."""
+"""Sentence classification: a label for each sentence of a document, such as spoilers in reviews."""
 
 from __future__ import annotations
 
@@ -43,42 +43,34 @@ _LEAST = np.finfo(np.float32).eps
 
 
 class SentencesData(TaskData):
-    """Documents whose sentences have a label each: JSON lines in the Goodreads format, or similar."""
+    """Documents with a label for each sentence: JSON lines in the Goodreads format, or similar."""
 
     missing = "which documents? give data.train=FILE, with data.sentences=COLUMN, a list of [label, sentence] in each"
     default_objective = "sentence_classification"
 
     kind: Literal["sentences"] = "sentences"
-    sentences: str = Field(
-        default="review_sentences", description="column of [[label, sentence], ...], or of a list of sentences"
-    )
-    labels: str | None = Field(default=None, description="column of as many labels, where the sentences stand alone")
-    max_length: int = Field(default=512, ge=8, description="tokens that the model is given at a time")
-    context: float = Field(
-        default=0.25,
-        ge=0,
-        le=0.9,
-        description="of a long document's next part: the share that repeats what came before",
-    )
+    sentences: str = Field(default="review_sentences", description="column of [[label, sentence], ...] or of sentences")
+    labels: str | None = Field(default=None, description="column of the labels, if `sentences` has none")
+    max_length: int = Field(default=512, ge=8, description="maximum tokens of a row")
+    context: float = Field(default=0.25, ge=0, le=0.9, description="share of a row for sentences of the row before")
 
     def read_files(self, inputs: Sequence[str]) -> list[LabelledDocument]:
-        """Read documents from any files."""
         return read_sentence_documents(
             inputs, sentences=self.sentences, labels=self.labels, columns=self.columns, encoding=self.encoding
         )
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """Take ``text`` for the column of the sentences, ``label`` for that of their labels."""
+        """``text`` is the column of the sentences, ``label`` that of their labels."""
         if len(text) > 1:
-            raise UserError("the sentences of a document are in one column; give --text-field once")
+            raise UserError(f"--text-field is given {len(text)} times; give the one column of the sentences")
         return {"sentences": text[0] if text else self.sentences, "labels": label or self.labels}
 
 
 class SentenceClassification(ClassTraining):
-    """A class for every sentence of a document, by cross entropy, in one pass over the document.
+    """A class for each sentence of a document, by cross-entropy, in one pass over the document.
 
-    Each sentence is classified from its own tokens: the [SEP] after it (Cohan et al. 2019), a [CLS] before it (Liu &
-    Lapata 2019), or the mean of its tokens.
+    A sentence is classified from the [SEP] after it (Cohan et al. 2019), a [CLS] before it (Liu and Lapata 2019), or
+    the mean of its tokens.
     """
 
     data_kinds = ("sentences",)
@@ -92,43 +84,35 @@ class SentenceClassification(ClassTraining):
 
     kind: Literal["sentence_classification"] = "sentence_classification"
     head: TokenClassificationHeadConfig = TokenClassificationHeadConfig()
-    vector: Vector = Field(
-        default="separator", description="what stands for a sentence: its separator, its first token, the mean of all"
-    )
+    vector: Vector = Field(default="separator", description="representation of a sentence: a token, or their mean")
     layers: Layers = "last"
 
     def task(
         self, data: SentencesData, stored: ModelBundle, training: Sequence[LabelledDocument]
     ) -> SentenceClassificationTask:
-        """Build the task with the classes of the training examples.
-
-        Raises:
-            UserError: documents longer than the model, or one class alone.
-        """
         limit = stored.config.backbone.max_position_embeddings
         check_length("max_length", data.max_length, limit, ": longer documents are read in several parts")
         if self.vector == "first" and stored.config.one_text("objective.vector=first").causal:
             raise UserError(
-                "objective.vector=first stands before its sentence, which a causal model has not read there; set "
-                "objective.vector=separator"
+                "objective.vector=first reads the token before a sentence, where a causal model has not seen the "
+                "sentence; set objective.vector=separator"
             )
         labels = Labels.collect([label for document in training for label in document.labels])
         return SentenceClassificationTask(data, labels, stored, vector=self.vector)
 
     @classmethod
     def task_from_metadata(cls, data: SentencesData, stored: ModelBundle, *, source: str) -> SentenceClassificationTask:
-        """Rebuild the task of a fine-tuned model."""
         learned = stored.task.get("learned")
         if stored.labels is None or not isinstance(learned, Mapping) or "vector" not in learned:
             raise UserError(
-                f"{source} does not label sentences; fine-tune it first: homespun finetune classify-sentences ..."
+                f"{source} is not a sentence classifier; fine-tune it first: homespun finetune classify-sentences ..."
             )
         return SentenceClassificationTask(data, stored.labels, stored, vector=learned["vector"])
 
     def build(
         self, model: Model, config: ModelConfig, labels: Labels, *, weights: tuple[float, ...] | None = None
     ) -> SentenceClassificationLoss:
-        """Build a new head on the backbone of ``model``, which is changed, not copied; ``config`` is its config."""
+        """Build a new head on the backbone of ``model``, which is changed in place; ``config`` is its config."""
         model, config = build_token_head(self.head, self.layers, model, config, len(labels))
         loss = ClassLoss(weights, self.label_smoothing)
         return SentenceClassificationLoss(model, config, loss, frozen=self.frozen)
@@ -136,14 +120,13 @@ class SentenceClassification(ClassTraining):
 
 @dataclass(frozen=True)
 class SentenceClassificationCollate:
-    """Rows of sentences -> a `Batch` with the ``labels`` (sentences,) of the labelled sentences, and their tokens."""
+    """Collate of rows of sentences: ``labels`` (sentences,), and the tokens of each sentence. Deterministic."""
 
     pad_id: int
     vector: Vector
     weights: tuple[float, ...] | None = None
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Collate rows; not random."""
         batch = pad(rows, self.pad_id)
         table = np.full(batch.input_ids.shape, -1, dtype=np.int64)
         labels: list[int] = []
@@ -166,17 +149,17 @@ class SentenceClassificationCollate:
         )
 
     def _tokens(self, start: int, end: int) -> slice:
-        """Select the tokens of the sentence from ``start`` to ``end``, whose last one is its [SEP]."""
+        """Tokens that represent the sentence from ``start`` to ``end``; the last is its [SEP]."""
         if self.vector == "first":
             return slice(start, start + 1)
-        separator = self.vector == "separator" or end - start == 1  # which is all of an empty sentence
+        separator = self.vector == "separator" or end - start == 1  # an empty sentence is its [SEP]
         return slice(end - 1, end) if separator else slice(start, end - 1)
 
 
 def sentence_means(values: Tensor, sentences: Tensor, count: int) -> Tensor:
-    """(batch, seq, width) -> (sentences, width): the mean over the tokens of each (`Batch.sentences`)."""
-    own = sentences >= 0
-    chosen, numbers = values[own], sentences[own]  # (tokens, width), (tokens,)
+    """(batch, seq, width) -> (sentences, width): mean over the tokens of each sentence (`Batch.sentences`)."""
+    selected = sentences >= 0
+    chosen, numbers = values[selected], sentences[selected]  # (tokens, width), (tokens,)
     sums = values.new_zeros(count, values.shape[-1]).index_add(0, numbers, chosen)
     sizes = values.new_zeros(count).index_add(0, numbers, torch.ones_like(numbers, dtype=values.dtype))
     return sums / sizes[:, None]
@@ -193,13 +176,8 @@ class SentenceClassificationLoss(FineTuningLoss):
         self.loss = loss
 
     def forward(self, batch: Batch) -> Loss:
-        """Terms of `ClassLoss`.
-
-        Raises:
-            ValueError: the batch has no sentences.
-        """
         if batch.labels is None or batch.sentences is None:
-            raise ValueError("sentences are labelled in a batch that has them")
+            raise ValueError("sentence classification needs a batch with labels and sentences")
         logits = self.model(batch.input_ids, **batch.context).float()  # (batch, seq, classes)
         logits = sentence_means(logits, batch.sentences, len(batch.labels))  # (sentences, classes)
         terms: Loss = self.loss(logits, batch.labels)
@@ -217,33 +195,27 @@ class SentenceClassificationTask:
 
     @property
     def reported_metrics(self) -> Sequence[str]:
-        """Metrics for tables: areas under curves only with two classes."""
+        """Metrics in tables: areas under curves only with two classes."""
         areas = ("roc_auc", "pr_auc") if len(self.labels) == 2 else ()
         return (*areas, "macro_f1", "accuracy", "log_loss")
 
     def stratify_by(self, examples: Sequence[LabelledDocument]) -> NDArray[np.int64]:
-        """Stratify by the rarest label in each document; without sentences, by the most frequent label of all.
-
-        Raises:
-            UserError: a label that was not seen in training.
-        """
+        """Stratify by the rarest label in each document; empty documents by the most frequent label."""
         targets = self._targets(examples)
         counts = np.bincount(targets, minlength=len(self.labels))
         frequent_first = np.argsort(-counts, kind="stable")
         ranks = np.argsort(frequent_first)[targets]
         ends = np.cumsum([len(document.sentences) for document in examples])
-        rarest = [max(own, default=0) for own in np.split(ranks, ends[:-1])]
+        rarest = [max(document, default=0) for document in np.split(ranks, ends[:-1])]
         return frequent_first[np.array(rarest, dtype=np.int64)]
 
     def _targets(self, examples: Sequence[LabelledDocument]) -> NDArray[np.int64]:
         return self.labels.encode([label for document in examples for label in document.labels])
 
     def texts(self, examples: Sequence[LabelledDocument]) -> list[str]:
-        """Return the documents, their sentences joined."""
         return [" ".join(document.sentences) for document in examples]
 
     def rows(self, examples: Sequence[LabelledDocument]) -> SentenceWindows:
-        """Return a row a document, or a part of it."""
         return self._windows(examples, self._targets(examples))
 
     def _windows(self, examples: Sequence[LabelledDocument], targets: NDArray[np.int64] | None) -> SentenceWindows:
@@ -253,7 +225,6 @@ class SentenceClassificationTask:
     def training_setup(
         self, objective: SentenceClassification, stored: ModelBundle, training: SentenceWindows
     ) -> TrainingSetup:
-        """Build a new head on the backbone."""
         assert training.targets is not None
         weights = objective.weights(self.labels, training.targets)
         loss = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
@@ -268,10 +239,10 @@ class SentenceClassificationTask:
         )
 
     def measure(self, model: Model, rows: SentenceWindows, *, batch_size: int) -> Measured:
-        """Compute `classification_metrics` over all sentences, and the predictions of each document."""
+        """Compute `classification_metrics` over all sentences, and predictions by document."""
         assert rows.targets is not None
         if not len(rows):
-            raise UserError("there is nothing to measure: no document has a sentence")
+            raise UserError("no document has a sentence; give documents with sentences")
         table = self._table(model, rows, batch_size)
         predicted = classify(table, self.labels)
         metrics = classification_metrics(self.labels, rows.targets, predicted, probabilities=table)
@@ -284,56 +255,55 @@ class SentenceClassificationTask:
         for numbers, part in forward_logits(model, rows, lambda chosen: collate(chosen, ()), batch_size=batch_size):
             sentences = collate([rows[number] for number in numbers], ()).sentences
             assert sentences is not None
-            own = sentences.numpy()
-            judged = [s for n in numbers for s in range(rows.windows[n, 1], rows.windows[n, 2])]
-            sums = np.zeros((len(judged), part.shape[-1]))
-            np.add.at(sums, own[own >= 0], part[own >= 0])
-            logits[judged] = sums / np.bincount(own[own >= 0], minlength=len(judged))[:, None]
+            selected = sentences.numpy() >= 0
+            sentence_of_token = sentences.numpy()[selected]
+            predicted = [s for n in numbers for s in range(rows.windows[n, 1], rows.windows[n, 2])]
+            sums = np.zeros((len(predicted), part.shape[-1]))
+            np.add.at(sums, sentence_of_token, part[selected])
+            logits[predicted] = sums / np.bincount(sentence_of_token, minlength=len(predicted))[:, None]
         return probabilities(logits, self.labels)
 
     def _predictions(
         self, rows: SentenceWindows, predicted: NDArray[np.int64], table: NDArray[np.float64] | None = None
     ) -> list[dict[str, object]]:
-        """Return an object a document; its ``score`` is the share of its sentences that are right."""
+        """An object for each document; ``score`` is the share of its sentences that are right."""
         assert rows.targets is not None
         predictions = []
         for start, end in _spans(rows):
-            truth, given = rows.targets[start:end], predicted[start:end]
-            found: dict[str, object] = {"truth": self._names(truth), "predicted": self._names(given)}
+            truth, labels = rows.targets[start:end], predicted[start:end]
+            prediction: dict[str, object] = {"truth": self._names(truth), "predicted": self._names(labels)}
             if end > start:
-                found["score"] = float((truth == given).mean())
+                prediction["score"] = float((truth == labels).mean())
             if table is not None:
-                found["probability"] = table[start:end].tolist()
+                prediction["probability"] = table[start:end].tolist()
             if table is not None and end > start:
-                score_answers = table[start:end][np.arange(end - start), truth]
-                found["loss"] = float(-np.log(np.clip(score_answers, _LEAST, None)).mean())
-            predictions.append(found)
+                likelihoods = table[start:end][np.arange(end - start), truth]
+                prediction["loss"] = float(-np.log(np.clip(likelihoods, _LEAST, None)).mean())
+            predictions.append(prediction)
         return predictions
 
     def _names(self, numbers: NDArray[np.int64]) -> list[str]:
         return [str(self.labels.decode(number)) for number in numbers.tolist()]
 
     def baselines(self, training: Sequence[LabelledDocument], test: Sequence[LabelledDocument]) -> dict[str, Measured]:
-        """Evaluate the majority class, and TF-IDF with a linear model, on single sentences."""
+        """Evaluate the majority class, and TF-IDF with a linear classifier, on single sentences."""
         train, rows = self._targets(training), self.rows(test)
         assert rows.targets is not None
         train_texts, test_texts = ([s for document in part for s in document.sentences] for part in (training, test))
-        found = {
+        baselines = {
             "majority": majority(train, rows.targets, self.labels),
             "tfidf": tfidf(train_texts, train, test_texts, rows.targets, self.labels),
         }
-        return {name: Measured(one.metrics, self._predictions(rows, one.predicted)) for name, one in found.items()}
+        return {name: Measured(one.metrics, self._predictions(rows, one.predicted)) for name, one in baselines.items()}
 
     def result_fields(self) -> dict[str, object]:
-        """Return the classes, and the tokens that a sentence is classified from."""
         return {"labels": list(self.labels.names), "vector": self.vector}
 
     def to_metadata(self) -> dict[str, object]:
-        """Return how the documents are read."""
         return task_metadata("sentence_classification", self.data, {"vector": self.vector})
 
     def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
-        """Yield ``label``, a list with one for each sentence, and ``probability``, a list of those of all classes."""
+        """Yield ``label`` and ``probability``, lists with the class and the class probabilities of each sentence."""
         for chunk in numbered_chunks(records, _CHUNK, source=source):
             documents = [parse_document(record, self.data.sentences, where=where) for where, record in chunk]
             rows = self._windows(documents, None)
@@ -348,5 +318,5 @@ class SentenceClassificationTask:
 
 
 def _spans(rows: SentenceWindows) -> Iterator[tuple[int, int]]:
-    """Yield the first sentence of each document and the one after its last."""
+    """(start, end) sentence numbers of each document."""
     return zip(rows.starts[:-1].tolist(), rows.starts[1:].tolist(), strict=True)

@@ -1,7 +1,7 @@
-"""Text to text: write the target of a source (Sutskever et al. 2014), such as summaries, headlines or translations.
+"""Text-to-text tasks, such as summaries, headlines or translations (Sutskever et al. 2014).
 
-An encoder with a decoder reads the source and writes the target. A causal stack reads ``source separator target`` as
-one text, with a loss on the target alone (Radford et al. 2019).
+An encoder reads the source and a decoder writes the target; a causal stack reads ``source separator target`` as one
+text, with a loss on the target only (Radford et al. 2019).
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ _CHUNK = 256  # texts read ahead in prediction, and sorted by length together
 
 
 class TextToText(TaskObjective):
-    """Learn to write the target of each source, by teacher forcing.
-
-    ``label_smoothing`` is for training: the validation loss is not smoothed.
+    """Generation of a target for each source, trained by teacher forcing. The validation loss has no label
+    smoothing.
     """
 
     data_kinds = ("source_target",)
@@ -67,51 +66,40 @@ class TextToText(TaskObjective):
     }
 
     kind: Literal["seq2seq"] = "seq2seq"
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="share of the truth spread over all words")
-    frozen_encoder: bool = Field(default=False, description="train the decoder alone; the word embeddings stay too")
-    streams: StreamWeights = Field(default=EQUAL_WEIGHTS, description="of a decoder with several streams (ProphetNet)")
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="as in torch.nn.CrossEntropyLoss")
+    frozen_encoder: bool = Field(default=False, description="train only the decoder, without word embeddings")
+    streams: StreamWeights = Field(default=EQUAL_WEIGHTS, description="loss weights of the streams (ProphetNet)")
 
     def task(self, data: TextPairsData, stored: ModelBundle, training: Sequence[SourceTargetPair]) -> TextToTextTask:
-        """Build the task.
-
-        Raises:
-            UserError: lengths or beams beyond the model's, no pair with both texts, or ROUGE is not installed.
-        """
         data.check_pairs(stored.config, training)
         return self.task_from_metadata(data, stored, source="")
 
     @classmethod
     def task_from_metadata(cls, data: TextPairsData, stored: ModelBundle, *, source: str) -> TextToTextTask:
-        """Rebuild the task of a fine-tuned model.
-
-        Raises:
-            UserError: more beams than half of its vocabulary.
-        """
         check_beams(data.generation.num_beams, stored.config.backbone.vocab_size)
         return TextToTextTask(data, stored)
 
     def collate(self, config: ModelConfig) -> Collate:
-        """Build the collate for two stacks or for one."""
+        """Build the collate of an encoder-decoder or of a causal stack."""
         backbone = config.backbone
         if backbone.has_decoder:
             return Seq2SeqCollate(backbone.pad_token_id, backbone.decoder_start_token_id)
         return PrefixLMCollate(backbone.pad_token_id)
 
     def build(self, model: Model, config: ModelConfig) -> TextToTextLoss:
-        """Build the loss of ``model``, which is changed, not copied, with its language model's head or a new one.
+        """Build the loss of ``model``, which is changed in place, with its language model head or a new one.
 
         Raises:
-            UserError: the model cannot write, or there is no encoder to be frozen.
+            UserError: the model cannot generate text, or ``frozen_encoder`` is set and there is no encoder.
         """
         backbone = config.backbone
         if not backbone.has_decoder and not backbone.causal:
             raise UserError(
-                "objective seq2seq needs a model that writes, an encoder with a decoder or a causal stack, and "
-                "this one is an encoder alone; start from one such as bart-mini, t5-mini or gpt2-mini, or classify "
-                "with `homespun finetune classify`"
+                "objective seq2seq needs an encoder-decoder or a causal model, and this one is an encoder; start from "
+                "one such as bart-mini, t5-mini or gpt2-mini, or use `homespun finetune classify`"
             )
         if not backbone.has_decoder and self.frozen_encoder:
-            raise UserError("frozen_encoder=true, but a causal stack has no encoder of its own; leave it out")
+            raise UserError("objective.frozen_encoder=true needs an encoder, which a causal model lacks; leave it out")
         if not isinstance(config.head, CausalLMHeadConfig):
             head_config = CausalLMHeadConfig()
             head = head_config.build(model.backbone)
@@ -130,29 +118,27 @@ class TextToText(TaskObjective):
 
 @dataclass(frozen=True)
 class Seq2SeqCollate:
-    """Collate for two stacks: the decoder reads ``start target`` and writes ``target``."""
+    """Collate for an encoder-decoder: the decoder reads ``start target`` and predicts ``target``. Deterministic."""
 
     pad_id: int
     start_id: int
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Collate rows with ``target_ids``; not random."""
         return add_decoder_inputs(pad(rows, self.pad_id), _targets(rows), start_id=self.start_id, pad_id=self.pad_id)
 
 
 @dataclass(frozen=True)
 class PrefixLMCollate:
-    """Collate for one stack: the target follows the source, and only its tokens are labels."""
+    """Collate for a causal stack: the target follows the source, and only its tokens are labels. Deterministic."""
 
     pad_id: int
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Collate rows with ``target_ids``; not random."""
         targets = _targets(rows)
         joined = [Row(np.concatenate([row.input_ids, ids])) for row, ids in zip(rows, targets, strict=True)]
         batch = pad(joined, self.pad_id)
         seq = batch.input_ids.shape[1]
-        # a token is predicted at the position before it, which for the first is the end of the source
+        # a token is predicted at the position before it, the first at the end of the source
         positions = [
             index * seq + len(row.input_ids) - 1 + np.arange(len(ids))
             for index, (row, ids) in enumerate(zip(rows, targets, strict=True))
@@ -193,7 +179,7 @@ class TextToTextLoss(FineTuningLoss):
             model.freeze(model.backbone.encoder)
 
     def forward(self, batch: Batch) -> Loss:
-        """Compute the terms; the vocabulary projection runs only at labels."""
+        """Compute the terms; logits are computed at labels only."""
         smoothing = self.label_smoothing if self.training else 0.0
         backbone = self.model.backbone
         if backbone.has_decoder:
@@ -205,7 +191,7 @@ class TextToTextLoss(FineTuningLoss):
 
 
 class TextToTextTask:
-    """Targets for sources; see `homespun.tasks.protocol.Task`."""
+    """Generated targets for sources; see `homespun.tasks.protocol.Task`."""
 
     labels = None
     reported_metrics = ROUGE_METRICS
@@ -229,11 +215,9 @@ class TextToTextTask:
         return np.array([pair.data_set for pair in examples], dtype=np.int64)
 
     def texts(self, examples: Sequence[SourceTargetPair]) -> list[str]:
-        """Return the sources."""
         return [pair.source for pair in examples]
 
     def rows(self, examples: Sequence[SourceTargetPair]) -> SourceTargetRows:
-        """Return a row a target."""
         return SourceTargetRows(
             examples,
             self.tokenizer,
@@ -245,7 +229,6 @@ class TextToTextTask:
         )
 
     def training_setup(self, objective: TextToText, stored: ModelBundle, training: SourceTargetRows) -> TrainingSetup:
-        """Train the model with its language model's head, or with a new one."""
         loss = objective.build(copy.deepcopy(stored.model), stored.config)
         rows: Rows = training
         if (sets := self.data.sets) is not None:
@@ -255,11 +238,11 @@ class TextToTextTask:
 
     def measure(self, model: Model, rows: SourceTargetRows, *, batch_size: int) -> Measured:
         """Compute ROUGE of generated texts."""
-        written = dict(zip(rows.usable.tolist(), self._write(model, rows, batch_size), strict=True))
-        return self._measured(rows.pairs, [written.get(index, "") for index in range(len(rows.pairs))])
+        generated = dict(zip(rows.usable.tolist(), self._generate(model, rows, batch_size), strict=True))
+        return self._measured(rows.pairs, [generated.get(index, "") for index in range(len(rows.pairs))])
 
-    def _write(self, model: Model, rows: SourceTargetRows, batch_size: int = 32) -> list[str]:
-        """Write a text for each usable row."""
+    def _generate(self, model: Model, rows: SourceTargetRows, batch_size: int = 32) -> list[str]:
+        """Generate a text for each usable source."""
         return generate_batch(
             model,
             [rows.source(index) for index in range(len(rows.usable))],
@@ -271,7 +254,7 @@ class TextToTextTask:
         )
 
     def _measured(self, pairs: Sequence[SourceTargetPair], texts: Sequence[str]) -> Measured:
-        """Compute the metrics of all pairs with both texts, and of each data set."""
+        """Metrics of all pairs with both texts, and of each data set."""
         predictions: list[dict[str, object]] = []
         scored: list[tuple[SourceTargetPair, str, dict[str, float]]] = []
         for pair, text in zip(pairs, texts, strict=True):
@@ -281,7 +264,7 @@ class TextToTextTask:
                 predictions[-1] |= {"score": scores["rougeL"]} | scores
                 scored.append((pair, text, scores))
         if not scored:
-            raise UserError("there is nothing to measure: in every pair the source or the target is empty")
+            raise UserError("every pair has an empty source or target; give pairs with both texts")
         metrics = _mean_metrics(scored)
         count = len(self.data.all_sets)
         if count > 1:
@@ -290,21 +273,19 @@ class TextToTextTask:
         return Measured(metrics, predictions)
 
     def baselines(self, training: Sequence[SourceTargetPair], test: Sequence[SourceTargetPair]) -> dict[str, Measured]:
-        """Evaluate the first sentences of the source, and as many random ones."""
+        """Evaluate the first sentences of the source, and as many random sentences."""
         targets = [pair.targets[0] for pair in training if not pair.is_empty]
-        found = sentence_baselines(targets, [pair.source for pair in test])
-        return {name: self._measured(test, texts) for name, texts in found.items()}
+        baselines = sentence_baselines(targets, [pair.source for pair in test])
+        return {name: self._measured(test, texts) for name, texts in baselines.items()}
 
     def result_fields(self) -> dict[str, object]:
-        """Return the lengths."""
         return {"source_length": self.data.max_source_length, "target_length": self.data.max_target_length}
 
     def to_metadata(self) -> dict[str, object]:
-        """Return how the texts are read and written."""
         return task_metadata("seq2seq", self.data)
 
     def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
-        """Yield ``text``: the generated target."""
+        """Yield ``text``, the generated target."""
         columns = paths(self.data.all_sets[0].source)
         for chunk in numbered_chunks(records, _CHUNK, source=source):
             pairs = []
@@ -313,37 +294,32 @@ class TextToTextTask:
                 title = get_source(record, [self.data.title] if self.data.title else [], where=where)
                 pairs.append(SourceTargetPair(text, ("?",), title=title))
             rows = self.rows(pairs)
-            truncated = (bool(cut) for cut in rows.cut)
-            found = dict(zip(rows.usable.tolist(), zip(self._write(model, rows), truncated, strict=True), strict=True))
+            generated = zip(self._generate(model, rows), rows.cut.tolist(), strict=True)
+            outputs = dict(zip(rows.usable.tolist(), generated, strict=True))
             for index in range(len(pairs)):
-                text, cut = found.get(index, ("", False))
-                yield {"text": text, "truncated": cut}
+                text, truncated = outputs.get(index, ("", False))
+                yield {"text": text, "truncated": truncated}
 
 
 def _mean_metrics(scored: Sequence[tuple[SourceTargetPair, str, dict[str, float]]]) -> Metrics:
-    """Average the scores of pairs, each with its generated text."""
+    """Mean scores of pairs with their generated texts."""
     targets = [pair.targets[0] for pair, _, _ in scored]
     return mean_scores([scores for _, _, scores in scored], [text for _, text, _ in scored], targets)
 
 
 def sentence_baselines(targets: Sequence[str], sources: Sequence[str]) -> dict[str, list[str]]:
-    """Write a text for each source without training: ``lead-3``, its first three sentences, and ``random-3``.
+    """Summarize each source without training: ``lead-3``, its first three sentences, and ``random-3``.
 
-    Where the ``targets`` of the training have another number of sentences, their median, there are ``lead-N`` and
-    ``random-N`` too, as three sentences against one are a weak baseline. The number of sentences is the same for all
-    sources, and the random ones depend on the index of the source alone.
+    If the median number of sentences N of the training ``targets`` is not 3, there are ``lead-N`` and ``random-N`` too:
+    three sentences against one are a weak baseline. Random sentences are seeded by the index of the source.
     """
-    usual = round(median(len(sentence_spans(target)) for target in targets)) if targets else 3
-    found: dict[str, list[str]] = {}
-    for count in dict.fromkeys((3, max(1, usual))):
-        found[f"lead-{count}"] = []
-        found[f"random-{count}"] = []
-    for index, source in enumerate(sources):
-        sentences = [source[begin:end] for begin, end in sentence_spans(source)]
-        for name, texts in found.items():
-            count = min(int(name.rpartition("-")[2]), len(sentences))
-            chosen: Sequence[int] = range(count)
-            if name.startswith("random"):
-                chosen = sorted(random.Random(index).sample(range(len(sentences)), count))
-            texts.append(" ".join(sentences[number] for number in chosen))
-    return found
+    sentences = [[source[begin:end] for begin, end in sentence_spans(source)] for source in sources]
+    typical = round(median(len(sentence_spans(target)) for target in targets)) if targets else 3
+    baselines: dict[str, list[str]] = {}
+    for count in dict.fromkeys((3, max(1, typical))):
+        baselines[f"lead-{count}"] = [" ".join(text[:count]) for text in sentences]
+        baselines[f"random-{count}"] = [
+            " ".join(text[i] for i in sorted(random.Random(index).sample(range(len(text)), min(count, len(text)))))
+            for index, text in enumerate(sentences)
+        ]
+    return baselines

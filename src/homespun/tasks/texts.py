@@ -26,12 +26,12 @@ TEXT_COUNTS = {
     "chunked": "Texts read in chunks",
     "one_sided": "Pairs with an empty side, left out of training",
 }
-_CHUNK = 4096  # records read ahead in prediction, and sorted by length together
+_CHUNK = 4096  # records read ahead in prediction and sorted by length
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """A text, or a pair of texts, with its label, or its labels where it may have several."""
+    """A text or a pair of texts, with its label, or a tuple of labels if multi-label."""
 
     text: str
     label: str | tuple[str, ...]
@@ -43,16 +43,14 @@ class TextsData(TaskData):
 
     default_objective = "classification"
 
-    label: str = Field(default="label", description="column of the label, the number or the rating")
-    max_length: int = Field(
-        default=128, ge=8, description="tokens that the model is given at a time, special ones included"
-    )
+    label: str = Field(default="label", description="column of the label, number or rating")
+    max_length: int = Field(default=128, ge=8, description="maximum tokens of an input, with special tokens")
 
-    if TYPE_CHECKING:  # a field of one kind, constant in the other
+    if TYPE_CHECKING:  # a field of `LabelledData`, a property of `PairsData`
 
         @property
         def truncation(self) -> LongInputs:
-            """Treatment of texts longer than ``length``."""
+            """Treatment of texts longer than ``max_length``."""
 
     def with_labels(self, labels: Labels) -> Self:
         """Copy for the classes of a stored model."""
@@ -64,34 +62,26 @@ class TextsData(TaskData):
 
     @abstractmethod
     def texts_of(self, record: Record, *, where: str) -> tuple[str, str | None]:
-        """Return the text of a record, and the second text of a pair.
-
-        Raises:
-            UserError: beginning with ``where``: a column is missing.
-        """
+        """Return the text of a record, and the second text of a pair. Raises `UserError` beginning with ``where``."""
 
 
 class LabelledData(TextsData):
-    """Labelled texts, and how to read them."""
+    """Labelled texts."""
 
     missing = "which labelled texts? give data.train=FILE, with data.text=COLUMN and data.label=COLUMN"
-    not_stored = ("multi_label",)  # which the stored labels have
+    not_stored = ("multi_label",)  # stored with the labels
 
     kind: Literal["texts"] = "texts"
     text: str | list[str] = Field(default="text", description="column of the text; several are joined with a space")
     multi_label: bool = Field(default=False, description="a text may have several labels, or none")
-    separator: str | None = Field(
-        default=None, min_length=1, description="between the labels of one text; a comma where not given"
-    )
-    truncation: LongInputs = Field(default=TRUNCATE, description="what is read of a text longer than that")
+    separator: str | None = Field(default=None, min_length=1, description="separator of labels; a comma by default")
+    truncation: LongInputs = Field(default=TRUNCATE, description="treatment of longer texts")
 
     def with_labels(self, labels: Labels) -> Self:
-        """Copy with one label a text, or several, as the classes of a stored model."""
         return self.model_copy(update={"multi_label": labels.multi_label})
 
     def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
-        """Read labelled texts from any files."""
-        texts, found = read_labelled_texts(
+        texts, names = read_labelled_texts(
             inputs,
             text=self.text,
             label=self.label,
@@ -100,7 +90,7 @@ class LabelledData(TextsData):
             multi_label=self.multi_label,
             separator=self.separator,
         )
-        labels: Sequence[str | tuple[str, ...]] = found
+        labels: Sequence[str | tuple[str, ...]] = names
         return [LabelledText(text, label) for text, label in zip(texts, labels, strict=True)]
 
     def record_of(self, text: str) -> Record:
@@ -114,18 +104,17 @@ class LabelledData(TextsData):
         return {**self.record_of(example.text), self.label: label}
 
     def texts_of(self, record: Record, *, where: str) -> tuple[str, str | None]:
-        """Return the text of a record."""
         return get_text(record, paths(self.text), where=where), None
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """Take ``text`` for the columns of the text, ``label`` for that of the label."""
+        """``text`` are the columns of the text, ``label`` is that of the label."""
         return {"text": list(text) if text else self.text, "label": label or self.label}
 
 
 class PairsData(TextsData):
-    """Pairs of texts with a label, a number or a rating each, read as ``[CLS] first [SEP] second [SEP]``.
+    """Pairs of texts with a label, number or rating, read as ``[CLS] first [SEP] second [SEP]``.
 
-    ``length`` is that of both texts together; in a longer pair the longer text is cut first. Pairs with an empty side
+    ``max_length`` limits both texts together; in a longer pair the longer text is cut first. Pairs with an empty text
     are counted (``one_sided``) and not trained on.
     """
 
@@ -137,13 +126,12 @@ class PairsData(TextsData):
 
     @property
     def truncation(self) -> Truncate:
-        """Truncation: pairs are never read in chunks."""
+        """Truncation: pairs are not read in chunks."""
         return TRUNCATE
 
     def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
-        """Read pairs from any files."""
         if self.first == self.second:
-            raise UserError(f"data.first and data.second are the same column, {self.first!r}; name two")
+            raise UserError(f"data.first and data.second are the same column, {self.first!r}; name two columns")
         pairs = []
         for record, label, where in read_labelled_records(
             inputs, label=self.label, columns=self.columns, encoding=self.encoding
@@ -159,28 +147,19 @@ class PairsData(TextsData):
         return columns | {names[0]: text for names, text in sides} | {self.label: example.label}
 
     def texts_of(self, record: Record, *, where: str) -> tuple[str, str]:
-        """Return both texts of a record."""
         first, second = (get_text(record, paths(columns), where=where) for columns in (self.first, self.second))
         return first, second
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """Take ``text`` for two columns, of the first text and of the second.
-
-        Raises:
-            UserError: there are not two.
-        """
+        """``text`` are the columns of the first and the second text, ``label`` is that of the label."""
         if text and len(text) != 2:
-            raise UserError(f"the model reads pairs: give --text-field twice, not {len(text)} times")
+            raise UserError(f"--text-field is given {len(text)} times; the model reads pairs, give it twice")
         first, second = text or (self.first, self.second)
         return {"first": first, "second": second, "label": label or self.label}
 
 
 def check_text_head(objective: TextHeadSettings, data: TextsData, stored: ModelBundle) -> None:
-    """Refuse texts longer than the model, and a head on the first token of a causal model.
-
-    Raises:
-        UserError: naming the setting.
-    """
+    """Raise `UserError` for texts longer than the model, and for a head on the first token of a causal model."""
     chunks = ", and read longer texts with data.truncation.kind=chunk_mean" if data.kind == "texts" else ""
     check_length("max_length", data.max_length, stored.config.backbone.max_position_embeddings, chunks)
     check_head(objective.head, stored.config)
@@ -188,11 +167,11 @@ def check_text_head(objective: TextHeadSettings, data: TextsData, stored: ModelB
 
 def labels_of(examples: Sequence[LabelledText]) -> LabelNames:
     """Return the label, or the labels, of each example."""
-    return cast(LabelNames, [example.label for example in examples])  # all are names, or all are tuples of names
+    return cast(LabelNames, [example.label for example in examples])  # all str, or all tuples
 
 
 def second_texts(examples: Sequence[LabelledText]) -> list[str] | None:
-    """Return the second text of each pair; ``None`` without pairs."""
+    """Second text of each pair; ``None`` without pairs."""
     if not examples or examples[0].second is None:
         return None
     return [example.second or "" for example in examples]
@@ -201,20 +180,20 @@ def second_texts(examples: Sequence[LabelledText]) -> list[str] | None:
 def second_texts_of_parts(
     training: Sequence[LabelledText], test: Sequence[LabelledText]
 ) -> tuple[list[str], list[str]] | None:
-    """Return `second_texts` of both parts; ``None`` if one has no pairs."""
+    """`second_texts` of both parts; ``None`` if one has no pairs."""
     first, second = second_texts(training), second_texts(test)
     return None if first is None or second is None else (first, second)
 
 
 def readable_texts(examples: Sequence[LabelledText]) -> list[str]:
-    """Return each text, or both of a pair with a bar between them."""
+    """Each text, or both texts of a pair separated by a bar."""
     return [e.text if e.second is None else f"{e.text} | {e.second}" for e in examples]
 
 
 def rows_of(
     examples: Sequence[LabelledText], data: TextsData, stored: ModelBundle, *, names: Labels | None = None
 ) -> LabelledRows:
-    """Return a row a text or pair; with ``names`` it has its class."""
+    """Return a row for each text or pair, with its class if ``names`` are given."""
     return LabelledRows(
         [example.text for example in examples],
         None if names is None else labels_of(examples),
@@ -228,18 +207,16 @@ def rows_of(
 
 
 def rows_without(rows: Rows, left_out: NDArray[np.bool_]) -> Rows:
-    """Return the training rows but for those ``left_out``, such as pairs with an empty side.
+    """Return the training rows without those of (rows,) ``left_out``, such as pairs with an empty text.
 
     Raises:
-        UserError: nothing is left.
+        UserError: no row is kept.
     """
     if not left_out.any():
         return rows
     kept = np.flatnonzero(~left_out)
     if not len(kept):
-        raise UserError(
-            "in every pair of the training one side is empty; are data.first and data.second the right columns?"
-        )
+        raise UserError("every training pair has an empty text; check data.first and data.second")
     return SubsetRows(rows, kept)
 
 

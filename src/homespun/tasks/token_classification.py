@@ -42,12 +42,12 @@ from homespun.tasks.protocol import Measured, TaskData, TrainingSetup, check_len
 from homespun.text.formats import Record
 from homespun.text.tokenizer import Tokenizer
 
-_CHUNK = 1024  # records read ahead in prediction, and sorted by length together
+_CHUNK = 1024  # records read ahead in prediction and sorted by length
 _WORD = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
 
 
 class TaggedData(TaskData):
-    """Words with a tag each, and how to read them."""
+    """Sentences of words with a tag each."""
 
     missing = "which tagged words? give data.train=FILE: CoNLL, or rows with lists of words and of tags"
     default_objective = "token_classification"
@@ -55,24 +55,21 @@ class TaggedData(TaskData):
     not_stored = ("encoding",)
 
     kind: Literal["token_labels"] = "token_labels"
-    words: str = Field(default="words", description="column of the words; of a CoNLL file the first is called so")
-    tags: str = Field(default="tags", description="column of the tags; of a CoNLL file the last is called so")
-    max_length: int = Field(
-        default=128, ge=8, description="tokens that the model is given at a time, special ones included"
-    )
-    stride: int = Field(default=32, ge=0, description="of a longer sentence: tokens that a window repeats")
+    words: str = Field(default="words", description="column of the words; in a CoNLL file the first column")
+    tags: str = Field(default="tags", description="column of the tags; in a CoNLL file the last column")
+    max_length: int = Field(default=128, ge=8, description="maximum tokens of an input, with special tokens")
+    stride: int = Field(default=32, ge=0, description="tokens that two consecutive windows of a sentence share")
 
     def read_files(self, inputs: Sequence[str]) -> list[TaggedWords]:
-        """Read tagged sentences from any files."""
         return read_tagged_words(inputs, words=self.words, tags=self.tags, columns=self.columns, encoding=self.encoding)
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """Take ``text`` for the column of the words, ``label`` for that of the tags."""
+        """``text`` is the column of the words, ``label`` that of the tags."""
         return {"words": text[0] if text else self.words, "tags": label or self.tags}
 
 
 class TokenClassification(ClassTraining):
-    """A tag for each word, by cross entropy over its first piece."""
+    """A tag for each word, by cross-entropy at its first piece."""
 
     data_kinds = ("token_labels",)
     description = "token classification"
@@ -87,11 +84,6 @@ class TokenClassification(ClassTraining):
     layers: Layers = "last"
 
     def task(self, data: TaggedData, stored: ModelBundle, training: Sequence[TaggedWords]) -> TokenClassificationTask:
-        """Build the task with the tags of the training examples.
-
-        Raises:
-            UserError: a length beyond the model's, one tag alone, or seqeval is not installed.
-        """
         limit = stored.config.backbone.max_position_embeddings
         check_length("max_length", data.max_length, limit, ": longer sentences are read in windows")
         labels = Labels.collect([tag for sentence in training for tag in sentence.tags])
@@ -102,21 +94,19 @@ class TokenClassification(ClassTraining):
         """Rebuild the task of a model that was fine-tuned here or with other software."""
         head = stored.config.head
         if stored.labels is None or head is None or head.task_kind != "token_classification":
-            raise UserError(
-                f"{source} does not tag words; fine-tune it first: homespun finetune tag ... --from {source}"
-            )
+            raise UserError(f"{source} is no token classifier; fine-tune it first: homespun finetune tag ...")
         length = min(data.max_length, stored.config.backbone.max_position_embeddings)
         data = data.model_copy(update={"max_length": length, "stride": min(data.stride, (length - 2) // 2)})
         return TokenClassificationTask(data, stored.labels, stored)
 
     def collate(self, pad_id: int, *, weights: tuple[float, ...] | None = None) -> Collate:
-        """Build the collate; ``weights`` as given to `build`."""
+        """Build the collate; ``weights`` as in `build`."""
         return TokenClassificationCollate(pad_id, weights)
 
     def build(
         self, model: Model, config: ModelConfig, labels: Labels, *, weights: tuple[float, ...] | None = None
     ) -> TokenClassificationLoss:
-        """Build a new head on the backbone of ``model``, which is changed, not copied; ``config`` is its config."""
+        """Build a new head on the backbone of ``model``, which is changed in place; ``config`` is its config."""
         model, config = build_token_head(self.head, self.layers, model, config, len(labels))
         loss = ClassLoss(weights, self.label_smoothing, smooth_evaluation=False)
         return TokenClassificationLoss(model, config, loss, frozen=self.frozen)
@@ -124,13 +114,14 @@ class TokenClassification(ClassTraining):
 
 @dataclass(frozen=True)
 class TokenClassificationCollate:
-    """Rows whose ``label`` is (tokens,) to a `Batch` with ``positions`` and ``labels`` of the labelled tokens."""
+    """Collate of rows whose ``label`` is (tokens,): ``positions`` and ``labels`` of the labelled tokens.
+    Deterministic.
+    """
 
     pad_id: int
     weights: tuple[float, ...] | None = None
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Collate rows; not random."""
         batch = pad(rows, self.pad_id)
         table = np.full(batch.input_ids.shape, IGNORE_INDEX, dtype=np.int64)
         for line, row in zip(table, rows, strict=True):
@@ -149,16 +140,15 @@ class TokenClassificationCollate:
 
 
 class TokenClassificationLoss(FineTuningLoss):
-    """Terms ``loss`` and ``accuracy`` (weight 0) over the words. The head runs only on labelled tokens."""
+    """Terms ``loss`` and ``accuracy`` (weight 0) over the words; the head runs on labelled tokens only."""
 
     def __init__(self, model: Model, config: ModelConfig, loss: ClassLoss, *, frozen: bool = False) -> None:
         super().__init__(model, config, frozen=frozen)
         self.loss = loss
 
     def forward(self, batch: Batch) -> Loss:
-        """Terms of `ClassLoss`."""
         if batch.labels is None or batch.positions is None:
-            raise ValueError("tagging needs a batch with labels and their positions")
+            raise ValueError("token classification needs a batch with labels and positions")
         assert self.model.head is not None
         hidden = self.model.read(batch.input_ids, batch.context)
         logits: Tensor = self.model.head(gather_positions(hidden, batch.positions)).float()  # (words, tags)
@@ -178,15 +168,12 @@ class TokenClassificationTask:
         self._metrics = EntityMetrics() if spans else word_metrics
 
     def stratify_by(self, examples: Sequence[TaggedWords]) -> NDArray[np.int64]:
-        """Split at random."""
         return np.zeros((len(examples), 0), dtype=np.int64)
 
     def texts(self, examples: Sequence[TaggedWords]) -> list[str]:
-        """Return the words, joined by spaces."""
         return [" ".join(one.words) for one in examples]
 
     def rows(self, examples: Sequence[TaggedWords]) -> TokenLabelRows:
-        """Return a row a sentence, several for a longer one."""
         return TokenLabelRows(
             examples, self.tokenizer, length=self.data.max_length, stride=self.data.stride, names=self.labels
         )
@@ -194,9 +181,8 @@ class TokenClassificationTask:
     def training_setup(
         self, objective: TokenClassification, stored: ModelBundle, training: TokenLabelRows
     ) -> TrainingSetup:
-        """Build a new head on the encoder."""
         if not len(training):
-            raise UserError("there is nothing to learn: no sentence of the training has a word")
+            raise UserError("no training sentence has a word; give sentences with words")
         numbers = [training[index].label for index in range(len(training))] if objective.class_weights else []
         targets = np.concatenate([np.zeros(0, np.int64), *(np.asarray(one) for one in numbers)])
         weights = objective.weights(self.labels, targets[targets != IGNORE_INDEX])
@@ -205,7 +191,7 @@ class TokenClassificationTask:
         return TrainingSetup(loss, loss.model, training, collate, loss.export_model)
 
     def measure(self, model: Model, rows: TokenLabelRows, *, batch_size: int) -> Measured:
-        """Compute metrics of entities and words; ``score`` is the share of words with the right tag."""
+        """Compute metrics of entities or words; ``score`` is the share of words with the right tag."""
         tables = self._probabilities(model, rows, batch_size)
         return self._measured(rows.sentences, [decode_tags(table, self.labels) for table in tables])
 
@@ -226,18 +212,16 @@ class TokenClassificationTask:
         return {"frequent-tag": self._measured(test, frequent_tags(training, [one.words for one in test]))}
 
     def result_fields(self) -> dict[str, object]:
-        """Return the tags."""
         return {"labels": list(self.labels.names)}
 
     def to_metadata(self) -> dict[str, object]:
-        """Return how the sentences are read."""
         return task_metadata("token_classification", self.data)
 
     def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
-        """Yield ``words``, ``tags``, and ``entities`` with their start and end in the text, in characters.
+        """Yield ``words``, ``tags``, and ``entities`` with their start and end in characters.
 
-        A record has a list of words, whose text joins them by spaces; or a text, which is cut into words and
-        punctuation. ``offsets`` are the positions of these.
+        A record has a list of words, which are joined by spaces, or a text, which is split into words and punctuation;
+        ``offsets`` are their positions.
         """
         for chunk in numbered_chunks(records, _CHUNK, source=source):
             texts = [self._words(record, where) for where, record in chunk]
@@ -251,14 +235,14 @@ class TokenClassificationTask:
             words = get_list(record, self.data.words, where=where)
             return " ".join(words), word_spans(words)
         column = self.data.words if self.data.words in record or "text" not in record else "text"
-        get_text(record, [column], where=where)  # raises where the column cannot be read
+        get_text(record, [column], where=where)  # raises if the column cannot be read
         text = str(record[column] or "")
         return text, [match.span() for match in _WORD.finditer(text)]
 
     def _prediction(
         self, text: str, spans: Sequence[tuple[int, int]], tags: list[str], table: NDArray[np.float64]
     ) -> dict[str, object]:
-        found = [
+        entities = [
             {
                 "label": name,
                 "text": text[spans[first][0] : spans[last][1]],
@@ -270,20 +254,20 @@ class TokenClassificationTask:
         ]
         words = [text[start:end] for start, end in spans]
         offsets = [list(span) for span in spans]
-        return {"words": words, "tags": tags, "offsets": offsets, "entities": found, "truncated": False}
+        return {"words": words, "tags": tags, "offsets": offsets, "entities": entities, "truncated": False}
 
 
 def frequent_tags(training: Iterable[TaggedWords], sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Tag each word with its most frequent tag in ``training``, and a new word with the most frequent tag of all."""
+    """Tag each word with its most frequent tag in ``training``, and unseen words with the most frequent tag."""
     by_word: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    every: Counter[str] = Counter()
+    total: Counter[str] = Counter()
     for sentence in training:
-        every.update(sentence.tags)
+        total.update(sentence.tags)
         for word, tag in zip(sentence.words, sentence.tags, strict=True):
             by_word[word][tag] += 1
     best = {word: _most_frequent(counts) for word, counts in by_word.items()}
-    usual = _most_frequent(every)
-    return [[best.get(word, usual) for word in words] for words in sentences]
+    default = _most_frequent(total)
+    return [[best.get(word, default) for word in words] for words in sentences]
 
 
 def _most_frequent(counts: Counter[str]) -> str:
