@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -121,7 +121,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         """Compute (texts, classes) probabilities, in the order of ``classes_``."""
         return self._outputs(X)
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
+    def predict(self, X: ArrayLike) -> NDArray[np.generic]:
         """Predict the label of each text."""
         best = self._outputs(X).argmax(axis=1)
         return self.classes_[best]  # type: ignore[no-any-return]

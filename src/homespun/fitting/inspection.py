@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -242,7 +242,7 @@ def _is_text(values: Sequence[object], *, distinct: bool) -> bool:
     return words >= 2 and (not distinct or len(set(texts)) > len(texts) / 2)
 
 
-def _task_of(values: Sequence[Any], label: str, given: TaskName, decisions: list[str]) -> TaskName:
+def _task_of(values: Sequence[object], label: str, given: TaskName, decisions: list[str]) -> TaskName:
     if given != "auto":
         return given
     if any(isinstance(value, list | tuple) for value in values):

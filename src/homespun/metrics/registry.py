@@ -6,7 +6,6 @@ The metrics of a validation are an attribute of the objective: `homespun.tasks.p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +36,7 @@ def check_best_metric(
     objective: str,
     metrics: Sequence[str] = (),
     labels: Labels | None = None,
-    truth: NDArray[Any] | None = None,
+    truth: NDArray[np.generic] | None = None,
     *,
     key: str = "train.best_metric",
 ) -> None:

@@ -156,7 +156,7 @@ def check_recipe(name: str, overrides: Sequence[str] = (), *, kind: str | None =
 class _Settings:
     """Pydantic models of parts of the schema. They describe the values that a recipe gives, and nothing else.
 
-    A value is described as any where its schema is not enough: a stack of a model without its kind, and what is in
+    A value is any object where its schema is not enough: a stack of a model without its kind, and what is in
     lists and in mappings with free keys.
     """
 
@@ -171,12 +171,12 @@ class _Settings:
             return create_model(name, __config__=ConfigDict(extra="allow"))
         given = value if isinstance(value, dict) else {}
         fields: dict[str, Any] = {
-            key: (self._annotation(field, given[key]) if key in given else Any, field.get("const"))
+            key: (self._annotation(field, given[key]) if key in given else object, field.get("const"))
             for key, field in schema["properties"].items()
         }
         return create_model(name, __base__=Config, **fields)
 
-    def _annotation(self, schema: Tree, value: object) -> Any:
+    def _annotation(self, schema: Tree, value: object) -> object:
         match schema:
             case {"$ref": reference}:
                 return self.model_of(reference, value)
@@ -184,7 +184,7 @@ class _Settings:
                 return self._member(mapping, schema.get("default", {}).get("kind"), value)
             case {"anyOf": options} if value is not None:
                 kinds = tuple(self._annotation(o, value) for o in options if o != {"type": "null"})
-                return Any if Any in kinds else Union[kinds]  # noqa: UP007
+                return object if object in kinds else Union[kinds]  # noqa: UP007
             case {"const": constant}:
                 return Literal[constant]
             case {"enum": values}:
@@ -192,13 +192,13 @@ class _Settings:
             case {"format": kind} | {"type": str(kind)} if kind in _TYPES:
                 limits = {limit: schema[name] for name, limit in _LIMITS.items() if name in schema}
                 return Annotated[_TYPES[kind], Field(**limits)]
-        return Any
+        return object
 
-    def _member(self, mapping: Mapping[str, str], default: str | None, value: object) -> Any:
+    def _member(self, mapping: Mapping[str, str], default: str | None, value: object) -> object:
         """Return the member of a union that ``value`` names by its ``kind``; if none, all without their fields."""
         if isinstance(value, dict):
             if "kind" not in value and "encoder" in mapping:
-                return Any  # a preset of its own, or the kind of the other stack
+                return object  # a preset of its own, or the kind of the other stack
             kind = value.get("kind", default)
             if isinstance(kind, str) and kind in mapping:
                 return self.model_of(mapping[kind], value)
@@ -207,7 +207,7 @@ class _Settings:
         return Annotated[Union[tuple(bare)], Field(discriminator="kind")]  # noqa: UP007
 
 
-_TYPES: dict[str, Any] = {
+_TYPES: dict[str, object] = {
     "integer": int,
     "number": float,
     "string": str,
