@@ -128,3 +128,14 @@ def test_settings_are_those_of_the_configs() -> None:
         "the configs have changed; write their schema again: python -c 'from homespun.commands.recipe import "
         f'settings_schema; print(settings_schema(), end="")\' > {SETTINGS.name}'
     )
+
+
+def test_a_model_is_opened_without_the_compiler() -> None:
+    code = (
+        "import sys, torch; from homespun.models.bundle import build_on_meta; "
+        "from homespun.models.config import ModelConfig; "
+        "config = ModelConfig.model_validate({'backbone': {'preset': 'bert-tiny', 'vocab_size': 99}}); "
+        "build_on_meta(config, dict.fromkeys(range(99), torch.zeros(1)), source='test'); "
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
