@@ -60,12 +60,12 @@ def convert(
 
 def export(
     source: Source,
-    out: Annotated[Path, typer.Option("--out", help="Output folder, or file .onnx for the model alone.")],
+    out: Annotated[Path, typer.Option("--out", help="Output folder; file .onnx or .gguf for the model alone.")],
     to: Annotated[
         str,
         typer.Option(
             "--to",
-            help="Output format: onnx, or sentence-transformers. For transformers use `homespun convert --to hf`.",
+            help="Output format: onnx, sentence-transformers or gguf. For transformers: `homespun convert --to hf`.",
         ),
     ] = "onnx",
     head: Head = None,
@@ -85,7 +85,7 @@ def export(
     if not as_json:
         for note in result["notes"]:
             typer.echo(f"note: {note}")
-        result = _onnx_facts(result) if target == "onnx" else _encoder_facts(result)
+        result = _FACTS[target](result)
     print_result(result, as_json)
 
 
@@ -117,6 +117,13 @@ def _encoder_facts(result: Tree) -> dict[str, str]:
         "tokens": f"up to {result['max_length']}",
         "checked": f"{check['compared']} of {len(check['lengths'])} texts differ by {check['largest_difference']:.1g}",
     }
+
+
+def _gguf_facts(result: Tree) -> dict[str, str]:
+    return {"written": result["file"], "model": result["architecture"]}
+
+
+_FACTS = {"onnx": _onnx_facts, "sentence-transformers": _encoder_facts, "gguf": _gguf_facts}
 
 
 def _head_kind(head: str | None, stored: str) -> str | None:

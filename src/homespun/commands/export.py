@@ -17,6 +17,7 @@ from homespun.data.long_inputs import TRUNCATE
 from homespun.errors import UserError
 from homespun.hf.export import CARD, CONFIG, check_replaceable
 from homespun.hf.family import STORED
+from homespun.hf.gguf import export_gguf
 from homespun.hf.open import open_any
 from homespun.hf.sentence_transformers import LENGTH, MODULES, POOLING, export_sentence_transformers
 from homespun.inference.onnx_bundle import LABELS, MODEL, RUNNER, export_onnx_bundle, quantize_int8
@@ -28,8 +29,8 @@ from homespun.tasks.protocol import AnyTask
 from homespun.tasks.text_models import TextTask
 from homespun.tasks.texts import LabelledText
 
-Target = Literal["onnx", "sentence-transformers"]
-TARGETS: tuple[Target, ...] = ("onnx", "sentence-transformers")
+Target = Literal["onnx", "sentence-transformers", "gguf"]
+TARGETS: tuple[Target, ...] = ("onnx", "sentence-transformers", "gguf")
 Quantization = Literal["int8"]
 QUANTIZATIONS: tuple[Quantization, ...] = ("int8",)
 _MOST_LOST = 0.01  # of the accuracy, by quantization
@@ -50,15 +51,16 @@ def export(
         source: what `homespun.hf.open.open_any` opens.
         out: a file that ends in ``.onnx``, for the outputs of the model; or a folder, for a classifier of texts with
             its tokenizer, labels and decision rule: see `export_onnx_bundle`. An older one is replaced.
-        to: ``onnx``, or ``sentence-transformers``, the folder of an encoder: see `export_sentence_transformers`.
+        to: ``onnx``; ``sentence-transformers``, the folder of an encoder: see `export_sentence_transformers`; ``gguf``,
+            the file of a decoder: see `export_gguf`.
         head: as in `open_any`.
         quantize: quantize the weights of a classifier. The result then has ``quantization``: ``type``, and ``bytes``
             and ``accuracy`` before and after, on so many ``examples``, those of the validation of the run in
             ``source``. Without them the accuracy is None, and a note says why.
 
     Returns:
-        What `OnnxReport` or `ExportReport` says, as plain values; of an encoder also ``max_length``, ``pooling`` and
-        ``check``: see `homespun.commands.convert.compare`.
+        What `OnnxReport`, `ExportReport` or `GgufReport` says, as plain values; of an encoder also ``max_length``,
+        ``pooling`` and ``check``: see `homespun.commands.convert.compare`.
 
     Raises:
         UserError: there is no such model, or it cannot be written; see `export_onnx`. For a folder, the model does not
@@ -69,6 +71,8 @@ def export(
         raise UserError(f"--quantize {quantize} is for a classifier in a folder; give --to onnx --out FOLDER")
     if to == "sentence-transformers":
         result = _export_encoder(source, out)
+    elif to == "gguf":
+        result = asdict(export_gguf(out, open_any(source, head=head).stored))
     elif out.suffix == ".onnx":
         stored = open_any(source, head=head).stored
         result = asdict(export_onnx(out, stored.model, stored.config))

@@ -25,8 +25,8 @@ from homespun.text.tokenizer import Tokenizer
 
 CONFIG, CARD = "config.json", "README.md"
 REPORT = "conversion.json"  # of `homespun convert`, in any format
-_WEIGHTS = "model.safetensors"
-_REPLACEABLE = frozenset({_WEIGHTS, REPORT, "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"})
+WEIGHTS = "model.safetensors"
+_REPLACEABLE = frozenset({WEIGHTS, REPORT, "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"})
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def export_huggingface(
         made.mkdir()
         # transformers requires "format"
         tensors = {name: tensor.cpu().contiguous() for name, tensor in theirs.items()}
-        save_file(tensors, made / _WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, made / WEIGHTS, metadata={"format": "pt"})
         tokenizer.for_transformers().save(made)
         _complete_tokenizer(made / "tokenizer_config.json", config.backbone)
         (made / CONFIG).write_text(_json(tree), encoding="utf-8")
@@ -143,7 +143,7 @@ def suggest_onnx(model: Model) -> tuple[str, ...]:
     return ("`homespun export MODEL --to onnx --out model.onnx` writes it for programs that have neither library",)
 
 
-def check_replaceable(folder: Path, description: str, *others: str, weights: str = _WEIGHTS) -> None:
+def check_replaceable(folder: Path, description: str, *others: str, weights: str = WEIGHTS) -> None:
     """Raise `UserError` unless ``folder`` is new or empty, or has a model and nothing else.
 
     Args:
