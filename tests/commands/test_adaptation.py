@@ -276,13 +276,13 @@ def test_split_overrides() -> None:
 
 
 MISTAKES = {
-    "another width": (["model.hidden_size=64"], "model.hidden_size cannot be set"),
+    "another width": (["model.hidden_size=64"], "model.hidden_size cannot change"),
     "no layers": (["model.num_hidden_layers=0"], "greater than or equal to 1"),
     "rows longer than the model": (["data.max_length=64"], "exceed max_position_embeddings=32"),
     "cut below its rows": (["model.max_position_embeddings=17"], "exceed max_position_embeddings=17"),
     "a generator for nothing": (["--generator", "{masked}"], "--generator "),
     "no mapping": (["model=3"], "is not a mapping"),
-    "another preset": (["model.preset=bert-base"], "model.preset cannot be set"),
+    "another preset": (["model.preset=bert-base"], "model.preset cannot change"),
 }
 
 

@@ -155,7 +155,7 @@ def test_a_vocabulary_too_large_for_the_full_softmax_names_the_way_out(words: Pa
 def test_invalid_recipes_fail_before_training(world: World, words: Path, tmp_path: Path) -> None:
     start = ["pretrain", "elmo-mini", f"data.corpus={words / 'corpus'}", *SIZES, *STEPS, "--out", tmp_path / "no"]
     for change, message in (
-        (f"data.corpus={world.corpus}", "pieces of words"),
+        (f"data.corpus={world.corpus}", "tokenizer of words"),
         ("objective={kind: clm}", "objective clm"),
         ("objective={kind: mlm}", "characters"),
         ("objective={kind: electra}", "recurrent"),

@@ -379,8 +379,8 @@ def test_no_config_and_no_weights(folder: Path) -> None:
         ({"hidden_size": "wide"}, "hidden_size"),
         ({"pad_token_id": "x"}, "pad_token_id must"),
         ({"pad_token_id": 97}, "pad_token_id=97 "),
-        ({"num_hidden_layers": 10**12}, "there are weights of at most"),
-        ({"num_attention_heads": 7}, "not a multiple"),
+        ({"num_hidden_layers": 10**12}, "but weights for at most"),
+        ({"num_attention_heads": 7}, "must be a multiple"),
         (
             {"hidden_size": 44},
             "bert.embeddings.word_embeddings.weight has shape (97, 33)",
@@ -541,7 +541,7 @@ def test_tensors_that_are_refused(folder: Path) -> None:
         (lambda t: t.update({"cls.predictions.decoder.weight": torch.zeros(97, 33)}), "not tied"),
         (lambda t: t.update({"cls.predictions.decoder.weight": torch.zeros(3)}), "not tied"),
         (lambda t: t.update({"cls.predictions.bias": torch.zeros(97, dtype=torch.int8)}), "quantised"),
-        (lambda t: t.clear(), "there are weights of at most 0"),
+        (lambda t: t.clear(), "but weights for at most 0"),
     ]
     for edit, words in cases:
         (folder / WEIGHTS).write_bytes(complete)

@@ -142,11 +142,9 @@ def change_backbone(backbone: StackConfig, changes: Mapping[str, object]) -> Sta
         UserError: a field that the weights determine, an invalid value, or no positions of any kind.
     """
     if wrong := [name for name in changes if name not in CHANGEABLE]:
-        hint = nearest(wrong[0], CHANGEABLE) if wrong[0] not in EncoderConfig.model_fields else ""
-        raise UserError(
-            f"model.{wrong[0]} cannot change, since the weights of the checkpoint determine it{hint}; "
-            f"these can change: {', '.join(CHANGEABLE)}"
-        )
+        changeable = f"; these can change: {', '.join(CHANGEABLE)}"
+        hint = changeable if wrong[0] in EncoderConfig.model_fields else nearest(wrong[0], CHANGEABLE)
+        raise UserError(f"model.{wrong[0]} cannot change, since the weights of the checkpoint determine it{hint}")
     if backbone.is_recurrent:
         if wrong := [name for name in changes if name not in RecurrentConfig.model_fields or name == "attention"]:
             raise UserError(f"model.{wrong[0]} is for attention layers, but this checkpoint is recurrent; remove it")
