@@ -223,7 +223,7 @@ MISTAKES = {
     ),
     "predict into a folder of another kind": (
         ["predict", "{classifier}", "--input", "{test}", "--out", "{out}.xlsx"],
-        ".jsonl or .csv",
+        ".jsonl, .csv",
     ),
     "a tokenizer into a file": (
         ["tokenizer", "train", "--input", "{train}", "--out", "{train}"],

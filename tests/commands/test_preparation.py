@@ -48,5 +48,5 @@ def test_a_build_that_was_stopped_goes_on_over_the_same_files_alone(tmp_path: Pa
             build_corpus(stopped(read.documents()), tokenizer, tmp_path / out, inputs=read.describe())
     assert len(make_corpus(read, tokenizer, tmp_path / "same")) == 2
     path.write_text('{"text": "one"}\n{"text": "three"}\n')
-    with pytest.raises(UserError, match=r"changed, .*\"files\": "):
+    with pytest.raises(UserError, match=r"changed inputs .*\"files\": "):
         make_corpus(read, tokenizer, tmp_path / "other")

@@ -155,7 +155,7 @@ def test_what_does_not_fit(world: World, tmp_path: Path) -> None:
         world.run(*given(train, None, world, "data.stride=31"), "--out", tmp_path / "run")
     rows = [{"question": "q", "context": f"the {n} soup", "answers": "salt"} for n in range(11)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match="no answer"):
+    with pytest.raises(UserError, match="contains its answer"):
         world.run(*given(tmp_path / "rows.jsonl", None, world), "--out", tmp_path / "run")
     with pytest.raises(UserError, match="fine-tune it first"):
         from homespun.hf.open import open_model

@@ -85,7 +85,7 @@ def test_invalid_tbptt_settings_fail_before_training(world: World, tmp_path: Pat
     start = ["pretrain", "lstm-mini", f"data.corpus={world.corpus}", "data.max_length=13", *SMALL, *STEPS]
     for change, message in (
         ("objective.streams=5", "in one step"),
-        ("model={preset: gpt-tiny}", "state of a recurrent model"),
+        ("model={preset: gpt-tiny}", "stateful_clm needs a recurrent model"),
         ("train.batch_size=100000", "100000 streams"),
         ("objective={kind: electra}", "is recurrent"),
     ):

@@ -117,7 +117,7 @@ def test_a_writer_learns_and_is_used(
     assert [json.loads(line)["text"] for line in (tmp_path / "longer.jsonl").read_text().splitlines()] == longer
     for wrong, message in (
         ("num_beamz=2", "num_beams"),
-        ("num_beams=4000", "half as many"),
+        ("num_beams=4000", "at most half of vocab_size"),
         ("num_beams", "KEY=VALUE"),
     ):
         with pytest.raises(UserError, match=message):

@@ -177,7 +177,7 @@ def test_what_does_not_fit(tagger: tuple[Path, dict[str, Any], Path], world: Wor
         other = ("objective.kind=classification", "objective.head.kind=linear")
         words = ("finetune", "classify", f"data.train={test}", "data.kind=token_labels", *other)
         world.run(*words, "--from", world.base, "--out", tmp_path / "run")
-    with pytest.raises(UserError, match="tag words"):
+    with pytest.raises(UserError, match="no token classifier"):
         (tmp_path / "tags.yaml").write_text("kind: token_labels\n")
         from homespun.hf.open import open_model
         from homespun.tasks.config import task_from_metadata

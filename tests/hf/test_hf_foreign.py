@@ -169,16 +169,16 @@ def test_a_shape_beyond_64_bits(folder: Path) -> None:
 
 
 TOO_LARGE: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
-    "a vocabulary": ("BertForMaskedLM", {}, {"vocab_size": 10**19}, "larger than any can be"),
-    "a width": ("BertForMaskedLM", {}, {"intermediate_size": 2**62}, "larger than any can be"),
+    "a vocabulary": ("BertForMaskedLM", {}, {"vocab_size": 10**19}, "a tensor that is too large"),
+    "a width": ("BertForMaskedLM", {}, {"intermediate_size": 2**62}, "a tensor that is too large"),
     "classes": ("BertForSequenceClassification", {}, {"num_labels": 10**9, "id2label": "REMOVED"}, "(1000000000, 33)"),
     "shared layers": ("AlbertForMaskedLM", _ALBERT, {"num_hidden_layers": 10**9}, "at most 4096"),
-    "sines": ("PegasusModel", _PEGASUS, {"max_position_embeddings": 10**8}, "tables of 4,400,000,000 numbers"),
-    "buckets": ("T5Model", {"d_kv": 5}, {"n_positions": 10**12}, "tables of 4,000,000,000,000 numbers"),
-    "distances": ("DebertaV2Model", _DEBERTA, {"max_position_embeddings": 10**9}, "at most 1,048,576 tokens"),
-    "random blocks": ("BigBirdModel", _BIG_BIRD, {"max_position_embeddings": 10**6}, "give larger blocks"),
-    "rounds of hashing": ("ReformerForMaskedLM", REFORMER, {"num_hashes": 10**9}, "too many numbers to be drawn"),
-    "hashes": ("ReformerForMaskedLM", REFORMER, {"num_buckets": 2**40}, "too many numbers to be drawn"),
+    "sines": ("PegasusModel", _PEGASUS, {"max_position_embeddings": 10**8}, "buffers of 4,400,000,000 numbers"),
+    "buckets": ("T5Model", {"d_kv": 5}, {"n_positions": 10**12}, "buffers of 4,000,000,000,000 numbers"),
+    "distances": ("DebertaV2Model", _DEBERTA, {"max_position_embeddings": 10**9}, "must be at most 1048576"),
+    "random blocks": ("BigBirdModel", _BIG_BIRD, {"max_position_embeddings": 10**6}, "increase size"),
+    "rounds of hashing": ("ReformerForMaskedLM", REFORMER, {"num_hashes": 10**9}, "random numbers; decrease either"),
+    "hashes": ("ReformerForMaskedLM", REFORMER, {"num_buckets": 2**40}, "random numbers; decrease either"),
 }
 
 
@@ -194,7 +194,7 @@ def test_a_small_config_takes_no_memory_before_its_shapes_are_compared(what: str
 def test_odd_numbers_of_attentions(tmp_path: Path) -> None:
     folder = save(tmp_path / "deberta", "DebertaV2Model", **_DEBERTA, position_buckets=4)
     edit(folder, position_buckets=1)
-    assert "position_buckets=1 tells no distance from another" in refused(folder)
+    assert "position_buckets=1 must be at least 2" in refused(folder)
     folder = save(tmp_path / "reformer", "ReformerForMaskedLM", **REFORMER)
     edit(folder, hash_seed=10**30)
     open_model(folder)

@@ -86,7 +86,7 @@ def export(
 
 def _export_encoder(source: str | Path, out: Path) -> Tree:
     refuse_own_folder(out, Path(source))
-    check_replaceable(out, CONFIG, CARD, MODULES, POOLING, LENGTH)
+    check_replaceable(out, CONFIG, CARD, MODULES, LENGTH, folders=[POOLING])
     stored = open_any(source, head=None).stored
     max_length = stored.task.get("max_length", stored.config.backbone.max_position_embeddings)
     with atomic_path(out) as made:

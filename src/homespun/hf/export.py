@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -143,14 +144,17 @@ def suggest_onnx(model: Model) -> tuple[str, ...]:
     return ("`homespun export MODEL --to onnx --out model.onnx` writes it for programs that have neither library",)
 
 
-def check_replaceable(folder: Path, description: str, *others: str, weights: str = WEIGHTS) -> None:
+def check_replaceable(
+    folder: Path, description: str, *others: str, weights: str = WEIGHTS, folders: Sequence[str] = ()
+) -> None:
     """Raise `UserError` unless ``folder`` is new or empty, or has a model and nothing else.
 
     Args:
         folder: of the model to write.
         description: the file that describes the model.
-        others: further files and folders that are allowed, besides the weights and the files of the tokenizer.
+        others: further files that are allowed, besides the weights and the files of the tokenizer.
         weights: the file of the weights.
+        folders: folders that are allowed.
     """
     if not folder.exists():
         return
@@ -158,7 +162,7 @@ def check_replaceable(folder: Path, description: str, *others: str, weights: str
         raise UserError(f"{folder} is a file; give a new or empty folder")
     found = sorted(folder.iterdir())
     known = {description, weights, *others, *_REPLACEABLE}
-    foreign = [path for path in found if path.name not in known or not (path.is_file() or path.name in others)]
+    foreign = [path for path in found if path.name not in (known if path.is_file() else folders)]
     if not {description, weights} <= {path.name for path in found}:  # no complete model
         foreign = foreign or found
     if foreign:

@@ -18,6 +18,7 @@ from homespun.hf.export import CONFIG, WEIGHTS, export_huggingface
 from homespun.io.atomic import atomic_path
 from homespun.io.json import read_object
 from homespun.models.bundle import ModelBundle
+from homespun.models.encoder import EncoderConfig
 from homespun.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def export_gguf(path: str | Path, stored: ModelBundle) -> GgufReport:
 
 def _add_settings(writer: gguf.GGUFWriter, stored: ModelBundle, tree: Tree) -> None:
     backbone = stored.config.backbone.stacks[0]
+    assert isinstance(backbone, EncoderConfig)
     writer.add_context_length(backbone.max_position_embeddings)
     writer.add_embedding_length(backbone.hidden_size)
     writer.add_block_count(backbone.num_hidden_layers)
@@ -152,5 +154,5 @@ def _arrange(name: str, tensor: Tensor, family: str, tree: Tree) -> Tensor:
         return tensor.T
     if family == "llama" and (".q_proj." in name or ".k_proj." in name):
         heads = tree["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
-        return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).flatten(0, 2)
     return tensor

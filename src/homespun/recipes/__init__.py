@@ -200,8 +200,8 @@ class _Settings:
             if "kind" not in value and "encoder" in mapping:
                 return object  # a preset of its own, or the kind of the other stack
             kind = value.get("kind", default)
-            if isinstance(kind, str) and kind in mapping:
-                return self.model_of(mapping[kind], value)
+            # the configs refuse an unknown kind themselves: it may be newer than the schema
+            return self.model_of(mapping[kind], value) if isinstance(kind, str) and kind in mapping else object
         fields: dict[str, Any] = {tag: (Literal[tag], tag) for tag in mapping}
         bare = [create_model(r.rpartition("/")[2], kind=fields[tag]) for tag, r in mapping.items()]
         return Annotated[Union[tuple(bare)], Field(discriminator="kind")]  # noqa: UP007
