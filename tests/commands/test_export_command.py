@@ -1,12 +1,17 @@
 """`homespun export` into a folder: the files are used as their readers use them, without homespun."""
 
+import base64
 import csv
+import http.server
 import json
+import os
 import random
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,6 +27,7 @@ from homespun.commands.recipe import finetune_recipe
 from homespun.config import dump
 from homespun.data.labels import Labels
 from homespun.errors import UserError
+from homespun.hf import upload as uploading
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
 from homespun.text.tokenizer import Tokenizer
@@ -100,13 +106,14 @@ def compare(found: list[dict[str, Any]], run: Path, texts: list[str]) -> None:
         assert one["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
         {"decision": RULE},
-        pytest.param({"multi_label": True, "decision": SEVERAL}, marks=pytest.mark.slow),
-        pytest.param({"backbone": GPT, "head": "last", "kind": "bpe"}, marks=pytest.mark.slow),
-        pytest.param({"backbone": {"attention": {"kind": "performer", "num_features": 7}}}, marks=pytest.mark.slow),
+        {"multi_label": True, "decision": SEVERAL},
+        {"backbone": GPT, "head": "last", "kind": "bpe"},
+        {"backbone": {"attention": {"kind": "performer", "num_features": 7}}},
     ],
     ids=["one-label", "several-labels", "no-special-tokens", "one-length"],
 )
@@ -172,6 +179,7 @@ def test_a_file_is_not_quantized(tmp_path: Path) -> None:
         app(["export", "x", "--out", str(tmp_path / "x"), "--quantize", "int4"], standalone_mode=False)
 
 
+@pytest.mark.slow
 def test_sentence_transformers_has_our_vectors(tmp_path: Path) -> None:
     theirs = pytest.importorskip("sentence_transformers")
     made, out = classifier(tmp_path / "run", {"embedding_size": 17, "hidden_size": 36}), tmp_path / "out"
@@ -194,3 +202,85 @@ def test_a_decoder_is_no_sentence_transformer(tmp_path: Path) -> None:
             standalone_mode=False,
         )
     assert not (tmp_path / "out").exists()
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """What of the hub an upload asks for; ``files`` is filled by the commit."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+    asked: ClassVar[list[tuple[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        assert self.headers["Authorization"] == "Bearer hf_secret"
+        name, result = self.path.rpartition("/api/")[2], {}
+        self.asked.append((name, body))
+        if name == "repos/create":
+            result = {"url": f"http://{self.headers['Host']}/me/mine"}
+        elif name == "models/me/mine/preupload/main":
+            paths = [file["path"] for file in json.loads(body)["files"]]
+            result = {"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]}
+        elif name == "models/me/mine/commit/main":
+            lines = [json.loads(line)["value"] for line in body.splitlines()]
+            self.files.update({one["path"]: base64.b64decode(one["content"]) for one in lines if "path" in one})
+            result = {
+                "success": True,
+                "commitOid": "c0ffee",
+                "commitUrl": f"http://{self.headers['Host']}/me/mine/commit/c0ffee",
+            }
+        content = json.dumps(result).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def export_and_push(source: Path, out: Path, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    words = [
+        sys.executable,
+        "-m",
+        "homespun",
+        "export",
+        str(source),
+        "--to",
+        "sentence-transformers",
+        "--out",
+        str(out),
+    ]
+    inherited = {key: value for key, value in os.environ.items() if key not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
+    environment |= {"HF_HOME": str(source / "home")}
+    return subprocess.run(
+        [*words, "--push", name, "--json"], env=inherited | environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_an_export_is_pushed_in_one_commit(tmp_path: Path) -> None:
+    made, out = classifier(tmp_path / "run"), tmp_path / "out"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        done = export_and_push(made, out, "me/mine", HF_ENDPOINT=address, HF_TOKEN="hf_secret")
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["pushed"] == f"{address}/me/mine/commit/c0ffee"
+    asked = json.loads(dict(Hub.asked)["repos/create"])
+    assert asked.get("private") or asked["visibility"] == "private"  # by version of the client
+    written = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert Hub.files == written
+    assert "1_Pooling/config.json" in written
+
+    done = export_and_push(made, out, "me/mine", HF_ENDPOINT=address, HF_TOKEN="hf_secret")  # no server any more
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"error: .*out was written, but not uploaded to me/mine: .*\n", done.stderr)
+
+
+def test_a_push_without_a_token_or_a_name_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploading, "get_token", lambda: None)
+    for name, match in (("mine", "OWNER/NAME, not 'mine'"), ("me/mine", "HF_TOKEN")):
+        with pytest.raises(UserError, match=f"--push .*{match}"):
+            app(["export", "nowhere", "--out", str(tmp_path / "out"), "--push", name], standalone_mode=False)

@@ -72,6 +72,9 @@ def export(
     quantize: Annotated[
         str | None, typer.Option("--quantize", help="Quantize the weights of a classifier: int8.")
     ] = None,
+    push: Annotated[
+        str | None, typer.Option("--push", metavar="OWNER/NAME", help="Upload to this repository of the hub.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Export a model for other programs, and compare its outputs with the source."""
@@ -81,11 +84,11 @@ def export(
 
     target = check_choice(to, TARGETS, "--to")
     weights = None if quantize is None else check_choice(quantize, QUANTIZATIONS, "--quantize")
-    result = command(source, out, to=target, head=_head_kind(head, STORED), quantize=weights)
+    result = command(source, out, to=target, head=_head_kind(head, STORED), quantize=weights, push=push)
     if not as_json:
         for note in result["notes"]:
             typer.echo(f"note: {note}")
-        result = _FACTS[target](result)
+        result = _FACTS[target](result) | ({"pushed": result["pushed"]} if push else {})
     print_result(result, as_json)
 
 

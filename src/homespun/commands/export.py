@@ -20,6 +20,7 @@ from homespun.hf.family import STORED
 from homespun.hf.gguf import export_gguf
 from homespun.hf.open import open_any
 from homespun.hf.sentence_transformers import LENGTH, MODULES, POOLING, export_sentence_transformers
+from homespun.hf.upload import check_repository, upload
 from homespun.inference.onnx_bundle import LABELS, MODEL, RUNNER, export_onnx_bundle, quantize_int8
 from homespun.inference.onnx_export import export_onnx
 from homespun.io.atomic import atomic_path
@@ -44,6 +45,7 @@ def export(
     to: Target = "onnx",
     head: str | None = STORED,
     quantize: Quantization | None = None,
+    push: str | None = None,
 ) -> Tree:
     """Write the model in ``source`` for other programs, and compare their outputs with its own.
 
@@ -57,18 +59,23 @@ def export(
         quantize: quantize the weights of a classifier. The result then has ``quantization``: ``type``, and ``bytes``
             and ``accuracy`` before and after, on so many ``examples``, those of the validation of the run in
             ``source``. Without them the accuracy is None, and a note says why.
+        push: repository of the Hugging Face hub, OWNER/NAME, to upload to; the result then has ``pushed``, the
+            address of the commit.
 
     Returns:
         What `OnnxReport`, `ExportReport` or `GgufReport` says, as plain values; of an encoder also ``max_length``,
         ``pooling`` and ``check``: see `homespun.commands.convert.compare`.
 
     Raises:
-        UserError: there is no such model, or it cannot be written; see `export_onnx`. For a folder, the model does not
-            classify single texts, or reads more of a text than its first tokens, or loses more than 1 % of accuracy.
+        UserError: there is no such model, or it cannot be written or uploaded; see `export_onnx`. For a folder, the
+            model does not classify single texts, or reads more of a text than its first tokens, or loses more than 1 %
+            of accuracy.
     """
     out = Path(out)
     if quantize and (to != "onnx" or out.suffix == ".onnx"):
         raise UserError(f"--quantize {quantize} is for a classifier in a folder; give --to onnx --out FOLDER")
+    if push is not None:
+        check_repository(push)
     if to == "sentence-transformers":
         result = _export_encoder(source, out)
     elif to == "gguf":
@@ -81,7 +88,8 @@ def export(
         check_replaceable(out, LABELS, RUNNER, weights=MODEL)
         stored = open_any(source, head=head).stored
         result = _export_classifier(stored, out, source, quantize is not None)
-    return {"source": str(source), "to": to, **result}
+    pushed = {} if push is None else {"pushed": upload(out, push)}
+    return {"source": str(source), "to": to, **result, **pushed}
 
 
 def _export_encoder(source: str | Path, out: Path) -> Tree:
