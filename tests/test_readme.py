@@ -58,6 +58,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_commands_run(files: Path) -> None:
     lines = [line for line in smaller(block("sh", "tokenizer train")).splitlines() if line]
     assert len(lines) == 6
@@ -69,6 +70,7 @@ def test_the_commands_run(files: Path) -> None:
     assert len((files / "predictions.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_commands_of_models_that_write_run(files: Path) -> None:
     pytest.importorskip("rouge_score")
     for line in smaller(block("sh", "tokenizer train")).splitlines()[:2]:
@@ -84,6 +86,7 @@ def test_the_commands_of_models_that_write_run(files: Path) -> None:
     assert len((files / "short.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_plan_runs(files: Path) -> None:
     for line in smaller(block("sh", "tokenizer train")).splitlines()[:2]:
         run(*shlex.split(line)[1:])
@@ -104,6 +107,7 @@ def test_what_is_compared_can_be_built(files: Path) -> None:
     check(recipe, trials(recipe))  # raises, naming what cannot be built or read
 
 
+@pytest.mark.slow
 def test_the_python_runs(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = smaller(block("python", "import homespun")).replace(
         '"data.text=sentence"', '"data.text=sentence", "train.budget.steps=2"'

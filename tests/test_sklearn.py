@@ -65,6 +65,7 @@ def test_labels_keep_their_type(kind: type) -> None:
     assert predicted.dtype == numbers.dtype
 
 
+@pytest.mark.slow
 def test_cross_validation_grid_search_and_pipelines() -> None:
     texts, labels = examples()
     assert cross_val_score(TextClassifier(time="10s"), texts, labels, cv=2).min() > 0.5

@@ -56,6 +56,7 @@ def test_errors_of_arguments_need_no_torch(words: list[str], status: int) -> Non
     assert not modules_of(*words, status=status) & HEAVY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["predict", "generate", "recipe", "pretrain", "finetune", "plan"])
 def test_commands_import_libraries_where_they_are_used(module: str) -> None:
     unused = {"sklearn", "scipy", "pandas", "matplotlib", "onnxruntime", "transformers", "sympy", "torch._dynamo"}
@@ -126,6 +127,7 @@ def test_settings_are_those_of_the_configs() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_model_is_opened_without_the_compiler() -> None:
     code = (
         "import sys, torch; from homespun.models.bundle import build_on_meta; "

@@ -32,6 +32,7 @@ def words(world: World, base: Path, *others: str) -> tuple[Any, ...]:
     return (*arguments, "data.max_length=24", "train.budget.epochs=2", "baselines=false", *others, "--from", base)
 
 
+@pytest.mark.slow
 def test_a_head_on_the_last_layers_is_used_as_any_other(world: World, base: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = world.run(*words(world, base, "objective.last_layers=3", "objective.head.kind=bilstm"), "--out", run)
@@ -54,6 +55,7 @@ def test_more_layers_than_there_are(world: World, base: Path, tmp_path: Path) ->
         world.run(*words(world, base, "objective.last_layers=4"), "--out", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_vectors_are_computed_once_for_all_epochs_seeds_and_heads(world: World, base: Path, tmp_path: Path) -> None:
     cache = f"objective.cache={tmp_path / 'cache'}"
     first = world.run(*words(world, base, cache), "--out", tmp_path / "first")

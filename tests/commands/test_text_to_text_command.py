@@ -80,6 +80,7 @@ def words_of(folder: Path, base: Path, *others: str, test: bool = True) -> tuple
     return (*given, *others, "--from", base)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stacks", ["two_stacks", "one_stack"])
 def test_a_writer_learns_and_is_used(
     folder: Path, stacks: str, tmp_path: Path, request: pytest.FixtureRequest, world: World
@@ -152,6 +153,7 @@ def test_several_tasks_learn_together(folder: Path, two_stacks: Path, tmp_path: 
             world.run(verb[0], tmp_path / "run", *verb[1:], "--data-set", "shrt")
 
 
+@pytest.mark.slow
 def test_a_curve_of_examples(folder: Path, two_stacks: Path, tmp_path: Path, world: World) -> None:
     few = ("train_sizes=[13, all]", "seeds=2", "train.budget.steps=2", "data.generation.num_beams=2")
     result = world.run(*words_of(folder, two_stacks, *few), "--out", tmp_path / "run")

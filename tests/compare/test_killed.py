@@ -13,6 +13,7 @@ import killed
 import pytest
 from comparing import records
 
+pytestmark = pytest.mark.slow
 CONTEXT = multiprocessing.get_context("forkserver")
 TIMES = {"time", "seconds", "tokens/s", "seconds per iteration", "peak memory, training", "peak memory, inference"}
 _PATIENCE = 300  # seconds; what hangs fails all the same

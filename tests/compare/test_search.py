@@ -69,6 +69,7 @@ def test_a_search_that_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert len(rates(tmp_path, "one")) == 3
 
 
+@pytest.mark.slow
 def test_killed_search_resumes_started_trials(tmp_path: Path) -> None:
     uninterrupted, cut = searched(), searched()
     expected = search_settings(uninterrupted, runner_of(tmp_path / "whole", uninterrupted, slots=1))
@@ -204,6 +205,7 @@ def test_search_runs_before_comparison(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "letters" / "search").exists()
 
 
+@pytest.mark.slow
 def test_another_measure_and_its_direction(tmp_path: Path) -> None:
     recipe = searched(metric="macro_f1", trials=5)
     found = search_settings(recipe, runner_of(tmp_path, recipe, slots=3))
@@ -226,6 +228,7 @@ def test_the_better_way_of_a_measure_and_what_has_none(tmp_path: Path, measure: 
     assert [results[measure] for results in searching.found().values()] == [best, best]
 
 
+@pytest.mark.slow
 def test_a_search_whose_trials_all_failed_is_tried_again_when_that_is_asked_for(tmp_path: Path) -> None:
     recipe = searched()
     for start in (("false",), FAKE):  # the second time nothing would fail, and nothing is asked for

@@ -116,6 +116,7 @@ def test_targets_are_the_counts_and_micro_batches_add_up(labels: Labels, weights
     torch.testing.assert_close(together, loss.total(), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [SINGLE, SEVERAL])
 @pytest.mark.parametrize("head", HEADS)
 def test_every_head_overfits_one_batch(head: Any, labels: Labels) -> None:
