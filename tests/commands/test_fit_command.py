@@ -172,3 +172,11 @@ def test_what_cannot_work_is_refused_in_one_line(
         world.run("fit", world.train, *words, "--out", tmp_path / "run")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["../other", "/etc", ".hidden", "a/b"])
+def test_members_of_an_average_stay_inside_its_folder(name: str, tmp_path: Path) -> None:
+    described = {"format": 1, "weights": {name: 1.0}, "decision": {"temperature": 1.0, "thresholds": None}}
+    (tmp_path / "average.json").write_text(json.dumps(described), encoding="utf-8")
+    with pytest.raises(UserError, match="must name folders"):
+        open_text_model(tmp_path)

@@ -158,7 +158,7 @@ def fit_examples(
 
 
 def _open_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:
-    """Create the folder of a fit, or check that it is that of the same one.
+    """Create the folder of a fit, or check that it holds the same fit.
 
     Raises:
         UserError: the folder has other content, or was made with other settings.

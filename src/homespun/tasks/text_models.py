@@ -395,7 +395,7 @@ def open_text_model(run: str | Path, **options: Unpack[ReadOptions]) -> TextMode
     stored_average = validate(_StoredAverage, read_object(path), source=str(path))
     names = list(stored_average.weights)
     if not names or any(Path(name).name != name or name.startswith(".") for name in names):
-        raise UserError(f"{path} must name folders beside it, not {names}")
+        raise UserError(f"{path} must name folders next to it, not {names}")
     members = {name: open_text_model(folder / name, **options) for name in names}
     if len({member.labels for member in members.values()}) > 1:
         raise UserError(f"{path}: its members have different classes; fit the model again")
