@@ -58,3 +58,16 @@ def test_numbers_of_pairs_from_a_checkpoint(world: World, tmp_path: Path) -> Non
     names = [one["name"] for one in result["candidates"]]
     assert names == ["constant", "linear", "frozen-1", "finetuned-1", "average"]
     assert all(one["test"]["absolute_error"] < 3.0 for one in result["candidates"])
+
+
+def test_numbers_that_no_word_predicts_leave_a_valid_result(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows([["text", "score"], *([f"same words {'x' * row}", row / 3] for row in range(60))])
+    world.run("fit", path, "--time", "20s", "--out", tmp_path / "run")
+    text = (tmp_path / "run" / "result.json").read_text(encoding="utf-8")
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    assert json.loads(text, parse_constant=refuse)["learning_curve"]

@@ -196,8 +196,9 @@ class _Ladder:
         self.metric = METRICS[self.inspection.task]
         self.linear: LinearFit | None = None
         for path in (self.folder / "candidates").glob("*/candidate.json"):
-            # time that earlier calls used counts
-            self.start -= float(read_object(path)["seconds"]["wall"])
+            # time that earlier calls used counts, but for the linear model, which is fitted again
+            if path.parent.name != "linear":
+                self.start -= float(read_object(path)["seconds"]["wall"])
 
     def left(self) -> float:
         """Seconds that remain for training, without those that the result will take."""

@@ -133,7 +133,8 @@ def _errors(errors: Sequence[Tree]) -> Table:
 
 
 def _curve(result: Tree) -> Plot | None:
-    metric, points = result["metric"], result["learning_curve"]
+    metric = result["metric"]
+    points = [one for one in result["learning_curve"] if one[metric] is not None]
     if len(points) < 2:
         return None
     title = formats.metric_title(metric)

@@ -129,7 +129,7 @@ def summarise(
 
 def write_results(folder: Path, result: Tree) -> None:
     """Write ``result.json``, which makes the folder a finished fit."""
-    write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _test(one: Candidate, inspection: Inspection) -> Measured:
@@ -199,7 +199,7 @@ def _learning_curve(inspection: Inspection, metric: str) -> list[Tree]:
         if inspection.labels is not None and len({str(example.label) for example in part}) < 2:
             continue
         model, _ = fit_linear_model(inspection, part, settings=PLAIN)
-        curve.append({"examples": count, metric: score(measure(model, inspection.validation).metrics, metric)})
+        curve.append({"examples": count, metric: measure(model, inspection.validation).metrics.get(metric)})
     return curve
 
 
@@ -219,8 +219,8 @@ def next_steps(result: Tree, settings: FitSettings) -> list[str]:
     """Return what would improve the model, the most promising first, as sentences with commands."""
     steps = []
     train = " ".join(shlex.quote(name) for name in settings.train)
-    curve = result["learning_curve"]
-    gain = curve[-1][result["metric"]] - curve[-2][result["metric"]] if len(curve) > 1 else 0.0
+    values = [one[result["metric"]] for one in result["learning_curve"][-2:]]
+    gain = values[1] - values[0] if len(values) == 2 and None not in values else 0.0
     if gain > 0.01:
         steps.append(
             f"label more examples: the last doubling raised the linear model by {100 * gain:.1f} points on validation"

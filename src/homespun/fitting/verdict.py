@@ -57,7 +57,7 @@ def _difference(result: Tree, rival: Tree) -> str:
     better = "better" if rival["difference"] > 0 else "worse"
     significant = "significant" if rival["p"] < LEVEL else "not significant"
     if result["task"] == "regression":
-        amount = f"absolute error {abs(rival['difference']):.3g} lower" if rival["difference"] > 0 else "no lower error"
+        amount = f"absolute error {abs(rival['difference']):.3g} {'lower' if rival['difference'] > 0 else 'higher'}"
         return f"Next best on validation: {rival['title']}; {amount} ({significant}, p={rival['p']:.2g})."
     return (
         f"{abs(100 * rival['difference']):.1f} points {better} than the next best, {rival['title']} "
