@@ -173,7 +173,7 @@ def test_what_every_row_or_validation_would_fail_of_is_refused(made: Path) -> No
         "pairs: .*sentence ends",
         "one row of 700001",
         r"chosen: train\.best_metric=acuracy .*electra",
-        r"judged: train\.best_metric=acuracy .*accuracy",
+        r"judged: train\.best_metric=acuracy .*classification",
     ):
         assert re.search(words, str(caught.value))
 
@@ -239,7 +239,7 @@ def test_what_only_a_search_sets_is_not_missed(made: Path) -> None:
         ("macro_f1", True, ""),
         ("roc_auc", True, ""),
         ("loss", False, ""),
-        ("acuracy", True, "search.metric=acuracy .*'accuracy'"),
+        ("acuracy", True, "search.metric=acuracy .*classification.*'accuracy'"),
         ("accuracy", False, "search.metric=accuracy .*electra"),
     ],
 )
