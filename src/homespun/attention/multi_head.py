@@ -193,7 +193,7 @@ class AttentionSpec:
     shared_with: nn.Module | None = None
 
     def multi_head(self, kernel: nn.Module, *, bias: bool | None = None) -> MultiHeadAttention:
-        """Build `MultiHeadAttention` around ``kernel``; ``bias`` overrides that of the spec.
+        """Build `MultiHeadAttention` around ``kernel``; ``bias`` overrides the spec's.
 
         Raises:
             UserError: an invalid size of heads.

@@ -82,7 +82,7 @@ class _Chunked(Config):
 
 
 class ChunkMean(_Chunked):
-    """Chunks whose logits are averaged; the loss is that of the mean."""
+    """Chunks whose logits are averaged; their mean has the loss."""
 
     kind: Literal["chunk_mean"] = "chunk_mean"
     layers: ClassVar[int] = 0

@@ -121,7 +121,7 @@ class AutoSizeConfig(Config):
 
     @property
     def vocab_size(self) -> int:
-        """Size of the vocabulary; 0: that of the tokenizer."""
+        """Size of the vocabulary; 0: the tokenizer's."""
         return next(iter(self.candidates().values())).vocab_size
 
     def candidates(self) -> dict[str, BackboneConfig]:

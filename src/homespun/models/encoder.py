@@ -58,7 +58,7 @@ class StackSettings(Config):
     model_config = ConfigDict(json_schema_extra=name_presets)
     has_decoder: ClassVar[Literal[False]] = False
     kind: str
-    vocab_size: int = Field(default=0, ge=0, description="size of the vocabulary; 0: that of the tokenizer")
+    vocab_size: int = Field(default=0, ge=0, description="size of the vocabulary; 0: the tokenizer's")
     pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer")
 
     @model_validator(mode="before")
@@ -72,7 +72,7 @@ class StackSettings(Config):
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """Special tokens of generation; the end of a text is that of the tokenizer."""
+        """Special tokens of generation; the tokenizer gives the end of a text."""
         return SpecialTokens(pad_token_id=self.pad_token_id)
 
     def with_tokens(self, vocab_size: int, pad_token_id: int) -> Self:
@@ -312,7 +312,7 @@ def check_vocabulary(vocab_size: int, **tokens: int | None) -> None:
         raise UserError("vocab_size is 0; set it to the size of the tokenizer's vocabulary")
     for name, token in tokens.items():
         if token is not None and token >= vocab_size:
-            raise UserError(f"{name}={token} must be below vocab_size={vocab_size}; use that of the tokenizer")
+            raise UserError(f"{name}={token} must be below vocab_size={vocab_size}; use the tokenizer's")
 
 
 def shared_modules(embeddings: Embeddings | CharacterEmbeddings | None, source_size: int) -> set[nn.Module]:

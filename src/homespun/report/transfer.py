@@ -90,7 +90,7 @@ _SHARES = ("accuracy", "macro_f1", "micro_f1", "weighted_f1", "roc_auc", "mlm_ac
 
 
 def distillation(record: RunRecord, end: str = "") -> list[Table]:
-    """The table of a run with a teacher; ``end`` is that of the file name."""
+    """The table of a run with a teacher; ``end`` is the end of its file name."""
     result = record.result.distillation
     if result is None:
         return []

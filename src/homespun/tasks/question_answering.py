@@ -78,7 +78,7 @@ class QuestionData(TaskData):
         )
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """``text`` is the column of the text, or the columns of question and text; ``label`` that of the answers."""
+        """``text``: column of the text, or columns of question and text; ``label``: column of the answers."""
         return {
             "question": text[0] if len(text) > 1 else self.question,
             "context": text[-1] if text else self.context,

@@ -60,7 +60,7 @@ class SentencesData(TaskData):
         )
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """``text`` is the column of the sentences, ``label`` that of their labels."""
+        """``text`` is the column of the sentences, ``label`` is the column of their labels."""
         if len(text) > 1:
             raise UserError(f"--text-field is given {len(text)} times; give the one column of the sentences")
         return {"sentences": text[0] if text else self.sentences, "labels": label or self.labels}

@@ -179,7 +179,7 @@ class TextPairsData(TaskData):
         return settings
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """``text`` are the columns of the source, ``label`` is that of the target."""
+        """``text`` are the columns of the source, ``label`` is the column of the target."""
         source, target = list(text) if text else self.source, label or self.target
         if set(paths(source)) & set(paths(target)):
             raise UserError(f"source and target are the same column, {target!r}; name two columns")

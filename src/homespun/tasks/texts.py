@@ -107,7 +107,7 @@ class LabelledData(TextsData):
         return get_text(record, paths(self.text), where=where), None
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """``text`` are the columns of the text, ``label`` is that of the label."""
+        """``text`` are the columns of the text, ``label`` is the column of the label."""
         return {"text": list(text) if text else self.text, "label": label or self.label}
 
 
@@ -151,7 +151,7 @@ class PairsData(TextsData):
         return first, second
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """``text`` are the columns of the first and the second text, ``label`` is that of the label."""
+        """``text`` are the columns of the first and the second text, ``label`` is the column of the label."""
         if text and len(text) != 2:
             raise UserError(f"--text-field is given {len(text)} times; the model reads pairs, give it twice")
         first, second = text or (self.first, self.second)

@@ -64,7 +64,7 @@ class TaggedData(TaskData):
         return read_tagged_words(inputs, words=self.words, tags=self.tags, columns=self.columns, encoding=self.encoding)
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """``text`` is the column of the words, ``label`` that of the tags."""
+        """``text`` is the column of the words, ``label`` is the column of the tags."""
         return {"words": text[0] if text else self.words, "tags": label or self.tags}
 
 
