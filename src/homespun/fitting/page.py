@@ -55,7 +55,8 @@ def write_page(result: Tree, folder: Path) -> Path:
 
 def _note(result: Tree) -> str:
     kind = "validation examples" if result["test_from"] == "none" else "test examples, which selected nothing"
-    return f"On the {kind}; bars: 95 % intervals of the difference to the selected model."
+    bars = "; lines: 95 % intervals of the difference to the selected model" if result["metric"] == "accuracy" else ""
+    return f"On the {kind}{bars}."
 
 
 def _candidates(result: Tree) -> Table:
@@ -96,14 +97,14 @@ def _candidates_plot(result: Tree) -> Plot | None:
         for row, one in enumerate(reversed(found)):
             selected = one["name"] == result["selected"]
             x = float(one["test"][metric])
-            canvas.axes.barh(row, x, color=PALETTE[0] if selected else PALETTE[1], height=0.6)
-            canvas.axes.annotate(
-                metric_text(x, result["task"]), (x, row), (4, 0), textcoords="offset points", va="center"
-            )
-            if interval := one.get("difference_interval"):
+            canvas.axes.barh(row, x, color=PALETTE[0] if selected else _GREY, height=0.6)
+            end, interval = x, one.get("difference_interval")
+            if interval and metric == "accuracy":  # of other metrics the differences are on another scale
                 best = float(result["test"][metric])
-                low, high = best - interval[1], best - interval[0]
-                canvas.axes.plot([low, high], [row, row], color="black", linewidth=0.9)
+                end = max(x, best - interval[0])
+                canvas.axes.plot([best - interval[1], end], [row, row], color="black", linewidth=0.9)
+            shown = metric_text(x, result["task"])
+            canvas.axes.annotate(shown, (end, row), (4, 0), textcoords="offset points", va="center")
         canvas.axes.set_yticks(range(len(found)), [_short(one) for one in reversed(found)])
         canvas.axes.margins(x=0.18)
     return canvas.plot

@@ -59,8 +59,9 @@ def _difference(result: Tree, rival: Tree) -> str:
     if result["task"] == "regression":
         amount = f"absolute error {abs(rival['difference']):.3g} {'lower' if rival['difference'] > 0 else 'higher'}"
         return f"Next best on validation: {rival['title']}; {amount} ({significant}, p={rival['p']:.2g})."
+    exact = " in texts with all labels right" if result["task"] == "multi-label" else ""
     return (
-        f"{abs(100 * rival['difference']):.1f} points {better} than the next best, {rival['title']} "
+        f"{abs(100 * rival['difference']):.1f} points {better} than the next best{exact}, {rival['title']} "
         f"({100 * low:+.1f} to {100 * high:+.1f}; {significant}, p={rival['p']:.2g})."
     )
 
