@@ -40,7 +40,7 @@ from benchmarks.measure import (
 )
 from homespun.models.encoder import EncoderConfig
 from homespun.nn.masks import Mask
-from homespun.training.malloc import disable_malloc_trim
+from homespun.training.devices import disable_malloc_trim
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCAB_SIZE, SHORT = 1000, 64

@@ -29,7 +29,7 @@ from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.heads import CausalLMHeadConfig
 from homespun.objectives.clm import CausalLMObjective, ClmCollator
-from homespun.training.malloc import disable_malloc_trim
+from homespun.training.devices import disable_malloc_trim
 from homespun.training.optim import adamw, parameter_groups
 
 VOCAB_SIZE, LAYERS, LEARNING_RATE, MAX_NORM, WARMUP = 50_257, 4, 5e-4, 1.0, 2

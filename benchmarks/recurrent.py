@@ -30,7 +30,7 @@ from homespun.models.recurrent import RecurrentConfig
 from homespun.nn.masks import Mask
 from homespun.nn.recurrent import CELLS, RecurrentLayer
 from homespun.objectives.tbptt import StatefulCausalLMObjective
-from homespun.training.malloc import disable_malloc_trim
+from homespun.training.devices import disable_malloc_trim
 from homespun.training.optim import adamw, parameter_groups
 
 LEARNING_RATE, MAX_NORM, DROPOUT = 1e-3, 0.25, 0.1

@@ -195,9 +195,9 @@ MISTAKES = {
         ["pretrain", "electra-tiny", "data.corpus={corpus}", "data.max_length=600", "--out", "{out}"],
         "max_position_embeddings=512",
     ),
-    "a budget too small": (
+    "a budget less than one step": (
         ["pretrain", "electra-tiny", "data.corpus={corpus}", "train.budget.tokens=5", "--out", "{out}"],
-        "too small",
+        "less than one step",
     ),
     "no such column": (
         ["finetune", "classify", "data.train={train}", "data.text=sentense", "--from", "{base}", "--out", "{out}"],

@@ -92,7 +92,7 @@ def test_rates_are_measured_in_both_types():
 
 @pytest.fixture
 def long(monkeypatch):
-    monkeypatch.setattr(precision, "_LEAST_FLOPS", 0.0)
+    monkeypatch.setattr(precision, "_MIN_FLOPS", 0.0)
 
 
 @pytest.mark.usefixtures("long")

@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import resource, psutil, torch
-from homespun.training.malloc import trim_malloc, disable_malloc_trim
+from homespun.training.devices import trim_malloc, disable_malloc_trim
 
 SIZE = 64 * 2**20
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -92,7 +92,7 @@ def test_an_interruption_before_the_first_step_leaves_a_run_that_begins(tmp_path
 def test_a_second_ctrl_c_stops_at_once():
     with Interruption() as interruption:
         os.kill(os.getpid(), signal.SIGINT)
-        assert interruption.asked
+        assert interruption.requested
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 

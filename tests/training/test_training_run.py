@@ -56,7 +56,7 @@ def test_resume_without_a_run_starts_one(tmp_path):
 @pytest.mark.parametrize("resume", [False, True])
 def test_other_folders_and_files_are_left_alone(tmp_path, resume):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(UserError, match="other things"):
+    with pytest.raises(UserError, match="other files"):
         Run.create(tmp_path, train_config(), resume=resume)
     with pytest.raises(UserError, match="is a file"):
         Run.create(tmp_path / "thesis.tex", train_config(), resume=resume)
@@ -81,7 +81,7 @@ def test_a_run_killed_before_its_config_starts_again(tmp_path, monkeypatch, last
             Run.create(tmp_path, train_config(), resume=False)
     assert (tmp_path / "checkpoints").is_dir()
     (tmp_path / "checkpoints" / "step-3").mkdir()
-    with pytest.raises(UserError, match="other things"):
+    with pytest.raises(UserError, match="other files"):
         Run.create(tmp_path, train_config(), resume=True)
     (tmp_path / "checkpoints" / "step-3").rmdir()
     assert Run.create(tmp_path, train_config(), resume=True).latest_checkpoint() is None

@@ -13,8 +13,7 @@ from homespun.batch import Loss, Term
 from homespun.errors import NotFinite, UserError
 from homespun.models.encoder import EncoderConfig
 from homespun.training.config import Budget, Limits, LinearSchedule
-from homespun.training.devices import PeakMemory, has_lstm, is_worth_compiling, resolve_dtype
-from homespun.training.malloc import trim_malloc
+from homespun.training.devices import PeakMemory, has_lstm, is_worth_compiling, resolve_dtype, trim_malloc
 from homespun.training.validation import EvalResult, evaluate_loss
 
 CPU = torch.device("cpu")
@@ -203,12 +202,12 @@ def test_every_process_goes_by_the_clock_of_the_main_one(tmp_path, monkeypatch):
 def test_time_budget_below_one_step_is_refused(tmp_path):
     clock = Clock()
     config = train_config(budget=Budget(time=0.5))
-    with pytest.raises(UserError, match=r" 0\.5 s .* 1\.2 s"):
+    with pytest.raises(UserError, match=r"=0\.5 s .* 1\.2 s"):
         list(make_trainer(tmp_path, config, objective=clock.objective(), clock=clock))
 
 
 def test_a_budget_of_tokens_below_one_step_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r" 7 tokens .* \d\d"):
+    with pytest.raises(UserError, match=r"=7 .* \d\d tokens"):
         list(make_trainer(tmp_path, train_config(budget=Budget(tokens=7))))
 
 
@@ -280,7 +279,7 @@ def test_checkpoints_are_written_by_the_clock(tmp_path):
 
 
 def test_a_loader_of_another_process_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="process 0 of 2"):
+    with pytest.raises(ValueError, match="rank 0 of 2"):
         make_trainer(tmp_path, train_config(), world_size=2)
 
 
@@ -342,7 +341,7 @@ def test_early_stopping_and_the_best_checkpoint(tmp_path, metric, values, best):
 
 def test_an_unknown_metric_lists_the_known_ones(tmp_path):
     config = train_config(best_metric="acuracy", validate_every=0.5)
-    with pytest.raises(UserError, match=r"'acuracy' .*best_metric.*'accuracy'"):
+    with pytest.raises(UserError, match=r"best_metric='acuracy' .*'accuracy'"):
         list(make_trainer(tmp_path, config, validate=scripted([0.5], "accuracy")))
 
 
@@ -427,7 +426,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_
     config = train_config(checkpoint_every=1e-9)
     trainer = make_trainer(tmp_path, config, objective=Exploding())
     before = []
-    with pytest.raises(NotFinite, match=r"loss term 'row' .*step 5; .*step-4 "):
+    with pytest.raises(NotFinite, match=r"loss term 'row' .*step 5; .*step-4;"):
         before.extend(weights(trainer) for _ in trainer)
     assert torch.equal(weights(trainer), before[-1])
     assert events(tmp_path, "end")[0]["reason"] == "not_finite"
@@ -461,7 +460,7 @@ def test_a_validation_that_is_not_finite_stops_before_its_weights_are_kept(tmp_p
     objective.updates, objective.wrong = 0, wrong
     trainer = make_trainer(tmp_path, train_config(budget=Budget(steps=5), validate_every=0.2), objective=objective)
     trainer._validate = held_out(trainer)
-    with pytest.raises(NotFinite, match=r"validation .*step 3; .*step-2 "):
+    with pytest.raises(NotFinite, match=r"validation .*step 3; .*step-2;"):
         for objective.updates, _ in enumerate(trainer, 2):
             pass
     assert events(tmp_path, "end")[0]["reason"] == "not_finite"

@@ -21,8 +21,7 @@ from pydantic import BaseModel, JsonValue
 from homespun.errors import UserError
 from homespun.planning.predict import Workload
 from homespun.planning.rates import machine_rates, synchronize
-from homespun.training.devices import DistributedContext, PeakMemory
-from homespun.training.malloc import disable_malloc_trim
+from homespun.training.devices import DistributedContext, PeakMemory, disable_malloc_trim
 from homespun.training.step import TrainingStep
 
 Clock = Literal["wall", "process"]

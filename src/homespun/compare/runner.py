@@ -192,10 +192,10 @@ class Runner:
             with Interruption() as interruption:
                 stopping = False
                 while True:
-                    more = not interruption.asked and feed()
-                    if not self.step(idle=interruption.asked) and not more:
+                    more = not interruption.requested and feed()
+                    if not self.step(idle=interruption.requested) and not more:
                         break
-                    if interruption.asked and not stopping:
+                    if interruption.requested and not stopping:
                         stopping = True
                         for job in self._jobs:
                             if job.running is not None:
@@ -208,7 +208,7 @@ class Runner:
         finally:
             self._kill()
         self._show(task, total)
-        if interruption.asked:
+        if interruption.requested:
             raise UserError(
                 f"stopped, with {self._counts()['done']} of {len(self._records)} trials done; run the same command "
                 f"again to resume {self.out}"

@@ -27,7 +27,7 @@ from homespun.batch import Batch
 from homespun.io.atomic import write_text
 from homespun.nn.torch_private import OpOverload, TorchDispatchMode
 from homespun.planning.tracer import Arguments, Keywords, Operation, Shape, Types, tensors
-from homespun.training.malloc import disable_malloc_trim, trim_malloc
+from homespun.training.devices import disable_malloc_trim, trim_malloc
 from homespun.training.run import processor_name
 
 Clock = Callable[[], float]

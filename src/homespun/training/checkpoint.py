@@ -1,7 +1,7 @@
 """Checkpoints: a folder of safetensors files and a ``state.json`` with plain values and digests.
 
-Nothing is pickled, so reading one runs no code. There is no random state: data and dropout of a step are functions of
-the seed and the step number.
+Nothing is pickled, so reading a checkpoint runs no code. Random state is not stored: data and dropout of a step are
+functions of the seed and the step number.
 """
 
 from __future__ import annotations
@@ -35,11 +35,15 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Number of steps of the run."""
+        """Number of optimizer steps."""
         return int(self.state["step"])
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Tensors of ``model`` or ``optimizer``, by name, on the CPU."""
+        """Read the tensors of ``model`` or ``optimizer`` to the CPU.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
         try:
             return load_file(self.path / f"{name}.safetensors")
         except (SafetensorError, OSError) as error:
@@ -51,15 +55,15 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], 
 
     Args:
         folder: must not exist; its parent must.
-        tensors: one file a name.
-        state: plain values, ``step`` among them.
+        tensors: written to one file per name.
+        state: plain values, including ``step``.
     """
     with atomic_path(folder) as temporary:
         temporary.mkdir()
         files = {}
-        for name, named in tensors.items():
+        for name, group in tensors.items():
             path = temporary / f"{name}.safetensors"
-            save_file({key: value.detach().contiguous() for key, value in named.items()}, path)
+            save_file({key: value.detach().contiguous() for key, value in group.items()}, path)
             files[path.name] = {"bytes": path.stat().st_size, "blake2b": file_digest(path)}
         content = {"state": state, "files": files}
         text = json.dumps(content | {"blake2b": _digest_of(content)}, indent=1)
@@ -67,10 +71,10 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], 
 
 
 def read_state(folder: Path) -> tuple[State, State]:
-    """State and file digests of a checkpoint, from ``state.json`` alone.
+    """Read state and file digests of a checkpoint from ``state.json``.
 
     Raises:
-        UserError: it is missing, truncated or altered.
+        UserError: ``state.json`` is missing, truncated or altered.
     """
     path = folder / _STATE
     try:
@@ -104,33 +108,37 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The state of an optimizer over named parameters, each tensor as ``<what>/<parameter>``."""
+    """State of an optimizer over named parameters, each tensor as ``<state>/<parameter>``.
+
+    Raises:
+        TypeError: a value of the state is not a tensor.
+    """
     tensors = {}
     for group in optimizer.param_groups:
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
-            for what, value in optimizer.state.get(parameter, {}).items():
+            for key, value in optimizer.state.get(parameter, {}).items():
                 if not isinstance(value, Tensor):
-                    raise TypeError(f"{what} of {name} is {type(value).__name__}; checkpoints keep tensors alone")
-                tensors[f"{what}/{name}"] = value
+                    raise TypeError(f"{key} of {name} is {type(value).__name__}; checkpoints store only tensors")
+                tensors[f"{key}/{name}"] = value
     return tensors
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Set the state of ``optimizer`` from `optimizer_tensors`.
+    """Load the tensors of `optimizer_tensors`.
 
     Raises:
         UserError: state of a parameter that the optimizer does not have.
     """
-    names = [name for group in optimizer.param_groups for name in group["param_names"]]
-    numbers = {name: number for number, name in enumerate(names)}
+    names = (name for group in optimizer.param_groups for name in group["param_names"])
+    indices = {name: index for index, name in enumerate(names)}
     state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        what, _, name = key.partition("/")
-        if name not in numbers:
+    for path, tensor in tensors.items():
+        key, _, name = path.partition("/")
+        if name not in indices:
             raise UserError(
-                f"the checkpoint is of another optimizer: it has {what} of {name}, which is not trained here"
+                f"the checkpoint is of another optimizer: it has {key} of {name}, which is not trained here"
             )
-        state.setdefault(numbers[name], {})[what] = tensor
+        state.setdefault(indices[name], {})[key] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

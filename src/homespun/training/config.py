@@ -1,4 +1,4 @@
-"""Settings of training, and its progress within a budget."""
+"""Settings of training, and progress within a budget."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ Warmup = Annotated[
 ]
 Final = Annotated[float, Field(ge=0, le=1, description="final learning rate / peak learning rate")]
 LayerDecay = Annotated[
-    float, Field(gt=0, le=1, description="each layer's rate as a share of the rate of the layer above; 1: all equal")
+    float, Field(gt=0, le=1, description="learning rate of a layer / that of the layer above it; 1: all equal")
 ]
 
 
 class Budget(Config):
-    """Limits of a run. The first one reached ends it, and the schedule ends there.
+    """Limits of a run: the first limit that is reached ends the run and the schedule.
 
-    Time is the wall clock of training over all resumes: data, steps, checkpoints and validations, the last one
-    included; not preparation, the report, or work that a kill lost.
+    Time is the wall clock of training over all resumes, with data, checkpoints and validations, but without
+    preparation, the report, and steps that a killed process lost.
     """
 
     time: Duration | None = Field(default=None, description="seconds, or 90s, 20m, 2h, 1h30m")
     tokens: Positive | None = Field(default=None, description="tokens seen, padding excluded; 10M, 1.5B")
     steps: Annotated[Count, Field(ge=0)] | None = Field(
-        default=None, description="optimizer steps; 0 leaves a model as it was drawn"
+        default=None, description="optimizer steps; 0: a model with its initial weights"
     )
     epochs: Annotated[float, Field(gt=0)] | None = Field(default=None, description="passes over the data; may be 0.5")
     memory: Bytes | None = Field(
         default=None,
-        description="12GB, 8GiB: the largest micro_batch_size that fits is planned; one that is given must fit",
+        description="12GB, 8GiB: the largest micro_batch_size that fits is chosen; a configured one must fit",
     )
 
     @model_validator(mode="after")
@@ -58,7 +58,7 @@ class LinearSchedule(Config):
 
     def multiplier(self, share: float) -> float:
         """Learning rate / peak learning rate at the ``share`` (0 to 1) of the budget."""
-        return _warmed(share, self.warmup, self.min_lr_ratio, _left(share, self.warmup))
+        return _with_warmup(share, self.warmup, self.min_lr_ratio, _remaining(share, self.warmup))
 
 
 class CosineSchedule(Config):
@@ -70,8 +70,8 @@ class CosineSchedule(Config):
 
     def multiplier(self, share: float) -> float:
         """Learning rate / peak learning rate at the ``share`` (0 to 1) of the budget."""
-        fall = 0.5 * (1.0 - math.cos(math.pi * _left(share, self.warmup)))
-        return _warmed(share, self.warmup, self.min_lr_ratio, fall)
+        decay = 0.5 * (1.0 - math.cos(math.pi * _remaining(share, self.warmup)))
+        return _with_warmup(share, self.warmup, self.min_lr_ratio, decay)
 
 
 class WarmupStableDecaySchedule(Config):
@@ -79,18 +79,18 @@ class WarmupStableDecaySchedule(Config):
 
     kind: Literal["warmup_stable_decay"] = "warmup_stable_decay"
     warmup: Warmup = 0.06
-    decay: float = Field(default=0.6, gt=0, le=1, description="share of the budget over which the rate falls")
+    decay: float = Field(default=0.6, gt=0, le=1, description="share of the budget over which the learning rate falls")
     min_lr_ratio: Final = 0.0
 
     @model_validator(mode="after")
     def _fits(self) -> WarmupStableDecaySchedule:
         if self.warmup + self.decay > 1:
-            raise ValueError(f"warmup={self.warmup} and decay={self.decay} are more than the budget; lower one")
+            raise ValueError(f"warmup={self.warmup} + decay={self.decay} must be at most 1; lower one of them")
         return self
 
     def multiplier(self, share: float) -> float:
         """Learning rate / peak learning rate at the ``share`` (0 to 1) of the budget."""
-        return _warmed(share, self.warmup, self.min_lr_ratio, min(1.0, max(0.0, 1.0 - share) / self.decay))
+        return _with_warmup(share, self.warmup, self.min_lr_ratio, min(1.0, max(0.0, 1.0 - share) / self.decay))
 
 
 class ConstantSchedule(Config):
@@ -111,20 +111,21 @@ class InverseSquareRootSchedule(Config):
     """
 
     kind: Literal["inverse_square_root"] = "inverse_square_root"
-    level: float = Field(default=0.02, gt=0, le=1, description="share of the budget before the rate falls")
+    level: float = Field(default=0.02, gt=0, le=1, description="share of the budget before the learning rate falls")
 
     def multiplier(self, share: float) -> float:
         """Learning rate / peak learning rate at the ``share`` (0 to 1) of the budget."""
         return math.sqrt(self.level / max(share, self.level))
 
 
-def _left(share: float, warmup: float) -> float:
+def _remaining(share: float, warmup: float) -> float:
+    """Share of the decay that remains, 1 to 0."""
     return max(0.0, 1.0 - share) / (1.0 - warmup)
 
 
-def _warmed(share: float, warmup: float, min_lr_ratio: float, fall: float) -> float:
-    """Linear warmup, then ``fall`` from 1 to 0 mapped to 1 to ``min_lr_ratio``."""
-    return share / warmup if share < warmup else min_lr_ratio + (1.0 - min_lr_ratio) * fall
+def _with_warmup(share: float, warmup: float, min_lr_ratio: float, decay: float) -> float:
+    """Linear warmup, then ``decay`` from 1 to 0, scaled to 1 to ``min_lr_ratio``."""
+    return share / warmup if share < warmup else min_lr_ratio + (1.0 - min_lr_ratio) * decay
 
 
 Schedule = Annotated[
@@ -156,15 +157,17 @@ class AdamW(Config):
 
 
 class Soap(Config):
-    """Adam in the eigenbasis of each matrix's gradients (Vyas et al. 2025), one-sided: see `homespun.training.optim`.
+    """One-sided SOAP (Vyas et al. 2025), see `homespun.training.optim.OneSidedSoap`.
 
-    Pretraining learns more from the same tokens than with AdamW. AdamW trains norms, biases and matrices wider than
-    1,024 on both sides.
+    Pretraining reaches a lower loss on the same tokens than with AdamW, which trains norms, biases and matrices with
+    more than 1,024 rows and columns.
     """
 
     kind: Literal["soap"] = "soap"
     learning_rate: float = Field(default=5e-3, gt=0, description="peak learning rate of matrices")
-    others: float = Field(default=0.4, gt=0, description="rate of norms, biases and wide matrices / learning_rate")
+    others: float = Field(
+        default=0.4, gt=0, description="learning rate of norms, biases and wide matrices / learning_rate"
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="not applied to biases and norms")
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="decay of the mean and of the mean square")
     shampoo_beta: Beta = Field(default=0.95, description="decay of the covariance of gradients")
@@ -191,26 +194,26 @@ class Soap(Config):
 class Adafactor(Config):
     """Adam with factored second moments: row and column means of a matrix (Shazeer and Stern 2018).
 
-    The learning rate is relative: multiplied by the root mean square of the parameter, at least by the second of
-    ``eps``, and at most ``1 / sqrt(step)``. As in T5, without momentum and weight decay.
+    The learning rate, at most ``1 / sqrt(step)``, is multiplied by the root mean square of the parameter, at least by
+    the second ``eps``. As in T5, without momentum and weight decay.
     """
 
     kind: Literal["adafactor"] = "adafactor"
     learning_rate: float = Field(default=0.01, gt=0, description="peak learning rate, relative")
     weight_decay: float = Field(default=0.0, ge=0, description="not applied to biases and norms")
     beta2_decay: float = Field(default=-0.8, le=0, description="mean squares decay by 1 - step^this")
-    clip_threshold: float = Field(default=1.0, ge=1, description="updates with a larger root mean square are cut to it")
+    clip_threshold: float = Field(default=1.0, ge=1, description="maximum root mean square of an update")
     eps: tuple[float, float] = Field(
         default=(1e-18, 1e-3),
-        description="the least that mean squares are taken for is its square; least size of a weight",
+        description="minimum root of a mean square of gradients, and minimum root mean square of a parameter",
     )
     layer_decay: LayerDecay = 1.0
 
     @model_validator(mode="after")
     def _large_enough(self) -> Adafactor:
-        # its square is under a root in float32: at zero, weights without a gradient become NaN
+        # torch takes the root of its square in float32: at zero, weights without a gradient become NaN
         if self.eps[0] < 1e-18 or self.eps[1] < 0:
-            raise ValueError(f"eps must be at least 1e-18 and 0, unlike {list(self.eps)}")
+            raise ValueError(f"eps must be at least [1e-18, 0], not {list(self.eps)}")
         return self
 
     def build(self, module: nn.Module) -> torch.optim.Optimizer:
@@ -221,33 +224,32 @@ class Adafactor(Config):
         )
 
 
-def _kind_of_optimizer(tree: object) -> object:
-    """AdamW unless another kind is given."""
-    return {"kind": "adamw"} | tree if isinstance(tree, dict) else tree
-
-
-Optimizer = Annotated[AdamW | Adafactor | Soap, Field(discriminator="kind"), BeforeValidator(_kind_of_optimizer)]
+Optimizer = Annotated[
+    AdamW | Adafactor | Soap,
+    Field(discriminator="kind"),
+    BeforeValidator(lambda tree: {"kind": "adamw"} | tree if isinstance(tree, dict) else tree),
+]
 
 
 class TrainConfig(Config):
     """Settings of the training loop."""
 
-    seed: int = Field(default=0, ge=0, description="order of the data, its corruption and dropout follow from it")
-    batch_size: int = Field(default=32, ge=1, description="rows of one step, over all processes")
+    seed: int = Field(default=0, ge=0, description="of the order and corruption of the data, and of dropout")
+    batch_size: int = Field(default=32, ge=1, description="rows of an optimizer step, over all processes")
     micro_batch_size: int | None = Field(
-        default=None, ge=1, description="rows worked through at once by a process; the result is the same, memory less"
+        default=None, ge=1, description="rows of a forward pass of one process; changes memory, not the result"
     )
     budget: Budget = Budget(time=3600.0)
     optimizer: Optimizer = AdamW()
     schedule: Schedule = LinearSchedule()
-    max_grad_norm: float | None = Field(default=1.0, gt=0, description="gradients longer than this are cut to it")
+    max_grad_norm: float | None = Field(default=1.0, gt=0, description="maximum norm of the gradient, by clipping")
     precision: Literal["auto", "float32", "bf16", "fp16"] = Field(
         default="auto",
-        description="auto: bf16 on a GPU that has it, or on a CPU that is measured to multiply faster in it (not for "
+        description="auto: bf16 on a GPU that supports it, or on a CPU where it is measured to be faster (not for "
         "short trainings), else float32",
     )
     compile: bool | Literal["auto"] = Field(
-        default="auto", description="torch.compile; auto: on a GPU, for a long run, where there is a compiler"
+        default="auto", description="torch.compile; auto: for a long run on a GPU, if a compiler is installed"
     )
     gradient_checkpointing: bool = Field(
         default=False, description="recompute layers in the backward pass: less memory, a third more time"
@@ -256,32 +258,32 @@ class TrainConfig(Config):
         default=0.1,
         gt=0,
         le=1,
-        description="share of the budget between validations; of a budget of time they take a fifth at most, besides "
-        "the first and the last",
+        description="share of the budget between validations; between the first and the last they take at most a fifth "
+        "of a time budget",
     )
     checkpoint_every: Duration = Field(default=600.0, description="seconds, or 10m, between checkpoints")
     keep_checkpoints: int = Field(default=2, ge=1, description="last checkpoints kept, besides the best")
     best_metric: str = Field(
         default="loss",
-        description="of the validation, chooses the best checkpoint: `loss`, or a measure such as `accuracy`",
+        description="metric of the validation that selects the best checkpoint: `loss`, or another such as `accuracy`",
     )
     early_stopping: int | None = Field(
-        default=None, ge=1, description="validations without a better best_metric after which the run ends"
+        default=None, ge=1, description="validations without an improvement of best_metric after which the run ends"
     )
     processes: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=1,
-        description="on a CPU: processes of this machine that share every step, each with its part of the cores; auto: "
-        "as many as were measured to be fastest, which is 1",
+        description="CPU processes that share every step and the cores of this machine; auto: the number measured to "
+        "be fastest, which is 1",
     )
     workers: int = Field(default=0, ge=0, description="processes that prepare batches during training")
-    tensorboard: bool = Field(default=False, description="write for TensorBoard too; needs homespun[track]")
+    tensorboard: bool = Field(default=False, description="write a TensorBoard log; needs homespun[track]")
 
     @model_validator(mode="after")
     def _check_processes(self) -> TrainConfig:
         if self.processes != "auto" and self.processes > self.batch_size:
             raise ValueError(
-                f"processes={self.processes} cannot share a step of batch_size={self.batch_size} rows; lower processes "
-                f"or raise batch_size"
+                f"processes={self.processes} must be at most batch_size={self.batch_size}; lower processes or raise "
+                f"batch_size"
             )
         return self
 
@@ -307,29 +309,29 @@ class Limits:
 
     @classmethod
     def of(cls, budget: Budget, *, steps_per_epoch: int) -> Limits:
-        """Epochs become steps, rounded up."""
+        """Limits of ``budget``, with epochs as steps, rounded up."""
         steps = math.inf if budget.steps is None else budget.steps
         if budget.epochs is not None:
             steps = min(steps, math.ceil(budget.epochs * steps_per_epoch))
         return cls(budget.time or math.inf, budget.tokens or math.inf, steps)
 
     def share(self, progress: Progress) -> float:
-        """Used share of the budget, 0 to 1: the largest over its limits."""
+        """Used share of the budget, 0 to 1: the maximum over its limits."""
         return min(1.0, self._share(progress, ahead=0.0))
 
     def share_at_mid_step(self, progress: Progress) -> float:
-        """Share at the middle of the next step, at which its learning rate is read.
+        """Share at the middle of the next step, which sets its learning rate.
 
-        So the first step of a warmup has a rate above zero, and the last is as near to the end as possible.
+        The first step of a warmup then has a learning rate above zero.
         """
         return min(1.0, self._share(progress, ahead=0.5))
 
     def is_over(self, progress: Progress) -> bool:
-        """True if the middle of the next step is outside the budget: a run ends at most half a step off."""
+        """True if the middle of the next step is beyond the budget."""
         return self._share(progress, ahead=0.5) >= 1.0
 
     def seconds_left(self, progress: Progress) -> float | None:
-        """Remaining time at the pace so far; ``None`` before the first step."""
+        """Remaining seconds at the speed so far; ``None`` before the first step."""
         share = self.share(progress)
         return progress.seconds * (1.0 - share) / share if share and progress.steps else None
 
@@ -337,7 +339,7 @@ class Limits:
         if not self.steps:
             return 1.0
         tokens_per_step = progress.tokens / progress.steps if progress.steps else 0.0
-        # time for the last validation is set aside; at most half, so that a slow validation leaves time to train
+        # time for the last validation is reserved, at most half of the budget
         seconds = self.seconds - min(progress.closing_seconds, 0.5 * self.seconds)
         return max(
             (progress.steps + ahead) / self.steps,

@@ -20,11 +20,10 @@ _LAYER = re.compile(r"layers\.(?P<number>\d+)\.")
 
 
 def layer_scales(names: Sequence[str], layer_decay: float) -> dict[str, float]:
-    """Factor of the learning rate of each named parameter: ``layer_decay ** (layers above it)``.
+    """Factors of the learning rate: ``layer_decay ** depth`` (Howard and Ruder 2018; Clark et al. 2020).
 
-    Parameters outside a ``backbone`` (heads) and its ``final_norm`` have the full rate; the last of its ``layers.<i>``
-    is one below, and the embeddings with the rest of the backbone are below the first (Clark et al. 2020; Howard and
-    Ruder 2018).
+    Depth is 0 for heads and the ``final_norm`` of a ``backbone``, 1 for its last layer, and n + 1 for embeddings and
+    other parameters before its n layers.
     """
     parts: dict[str, tuple[str, str]] = {}
     layers: dict[str, int] = {}
@@ -36,14 +35,14 @@ def layer_scales(names: Sequence[str], layer_decay: float) -> dict[str, float]:
             layers[backbone] = max(layers.get(backbone, 0), int(layer["number"]) + 1 if layer else 0)
     scales = {}
     for name in names:
-        above = 0
+        depth = 0
         if name in parts:
             backbone, rest = parts[name]
             if layer := _LAYER.match(rest):
-                above = layers[backbone] - int(layer["number"])
+                depth = layers[backbone] - int(layer["number"])
             elif not rest.startswith("final_norm."):
-                above = layers[backbone] + 1
-        scales[name] = layer_decay**above
+                depth = layers[backbone] + 1
+        scales[name] = layer_decay**depth
     return scales
 
 
@@ -52,16 +51,15 @@ def parameter_groups(
 ) -> list[Group]:
     """Groups of named parameters, each with its ``weight_decay`` and its ``scale`` of the learning rate.
 
-    Vectors (biases, weights of norms) do not decay; matrices, embeddings included, do. Frozen parameters are left out;
-    a tied one is there once.
+    Weight decay applies to matrices, embeddings included, but not to vectors (biases, weights of norms). Frozen
+    parameters are skipped, tied ones counted once.
 
     Args:
-        module: to be trained.
+        module: model to train.
         weight_decay: of matrices.
         layer_decay: see `layer_scales`.
         others: scale of the learning rate of parameters without ``rotate``.
-        widest: matrices whose smaller side is at most this are in groups with ``rotate``, see
-            `homespun.training.optim.OneSidedSoap`.
+        widest: maximum smaller side of matrices in groups with ``rotate``, see `OneSidedSoap`.
 
     Raises:
         UserError: every parameter is frozen.
@@ -75,8 +73,8 @@ def parameter_groups(
         decays = parameter.ndim > 1
         rotate = parameter.ndim == 2 and min(parameter.shape) <= widest
         scale = scales[name] * (1.0 if rotate else others)
-        empty = {"params": [], "weight_decay": weight_decay if decays else 0.0, "scale": scale, "rotate": rotate}
-        groups.setdefault((decays, rotate, scale), empty)["params"].append((name, parameter))
+        new = {"params": [], "weight_decay": weight_decay if decays else 0.0, "scale": scale, "rotate": rotate}
+        groups.setdefault((decays, rotate, scale), new)["params"].append((name, parameter))
     return list(groups.values())
 
 
@@ -99,19 +97,19 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 MAX_SIDE = 1024
-"""Maximum smaller side of a matrix with eigenvectors; Adam trains other matrices."""
-_EARLY_STEPS = frozenset({1, 2, 4, 8, 16})  # steps at which the basis is computed besides every `frequency` steps
+"""Maximum smaller side of a matrix that SOAP trains; AdamW trains larger ones."""
+_EARLY_STEPS = frozenset({1, 2, 4, 8, 16})  # further steps at which the basis is computed
 LAST_EARLY_STEP = max(_EARLY_STEPS)
-"""Steps after which the basis is computed every ``frequency`` steps only."""
+"""Step after which the basis is computed only every ``frequency`` steps."""
 
 
 class OneSidedSoap(torch.optim.AdamW):
     """One-sided SOAP for groups with ``rotate: True``, AdamW for the others.
 
-    For an m x n matrix, m <= n, an average of ``G G^T`` is kept, and Adam runs on gradients rotated into its
-    eigenvectors ``Q``: the update is ``Q adam(Q^T G)`` (Vyas et al. 2025, algorithm 3, with the identity as the other
-    side's basis). When ``Q`` changes, the first moment is rotated with it, and the second is kept. Two m x m matrices a
-    parameter are stored besides Adam's state. The products follow `torch.autocast`.
+    For an m x n matrix with m <= n and gradient ``G``, the update is ``Q adam(Q^T G)``, where ``Q`` holds the
+    eigenvectors of an exponential average of ``G G^T`` (Vyas et al. 2025, algorithm 3, with the identity as the basis
+    of the other side). When ``Q`` changes, the first moment is rotated with it, and the second moment is kept. The
+    state of Adam grows by two m x m matrices. Matrix products follow `torch.autocast`.
 
     Args:
         groups: with ``rotate``, see `homespun.training.optim.parameter_groups`.
@@ -134,7 +132,7 @@ class OneSidedSoap(torch.optim.AdamW):
     ) -> None:
         super().__init__(groups, lr=learning_rate, betas=betas, eps=eps, fused=fused)
         self.shampoo_beta, self.frequency = shampoo_beta, frequency
-        # not in the state's tensors: reading one waits for the device, and a planned step has no values
+        # not a tensor of the state, because reading it would wait for the device, and fake tensors have no values
         self._steps: dict[Tensor, int] = {}
 
     def load_state_dict(self, state_dict: Group) -> None:
@@ -154,10 +152,10 @@ class OneSidedSoap(torch.optim.AdamW):
         gradients: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
             if group["rotate"]:
-                learning = [parameter for parameter in group["params"] if parameter.grad is not None]
-                gradients += [(parameter, parameter.grad) for parameter in learning]
-                self._update_rotated(learning, group)
-        for parameter, _ in gradients:  # AdamW passes over parameters without a gradient
+                trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+                gradients += [(parameter, parameter.grad) for parameter in trained]
+                self._update_rotated(trained, group)
+        for parameter, _ in gradients:  # AdamW skips parameters without a gradient
             parameter.grad = None
         result: float | None = super().step(closure)
         for parameter, gradient in gradients:
@@ -198,12 +196,12 @@ class OneSidedSoap(torch.optim.AdamW):
             parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(back)
 
     def _update_state(self, parameter: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-        """State of a matrix with its covariance, and its basis if due, updated by the gradient."""
+        """Update the covariance of a matrix, and its basis if due; returns its state."""
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
             side = min(gradient.shape)
             state["step"] = torch.zeros((), dtype=torch.float32)
-            # contiguous, as products are: the fused kernel goes through all of them in one order
+            # contiguous, as products are: the fused kernel reads all of them in one order
             state["exp_avg"], state["exp_avg_sq"] = (gradient.new_zeros(gradient.shape) for _ in range(2))
             state["covariance"] = gradient.new_zeros(side, side)
             state["basis"] = torch.eye(side, dtype=gradient.dtype, device=gradient.device)
@@ -220,12 +218,12 @@ class OneSidedSoap(torch.optim.AdamW):
 
 
 def is_tall(matrix: Tensor) -> bool:
-    """True if the second side is the smaller, rotated one."""
+    """True if the matrix has more rows than columns, and the columns are rotated."""
     return matrix.shape[0] > matrix.shape[1]
 
 
 def _eigenvectors(covariance: Tensor) -> Tensor:
-    """(m, m) positive semidefinite -> (m, m) eigenvectors in columns; those of zero are any."""
+    """(m, m) positive semidefinite -> (m, m) eigenvectors in columns."""
     scale = covariance.diagonal().amax().clamp(min=torch.finfo(covariance.dtype).tiny)
     vectors: Tensor = torch.linalg.eigh(covariance / scale)[1]
     return vectors

@@ -1,4 +1,4 @@
-"""Precision of a training: ``train.precision=auto`` is decided by measuring matrix products."""
+"""Precision of a training; ``train.precision=auto`` measures matrix products on a CPU."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from homespun.training.devices import has_bf16, has_lstm, resolve_dtype
 logger = logging.getLogger(__name__)
 
 MIN_SPEEDUP = 1.3
-"""Speed of bfloat16 / float32 products from which ``auto`` is bf16; the rest of a step gains nothing."""
+"""Minimum speed of bfloat16 / float32 products for ``auto`` to choose bf16; only products become faster."""
 
-_LEAST_SECONDS, _LEAST_FLOPS = 60.0, 5e12  # a minute of one core in float32
+_MIN_SECONDS, _MIN_FLOPS = 60.0, 5e12  # a minute of one core in float32
 _ROUNDS, _SIZE, _SECONDS = 6, 512, 0.3
 
 PrecisionName = Literal["float32", "bf16", "fp16"]
@@ -47,16 +47,16 @@ def choose_precision(
     batch_size: int,
     row_tokens: float,
 ) -> Precision:
-    """Precision of a new training; a resumed one keeps its own.
+    """Choose the precision of a new training; a resumed training keeps its precision.
 
     On a CPU ``auto`` is bf16 if the processor has bfloat16 instructions and multiplies at least `MIN_SPEEDUP` times as
-    fast with them, measured in 0.3 s, once a process. Short trainings are float32 without a measurement: under a minute
-    of ``train.budget.time``, or under 5e12 FLOPs, 6 x parameters x tokens (Kaplan et al. 2020, section 2.1).
+    fast with them, measured for 0.3 s once per process. Trainings under a minute of ``train.budget.time`` or under 5e12
+    FLOPs (6 x parameters x tokens, Kaplan et al. 2020, section 2.1) are float32 without a measurement.
 
     Args:
         precision: ``train.precision``.
         device: of the training.
-        objective: its parameters are counted; tensors without values suffice.
+        objective: its parameters are counted; may be on the meta device.
         limits: of the budget.
         batch_size: rows of a step.
         row_tokens: mean length of a row.
@@ -77,7 +77,7 @@ def choose_precision(
         return Precision("float32", "torch has no LSTM in bfloat16 on this processor")
     tokens = min(limits.tokens, limits.steps * batch_size * row_tokens)
     flops = 6.0 * sum(parameter.numel() for parameter in objective.parameters()) * tokens
-    if limits.seconds < _LEAST_SECONDS or flops < _LEAST_FLOPS:
+    if limits.seconds < _MIN_SECONDS or flops < _MIN_FLOPS:
         return Precision("float32", "the training is too short to measure bfloat16")
     ratio = _bf16_speedup(torch.get_num_threads())
     measured = f"bfloat16 matrix products run {ratio:.1f} times as fast as float32 here"
@@ -85,7 +85,7 @@ def choose_precision(
 
 
 def recorded_precision(state: State | None, device: torch.device) -> Precision | None:
-    """Precision of a resumed run on ``device``, from the ``state`` of its last checkpoint; ``None`` without one."""
+    """Precision of a resumed run, from the ``state`` of its last checkpoint; ``None`` for a new run."""
     if state is None:
         return None
     if "precision" in state:
@@ -107,7 +107,7 @@ def _bf16_speedup(threads: int) -> float:
 def product_rates(*, size: int, seconds: float) -> tuple[float, float]:
     """FLOPs a second of square matrix products on the CPU, in float32 and in bfloat16.
 
-    Both types alternate and the best round of each counts, so that other work disturbs neither alone.
+    Both types alternate and the best round of each counts, so that other processes slow down both.
 
     Args:
         size: rows and columns of the matrices.

@@ -1,4 +1,4 @@
-"""Processes of a data-parallel training, and signals that stop a training after the current step."""
+"""Data-parallel processes, and signals that stop a training after the current step."""
 
 from __future__ import annotations
 
@@ -26,69 +26,69 @@ logger = logging.getLogger(__name__)
 
 
 class Interruption:
-    """Inside ``with``, the first signal sets ``asked``; a second Ctrl-C raises `KeyboardInterrupt`.
+    """Inside ``with``, the first SIGINT or SIGTERM sets ``requested``; a second Ctrl-C raises `KeyboardInterrupt`.
 
-    Signals reach the main thread alone: in another thread this does nothing.
+    Has no effect outside the main thread, the only one that receives signals.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._process = os.getpid()
-        self._before: dict[signal.Signals, Any] = {}
+        self._handlers: dict[signal.Signals, Any] = {}
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """True after a signal."""
         return self.signal is not None
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
+                self._handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             # a handler that was not set from Python is None and cannot be set again
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._before.clear()
+        self._handlers.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a forked worker: end it by default
+        if os.getpid() != self._process:  # a forked worker: default action
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        if self.asked and number == signal.SIGINT:
+        if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        logger.warning("stopping after this step, with a checkpoint; Ctrl-C once more stops at once")
+        logger.warning("stopping after this step with a checkpoint; press Ctrl-C again to stop immediately")
 
 
 _POLL_SECONDS = 0.2
-_GRACE_SECONDS = 10.0  # for the others to end after one failed, before SIGTERM and again before SIGKILL
+_GRACE_SECONDS = 10.0  # after a process failed: before SIGTERM to the others, and before SIGKILL
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
-_TRACEBACK_CHARACTERS = 4000  # those of all processes fit into a pipe
+_TRACEBACK_CHARACTERS = 4000  # so that the tracebacks of all processes fit into a pipe
 
 
 def is_launched() -> bool:
-    """True in one of several processes of ``torchrun``, ``accelerate launch`` or `launch`."""
+    """True in a process of ``torchrun``, ``accelerate launch`` or `launch` with more than one."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def launch(count: int, function: Callable[..., object], *arguments: object) -> None:
     """Call ``function(*arguments)`` in ``count`` new CPU processes, joined to a group by `DistributedContext.join`.
 
-    Each has an equal part of this process's threads. They use the loopback interface; warnings come from the first
-    alone. SIGINT and SIGTERM are passed on; a second Ctrl-C ends all at once. None outlives the call.
+    The processes share the threads of this one equally and communicate over the loopback interface. Only the first
+    prints warnings. SIGINT and SIGTERM are passed on; a second Ctrl-C kills all. No process outlives the call.
 
     Args:
-        count: processes.
-        function: of the top level of a module: processes are spawned.
-        arguments: picklable.
+        count: number of processes.
+        function: importable, for spawned processes.
+        arguments: picklable arguments of ``function``.
 
     Raises:
-        UserError: of the first process that failed, or a process was killed.
-        RuntimeError: with the traceback of any other exception.
+        UserError: the first process to fail raised it, or a process was killed.
+        RuntimeError: another exception of a process, with its traceback.
         KeyboardInterrupt: the processes were interrupted before they could save a checkpoint.
     """
     context = multiprocessing.get_context("spawn")
@@ -124,21 +124,21 @@ def _start(
     count: int, errors: SimpleQueue[BaseException], function: Callable[..., object], arguments: tuple[object, ...]
 ) -> ProcessContext:
     in_main_thread = threading.current_thread() is threading.main_thread()
-    # children inherit it, so that Ctrl-C in a terminal does not reach them while they import
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
+    # inherited by the children, which would otherwise get the Ctrl-C of a terminal while they import
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
     start: Callable[..., ProcessContext] = start_processes
     try:
         return start(_child, (errors, function, arguments), nprocs=count, join=False, start_method="spawn")
     finally:
         if in_main_thread:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, handler)
 
 
 def _wait(started: ProcessContext, interruption: Interruption) -> None:
-    passed_on = False
+    forwarded = False
     while not started.join(timeout=_POLL_SECONDS, grace_period=_GRACE_SECONDS):
-        if interruption.asked and not passed_on:
-            passed_on = True
+        if interruption.requested and not forwarded:
+            forwarded = True
             for process in started.processes:
                 process.terminate()
 
@@ -146,17 +146,16 @@ def _wait(started: ProcessContext, interruption: Interruption) -> None:
 def _cause(
     failure: ProcessException, errors: SimpleQueue[BaseException], interruption: Interruption, count: int
 ) -> BaseException:
-    """Exception to raise for the failure of a process."""
-    # the first report is of the process that failed by itself: the others lost their connection to it afterwards
-    if not errors.empty() and (interruption.asked or not _was_killed(failure)):
+    # the first error is the cause: the other processes failed when they lost the connection
+    if not errors.empty() and (interruption.requested or not _was_killed(failure)):
         return errors.get()
     if interruption.signal == signal.SIGTERM:
-        signal.raise_signal(signal.SIGTERM)  # as one process would end before its training
-    if interruption.asked or not _was_killed(failure):
+        signal.raise_signal(signal.SIGTERM)  # as a single process ends before its training
+    if interruption.requested or not _was_killed(failure):
         return KeyboardInterrupt()
     return UserError(
-        f"process {failure.error_index + 1} of {count} was killed ({failure.msg.rpartition(' ')[2]}), perhaps for lack "
-        f"of memory; continue with --resume"
+        f"process {failure.error_index + 1} of {count} was killed ({failure.msg.rpartition(' ')[2]}), perhaps out of "
+        f"memory; continue with --resume"
     )
 
 
@@ -168,7 +167,7 @@ def _child(
     rank: int, errors: SimpleQueue[BaseException], function: Callable[..., object], arguments: tuple[object, ...]
 ) -> None:
     if hasattr(os, "setsid"):
-        os.setsid()  # signals of the terminal reach the parent alone, which passes each on once
+        os.setsid()  # only the parent gets signals of the terminal, and passes them on
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     shorten_warnings()

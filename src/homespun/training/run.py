@@ -33,7 +33,7 @@ _PACKAGES = ("homespun", "torch", "tokenizers", "accelerate", "datasets", "pyarr
 
 
 def describe_environment() -> dict[str, object]:
-    """``python``, ``packages``, ``system``, ``cpu``, ``cores``, ``threads``, ``memory_bytes``, ``gpus``, ``commit``."""
+    """Describe versions and hardware, as in ``environment.json``."""
     return {
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
@@ -66,7 +66,7 @@ def processor_name() -> str:
 
 
 def _commit() -> str | None:
-    """Commit checked out in the current folder, with ``+changes`` if files differ from it; ``None``: no git."""
+    """Commit of the current folder, with ``+changes`` for uncommitted ones; ``None`` without git."""
     try:
         commit = _git("rev-parse", "HEAD").strip()
         return f"{commit}+changes" if _git("status", "--porcelain", "--untracked-files=no") else commit
@@ -84,7 +84,7 @@ _CONFIG, _ENVIRONMENT, _METRICS, _RESULT = "config.yaml", "environment.json", "m
 
 
 class Run:
-    """A run folder. Only the main process writes; in the others every write does nothing."""
+    """A run folder. Only the main process writes; in other processes every write has no effect."""
 
     def __init__(self, path: str | Path, *, main: bool = True) -> None:
         self.path = Path(path)
@@ -92,26 +92,24 @@ class Run:
 
     @classmethod
     def create(cls, path: str | Path, config: BaseModel, *, resume: bool, main: bool = True) -> Run:
-        """Create a run in ``path``, or with ``resume`` open the present one, whose config may differ in
-        ``train.budget`` alone.
+        """Create a run in ``path``, or open an existing one to resume it.
 
         Args:
-            path: a folder that does not exist, is empty (but for leftovers of a run killed before it had its
-                config), or, with ``resume``, holds the run.
-            config: complete settings of the run.
-            resume: continue a present run.
+            path: a folder that does not exist, is empty (except for files of a run that was killed while it was
+                created), or, with ``resume``, holds the run.
+            config: complete settings of the run; those of an existing run may differ only in ``train.budget``.
+            resume: continue an existing run.
             main: True in the process that writes.
 
         Raises:
-            UserError: ``path`` is something else, holds a run and ``resume`` is off, or that run's config
-                differs.
+            UserError: ``path`` is unsuitable, holds a run without ``resume``, or holds a run with another config.
         """
         run = cls(path, main=main)
         if not main:
             return run
         path = run.path
         if holds_run(path, resume=resume):
-            run._accept(config)
+            run._check_config(config)
             return run
         environment = json.dumps(describe_environment(), indent=1)
         try:
@@ -122,7 +120,7 @@ class Run:
             raise UserError(f"cannot write into {path}: {error.strerror}") from error
         return run
 
-    def _accept(self, config: BaseModel) -> None:
+    def _check_config(self, config: BaseModel) -> None:
         before = _flat(_with_defaults(migrate(read_yaml(self.path / _CONFIG)), type(config)))
         now = _flat(yaml.safe_load(dump(config)))
         differences = [
@@ -133,16 +131,16 @@ class Run:
         if differences:
             more = f", and {len(differences) - 3} more" if len(differences) > 3 else ""
             raise UserError(f"{self.path} was run with another config: {'; '.join(differences[:3])}{more}")
-        if before != now:  # the budget may grow: the run is then no longer finished
+        if before != now:  # with a larger budget the run is no longer finished
             (self.path / _RESULT).unlink(missing_ok=True)
             write_text(self.path / _CONFIG, dump(config))
 
     def log(self, event: str, *, time: float, **values: object) -> None:
-        """Append a line to ``metrics.jsonl``; ``time`` is in seconds of training so far. NaN becomes null."""
+        """Append a line to ``metrics.jsonl``; ``time`` is the seconds of training so far. NaN becomes null."""
         if not self.main:
             return
         line = json.dumps(_plain({"event": event, "time": round(time, 3)} | values), ensure_ascii=False)
-        # unbuffered, and one write a line: readers find complete lines, also after a kill
+        # unbuffered, one write per line: readers find complete lines, also after a kill
         with (self.path / _METRICS).open("ab", buffering=0) as file:
             file.write(line.encode() + b"\n")
 
@@ -150,28 +148,27 @@ class Run:
         """Write ``checkpoints/step-<state["step"]>`` unless it exists, and remove older ones.
 
         Args:
-            tensors: a file of tensors a name: ``model``, ``optimizer``.
+            tensors: written to one file per name, ``model`` and ``optimizer``.
             state: plain values: ``step``, and ``score`` (greater is better; ``None`` without a validation).
-            keep: number of last checkpoints that stay, besides the best.
+            keep: number of last checkpoints to keep besides the best.
         """
         folder = self.path / "checkpoints" / f"step-{state['step']}"
         if not self.main or folder.exists():
             return
         try:
             with (self.path / _METRICS).open("ab") as metrics:
-                os.fsync(metrics.fileno())  # must be on disk before the checkpoint that refers to it
+                os.fsync(metrics.fileno())  # must be on disk before the checkpoint that stores its size
                 logged = metrics.tell()
             write_checkpoint(folder, tensors, state | {"metrics_bytes": logged})
         except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot write the checkpoint {folder}: {error}; free some space, then --resume") from error
-        kept = self._folders()[-keep:]
-        kept += self._by_score()[:1]
+            raise UserError(f"cannot write the checkpoint {folder}: {error}; free disk space, then --resume") from error
+        kept = [*self._folders()[-keep:], *self._by_score()[:1]]
         for old in self._folders():
             if old not in kept:
                 self._remove(old)
 
     def latest_checkpoint(self) -> Checkpoint | None:
-        """The last valid checkpoint; skips broken ones with a warning. ``None``: there are none.
+        """Last valid checkpoint, or ``None`` without checkpoints; invalid ones are skipped with a warning.
 
         Raises:
             UserError: no checkpoint is valid.
@@ -179,7 +176,7 @@ class Run:
         return self._first_valid(list(reversed(self._folders())))
 
     def latest_state(self) -> State | None:
-        """State of the last checkpoint with a valid one, without its tensors; ``None``: there is none."""
+        """Last valid state of a checkpoint, without its tensors; ``None`` if there is none."""
         for folder in reversed(self._folders()):
             try:
                 return read_state(folder)[0]
@@ -188,7 +185,7 @@ class Run:
         return None
 
     def best_checkpoint(self) -> Checkpoint | None:
-        """The valid checkpoint of the best validation, or the last without validations; ``None``: there are none.
+        """Valid checkpoint of the best validation, or else the last one; ``None`` without checkpoints.
 
         Raises:
             UserError: no checkpoint is valid.
@@ -197,13 +194,13 @@ class Run:
         return self._first_valid(scored + [f for f in reversed(self._folders()) if f not in scored])
 
     def rewind(self, checkpoint: Checkpoint | None) -> None:
-        """Reset the folder to its state right after ``checkpoint`` (``None``: the start)."""
+        """Reset the folder to its state after ``checkpoint``, or to that of a new run for ``None``."""
         if not self.main:
             return
-        for left in (self.path / "checkpoints").glob(f"{TEMPORARY}*"):
-            remove(left)
+        for temporary in (self.path / "checkpoints").glob(f"{TEMPORARY}*"):
+            remove(temporary)
         for folder in self._folders():
-            if checkpoint is None or _number(folder) > checkpoint.step:
+            if checkpoint is None or _step(folder) > checkpoint.step:
                 self._remove(folder)
         metrics = self.path / _METRICS
         logged = checkpoint.state["metrics_bytes"] if checkpoint is not None else 0
@@ -211,18 +208,17 @@ class Run:
             os.truncate(metrics, logged)
 
     def write_result(self, result: Mapping[str, object]) -> None:
-        """Write ``result.json`` with the keys of `RunResult`, which marks the run as finished."""
+        """Write ``result.json``, which marks the run as finished."""
         if self.main:
             checked = RunResult.model_validate(_plain(result)).to_json()
             write_text(self.path / _RESULT, json.dumps(checked, indent=1, ensure_ascii=False))
 
     def _folders(self) -> list[Path]:
-        """Checkpoint folders, oldest first."""
-        found = [p for p in (self.path / "checkpoints").glob("step-*") if p.name.removeprefix("step-").isdecimal()]
-        return sorted(found, key=_number)
+        folders = (self.path / "checkpoints").glob("step-*")
+        return sorted((p for p in folders if p.name.removeprefix("step-").isdecimal()), key=_step)
 
     def _by_score(self) -> list[Path]:
-        """Validated checkpoints, best first, earlier first among equals; without broken ones."""
+        """Valid checkpoints with a score, best first; of equal ones, the earlier first."""
         scores: dict[Path, float] = {}
         for folder in self._folders():
             try:
@@ -231,7 +227,7 @@ class Run:
                 continue
             if score is not None:
                 scores[folder] = score
-        return sorted(scores, key=lambda folder: (-scores[folder], _number(folder)))
+        return sorted(scores, key=lambda folder: (-scores[folder], _step(folder)))
 
     def _first_valid(self, folders: list[Path]) -> Checkpoint | None:
         problem: UserError | None = None
@@ -246,7 +242,7 @@ class Run:
         return None
 
     def _remove(self, folder: Path) -> None:
-        # renamed first, so that a kill leaves no partial checkpoint under its name
+        # renamed first, so that a kill leaves no partial checkpoint
         renamed = folder.with_name(f"{TEMPORARY}old-{folder.name}")
         os.rename(folder, renamed)
         shutil.rmtree(renamed)
@@ -256,33 +252,33 @@ def holds_run(path: Path, *, resume: bool) -> bool:
     """True if ``path`` holds a run to resume; False if a run can be created there.
 
     Raises:
-        UserError: ``path`` is something else, or holds a run and ``resume`` is off.
+        UserError: neither is the case, or ``path`` holds a run and ``resume`` is False.
     """
     if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file; a run needs a folder of its own")
+        raise UserError(f"{path} is a file, not a folder; set --out to a new folder")
     if (path / _CONFIG).is_file():
         if not resume:
             state = "a finished run" if (path / _RESULT).is_file() else "a run"
-            raise UserError(f"{path} holds {state}; continue it with --resume, or give --out a new folder")
+            raise UserError(f"{path} holds {state}; continue it with --resume, or set --out to a new folder")
         return True
-    if path.is_dir() and not all(map(_is_left_over, path.iterdir())):
-        raise UserError(f"{path} is a folder with other things in it; set --out to a new or empty one")
+    if path.is_dir() and not all(map(_is_leftover, path.iterdir())):
+        raise UserError(f"{path} holds other files; set --out to a new or empty folder")
     return False
 
 
-def _is_left_over(entry: Path) -> bool:
-    """True for an entry that a run killed before it had its config may leave."""
+def _is_leftover(entry: Path) -> bool:
+    """True for an entry of a run that was killed before its config was written."""
     if entry.name == "checkpoints":
         return entry.is_dir() and not any(entry.iterdir())
     return entry.name == _ENVIRONMENT or entry.name.startswith(TEMPORARY)
 
 
-def _number(folder: Path) -> int:
+def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
 def _plain(value: object) -> Any:
-    """``value`` for JSON: numbers that are not finite become null."""
+    """Convert to JSON values; numbers that are not finite become null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -293,7 +289,7 @@ def _plain(value: object) -> Any:
 
 
 def _with_defaults(tree: Tree, kind: type[BaseModel]) -> Tree:
-    """A config written before settings were added, with their defaults."""
+    """Add the defaults of settings that are newer than the config."""
     try:
         return dict(yaml.safe_load(dump(kind.model_validate(tree))))
     except ValidationError:
@@ -301,10 +297,8 @@ def _with_defaults(tree: Tree, kind: type[BaseModel]) -> Tree:
 
 
 def _flat(tree: Mapping[str, object], prefix: str = "") -> Tree:
+    """Nested keys joined by dots."""
     flat: Tree = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat

@@ -33,7 +33,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Loss terms of a step, whose gradients are in the parameters."""
+    """Loss terms of a step; the gradients themselves are in the parameters."""
 
     names: list[str]
     weights: list[float]
@@ -44,10 +44,10 @@ class TrainingStep:
     """An objective on its device, in its precision, with its optimizer.
 
     Args:
-        objective: moved to the device, and trained in place.
+        objective: moved to the device and trained in place.
         config: settings.
         accelerator: device and processes.
-        compiled: run the forward and backward pass through `torch.compile`.
+        compiled: use `torch.compile`.
 
     Raises:
         UserError: the device lacks the precision, or every parameter is frozen.
@@ -62,7 +62,7 @@ class TrainingStep:
                 raise UserError("torch has no LSTM in bfloat16 on this processor; set train.precision=float32")
         set_gradient_checkpointing(objective, config.gradient_checkpointing)
         objective.train()
-        with warnings.catch_warnings():  # accelerate has no other name for it yet
+        with warnings.catch_warnings():  # accelerate has no other option for it yet
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
             self._parallel: nn.Module = accelerator.prepare_model(objective)
         self._optimizer = config.optimizer.build(objective)
@@ -70,18 +70,18 @@ class TrainingStep:
         self._forward: Callable[[Batch], Loss] = torch.compile(self._parallel) if compiled else self._parallel
 
     def compute_gradients(self, parts: list[Batch], targets: dict[str, float], *, seed: int) -> Gradients | None:
-        """Compute the gradients of a step; ``None`` if its micro-batches do not fit into memory.
+        """Compute the gradients of a step; ``None`` if a micro-batch does not fit into memory.
 
         Args:
             parts: micro-batches of this process.
-            targets: of the step, over all micro-batches and processes.
-            seed: of the forward pass.
+            targets: number of targets of each term, over all micro-batches and processes.
+            seed: of dropout.
 
         Raises:
             UserError: the objective cannot be compiled.
         """
         self._optimizer.zero_grad(set_to_none=True)
-        # not `torch.manual_seed`, which takes 0.1 ms for absent devices
+        # not `torch.manual_seed`, which spends 0.1 ms on absent devices
         torch.default_generator.manual_seed(seed)
         if self.device.type != "cpu":
             torch.get_device_module(self.device).manual_seed(seed)
@@ -102,7 +102,7 @@ class TrainingStep:
     def _accumulate(self, parts: list[Batch], targets: dict[str, float]) -> Gradients:
         names: list[str] = []
         weights: list[float] = []
-        figures: Tensor | None = None
+        totals: Tensor | None = None
         for index, part in enumerate(parts):
             last = index == len(parts) - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self._parallel):
@@ -112,43 +112,43 @@ class TrainingStep:
                 weights = [term.weight for term in loss.terms.values()]
                 uncounted = [name for name, term in loss.terms.items() if term.weight and name not in targets]
                 if uncounted:
-                    raise ValueError(f"terms {uncounted} of the loss are not counted in Batch.targets {list(targets)}")
+                    raise ValueError(f"Batch.targets {list(targets)} has no count for the loss terms {uncounted}")
                 # processes average their gradients; the gradient of the step is their sum
                 total = loss.total(targets) * self.accelerator.num_processes
-                if self.accelerator.num_processes > 1:  # which wait for the gradient of every parameter, used or not
+                if self.accelerator.num_processes > 1:  # DDP waits for the gradient of every parameter, used or not
                     total = total + self._zero()
                 torch.autograd.backward(self._scaler.scale(total))
             terms = loss.terms.values()
             sums = [term.sum.detach().float() for term in terms]
             counts = [torch.as_tensor(term.count, dtype=torch.float32, device=self.device) for term in terms]
             values = torch.stack(sums + counts)
-            figures = values if figures is None else figures + values
-        if figures is None:
-            raise ValueError("a step without a micro-batch")
-        return Gradients(names, weights, figures)
+            totals = values if totals is None else totals + values
+        if totals is None:
+            raise ValueError("a step needs at least one micro-batch")
+        return Gradients(names, weights, totals)
 
     def _zero(self) -> Tensor:
         """() float: 0, a function of every trained parameter."""
         return torch.stack([p.sum() for p in self.objective.parameters() if p.requires_grad]).sum() * 0.0
 
     def update(self, gradients: Gradients, targets: dict[str, float], *, learning_rate: float) -> Update:
-        """Clip the gradients and make an optimizer step.
+        """Clip the gradients and update the parameters.
 
         Raises:
-            NotFinite: before anything is changed.
+            NotFinite: a loss term or gradient is not finite; nothing is changed.
             UserError: out of memory.
         """
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         self._scaler.unscale_(self._optimizer)
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or math.inf)
-        figures = self.accelerator.reduce(gradients.sums_and_counts, reduction="sum")
-        # one transfer a step: on a GPU each one synchronizes
-        *values, length = torch.cat([figures, norm.float()[None]]).tolist()
+        totals = self.accelerator.reduce(gradients.sums_and_counts, reduction="sum")
+        # one transfer per step, because each one synchronizes a GPU
+        *values, norm_value = torch.cat([totals, norm.float()[None]]).tolist()
         sums, counts = values[: len(gradients.names)], values[len(gradients.names) :]
         for name, value in zip(gradients.names, sums, strict=True):
             if not math.isfinite(value):
                 raise NotFinite(f"the loss term {name!r} is not finite")
-        if not math.isfinite(length) and not self._scaler.is_enabled():  # a scaler skips such a step and scales less
+        if not math.isfinite(norm_value) and not self._scaler.is_enabled():  # a scaler skips the step and scales less
             raise NotFinite("the gradient is not finite")
         set_learning_rate(self._optimizer, learning_rate)
         try:
@@ -157,23 +157,23 @@ class TrainingStep:
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
-            raise UserError("out of memory in the optimizer's update: take a smaller model") from error
+            raise UserError("out of memory in the optimizer step; take a smaller model") from error
         self._scaler.update()
-        named = list(zip(gradients.names, gradients.weights, sums, counts, strict=True))
-        loss = math.fsum(weight * value / (targets[name] or 1.0) for name, weight, value, _ in named if weight)
-        means = {name: value / count if count else math.nan for name, _, value, count in named}
-        return Update(loss, means, length)
+        terms = list(zip(gradients.names, gradients.weights, sums, counts, strict=True))
+        loss = math.fsum(weight * value / (targets[name] or 1.0) for name, weight, value, _ in terms if weight)
+        means = {name: value / count if count else math.nan for name, _, value, count in terms}
+        return Update(loss, means, norm_value)
 
     def autocast(self, *, enabled: bool = True) -> contextlib.AbstractContextManager[None]:
         """Context for calls of the objective."""
         return torch.autocast(self.device.type, dtype=self._dtype, enabled=enabled and self._dtype != torch.float32)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Tensors of a checkpoint."""
+        """Tensors to save in a checkpoint."""
         return {"model": weights_of(self.objective), "optimizer": optimizer_tensors(self._optimizer)}
 
     def state(self) -> State:
-        """Plain values of a checkpoint."""
+        """Plain values to save in a checkpoint."""
         return {"scaler": self._scaler.state_dict()}
 
     def load(self, checkpoint: Checkpoint) -> None:

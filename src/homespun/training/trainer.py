@@ -1,4 +1,4 @@
-"""Training loop: an iterator of steps. Observers are ordinary code in the loop, not callbacks."""
+"""Training loop: an iterator of steps, so that observers are code in a for loop instead of callbacks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from homespun.batch import Batch
 from homespun.data.loader import Loader
 from homespun.errors import NotFinite, UserError
 from homespun.training.config import Limits, Progress, TrainConfig
-from homespun.training.devices import DistributedContext, PeakMemory, is_worth_compiling
-from homespun.training.malloc import disable_malloc_trim
+from homespun.training.devices import DistributedContext, PeakMemory, disable_malloc_trim, is_worth_compiling
 from homespun.training.precision import PRECISIONS, Precision, choose_precision, recorded_precision
 from homespun.training.processes import Interruption
 from homespun.training.run import Run
@@ -31,12 +30,15 @@ from homespun.training.validation import EvalResult, TensorBoard, by_term
 
 logger = logging.getLogger(__name__)
 
-_RECENT = 20  # steps over which the pace is taken
-_REST = 4  # a budget of time: times as long as a validation took, until the next one
+_RECENT = 20  # steps whose median time is the expected time of a step
+_REST = 4  # of a time budget: minimum time between validations / time of the last one
+
+
+_LOGGED = ("epoch", "tokens", "share", "learning_rate", "seconds", "gradient_norm")  # fields of a `StepResult`
 
 
 class Interrupted(UserError):
-    """Ctrl-C or SIGTERM; a checkpoint of the last complete step is written."""
+    """Ctrl-C or SIGTERM stopped the training, with a checkpoint of the last complete step."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,11 @@ class StepResult:
     """An optimizer step, over all its micro-batches and processes."""
 
     number: int  # 1 for the first
-    epoch: float  # passes over the data so far
+    epoch: float  # epochs so far
     tokens: int  # so far, padding excluded
     share: float  # used share of the budget, 0 to 1
     learning_rate: float
-    seconds: float  # of this step, waiting for its data included
+    seconds: float  # of this step, including data loading
     loss: float
     losses: dict[str, float]  # mean of each term
     gradient_norm: float  # before clipping
@@ -58,31 +60,30 @@ class StepResult:
 
 
 class Trainer:
-    """Trains ``objective`` on ``loader`` within the budget of ``config``, and logs to ``run``.
+    """Train ``objective`` on ``loader`` within the budget of ``config``, and log to ``run``.
 
-    ``for step in trainer`` yields a `StepResult` after each step. A run with checkpoints resumes from the last. Every
-    step is a function of the state before it and of (seed, step, process): rows and corruption come from the loader,
-    dropout from a seed of the three. So a resumed run equals an uninterrupted one, to the bit, under budgets of steps,
-    tokens or epochs; and nothing between two steps (a validation, random draws of the caller) changes the training.
-
-    The gradient of a step is that of `Loss.total` over all its targets, for any split into micro-batches and processes.
-    Leaving the loop early (``break``) saves a checkpoint of the last step.
+    A run with checkpoints resumes from the last one. Each step is a function of the weights and of (seed, step,
+    process), so that a resumed run equals an uninterrupted one bit by bit under budgets of steps, tokens or epochs, and
+    code between two steps does not change the training. The gradient of a step is that of `Loss.total` over all its
+    targets, for any split into micro-batches and processes. Leaving the loop early saves a checkpoint.
 
     Args:
-        objective: maps a batch to its `Loss`; moved to the device, and trained in place.
-        loader: of this process's part of every step.
+        objective: maps a batch to its `Loss`; moved to the device and trained in place.
+        loader: batches of this process.
         config: settings.
         run: folder to write.
         validate: called every ``validate_every`` of the budget and at the end, in every process.
-        clock: seconds; for tests.
+        clock: returns seconds; for tests.
 
     Raises:
-        UserError: on building, for a precision the device does not have or only frozen parameters; on iterating, for a
-            budget too small for one step, a micro-batch of one row that does not fit into memory, or a checkpoint of
-            another run.
-        NotFinite: on iterating: a loss or gradient is not finite, and the weights are as before the step; or a
-            validation is not, and no checkpoint has these weights.
-        Interrupted: on iterating: Ctrl-C or SIGTERM.
+        UserError: in the constructor, the device lacks the precision or all parameters are frozen; in the loop, the
+            budget is too small for one step, one row does not fit into memory, or the checkpoint is of another run.
+        NotFinite: in the loop, a loss or gradient is not finite, and the weights are those before the step; or a
+            validation is not finite.
+        Interrupted: in the loop, Ctrl-C or SIGTERM.
+
+    Example:
+        ``for step in Trainer(objective, loader, config, run): print(step.number, step.loss)``
     """
 
     def __init__(
@@ -97,12 +98,12 @@ class Trainer:
     ) -> None:
         context = DistributedContext.join()
         if (loader.rank, loader.world_size) != (context.rank, context.world_size):
-            raise ValueError(f"the loader is of process {loader.rank} of {loader.world_size}; this is {context}")
-        # autocast is `TrainingStep`'s: the precision of an accelerator would bind every later one in this process
+            raise ValueError(f"the loader has rank {loader.rank} of {loader.world_size}, but this process is {context}")
+        # `TrainingStep` applies autocast: the precision of an accelerator would hold for later ones in this process
         handler = DistributedDataParallelKwargs(broadcast_buffers=False)
         self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[handler])
         if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
-            raise UserError("training runs on plain data-parallel processes; set FSDP and DeepSpeed off in accelerate")
+            raise UserError("FSDP and DeepSpeed are not supported, only data parallel; turn them off in accelerate")
         self.device, self.rank, self.world_size = context.device, context.rank, context.world_size
         if self.device.type == "cpu":
             disable_malloc_trim()
@@ -119,29 +120,30 @@ class Trainer:
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._best: float | None = None
         self._since_best = 0
-        self._validations = 0  # how many were due so far
-        self._validated = 0.0  # when the last one ended
-        self._score: float | None = None  # of the validation at the last step, where there was one
+        self._validations = 0  # number due so far
+        self._validated = 0.0  # end of the last one
+        self._score: float | None = None  # of the validation at the last step, if any
         self._started = self._saved = 0.0
 
     def __iter__(self) -> Iterator[StepResult]:
-        """Steps, until the budget is used or `early_stopping` ends them."""
+        """Yield steps until the budget is used or ``early_stopping`` applies."""
         with Interruption() as interruption, PeakMemory(self.device) as self._memory:
             board = self._begin()
             loader, batches = self.loader, self.loader.steps(self.progress.steps)
             reason: str | None = None
             try:
                 while True:
-                    if any(self._sum([float(interruption.asked)])):
-                        where = f"stopped at step {self.progress.steps}"
-                        raise Interrupted(f"{where}; continue {self.run.path} with --resume")
+                    if any(self._sum([float(interruption.requested)])):
+                        raise Interrupted(
+                            f"stopped at step {self.progress.steps}; continue {self.run.path} with --resume"
+                        )
                     if (reason := self._reason_to_end()) is not None:
                         break
                     step = self._step(batches)
                     if board is not None:
                         board.write(step)
                     yield step
-                    if self.loader is not loader:  # it makes smaller micro-batches since
+                    if self.loader is not loader:  # out of memory: smaller micro-batches
                         loader, batches = self.loader, self.loader.steps(self.progress.steps)
             except NotFinite:
                 reason = "not_finite"
@@ -151,7 +153,7 @@ class Trainer:
                 self._save()
                 raise
             finally:
-                self._take_peak()
+                self._update_peak()
                 if reason is not None:
                     self._end(reason)
                 if board is not None:
@@ -173,9 +175,8 @@ class Trainer:
         return chosen
 
     def _begin(self) -> TensorBoard | None:
-        """Resume from the last checkpoint, if any."""
         checkpoint = self.run.latest_checkpoint()
-        self.accelerator.wait_for_everyone()  # before the main process tidies up what the others are reading
+        self.accelerator.wait_for_everyone()  # before the main process removes what the others read
         self.run.rewind(checkpoint)
         if checkpoint is not None:
             state = checkpoint.state
@@ -183,7 +184,7 @@ class Trainer:
             self.progress = Progress(**state["progress"])
             self._best, self._since_best, self._score = state["best"], state["since_best"], state["score"]
             self._validations, self._validated = self._validations_due(), self.progress.seconds
-            self.peak_bytes = max(self.peak_bytes, state.get("peak_bytes", 0))  # not in checkpoints of before
+            self.peak_bytes = max(self.peak_bytes, state.get("peak_bytes", 0))  # not in older checkpoints
             if state["micro_batch_size"] != self.loader.micro_batch_size:
                 self.loader = self.loader.with_micro_batch_size(state["micro_batch_size"])
         self._started = self._clock() - self.progress.seconds
@@ -201,23 +202,23 @@ class Trainer:
         return TensorBoard(self.run.path / "tensorboard", step=self.progress.steps)
 
     def _step(self, batches: Iterator[list[Batch]]) -> StepResult:
-        began = self._seconds()
+        start = self._seconds()
         number = self.progress.steps + 1
         parts = next(batches)
         targets, tokens = self._step_targets(parts)
         if number == 1 and tokens > self.limits.tokens:
             raise UserError(
-                f"the budget of {self.limits.tokens} tokens is too small for one step of {tokens}; "
-                f"raise train.budget.tokens or lower train.batch_size"
+                f"train.budget.tokens={self.limits.tokens} is less than one step of {tokens} tokens; raise it or lower "
+                f"train.batch_size"
             )
         multiplier = self.config.schedule.multiplier(self.limits.share_at_mid_step(self.progress))
         learning_rate = self.config.optimizer.learning_rate * multiplier
         update = self._update(number, parts, targets, learning_rate)
-        ended, seconds = self._time(began)
+        ended, seconds = self._time(start)
         if number == 1 and ended > self.limits.seconds:
             raise UserError(
-                f"the budget of {self.limits.seconds:g} s is too small for one step, which took {seconds:.3g} s; "
-                f"raise train.budget.time or lower train.batch_size"
+                f"train.budget.time={self.limits.seconds:g} s is less than one step of {seconds:.3g} s; raise it or "
+                f"lower train.batch_size"
             )
         self._recent.append(seconds)
         self.progress = dataclasses.replace(
@@ -241,18 +242,8 @@ class Trainer:
             tokens_per_second=tokens / max(seconds, 1e-9),
             eta_seconds=self.limits.seconds_left(self.progress),
         )
-        self.run.log(
-            "step",
-            time=ended,
-            step=number,
-            epoch=step.epoch,
-            tokens=step.tokens,
-            share=step.share,
-            learning_rate=learning_rate,
-            seconds=seconds,
-            gradient_norm=step.gradient_norm,
-            **by_term(step.loss, step.losses),
-        )
+        logged = {name: getattr(step, name) for name in _LOGGED}
+        self.run.log("step", time=ended, step=number, **logged, **by_term(step.loss, step.losses))
         validation = self._validation()
         due = self.progress.seconds - self._saved >= self.config.checkpoint_every
         improved = validation is not None and self._since_best == 0
@@ -264,36 +255,38 @@ class Trainer:
         redraw(self.objective, number - 1)
         seed = _step_seed(self.config.seed, number, self.rank)
         while (gradients := self._training_step.compute_gradients(parts, targets, seed=seed)) is None:
-            parts = self._smaller(number, parts)
+            parts = self._halve_micro_batches(number, parts)
         try:
             return self._training_step.update(gradients, targets, learning_rate=learning_rate)
         except NotFinite as error:
             raise self._not_finite(str(error), number) from error
 
-    def _not_finite(self, what: str, step: int) -> NotFinite:
+    def _not_finite(self, problem: str, step: int) -> NotFinite:
         checkpoint = self.run.latest_checkpoint()
-        kept = "no checkpoint was written yet" if checkpoint is None else f"{checkpoint.path} is the last good one"
-        return NotFinite(f"{what} at step {step}; {kept}; lower train.optimizer.learning_rate or train.max_grad_norm")
+        last = "no checkpoint was written" if checkpoint is None else f"the last checkpoint is {checkpoint.path}"
+        return NotFinite(
+            f"{problem} at step {step}; {last}; lower train.optimizer.learning_rate or train.max_grad_norm"
+        )
 
     def _step_targets(self, parts: list[Batch]) -> tuple[dict[str, float], int]:
-        """Targets of each term and tokens of the step, over micro-batches and processes."""
+        """Number of targets of each term and of tokens, over micro-batches and processes."""
         names = sorted({name for part in parts for name in part.targets})
         values = [sum(part.targets.get(name, 0.0) for part in parts) for name in names]
         *values, total = self._sum([*values, float(sum(part.real_tokens for part in parts))])
         return dict(zip(names, values, strict=True)), round(total)
 
-    def _smaller(self, number: int, parts: list[Batch]) -> list[Batch]:
-        """The same step in micro-batches of half the size, which is the size from now on."""
+    def _halve_micro_batches(self, number: int, parts: list[Batch]) -> list[Batch]:
+        """Halve the size of micro-batches, and return those of this step."""
         size = max(part.num_rows for part in parts)
-        if self.world_size > 1:  # the others wait for this one's gradients of a step that it cannot make
+        if self.world_size > 1:  # the other processes wait for the gradients of this one
             raise UserError(f"out of memory with micro-batches of {size} rows; lower train.micro_batch_size")
         if size == 1:
             raise UserError(
-                "out of memory with one row at a time: lower data.max_length, set train.gradient_checkpointing=true, "
-                "or take a smaller model"
+                "out of memory with micro-batches of 1 row; lower data.max_length, set "
+                "train.gradient_checkpointing=true, or take a smaller model"
             )
         self.loader = self.loader.with_micro_batch_size(size // 2)
-        logger.warning("out of memory with micro-batches of %d rows; going on with %d", size, size // 2)
+        logger.warning("out of memory with micro-batches of %d rows; continuing with %d", size, size // 2)
         self.run.log("micro_batch", time=self._seconds(), step=number, micro_batch_size=size // 2)
         return self.loader.step(number - 1)
 
@@ -301,19 +294,19 @@ class Trainer:
         return math.floor(self.limits.share(self.progress) / self.config.validate_every + 1e-9)
 
     def _too_soon(self) -> bool:
-        """True if, in a budget of time, the last validation was too recent for its length."""
+        """True if too little of a time budget has passed since the last validation."""
         since = self.progress.seconds - self._validated
         return math.isfinite(self.limits.seconds) and since < _REST * self.progress.closing_seconds
 
     def _validation(self) -> EvalResult | None:
         """Validate after each multiple of ``validate_every``, and after the last step."""
         self._score = None
-        passed = self._validations_due()
-        due = passed > self._validations and not self._too_soon()
+        number = self._validations_due()
+        due = number > self._validations and not self._too_soon()
         if self._validate is None or not (due or self.limits.is_over(self.progress)):
             return None
-        self._validations = max(passed, self._validations)
-        began = self._seconds()
+        self._validations = max(number, self._validations)
+        start = self._seconds()
         try:
             with self._training_step.autocast():
                 evaluation = self._validate()
@@ -324,7 +317,7 @@ class Trainer:
             self._best, self._since_best = self._score, 0
         else:
             self._since_best += 1
-        ended, seconds = self._time(began)
+        ended, seconds = self._time(start)
         self.progress = dataclasses.replace(self.progress, seconds=ended, closing_seconds=seconds)
         self._validated = ended
         self.run.log(
@@ -338,10 +331,9 @@ class Trainer:
         return evaluation
 
     def _save(self) -> None:
-        """Save a checkpoint of the last step, if any."""
         if not self.progress.steps:
             return
-        self._take_peak()
+        self._update_peak()
         state = self._training_step.state() | {
             "step": self.progress.steps,
             "seed": self.config.seed,
@@ -356,7 +348,7 @@ class Trainer:
         self.run.save_checkpoint(self._training_step.tensors(), state, keep=self.config.keep_checkpoints)
         self._saved = self.progress.seconds
 
-    def _take_peak(self) -> None:
+    def _update_peak(self) -> None:
         self.peak_bytes = max(self.peak_bytes, self._memory.peak_bytes)
 
     def _end(self, reason: str) -> None:
@@ -374,18 +366,17 @@ class Trainer:
         """Seconds of training so far, over all resumes."""
         return self._clock() - self._started
 
-    def _time(self, began: float) -> tuple[float, float]:
-        """Seconds of training so far, and since ``began``, by the clock of the main process."""
-        ended = self._seconds()
-        ended, seconds = self._broadcast(ended, ended - began)
-        return ended, seconds
+    def _time(self, start: float) -> tuple[float, float]:
+        """Seconds of training so far, and since ``start``, by the clock of the main process."""
+        end = self._seconds()
+        end, seconds = self._broadcast(end, end - start)
+        return end, seconds
 
     def _broadcast(self, *values: float) -> list[float]:
-        """Values of the main process, in all processes."""
+        """Send the values of the main process to all processes."""
         return self._sum([value if self.rank == 0 else 0.0 for value in values])
 
     def _sum(self, values: list[float]) -> list[float]:
-        """Sums over the processes."""
         if self.world_size == 1:
             return values
         summed = self.accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=self.device), reduction="sum")

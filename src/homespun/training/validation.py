@@ -26,7 +26,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Loss, mean of each of its terms, and metrics such as those of `homespun.metrics.classification`."""
+    """Loss, mean of each of its terms, and metrics."""
 
     loss: float
     losses: dict[str, float]
@@ -40,7 +40,7 @@ class EvalResult:
         """
         values = {"loss": self.loss} | {name: value for name, value in self.metrics.items() if name in METRICS}
         if metric not in values:
-            raise UserError(f"the validation has no metric {metric!r} for best_metric{nearest(metric, values)}")
+            raise UserError(f"train.best_metric={metric!r} is not a metric of the validation{nearest(metric, values)}")
         value = values[metric]
         if value is None or math.isnan(value):
             return -math.inf
@@ -48,18 +48,18 @@ class EvalResult:
 
 
 def by_term(loss: float, losses: Mapping[str, float]) -> dict[str, float]:
-    """Log keys: ``loss/total``, the weighted sum, and ``loss/TERM``, the mean of each term."""
+    """Log entries: ``loss/total``, the weighted sum, and ``loss/TERM``, the mean of each term."""
     return {"loss/total": loss} | {f"loss/{term}": value for term, value in losses.items()}
 
 
 def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.device | str) -> EvalResult:
-    """Exact mean of every term over ``batches``, without dropout or gradients.
+    """Mean of every loss term over ``batches``, in evaluation mode.
 
-    Deterministic, also for objectives that sample (ELECTRA's generator); restores the random state and the mode of
+    Deterministic, also for objectives that sample, such as ELECTRA. Restores the random state and the mode of
     ``objective``.
 
     Raises:
-        UserError: there is no batch.
+        UserError: ``batches`` is empty.
         NotFinite: a term is not finite.
     """
     device = torch.device(device)
@@ -79,7 +79,7 @@ def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.
     finally:
         objective.train(was_training)
     if not weights:
-        raise UserError("there is nothing to validate on: the validation rows are empty")
+        raise UserError("nothing to validate on: there are no validation rows")
     losses = {}
     for name in weights:
         if not torch.stack(sums[name]).isfinite().all():
@@ -95,7 +95,7 @@ def _total(values: list[Tensor]) -> float:
 
 
 class TensorBoard:
-    """Writer of steps and validations into ``folder``; hides entries from ``step`` on, which are repeated.
+    """TensorBoard log of steps and validations in ``folder``; entries after ``step``, which are repeated, are hidden.
 
     Raises:
         UserError: TensorBoard is not installed.
@@ -106,23 +106,23 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise UserError(
-                "train.tensorboard needs TensorBoard: pip install 'homespun[track]', or set it to false"
+                "train.tensorboard=true needs TensorBoard; pip install 'homespun[track]', or set it to false"
             ) from error
         self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
 
     def write(self, step: StepResult) -> None:
-        """Write a step, with its validation if any."""
-        figures: dict[str, object] = {
+        """Write a step and its validation, if any."""
+        scalars: dict[str, object] = {
             "train/learning_rate": step.learning_rate,
             "train/gradient_norm": step.gradient_norm,
             "train/tokens_per_second": step.tokens_per_second,
         }
-        figures |= {f"train/{name}": value for name, value in by_term(step.loss, step.losses).items()}
+        scalars |= {f"train/{name}": value for name, value in by_term(step.loss, step.losses).items()}
         if step.validation is not None:
             losses = by_term(step.validation.loss, step.validation.losses)
-            figures |= {f"validation/{name}": value for name, value in losses.items()}
-            figures |= {f"validation/metrics/{name}": value for name, value in step.validation.metrics.items()}
-        for name, value in figures.items():
+            scalars |= {f"validation/{name}": value for name, value in losses.items()}
+            scalars |= {f"validation/metrics/{name}": value for name, value in step.validation.metrics.items()}
+        for name, value in scalars.items():
             if isinstance(value, (int, float)) and math.isfinite(value):
                 self._writer.add_scalar(name, value, step.number)
 
