@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from homespun.planning.budget import (
+    CURVES,
     TOKENS_PER_PARAMETER,
     BudgetForecast,
     DatasetSize,
@@ -16,7 +17,6 @@ from homespun.planning.budget import (
     forecast_budget,
     step_warning,
 )
-from homespun.planning.forecast import CURVES
 from homespun.training.config import Budget
 
 # spun-decoder with a vocabulary of 8,000, float32, one core of an AMD EPYC without bf16 (results/efficiency.md)

@@ -6,7 +6,7 @@ import pytest
 
 from homespun.commands.recipe import load_recipe
 from homespun.models.config import BackboneConfig
-from homespun.planning.forecast import CLASSIFIERS, CURVES, LearningCurve, LossForecast, forecast_loss
+from homespun.planning.budget import CLASSIFIERS, CURVES, LearningCurve, LossForecast, forecast_loss
 
 CURVE = CURVES[0]
 

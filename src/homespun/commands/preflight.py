@@ -17,8 +17,15 @@ from homespun.errors import UserError
 from homespun.hf.match import match_architecture
 from homespun.models.config import AutoSizeConfig, BackboneConfig, ModelConfig, is_of_family
 from homespun.models.presets import AUTO_SIZE_FAMILIES
-from homespun.planning.budget import TOKENS_PER_PARAMETER, BudgetForecast, epochs_warning, forecast_budget, in_millions
-from homespun.planning.forecast import LossForecast, forecast_loss
+from homespun.planning.budget import (
+    TOKENS_PER_PARAMETER,
+    BudgetForecast,
+    LossForecast,
+    epochs_warning,
+    forecast_budget,
+    forecast_loss,
+    in_millions,
+)
 from homespun.training.config import Soap, TrainConfig
 from homespun.training.optim import LAST_EARLY_STEP, MAX_SIDE
 

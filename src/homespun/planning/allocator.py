@@ -1,9 +1,8 @@
-"""Model of the memory of a CPU process beyond the bytes of its tensors.
+"""Memory of a CPU process beyond the bytes of its tensors: fragmentation of glibc's heap, and oneDNN's LSTM workspace.
 
-- **glibc's heap.** PyTorch asks for aligned memory, and glibc looks for a free block that is larger than the request by
-  the alignment and a header (`_int_memalign` in malloc.c), so a freed tensor's block fits the next one of its size only
-  after merging with a neighbour. `AllocatorModel` replays the malloc and free calls of a step.
-- **oneDNN's LSTM workspace**: `lstm_workspace_bytes`.
+PyTorch requests aligned memory, for which glibc needs a free block that is larger than the request by the alignment and
+a header (`_int_memalign` in malloc.c). So a freed block fits another tensor of the same size only after merging with a
+neighbour. `AllocatorModel` replays the malloc and free calls of a step.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from bisect import bisect_left, insort
 
 _ALIGNMENT = 64  # bytes, of PyTorch's tensors on a CPU
 _HEADER = 16  # bytes before each block
-_SMALLEST = 32  # bytes of a free block
+_MIN_BLOCK = 32  # bytes
 _PAGE = 4096  # bytes: each part of the LSTM workspace begins on a page
 _CACHE_LINE = 64  # bytes: rows of the LSTM workspace are padded to it
-_ALIASED = 256  # elements: oneDNN pads rows of a multiple of these, which would share cache sets
+_ALIASED = 256  # elements: oneDNN pads rows of a multiple of it, which would share cache sets
 
 
 class AllocatorModel:
-    """Best-fit heap of addresses and sizes. Free neighbours merge; the top grows where no free block is large enough.
+    """Best-fit heap. Free neighbours merge; the top grows where no free block is large enough.
 
     Attributes:
-        live: bytes allocated now.
-        peak_live: their maximum: the peak of an allocator without fragmentation.
-        peak: the highest top: the peak of this one.
+        live: allocated bytes.
+        peak_live: maximum of ``live``: the peak without fragmentation.
+        peak: maximum of the top: the peak with fragmentation.
     """
 
     def __init__(self) -> None:
@@ -33,27 +32,27 @@ class AllocatorModel:
         self._allocated: dict[int, int] = {}  # address -> size
         self._blocks: list[tuple[int, int]] = []  # free: (size, address), sorted
         self._size_at: dict[int, int] = {}  # address of a free block -> size
-        self._start_of: dict[int, int] = {}  # end of a free block -> its address
+        self._start_of: dict[int, int] = {}  # end of a free block -> address
 
     def malloc(self, size: int) -> int:
-        """Address of ``size`` new bytes, aligned as PyTorch's."""
-        size = max(_SMALLEST, -(-(size + _HEADER // 2) // _HEADER) * _HEADER)
-        wanted = size + _ALIGNMENT + _SMALLEST
-        index = bisect_left(self._blocks, (wanted, -1))
+        """Allocate ``size`` bytes with PyTorch's alignment, and return the address."""
+        size = max(_MIN_BLOCK, -(-(size + _HEADER // 2) // _HEADER) * _HEADER)
+        padded = size + _ALIGNMENT + _MIN_BLOCK
+        index = bisect_left(self._blocks, (padded, -1))
         if index < len(self._blocks):
             block, start = self._blocks[index]
             self._remove(start)
         else:
-            block, start = wanted, self._top
-            self._top += wanted
+            block, start = padded, self._top
+            self._top += padded
         address = start
         if (start + _HEADER) % _ALIGNMENT:
             address = -(-(start + _HEADER) // _ALIGNMENT) * _ALIGNMENT - _HEADER
-            if address - start < _SMALLEST:
+            if address - start < _MIN_BLOCK:
                 address += _ALIGNMENT
             self._add(start, address - start)
         rest = start + block - address - size
-        if rest < _SMALLEST:
+        if rest < _MIN_BLOCK:
             size += rest
         else:
             self._release(address + size, rest)
@@ -64,7 +63,7 @@ class AllocatorModel:
         return address
 
     def free(self, address: int) -> None:
-        """Free what `malloc` returned."""
+        """Free an address of `malloc`."""
         size = self._allocated.pop(address)
         self.live -= size
         self._release(address, size)
@@ -99,19 +98,19 @@ def lstm_workspace_bytes(seq: int, rows: int, *, input_size: int, hidden_size: i
     Gates, outputs, cell states and their float32 gradients; states twice, with the initial one (`set_workspace_sizes`
     in oneDNN's rnn_utils.cpp).
     """
+
+    def padded(width: int, itemsize: int) -> int:
+        line = _CACHE_LINE // itemsize
+        padded = -(-width // line) * line
+        return (padded + line if padded % _ALIASED == 0 else padded) * itemsize
+
     states, widest = 2 * (seq + 1) * rows, max(input_size, hidden_size)
     parts = [
-        seq * rows * _padded(4 * hidden_size, itemsize) * itemsize,  # gates
-        seq * rows * _padded(hidden_size, itemsize) * itemsize,  # outputs
-        states * _padded(widest, itemsize) * itemsize,
+        seq * rows * padded(4 * hidden_size, itemsize),  # gates
+        seq * rows * padded(hidden_size, itemsize),  # outputs
+        states * padded(widest, itemsize),
         states * hidden_size * itemsize,  # cell
-        *[states * _padded(widest, 4) * 4] * 2,  # gradients of the outputs: to the layer above, to the token before
+        *[states * padded(widest, 4)] * 2,  # gradients of the outputs: to the layer above, to the previous token
         states * hidden_size * 4,
     ]
     return sum(-(-part // _PAGE) * _PAGE for part in parts)
-
-
-def _padded(width: int, itemsize: int) -> int:
-    line = _CACHE_LINE // itemsize
-    padded = -(-width // line) * line
-    return padded + line if padded % _ALIASED == 0 else padded

@@ -1,43 +1,56 @@
-"""Reach of a training budget, and the model size that suits it."""
+"""Forecasts for a training budget: steps, tokens and epochs, the model size that suits it, and the held-out loss.
+
+The loss follows from measured runs; add new ones to `CURVES` and `CLASSIFIERS`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+
+from homespun.models.config import BackboneConfig, is_of_family
 from homespun.training.config import Budget, Limits
 
 TOKENS_PER_PARAMETER = 10.5
-"""Compute-optimal tokens a parameter (nanochat, dev/LOG.md), so that N = sqrt(C / 63) for a compute of C FLOPs.
+"""Compute-optimal tokens per parameter (nanochat, dev/LOG.md): N = sqrt(C / 63) for a compute of C FLOPs.
 
-spun-decoder: after 3 minutes of one core tiny is 0.58 nats ahead of mini, and the learning curves
-(`homespun.planning.forecast`) cross where this rule changes from tiny to mini (results/efficiency.md).
+Measured for spun-decoder: after 3 minutes of one core tiny is 0.58 nats ahead of mini, and the `CURVES` of
+both sizes cross where this rule changes from tiny to mini (results/efficiency.md).
 """
 
-PASSES = 4.0
-"""Epochs that count: repeated text is worth less and less from the fifth on (Muennighoff et al. 2023)."""
+MAX_EPOCHS = 4.0
+"""Epochs that count: repeated text is worth less from the fifth epoch on (Muennighoff et al. 2023)."""
+
+SIZE_EXPONENT, TOKEN_EXPONENT = 0.34, 0.28
+"""Exponents of the loss in parameters and in tokens (Hoffmann et al. 2022, approach 3)."""
+
+_MAX_TOKENS_RATIO = 10.0  # to the most measured tokens
+_MAX_SIZE_RATIO = 2.0  # of parameters or vocabulary, to the measured ones
 
 
 @dataclass(frozen=True)
 class DatasetSize:
-    """Rows and tokens of an epoch; None: not known, as of made-up text."""
+    """Rows and tokens of an epoch; None if unknown, as for synthetic text."""
 
     rows: int | None
     tokens: int | None
 
     def scaled(self, share: float) -> DatasetSize:
-        """A share of the dataset."""
+        """Size of a share of the dataset."""
         return DatasetSize(*(None if n is None else max(1, round(share * n)) for n in (self.rows, self.tokens)))
 
     def with_row_tokens(self, row_tokens: float) -> DatasetSize:
-        """The same rows with ``row_tokens`` tokens each, of input and target."""
+        """Size with ``row_tokens`` tokens per row, source and target together."""
         return DatasetSize(self.rows, None if self.rows is None else round(self.rows * row_tokens))
 
 
 @dataclass(frozen=True)
 class BudgetForecast:
-    """Reach of a budget; ``limit`` names the setting that ends it."""
+    """Totals at the end of a budget; ``limit`` names the setting that ends it."""
 
     limit: str
     steps: int
@@ -49,14 +62,14 @@ class BudgetForecast:
 def forecast_budget(
     budget: Budget, dataset: DatasetSize, *, batch_size: int, row_tokens: float, step_seconds: float | None
 ) -> BudgetForecast:
-    """Reach of ``budget``, without its validations.
+    """Totals at the end of ``budget``, without its validations.
 
-    With ``step_seconds`` None a budget of time reaches an unknown number of steps, and others take 0 seconds.
+    With ``step_seconds`` None, the steps of a time budget are unknown and those of other budgets take 0 seconds.
     """
     seconds = step_seconds or 0.0
     per_epoch = None if dataset.rows is None else -(-dataset.rows // batch_size)
     limits = Limits.of(budget, steps_per_epoch=per_epoch or 1)
-    # the last steps of an epoch are smaller
+    # the last step of an epoch is smaller
     step_tokens = row_tokens * (batch_size if dataset.rows is None or per_epoch is None else dataset.rows / per_epoch)
     ends = {"time": limits.seconds / seconds if seconds else math.inf, "tokens": limits.tokens / step_tokens}
     if budget.steps is not None:
@@ -71,19 +84,19 @@ def forecast_budget(
     return BudgetForecast(limit, steps, round(steps * step_tokens), steps * seconds, epochs)
 
 
-def step_warning(budget: Budget, reach: BudgetForecast) -> str | None:
-    """A warning if a single step exceeds the budget."""
-    if reach.steps == 1 and budget.tokens is not None and reach.tokens > budget.tokens:
-        taken, limit = f"{reach.tokens:,} tokens", f"{budget.tokens:,}"
-    elif reach.steps == 1 and budget.time is not None and reach.seconds > budget.time:
-        taken, limit = f"{reach.seconds:.2g} s", f"{budget.time:g} s"
+def step_warning(budget: Budget, forecast: BudgetForecast) -> str | None:
+    """Warn if a single step exceeds the budget."""
+    if forecast.steps == 1 and budget.tokens is not None and forecast.tokens > budget.tokens:
+        size, limit = f"{forecast.tokens:,} tokens", f"{budget.tokens:,}"
+    elif forecast.steps == 1 and budget.time is not None and forecast.seconds > budget.time:
+        size, limit = f"{forecast.seconds:.2g} s", f"{budget.time:g} s"
     else:
         return None
-    return f"one step takes {taken}, more than the budget of {limit}; lower train.batch_size, or raise the budget"
+    return f"one step takes {size}, more than the budget of {limit}; lower train.batch_size or raise the budget"
 
 
 def epochs_warning(budget: Budget, dataset: DatasetSize) -> str | None:
-    """A warning if the budget has more tokens than the dataset."""
+    """Warn if the budget has more tokens than the dataset."""
     if budget.tokens is None or not dataset.tokens or budget.tokens <= dataset.tokens:
         return None
     return (
@@ -93,24 +106,24 @@ def epochs_warning(budget: Budget, dataset: DatasetSize) -> str | None:
 
 
 def in_millions(count: float) -> str:
-    """``1.2 M``, below 100,000 ``51,234``."""
+    """Format as ``1.2 M``, or as ``51,234`` below 100,000."""
     return f"{count / 1e6:,.1f} M" if count >= 1e5 else f"{count:,.0f}"
 
 
 @dataclass(frozen=True)
 class SizeCandidate:
-    """A model size, and how far the budget reaches with it."""
+    """A model size with the forecast of the budget for it."""
 
     name: str  # such as `mini`
     shape: str  # such as `4 layers of 256`
-    parameters: int  # trained, word embeddings among them
+    parameters: int  # trained, word embeddings included
     reach: BudgetForecast
     dataset: DatasetSize
 
     @property
     def tokens(self) -> float:
-        """Tokens of the budget, at most `PASSES` passes over the dataset."""
-        return min(self.reach.tokens, PASSES * (self.dataset.tokens or math.inf))
+        """Tokens of the budget, at most `MAX_EPOCHS` epochs of the dataset."""
+        return min(self.reach.tokens, MAX_EPOCHS * (self.dataset.tokens or math.inf))
 
     @property
     def tokens_per_parameter(self) -> float:
@@ -120,32 +133,32 @@ class SizeCandidate:
 
 @dataclass(frozen=True)
 class SizeChoice:
-    """A chosen size, and the next larger one that was tried."""
+    """The chosen size, and the next larger candidate."""
 
     chosen: SizeCandidate
     larger: SizeCandidate | None = None
 
     def reason(self) -> str:
-        """One line: the size, the tokens of the budget, and the tokens a parameter."""
+        """One line with the size, the tokens of the budget and the tokens per parameter."""
         size, reach, corpus = self.chosen, self.chosen.reach, self.chosen.dataset.tokens
-        seen = f"{in_millions(reach.tokens)} tokens"
+        tokens = f"{in_millions(reach.tokens)} tokens"
         if reach.limit == "time":
             minutes = reach.seconds / 60
             duration = f"{minutes:.2g} minutes" if minutes < 90 else f"{minutes / 60:.2g} hours"
-            seen = f"{duration} at {reach.tokens / reach.seconds:,.0f} tokens/s are {seen}"
+            tokens = f"{duration} at {reach.tokens / reach.seconds:,.0f} tokens/s are {tokens}"
         if size.tokens < reach.tokens and corpus:
-            seen += f", of which {PASSES:.0f} passes over the text's {in_millions(corpus)} count"
-        others = "" if self.larger is None else f"; {self.larger.name}: {self.larger.tokens_per_parameter:.2g}"
+            tokens += f", of which {MAX_EPOCHS:.0f} epochs of the text's {in_millions(corpus)} count"
+        larger = "" if self.larger is None else f"; {self.larger.name}: {self.larger.tokens_per_parameter:.2g}"
         return (
-            f"size {size.name}: {size.shape}, {in_millions(size.parameters)} parameters: {seen}, "
-            f"{size.tokens_per_parameter:.2g} a parameter (best: {TOKENS_PER_PARAMETER}{others})"
+            f"size {size.name}: {size.shape}, {in_millions(size.parameters)} parameters: {tokens}, "
+            f"{size.tokens_per_parameter:.2g} a parameter (best: {TOKENS_PER_PARAMETER}{larger})"
         )
 
 
 def choose_size(candidates: Iterable[SizeCandidate]) -> SizeChoice:
-    """The size whose tokens a parameter are nearest to `TOKENS_PER_PARAMETER`, in proportion.
+    """Choose the size whose tokens per parameter are nearest to `TOKENS_PER_PARAMETER`, as a ratio.
 
-    ``candidates``: at least one, smallest first; not read beyond the first that is further off than the one before.
+    ``candidates``: at least one, smallest first; read up to the first that is further off than its predecessor.
     """
 
     def distance(size: SizeCandidate) -> float:
@@ -158,3 +171,177 @@ def choose_size(candidates: Iterable[SizeCandidate]) -> SizeChoice:
             return SizeChoice(chosen, candidate)
         chosen = candidate
     return SizeChoice(chosen)
+
+
+class PretrainingRun(NamedTuple):
+    """A run whose learning rate decayed to its end."""
+
+    parameters: int
+    tokens: int
+    loss: float  # held-out, nats a predicted token
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """Runs of one family on one text."""
+
+    family: str  # of presets
+    objective: str  # kind
+    optimizer: str  # kind
+    text: str
+    vocabulary: int
+    unigram: float  # loss of the unigram baseline
+    runs: tuple[PretrainingRun, ...]  # at least two
+    source: str
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        """Evaluate ``E + A N^-0.34 + B D^-0.28`` for N parameters and D tokens, with least squares coefficients.
+
+        A is 0 for runs of one size.
+        """
+        sizes, seen, losses = np.array(self.runs, dtype=float).T
+        several = float(len({*sizes}) > 1)
+        terms = np.stack([np.ones_like(sizes), several * sizes**-SIZE_EXPONENT, seen**-TOKEN_EXPONENT], axis=1)
+        weights = np.linalg.lstsq(terms, losses, rcond=None)[0]
+        return float(weights @ [1.0, several * parameters**-SIZE_EXPONENT, tokens**-TOKEN_EXPONENT])
+
+    def covers(self, parameters: float, vocabulary: int, tokens: float) -> bool:
+        """True if model, vocabulary and tokens are close enough to the measured ones."""
+        sizes = [run.parameters for run in self.runs]
+        return (
+            min(sizes) / _MAX_SIZE_RATIO <= parameters <= max(sizes) * _MAX_SIZE_RATIO
+            and self.vocabulary / _MAX_SIZE_RATIO <= vocabulary <= self.vocabulary * _MAX_SIZE_RATIO
+            and tokens <= _MAX_TOKENS_RATIO * max(run.tokens for run in self.runs)
+        )
+
+
+class ClassifierRun(NamedTuple):
+    """Accuracy of a classifier pretrained from scratch, and of TF-IDF with a linear model on the same examples."""
+
+    task: str
+    model: str
+    tokens: int  # of the pretraining
+    accuracy: float  # percent of the test examples
+    tfidf: float
+    source: str
+
+
+_TINY, _MINI = 1_417_216, 5_193_728  # parameters of spun-decoder with a vocabulary of 8,000
+
+CURVES = (
+    LearningCurve(
+        family="spun-decoder",
+        objective="clm",
+        optimizer="soap",
+        text="annual reports and earnings calls",
+        vocabulary=8_000,
+        unigram=6.44,
+        runs=(
+            PretrainingRun(_TINY, 274_365, 4.678),
+            PretrainingRun(_TINY, 1_099_560, 3.868),
+            PretrainingRun(_TINY, 4_000_000, 3.370),
+            PretrainingRun(_TINY, 20_120_000, 3.003),
+            PretrainingRun(_MINI, 411_556, 4.177),
+            PretrainingRun(_MINI, 1_200_000, 3.531),
+        ),
+        source="results/efficiency.md",
+    ),
+)
+
+CLASSIFIERS = (
+    ClassifierRun("financial topics", "spun-decoder-mini", 1_050_000, 83.9, 85.1, "results/efficiency.md"),
+    ClassifierRun("packages of Python", "spun-decoder-tiny", 1_420_000, 83.4, 88.1, "results/quickstart.md"),
+    ClassifierRun("AG News", "causal-mini", 5_400_000, 90.95, 91.70, "results/agnews.md"),
+    ClassifierRun("AG News", "causal-mini", 11_500_000, 92.18, 91.70, "results/agnews.md"),
+    ClassifierRun("AG News", "spun-decoder-mini", 13_500_000, 92.54, 91.70, "results/agnews.md"),
+    ClassifierRun("financial topics", "causal-mini", 12_500_000, 79.1, 85.1, "results/financial.md"),
+    ClassifierRun("financial topics", "causal-mini", 48_600_000, 86.9, 85.1, "results/financial.md"),
+    ClassifierRun("Financial PhraseBank", "causal-mini", 48_600_000, 80.7, 79.1, "results/financial.md"),
+)
+
+
+@dataclass(frozen=True)
+class LossForecast:
+    """Expected result of a pretraining from scratch."""
+
+    tokens: int  # of the budget
+    loss: float | None  # held-out, on the curve's text; None if no curve covers the model
+    curve: LearningCurve | None
+    threshold: ClassifierRun  # the run of fewest tokens whose classifier beat TF-IDF
+    seconds_to_threshold: float | None  # time of the threshold's tokens; None if the rate is unknown
+
+    @property
+    def below_threshold(self) -> bool:
+        """True if no classifier beat TF-IDF after so few tokens of pretraining."""
+        return self.tokens < self.threshold.tokens
+
+    def summary(self) -> str | None:
+        """One line with the expected loss; None if no curve covers the model."""
+        if self.curve is None:
+            return None
+        most = max(run.tokens for run in self.curve.runs)
+        beyond = f", extrapolated from at most {in_millions(most)}" if self.tokens > most else ""
+        return (
+            f"{in_millions(self.tokens)} tokens: held-out loss of about {self.loss:.1f} nats on text like "
+            f"{self.curve.text}, where the unigram baseline has {self.curve.unigram:.1f} ({self.curve.family}, "
+            f"{len(self.curve.runs)} runs{beyond}); other text has another loss"
+        )
+
+    def warning(self) -> str | None:
+        """Warn if the budget is below the threshold."""
+        if not self.below_threshold:
+            return None
+        best = self.threshold
+        budget = f"{in_millions(best.tokens)} tokens"
+        if self.seconds_to_threshold is not None:
+            minutes = math.ceil(self.seconds_to_threshold / 60)
+            budget = f"train.budget.time={f'{minutes}m' if minutes < 180 else f'{math.ceil(minutes / 60)}h'}"
+        return (
+            f"{in_millions(self.tokens)} tokens: a classifier has beaten TF-IDF after {in_millions(best.tokens)} "
+            f"tokens of pretraining from scratch ({best.model}, {best.task}; {best.source}) and not after fewer; give "
+            f"{budget}, or start from a checkpoint (--from)"
+        )
+
+    def to_dict(self) -> dict[str, str | float | None]:
+        """Values for result files."""
+        return {
+            "summary": self.summary(),
+            "tokens": self.tokens,
+            "loss": self.loss,
+            **{name: getattr(self.curve, name, None) for name in ("unigram", "text", "source")},
+            "threshold_tokens": self.threshold.tokens,
+            "threshold_source": self.threshold.source,
+            "below_threshold": self.below_threshold,
+            "seconds_to_threshold": self.seconds_to_threshold,
+        }
+
+
+def forecast_loss(
+    backbone: BackboneConfig,
+    *,
+    objective: str,
+    optimizer: str,
+    parameters: int,
+    tokens: int,
+    tokens_per_second: float | None,
+) -> LossForecast:
+    """Forecast the result of pretraining ``backbone`` from scratch.
+
+    Args:
+        objective, optimizer: kinds.
+        parameters: trained parameters.
+        tokens: of the budget.
+        tokens_per_second: None if unknown.
+    """
+    curves = (
+        curve
+        for curve in CURVES
+        if (curve.objective, curve.optimizer) == (objective, optimizer)
+        and curve.covers(parameters, backbone.vocab_size, tokens)
+        and is_of_family(backbone, curve.family)
+    )
+    curve = next(curves, None)
+    threshold = min((run for run in CLASSIFIERS if run.accuracy > run.tfidf), key=lambda run: run.tokens)
+    loss = None if curve is None else curve.loss(parameters, tokens)
+    seconds = threshold.tokens / tokens_per_second if tokens_per_second else None
+    return LossForecast(tokens, loss, curve, threshold, seconds)

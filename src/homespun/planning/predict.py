@@ -1,4 +1,4 @@
-"""Memory, FLOPs and seconds of a training step, and the fastest way to make it within a memory limit."""
+"""Memory, FLOPs and seconds of a training step, and the fastest settings within a memory limit."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from homespun.training.step import set_gradient_checkpointing
 
 @dataclass(frozen=True)
 class Workload:
-    """Everything needed to run or trace a step."""
+    """Model, batches and settings of a step that is run or traced."""
 
     build: Callable[[], nn.Module]  # the objective, with random weights
     batches: Callable[[int, int], list[Batch]]  # (rows, count) -> micro-batches of `rows` rows, the largest first
     train: TrainConfig
-    lighter: str = ""  # a setting that would take less memory, for errors
+    lighter: str = ""  # a setting that takes less memory, for errors
     on_pass: Callable[[int], None] = lambda rows: None  # called after each traced forward or backward pass
 
     def with_train(self, **changes: object) -> Workload:
-        """The workload with other training settings."""
+        """Workload with other training settings."""
         return dataclasses.replace(self, train=self.train.model_copy(update=changes))
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. ``peak`` is what a run reports: of the process on a CPU, of the tensors on a GPU."""
+    """Bytes. ``peak`` is that of the process on a CPU, of the tensors on a GPU."""
 
     weights: int
     gradients: int
@@ -64,10 +64,10 @@ Predict = Callable[[Workload, int, bool], Prediction]  # (workload, rows, accumu
 
 
 def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device, accumulate: bool) -> Prediction:
-    """Trace three steps; with ``accumulate`` the second has two micro-batches.
+    """Trace three steps; with ``accumulate`` the second one has two micro-batches.
 
     Raises:
-        UserError: the recipe cannot be built, or its device lacks the precision.
+        UserError: the recipe cannot be built, or the device lacks the precision.
     """
     config = workload.train
     largest, typical = workload.batches(rows, 2)
@@ -78,14 +78,13 @@ def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device
         objective.train()
         tracer.watch(objective)
         optimizer = config.optimizer.build(objective)
-        parameters = _count(objective)
         weights = tracer.allocator.live
         trained = [p for p in objective.parameters() if p.requires_grad]
 
-        def micro_batch(part: Batch) -> dict[str, int]:
+        def micro_batch(batch: Batch) -> dict[str, int]:
             before = tracer.held()
             with tracer.span("forward"), torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-                total = objective(part).total(part.targets)
+                total = objective(batch).total(batch.targets)
             workload.on_pass(rows)
             kept = tracer.held() - before
             with tracer.span("backward"):
@@ -99,7 +98,7 @@ def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-        # the peak is in the second step, which has the optimizer's state, and gradients of an earlier micro-batch
+        # the peak is in the second step, which has the optimizer state, and gradients of an earlier micro-batch
         micro_batch(largest)
         update()
         state = tracer.allocator.live - weights
@@ -108,15 +107,17 @@ def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device
         if accumulate:
             micro_batch(largest)
         update()
-        tracer.spans.clear()  # time and FLOPs are those of the third step, a typical one
+        tracer.spans.clear()  # time and FLOPs are those of the third step, with a typical batch
         micro_batch(typical)
         update()
+        embeddings = {p for m in objective.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+        parameters = {"total": [*objective.parameters()], "trained": trained, "embeddings": [*embeddings]}
     process, peak = 0, tracer.allocator.peak_live
     if device.type == "cpu":
         process, peak = round(rates.base), round(rates.base) + tracer.allocator.peak
     return Prediction(
         rows=rows,
-        parameters=parameters,
+        parameters={name: sum(p.numel() for p in group) for name, group in parameters.items()},
         memory=Memory(weights, gradients, state, sum(by_part.values()), by_part, process, peak),
         tokens=typical.real_tokens / typical.num_rows,
         flops_forward=tracer.sum("forward", flops),
@@ -126,17 +127,8 @@ def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device
     )
 
 
-def _count(objective: nn.Module) -> dict[str, int]:
-    embeddings = {p for m in objective.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    return {
-        "total": sum(p.numel() for p in objective.parameters()),
-        "trained": sum(p.numel() for p in objective.parameters() if p.requires_grad),
-        "embeddings": sum(p.numel() for p in embeddings),
-    }
-
-
 class NothingFits(UserError):
-    """A memory limit below the smallest need of a recipe."""
+    """A recipe needs more memory than the limit, with any settings."""
 
 
 @dataclass(frozen=True)
@@ -154,65 +146,65 @@ class Choice:
 
     @property
     def step_seconds(self) -> float:
-        """Predicted time of a step."""
+        """Predicted seconds of a step."""
         micro_batches = self.workload.train.batch_size / self.rows
         return micro_batches * self.prediction.seconds + self.prediction.update_seconds
 
 
 def choose(workload: Workload, *, memory: int | None, predict: Predict) -> Choice:
-    """The fastest step of the recipe within ``memory`` bytes.
+    """Choose the fastest settings of a step within ``memory`` bytes.
 
-    A ``micro_batch_size`` in the recipe is kept. Gradient checkpointing is turned on if it is faster than the small
-    micro-batches that fit without, or nothing fits. Then bf16 is tried, if the recipe has ``precision: auto``.
+    A ``micro_batch_size`` in the recipe is kept. Gradient checkpointing is turned on if nothing fits without it, or if
+    it is faster than the small micro-batches that do. If still nothing fits and the recipe has ``precision: auto``,
+    bf16 is tried.
 
     Raises:
-        NothingFits: with the smallest memory that would do.
+        NothingFits: with the minimum memory.
     """
-    plain = _largest(workload, memory, predict)
+    plain = _largest_fitting(workload, memory, predict)
     if plain is not None and (memory is None or plain.accumulation == 1):
         return plain
     assert memory is not None
     others = [] if workload.train.gradient_checkpointing else [workload.with_train(gradient_checkpointing=True)]
-    found = [plain, *(_largest(other, memory, predict) for other in others)]
-    if not any(found) and workload.train.precision == "auto":
-        narrow = [other.with_train(precision="bf16") for other in [workload, *others]]
-        found = [_largest(other, memory, predict) for other in narrow]
-        others += narrow
-    if fitting := [choice for choice in found if choice is not None]:
+    choices = [plain, *(_largest_fitting(other, memory, predict) for other in others)]
+    if not any(choices) and workload.train.precision == "auto":
+        in_bf16 = [other.with_train(precision="bf16") for other in [workload, *others]]
+        choices = [_largest_fitting(other, memory, predict) for other in in_bf16]
+        others += in_bf16
+    if fitting := [choice for choice in choices if choice is not None]:
         return min(fitting, key=lambda choice: choice.step_seconds)
     rows = workload.train.micro_batch_size or 1
     accumulate = rows < workload.train.batch_size
-    least = min(predict(other, rows, accumulate).memory.peak for other in [workload, *others])
+    minimum = min(predict(other, rows, accumulate).memory.peak for other in [workload, *others])
     lighter = f", or set {workload.lighter}" if workload.lighter else ""
     fewer = "train.micro_batch_size or " if rows > 1 else ""
     raise NothingFits(
         f"nothing fits into {_gigabytes(memory)}: with micro-batches of {rows} this recipe takes at least "
-        f"{_gigabytes(least)}; give that much, lower {fewer}data.max_length, or take a smaller model{lighter}"
+        f"{_gigabytes(minimum)}; allow that much, lower {fewer}data.max_length, or take a smaller model{lighter}"
     )
 
 
-def _largest(workload: Workload, memory: int | None, predict: Predict) -> Choice | None:
-    """The largest micro-batch that fits, among those that cut the step into parts as equal as can be."""
-    batch = workload.train.batch_size
-    given = workload.train.micro_batch_size
-    most = min(given or batch, batch)
-    first = predict(workload, most, most < batch)
-    if memory is None or first.memory.peak <= memory:
-        return Choice(workload, most, first)
-    if given is not None or most == 1:
+def _largest_fitting(workload: Workload, memory: int | None, predict: Predict) -> Choice | None:
+    """Choose the largest micro-batch that fits, among those that split the step most evenly."""
+    batch, fixed = workload.train.batch_size, workload.train.micro_batch_size
+    largest = min(fixed or batch, batch)
+    upper = predict(workload, largest, largest < batch)
+    if memory is None or upper.memory.peak <= memory:
+        return Choice(workload, largest, upper)
+    if fixed is not None or largest == 1:
         return None
-    single = predict(workload, 1, True)
-    if single.memory.peak > memory:
+    lower = predict(workload, 1, True)
+    if lower.memory.peak > memory:
         return None
-    # nearly linear in the rows; where it is not, the next smaller size is tried
-    slope = (first.memory.peak - single.memory.peak) / (most - 1)
-    rows = 1 + int((memory - single.memory.peak) / max(slope, 1.0))
+    # memory is nearly linear in the rows; otherwise the next smaller size is tried
+    slope = (upper.memory.peak - lower.memory.peak) / (largest - 1)
+    rows = 1 + int((memory - lower.memory.peak) / max(slope, 1.0))
     for size in sorted({-(-batch // parts) for parts in range(2, batch)}, reverse=True):
         if size <= rows:
             prediction = predict(workload, size, True)
             if prediction.memory.peak <= memory:
                 return Choice(workload, size, prediction)
-    return Choice(workload, 1, single)
+    return Choice(workload, 1, lower)
 
 
 def _gigabytes(size: int) -> str:

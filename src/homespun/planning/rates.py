@@ -1,7 +1,7 @@
 """FLOPs and time of operations.
 
-`flops` counts matrix products, convolutions, attention and recurrent layers. `Rates` are a few short measurements of
-this machine, made once and cached, from which `Rates.seconds` estimates the time of an operation.
+`flops` counts matrix products, convolutions, attention and recurrent layers. `Rates` are short measurements of this
+machine, cached, from which `Rates.seconds` estimates the time of an operation.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _VERSION = 4  # of the cached measurements
 
 
 def flops(operation: Operation) -> float:
-    """FLOPs of one call (a multiplication and an addition are two); 0 for all but products, convolutions, fused layers.
+    """FLOPs of one call of a product, convolution or fused layer, else 0; a multiplication and an addition are two.
 
-    Attention counts masked pairs too; a recurrent layer sends every token through every matrix.
+    Attention counts masked pairs too; a recurrent layer multiplies every token by every matrix.
     """
     name, shapes = operation.name, operation.inputs
     backward = name.endswith("_backward")
@@ -69,7 +69,7 @@ def flops(operation: Operation) -> float:
         tokens, *others = shapes
         if name.startswith("mkldnn"):
             weights: Iterable[Shape] = others[:2]
-        else:  # the weights stand between states, which have three dimensions
+        else:  # the weights are between the states, which have three dimensions
             later = itertools.dropwhile(lambda shape: len(shape) > 2, others)
             weights = itertools.takewhile(lambda shape: len(shape) < 3, later)
         matrices = sum(math.prod(shape) for shape in weights if len(shape) == 2)
@@ -84,7 +84,7 @@ def _factors(operation: Operation) -> Sequence[Shape]:
 
 
 class FlopCounter(TorchDispatchMode):
-    """Sums the `flops` of real operations in ``total``."""
+    """Sum of the `flops` of real operations, in ``total``."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -99,9 +99,9 @@ class FlopCounter(TorchDispatchMode):
 
 
 def flops_per_token(objective: nn.Module, batch: Batch) -> float:
-    """FLOPs of training on one token that is not padding, forward and backward, from a batch of at least one row.
+    """FLOPs of the forward and backward pass per token of ``batch``, padding excluded.
 
-    Clears the gradients of ``objective``; leaves the random number generator unchanged.
+    Clears the gradients of ``objective``; restores the random state.
     """
     device = next(objective.parameters()).device
     with torch.random.fork_rng(devices=[]), FlopCounter() as counter:
@@ -112,7 +112,7 @@ def flops_per_token(objective: nn.Module, batch: Batch) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one device with one number of threads; FLOPs, elements or bytes a second."""
+    """Rates of one device with one number of threads: FLOPs, elements or bytes a second."""
 
     products: float  # FLOPs of large matrices
     small_products: float  # FLOPs of many matrices of 64 x 64
@@ -120,20 +120,19 @@ class Rates:
     attention: float  # FLOPs of fused attention
     recurrent: float  # FLOPs of fused recurrent layers
     moved: float  # bytes read and written
-    unary: float  # elements of exponentials and the like
+    unary: float  # elements of functions such as exp
     drawn: float  # random numbers
     gathered: float  # bytes
     sorted: float  # elements
     call: float  # seconds to call an operator
-    base: float = 0.0  # bytes of the process besides its tensors; 0 on a GPU
+    base: float = 0.0  # bytes of the process without tensors; 0 on a GPU
 
     def seconds(self, operation: Operation) -> float:
         """Time of one call: the larger of its arithmetic and its memory traffic."""
         if not operation.moved:
             return self.call
-        family, count = _family(operation.name), flops(operation)
+        family, count, work = _family(operation.name), flops(operation), 0.0
         moved = operation.moved / (self.gathered if family == "gathered" else self.moved)
-        work = 0.0
         if count:
             work = count / self._flops_rate(operation)
         elif family in ("unary", "drawn", "sorted"):
@@ -161,11 +160,17 @@ def _family(name: str) -> str:
 
 
 def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, remeasure: bool = False) -> Rates:
-    """Rates from the user's cache folder, else measured in about two seconds and cached.
+    """Rates from the user's cache folder, or else measured in about two seconds and cached.
 
-    ``clock`` returns seconds; ``remeasure`` measures again, but keeps ``base``.
+    Args:
+        device: of the rates.
+        clock: returns seconds.
+        remeasure: measure again; keeps ``base``.
     """
-    cached = _read(_file(device))
+    cached = None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        values = json.loads(_file(device).read_text(encoding="utf-8"))
+        cached = Rates(**{field.name: float(values[field.name]) for field in fields(Rates)})
     if cached is not None and not remeasure:
         return cached
     rates = replace(_measure(device, clock), base=0.0 if cached is None else cached.base)
@@ -175,7 +180,7 @@ def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, rem
 
 
 def save_rates(device: torch.device, rates: Rates) -> Rates:
-    """Write ``rates`` to the user's cache folder, if that can be written; return them."""
+    """Write ``rates`` to the user's cache folder, if it is writable; return them."""
     with contextlib.suppress(OSError):
         write_text(_file(device), json.dumps(asdict(rates), indent=2))
     return rates
@@ -187,14 +192,14 @@ def _measure(device: torch.device, clock: Clock) -> Rates:
 
     def seconds(call: Callable[[], object], *, repeats: int = 5) -> float:
         call()
-        found = []
+        times = []
         for _ in range(repeats):
             synchronize(device)
-            began = clock()
+            start = clock()
             call()
             synchronize(device)
-            found.append(clock() - began)
-        return max(statistics.median(found), 1e-7)
+            times.append(clock() - start)
+        return max(statistics.median(times), 1e-7)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device)
@@ -213,8 +218,8 @@ def _measure(device: torch.device, clock: Clock) -> Rates:
     network, steps = nn.LSTM(256, 256, device=device), normal(32, 32, 256)
     recurrent = 16.0 * steps[..., 0].numel() * 256 * 256
     # larger than the caches, as the tensors of a step are, and already allocated
-    left, right, made = (normal(_LARGE) for _ in range(3))
-    drawn, rows = made[: _LARGE // 4], made.view(-1, 256)
+    left, right, out = (normal(_LARGE) for _ in range(3))
+    drawn, rows = out[: _LARGE // 4], out.view(-1, 256)
     table, index = normal(4096, 256), torch.randint(4096, (len(rows),), device=device)
     one, other, flat = normal(8), normal(8), normal(2**20)
     return Rates(
@@ -223,8 +228,8 @@ def _measure(device: torch.device, clock: Clock) -> Rates:
         half_products=product / seconds(lambda: half_tall @ half_wide, repeats=3),
         attention=pairs / seconds(lambda: F.scaled_dot_product_attention(query, query, query)),
         recurrent=recurrent / seconds(lambda: network(steps)),
-        moved=12.0 * _LARGE / seconds(lambda: torch.add(left, right, out=made)),
-        unary=_LARGE / seconds(lambda: torch.ops.aten.gelu(left, out=made)),
+        moved=12.0 * _LARGE / seconds(lambda: torch.add(left, right, out=out)),
+        unary=_LARGE / seconds(lambda: torch.ops.aten.gelu(left, out=out)),
         drawn=drawn.numel() / seconds(lambda: drawn.uniform_()),
         gathered=8.0 * _LARGE / seconds(lambda: torch.index_select(table, 0, index, out=rows)),
         sorted=flat.numel() / seconds(lambda: flat.argsort(), repeats=2),
@@ -243,11 +248,3 @@ def _file(device: torch.device) -> Path:
     machine = re.sub(r"[^\w.-]", "_", f"{name}-{torch.get_num_threads()}-{torch.__version__}")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "homespun" / f"rates-{_VERSION}-{machine}.json"
-
-
-def _read(file: Path) -> Rates | None:
-    try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        return Rates(**{field.name: float(kept[field.name]) for field in fields(Rates)})
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

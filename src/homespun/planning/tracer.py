@@ -1,8 +1,8 @@
 """Trace a training step on fake tensors: operations, shapes and memory, without computing values.
 
-The step runs under PyTorch's fake tensors; a tensor that the real step frees is freed here too. So no attention,
-objective or residual wiring needs a description. Integer tensors (masks, positions, blocks) are small and decide what
-is computed, so they keep their values.
+The step runs under PyTorch's fake tensors, and a tensor that the real step frees is freed in the trace. So attentions,
+objectives and residual connections need no description. Integer tensors (masks, positions, blocks) are small and
+control the computation, so they keep their values.
 """
 
 from __future__ import annotations
@@ -18,25 +18,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from homespun.nn.torch_private import (
-    FakeTensor,
-    FakeTensorMode,
-    OpOverload,
-    TorchDispatchMode,
-    storage_id,
-    tree_leaves,
-)
+from homespun.nn.torch_private import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode, storage_id, tree_leaves
 from homespun.nn.vocabulary_loss import repeat_context
 from homespun.planning.allocator import AllocatorModel, lstm_workspace_bytes
 
 Shape = tuple[int, ...]
 Types = Sequence[type]
-Arguments = tuple[object, ...]  # of an operator's call
+Arguments = tuple[object, ...]  # of an operator call
 Keywords = Mapping[str, object] | None
 
-_LARGEST_REAL = 2**24  # elements; larger results of integer operations are fake too
-_LARGEST_DRAWN = 2**16  # elements; what a model draws when it is built, such as random blocks, is smaller
-# uninitialised or random, also of integers: these values decide nothing
+_MAX_REAL = 2**24  # elements; larger results of integer operations are fake too
+_MAX_RANDOM = 2**16  # elements; random numbers of a model's constructor, such as random blocks, are fewer
+# uninitialised or random, also of integers: no computation depends on the values
 _VALUELESS = ("empty", "new_empty", "empty_strided", "random", "random_", "bernoulli", "bernoulli_", "empty_like")
 _INTEGER_BY_DEFAULT = ("arange", "randint", "randperm", "full", "scalar_tensor", "lift_fresh", "tril_indices")
 _PART = re.compile(r".*?(?:embeddings|layers\.\d+\.\w+|head|final_norm)(?=\.|$)")
@@ -44,7 +37,7 @@ _PART = re.compile(r".*?(?:embeddings|layers\.\d+\.\w+|head|final_norm)(?=\.|$)"
 
 @dataclass(frozen=True)
 class Operation:
-    """One call of an operator, as far as its time depends on it."""
+    """One operator call, with the properties that its time depends on."""
 
     name: str  # of the operator, such as `addmm`
     inputs: tuple[Shape, ...]
@@ -54,7 +47,7 @@ class Operation:
 
     @classmethod
     def of(cls, func: OpOverload, inputs: Sequence[Tensor], outputs: Sequence[Tensor], allocated: int) -> Operation:
-        """The operation of a call whose outputs allocated so many bytes."""
+        """Operation of a call that allocated ``allocated`` bytes."""
         name = func.overloadpacket.__name__
         in_place = name.endswith("_") or func._schema.is_mutable
         touched = [*inputs, *outputs] if allocated or in_place or any(t.dim() == 0 for t in outputs) else []
@@ -69,7 +62,7 @@ class Operation:
 
 
 class StepTracer(TorchDispatchMode):
-    """``with StepTracer() as tracer:`` build and run; then read `allocator`, `spans` and `held`.
+    """Trace of the model and the steps that are built and run inside ``with StepTracer() as tracer:``.
 
     Attributes:
         allocator: memory of the tensors.
@@ -83,7 +76,7 @@ class StepTracer(TorchDispatchMode):
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._span: Counter[Operation] | None = None
         self._repeats = 1
-        self._known: dict[int, tuple[int, str]] = {}  # storage -> bytes, part
+        self._storages: dict[int, tuple[int, str]] = {}  # storage -> bytes, part
         self._parts: list[str] = []
 
     def __enter__(self) -> StepTracer:
@@ -98,11 +91,11 @@ class StepTracer(TorchDispatchMode):
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Count operations under ``name``."""
-        before, self._span = self._span, self.spans.setdefault(name, Counter())
+        outer, self._span = self._span, self.spans.setdefault(name, Counter())
         try:
             yield
         finally:
-            self._span = before
+            self._span = outer
 
     def sum(self, name: str, value: Callable[[Operation], float]) -> float:
         """Sum ``value`` over all calls in the span ``name``."""
@@ -110,7 +103,7 @@ class StepTracer(TorchDispatchMode):
 
     @contextmanager
     def repeat(self, count: int) -> Iterator[None]:
-        """Count operations ``count`` times. Memory is that of one time, as each frees what it allocates."""
+        """Count operations ``count`` times. Memory counts once: each iteration frees what it allocates."""
         self._repeats *= count
         try:
             yield
@@ -118,7 +111,7 @@ class StepTracer(TorchDispatchMode):
             self._repeats //= count
 
     def watch(self, module: nn.Module) -> None:
-        """Attribute tensors to the parts of ``module`` that allocate them, from now on."""
+        """Attribute further tensors to the parts of ``module`` that allocate them."""
         for name, child in module.named_modules():
             if _PART.fullmatch(name) is not None:
                 child.register_forward_pre_hook(lambda *_, name=name: self._parts.append(name))
@@ -128,9 +121,9 @@ class StepTracer(TorchDispatchMode):
         self._parts.pop()
 
     def held(self) -> Counter[str]:
-        """Bytes that are allocated now, by the part that allocated them."""
+        """Allocated bytes by the part that allocated them."""
         sums: Counter[str] = Counter()
-        for size, part in self._known.values():
+        for size, part in self._storages.values():
             sums[part] += size
         return sums
 
@@ -140,7 +133,7 @@ class StepTracer(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = tensors((args, kwargs))
         name = func.overloadpacket.__name__
-        if name == "device":  # fake tensors alone are asked for it, twice for each operation
+        if name == "device":  # called twice for each operation, on fake tensors only
             return inputs[0].device
         fake = any(isinstance(tensor, FakeTensor) for tensor in inputs)
         if fake and name == "_local_scalar_dense" and inputs[0].dtype == torch.bool:
@@ -151,44 +144,43 @@ class StepTracer(TorchDispatchMode):
                 if name == "mkldnn_rnn_layer":  # fake tensors have no workspace
                     result = (*result[:-1], _lstm_workspace(inputs[0], inputs[2]))
         else:
-            result = self._real(func, name, args, kwargs)
+            result = self._compute(func, name, args, kwargs)
         outputs = tensors(result)
         allocated = sum([self._allocate(tensor) for tensor in outputs])
         if self._span is not None:
             self._span[Operation.of(func, inputs, outputs, allocated)] += self._repeats
         return result
 
-    def _real(self, func: OpOverload, name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-        """Values, unless they are too many."""
+    def _compute(self, func: OpOverload, name: str, args: Arguments, kwargs: Mapping[str, object]) -> object:
+        """Compute values, except of results with more than `_MAX_REAL` elements."""
         depends_on_values = torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
         if not name.endswith("_") and func._schema.returns and not depends_on_values:
             with self._fake:
                 shapes = func(*args, **kwargs)
-            if any(tensor.numel() > _LARGEST_REAL for tensor in tensors(shapes)):
+            if any(tensor.numel() > _MAX_REAL for tensor in tensors(shapes)):
                 return shapes
         return func(*args, **kwargs)
 
     def _allocate(self, tensor: Tensor) -> int:
-        """Bytes of the tensor's storage where it is new, else 0."""
-        storage = tensor.untyped_storage()
-        key = storage_id(tensor)
-        if key in self._known:
+        """Allocate the tensor's storage if it is new; returns its bytes, else 0."""
+        storage, key = tensor.untyped_storage(), storage_id(tensor)
+        if key in self._storages:
             return 0
         size = storage.nbytes()
         address = self.allocator.malloc(size)
-        self._known[key] = size, self._parts[-1] if self._parts else "elsewhere"
-        # not a method of the tracer: that would keep it alive as long as the tensor
-        weakref.finalize(storage, _free, self.allocator, address, self._known, key).atexit = False
+        self._storages[key] = size, self._parts[-1] if self._parts else "elsewhere"
+        # not a method of the tracer, which the finalizer would keep alive as long as the tensor
+        weakref.finalize(storage, _free, self.allocator, address, self._storages, key).atexit = False
         return size
 
 
-def _free(allocator: AllocatorModel, address: int, known: dict[int, tuple[int, str]], key: int) -> None:
+def _free(allocator: AllocatorModel, address: int, storages: dict[int, tuple[int, str]], key: int) -> None:
     allocator.free(address)
-    del known[key]
+    del storages[key]
 
 
 def tensors(tree: object) -> list[Tensor]:
-    """The tensors among arguments or results of an operator."""
+    """Tensors among the arguments or results of an operator."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
@@ -200,13 +192,13 @@ def _lstm_workspace(inputs: Tensor, recurrent_weight: Tensor) -> Tensor:
     return torch.empty(size, dtype=torch.uint8)
 
 
-def _has_values(name: str, inputs: Sequence[Tensor], args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    """True if a call without fake inputs gives values: results of integers do."""
+def _has_values(name: str, inputs: Sequence[Tensor], args: Arguments, kwargs: Mapping[str, object]) -> bool:
+    """True if a call without fake inputs returns values: integer results do."""
     if name in _VALUELESS:
         return False
     if name in ("rand", "randn") and not inputs:
-        return math.prod(torch.Size(args[0])) <= _LARGEST_DRAWN  # type: ignore[arg-type]
-    dtype = kwargs.get("dtype")
+        return math.prod(torch.Size(args[0])) <= _MAX_RANDOM  # type: ignore[arg-type]
     if inputs:
         return True
-    return name in _INTEGER_BY_DEFAULT if not isinstance(dtype, torch.dtype) else not dtype.is_floating_point
+    dtype = kwargs.get("dtype")
+    return not dtype.is_floating_point if isinstance(dtype, torch.dtype) else name in _INTEGER_BY_DEFAULT
