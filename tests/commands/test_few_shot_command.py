@@ -72,7 +72,7 @@ def ask(world: Path, model: str = "causal", **fields: Any) -> Any:
         ("causal", {"answers": {"food": "sport"}}, "two labels.*'sport'"),
         ("causal", {"answers": {"food": " "}}, "'food' is empty"),
         ("causal", {"shots": [99]}, "99 examples.* 60"),
-        ("bert", {}, "later ones"),
+        ("bert", {}, "bidirectional"),
     ],
 )
 def test_mistakes_are_one_line(world: Path, model: str, fields: dict[str, Any], message: str) -> None:

@@ -155,7 +155,7 @@ def test_a_model_that_does_not_write_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="language model"):
         score_answers(built(tokenizer, {"preset": "bert-tiny"}, "discriminator"), prompts(tokenizer), tokenizer)
     for head in ("causal_lm", "masked_lm"):
-        with pytest.raises(UserError, match="later ones"):
+        with pytest.raises(UserError, match="bidirectional"):
             score_answers(built(tokenizer, {"preset": "bert-tiny"}, head), prompts(tokenizer), tokenizer)
 
 

@@ -13,8 +13,7 @@ from homespun.commands.generate import generator
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.hf.open import load, open_model
-from homespun.inference.batch_generation import TextGenerationConfig, generate_batch
-from homespun.inference.text_generator import TextGenerator
+from homespun.inference.generation import TextGenerationConfig, TextGenerator, generate_batch
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
 from homespun.text.tokenizer import Tokenizer
@@ -148,8 +147,8 @@ def test_what_the_verbs_refuse(folder: Path, tmp_path: Path) -> None:
         ("--prompt", "a", "--num-return-sequences", "2"): "--seed on the command line",
         ("--input", str(file), "--out", str(tmp_path / "o.txt")): "must end in .jsonl",
         ("--input", str(file), "--out", str(tmp_path / "o.jsonl")): "empty",
-        ("--input", str(file), "--out", str(tmp_path / "o.jsonl"), "--batch-size", "0"): "must be 1 or more, not 0",
-        ("--input", str(file), "--out", str(tmp_path / "o.jsonl"), "--batch-size", "-1"): "must be 1 or more, not -1",
+        ("--input", str(file), "--out", str(tmp_path / "o.jsonl"), "--batch-size", "0"): "=0 must be at least 1",
+        ("--input", str(file), "--out", str(tmp_path / "o.jsonl"), "--batch-size", "-1"): "=-1 must be at least 1",
     }.items():
         result = run("generate", str(folder), *arguments)
         assert isinstance(result.exception, UserError), (arguments, result.exception)

@@ -12,7 +12,7 @@ from homespun.data.labels import Labels
 from homespun.data.question_answering import Question, QuestionRows, question_batch
 from homespun.data.rows import Row
 from homespun.data.token_labels import IGNORE_INDEX
-from homespun.inference.question_answering import find_answers
+from homespun.inference.spans import find_answers
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model

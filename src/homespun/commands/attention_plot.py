@@ -26,7 +26,7 @@ from homespun.commands.recipe import PretrainRecipe, load_recipe
 from homespun.data.source_target import SourceTargetTemplate
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.inference.text_generator import TextGenerator
+from homespun.inference.generation import TextGenerator
 from homespun.io.atomic import write_bytes
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.bundle import ModelBundle

@@ -11,7 +11,7 @@ from homespun.data.corpus import Progress
 from homespun.data.labels import get_text
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.inference.text_generator import TextGenerator
+from homespun.inference.generation import TextGenerator
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.config import ReadOptions, stored_task
 from homespun.text.formats import Record

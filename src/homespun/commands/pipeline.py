@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from homespun.data.labels import LabelledRows, Labels
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.inference.embedding import embed_rows
-from homespun.inference.text_generator import TextGenerator
+from homespun.inference.generation import TextGenerator
+from homespun.inference.predict import embed_rows
 from homespun.models.bundle import ModelBundle
 from homespun.models.generation.settings import GenerationArguments
 from homespun.tasks.text_models import TextModel, find_text_model, open_text_model, predict_examples, to_predictions

@@ -23,8 +23,7 @@ from homespun.errors import UserError
 from homespun.fitting.candidates import METRICS, score
 from homespun.fitting.inspection import Inspection
 from homespun.hf.open import open_model
-from homespun.inference.embedding import embed_rows
-from homespun.inference.predict import DEFAULT_RULE
+from homespun.inference.predict import DEFAULT_RULE, embed_rows
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object, read_optional
 from homespun.models.bundle import ModelBundle

@@ -1,8 +1,8 @@
-"""In-context learning: answers are scored by their log-probability after a prompt.
+"""In-context learning: log-probabilities of answers after a prompt.
 
-A prompt is an instruction, examples with their answers, and a text without one (Brown et al. 2020, section 2). The
-part before the text is the same for many texts: a decoder reads it once, and continues from its cache. An encoder reads
-the full prompt, and its decoder scores the answers.
+A prompt is an instruction, examples with answers, and a text to answer (Brown et al. 2020, section 2). A decoder reads
+the common prefix of all prompts once, and continues from its cache. An encoder reads the full prompt, and its decoder
+scores the answers.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class PromptTemplate(Config):
 
     instruction: str = Field(default="", description="task description before the examples")
     example: str = Field(
-        default="{text}\nAnswer: {answer}", description="an example; the last one ends before its answer"
+        default="{text}\nAnswer: {answer}", description="format of an example; the last one ends before its answer"
     )
-    separator: str = Field(default="\n\n", description="after the instruction and after each example")
+    separator: str = Field(default="\n\n", description="text after the instruction and after each example")
 
     @field_validator("example")
     @classmethod
     def _text_then_answer(cls, example: str) -> str:
         if (example.count(_TEXT), example.count(_ANSWER)) != (1, 1) or example.index(_TEXT) > example.index(_ANSWER):
-            raise ValueError(f"an example must have {_TEXT} once and then {_ANSWER} once, unlike {example!r}")
+            raise ValueError(f"an example must have {_TEXT} once and then {_ANSWER} once, not {example!r}")
         return example
 
     def before(self, examples: Sequence[tuple[str, str]]) -> str:
-        """Instruction and ``examples``, texts with their answers: the part that all prompts share."""
+        """Common prefix of all prompts: the instruction and ``examples``, texts with their answers."""
         parts = [self.instruction] if self.instruction else []
         parts += [
             self.example.replace(_ANSWER, _line(answer)).replace(_TEXT, _line(text), 1) for text, answer in examples
@@ -54,11 +54,11 @@ class PromptTemplate(Config):
         return "".join(f"{part}{self.separator}" for part in parts)
 
     def question(self, text: str) -> str:
-        """The text up to its answer; a space before the answer belongs to the answer."""
+        """Prompt of a text up to the space before its answer."""
         return self.example.partition(_ANSWER)[0].rstrip(" ").replace(_TEXT, _line(text))
 
     def answer(self, word: str) -> str:
-        """An answer in the form that follows `question`."""
+        """Answer as it follows `question`, with the space before it."""
         prefix = self.example.partition(_ANSWER)[0]
         return " " * (len(prefix) - len(prefix.rstrip(" "))) + _line(word)
 
@@ -69,7 +69,7 @@ def _line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Token ids of prompts: the common part, the questions and the answers, each encoded separately."""
+    """Token ids of prompts: the common prefix, the questions and the answers, encoded separately."""
 
     before: Ids
     questions: Sequence[Ids]
@@ -85,7 +85,7 @@ class Prompts:
         texts: Sequence[str],
         answers: Sequence[str],
     ) -> Prompts:
-        """Encode prompts for ``texts``.
+        """Encode the prompts of ``texts``.
 
         Raises:
             UserError: an answer or a question without a token.
@@ -94,10 +94,10 @@ class Prompts:
         encoded = tokenizer.encode_batch([template.answer(answer) for answer in answers])
         for answer, ids in zip(answers, encoded, strict=True):
             if not len(ids):
-                raise UserError(f"the answer {answer!r} has no token; name a word for it with --answers LABEL=WORD")
+                raise UserError(f"the answer {answer!r} has no tokens; set a word for it by --answers LABEL=WORD")
         questions = tokenizer.encode_batch([template.question(text) for text in texts])
         if not all(len(ids) for ids in questions):
-            raise UserError("a question has no tokens; the template must have text besides {text}")
+            raise UserError("a question has no tokens; the template needs text besides {text}")
         begins, _ = tokenizer.template
         return cls(
             np.concatenate([np.array(begins, dtype=np.int64), before]).astype(np.int64),
@@ -109,34 +109,34 @@ class Prompts:
         """Length of the longest input in tokens.
 
         Args:
-            seq2seq: for an encoder, with a token at its end; else for a decoder, with the longest answer but its last
+            seq2seq: of an encoder, with the end token; else of a decoder, with the longest answer without its last
                 token.
         """
-        behind = 1 if seq2seq else max(map(len, self.answers)) - 1
-        return len(self.before) + max(map(len, self.questions), default=0) + behind
+        extra = 1 if seq2seq else max(map(len, self.answers)) - 1
+        return len(self.before) + max(map(len, self.questions), default=0) + extra
 
 
 def score_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> NDArray[np.float64]:
-    """Log-probability of each answer after its prompt, the sum over its tokens.
+    """Log-probability of each answer after each prompt, summed over its tokens.
 
-    Answers with a common prefix share a row: those of one token need none of their own. The model is put into
-    evaluation mode.
+    Answers with a common prefix share a row of the batch. The model is put into evaluation mode.
 
     Args:
         model: a language model.
-        prompts, tokenizer: of the model.
+        prompts: encoded by ``tokenizer``.
+        tokenizer: of the model.
         batch_size: questions at a time.
 
     Returns:
         (questions, answers) log-probabilities in nats.
 
     Raises:
-        UserError: the model is no language model, or a prompt is longer than its positions.
+        UserError: the model is not a language model, or a prompt is longer than its positions.
     """
     model.eval()
     scorer = _build_scorer(model, prompts, tokenizer)
     stems = _stems(prompts.answers)
-    found = np.zeros((len(prompts.questions), len(prompts.answers)))
+    result = np.zeros((len(prompts.questions), len(prompts.answers)))
     order = sorted(range(len(prompts.questions)), key=lambda index: -len(prompts.questions[index]))
     with torch.no_grad():
         for start in range(0, len(order), batch_size):
@@ -145,39 +145,39 @@ def score_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch
             for answer, ids in enumerate(prompts.answers):
                 stem = next(n for n, other in enumerate(stems) if np.array_equal(other[: len(ids) - 1], ids[:-1]))
                 scores = tables[:, stem, torch.arange(len(ids)), torch.from_numpy(ids)]  # (chosen, tokens)
-                found[chosen, answer] = scores.double().sum(-1).numpy()
-    return found
+                result[chosen, answer] = scores.double().sum(-1).numpy()
+    return result
 
 
 def generate_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> list[str]:
-    """Greedy continuation of each prompt, of at most the tokens of the longest answer."""
+    """Greedy continuations of the prompts, at most as long as the longest answer."""
     texts = []
-    most = max(map(len, prompts.answers))
-    source = model.backbone.has_decoder
+    max_new_tokens = max(map(len, prompts.answers))
+    has_encoder = model.backbone.has_decoder
     device = next(model.parameters()).device
-    end = np.array([tokenizer.sep_id] if source else [], dtype=np.int64)
+    end = np.array([tokenizer.sep_id] if has_encoder else [], dtype=np.int64)
     for start in range(0, len(prompts.questions), batch_size):
-        asked = prompts.questions[start : start + batch_size]
-        batch = pad([Row(np.concatenate([prompts.before, ids, end])) for ids in asked], tokenizer.pad_id).to(device)
+        questions = prompts.questions[start : start + batch_size]
+        batch = pad([Row(np.concatenate([prompts.before, ids, end])) for ids in questions], tokenizer.pad_id).to(device)
         ids = model.generate(
             batch.input_ids,
             batch.attention_mask,
-            max_new_tokens=most,
+            max_new_tokens=max_new_tokens,
             eos_token_id=tokenizer.sep_id,
             pad_token_id=tokenizer.pad_id,
         )
-        new = ids[:, 1:] if source else ids[:, batch.input_ids.shape[1] :]
+        new = ids[:, 1:] if has_encoder else ids[:, batch.input_ids.shape[1] :]
         texts += [tokenizer.decode(row.tolist()).strip() for row in new]
     return texts
 
 
 def match_answers(texts: Sequence[str], answers: Sequence[str]) -> NDArray[np.int64]:
-    """Index of the answer that each text begins with, (texts,): the longest of several, -1 for none."""
+    """Index of the longest answer that each text begins with, (texts,); -1 for none."""
     lines = [_line(answer).casefold() for answer in answers]
     chosen = []
     for text in texts:
-        fitting = [number for number, line in enumerate(lines) if _line(text).casefold().startswith(line)]
-        chosen.append(max(fitting, key=lambda number: len(lines[number]), default=-1))
+        matches = [index for index, line in enumerate(lines) if _line(text).casefold().startswith(line)]
+        chosen.append(max(matches, key=lambda index: len(lines[index]), default=-1))
     return np.array(chosen, dtype=np.int64)
 
 
@@ -192,11 +192,11 @@ def calibrate_scores(scores: NDArray[np.float64], content_free: NDArray[np.float
 
     Args:
         scores: (questions, answers).
-        content_free: (texts, answers), scores of texts without content; their probabilities are averaged.
+        content_free: (texts, answers) scores of texts without content, whose probabilities are averaged.
     """
     prior = probabilities(content_free).mean(0)
-    without: NDArray[np.float64] = scores - np.log(np.maximum(prior, np.finfo(np.float64).tiny))
-    return without
+    calibrated: NDArray[np.float64] = scores - np.log(np.maximum(prior, np.finfo(np.float64).tiny))
+    return calibrated
 
 
 def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -207,14 +207,14 @@ def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _stems(answers: Sequence[Ids]) -> list[Ids]:
-    """Answers without their last tokens, without those that are a prefix of another."""
+    """Answers without their last tokens, except prefixes of others."""
     stems = {tuple(ids[:-1].tolist()) for ids in answers}
     kept = [s for s in stems if not any(s != other and other[: len(s)] == s for other in stems)]
     return [np.array(stem, dtype=np.int64) for stem in sorted(kept)]
 
 
 class _DecoderScorer:
-    """Scores by a decoder, which reads the common part of the prompts once if its attention has a cache."""
+    """Scores by a decoder, which reads the common prefix once if its attention supports a cache."""
 
     def __init__(self, backbone: Backbone, head: LanguageModelHead, before: Ids, pad_id: int) -> None:
         self.backbone, self.head, self.before, self.pad_id = backbone, head, before, pad_id
@@ -233,7 +233,7 @@ class _DecoderScorer:
         rows = [Row(np.concatenate([ids, stem])) for ids in questions for stem in stems]
         hidden = self._hidden(rows)  # (rows, seq, hidden)
         positions = torch.tensor([len(ids) - 1 for ids in questions]).repeat_interleave(len(stems))[:, None]
-        positions = positions + torch.arange(max(map(len, stems)) + 1)  # those beyond a stem's end are not used
+        positions = positions + torch.arange(max(map(len, stems)) + 1)  # positions after a stem are not used
         positions = positions.clamp(max=hidden.shape[1] - 1).to(self.device)
         chosen = hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
         table = _log_softmax(self.head(chosen))
@@ -282,11 +282,13 @@ def _build_scorer(model: Model, prompts: Prompts, tokenizer: Tokenizer) -> _Deco
     backbone, head = model.backbone, model.head
     if not isinstance(head, LanguageModelHead):
         raise UserError(
-            "this model does not write: it has no language model's head; take a run of objective clm, or an encoder "
-            "with a decoder"
+            "few-shot prompting needs a language model, and this model has no such head; train one with objective clm, "
+            "or an encoder with a decoder"
         )
     if backbone.has_decoder:
         return _EncoderDecoderScorer(backbone, head, prompts.before, tokenizer)
     if not backbone.causal:
-        raise UserError("this model does not write: its tokens see later ones; take a run of objective clm")
+        raise UserError(
+            "few-shot prompting needs a causal model, and this encoder is bidirectional; train one with objective clm"
+        )
     return _DecoderScorer(backbone, head, prompts.before, tokenizer.pad_id)

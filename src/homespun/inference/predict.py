@@ -1,9 +1,10 @@
-"""Logits of rows, and classification of a stream of texts, in order and in bounded memory."""
+"""Forward passes over rows: logits, vectors of texts, and classification of a stream of texts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Annotated
 
@@ -17,55 +18,87 @@ from homespun.config import Config
 from homespun.data.labels import LabelledRows, Labels
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row, Rows
-from homespun.errors import NotFinite
+from homespun.errors import NotFinite, UserError
 from homespun.models.model import Model, eval_mode
+from homespun.models.sequence_heads import PICKS
 from homespun.text.tokenizer import Tokenizer
 
 
 def forward_logits(
     model: Model, rows: Rows, to_batch: Callable[[Sequence[Row]], Batch], *, batch_size: int
 ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
-    """Yield row numbers and their logits (rows, ...), a batch at a time.
+    """Yield row indices and logits (rows, ...) of each batch, in evaluation mode.
 
-    Rows are sorted by length, to save padding, the longest first, so that too large a batch fails at once. All modules
-    are in evaluation mode meanwhile, and then in their previous mode.
+    Rows are sorted by length to save padding, the longest first, so that a batch that is too large fails immediately.
 
     Raises:
         NotFinite: a logit is not finite.
     """
-    device = next(model.parameters()).device
-    order = np.argsort(-rows.lengths, kind="stable").tolist()
     with eval_mode(model):
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            batch = to_batch([rows[index] for index in chosen]).to(device)
+        for indices, batch in _batches(model, rows, to_batch, batch_size):
             logits = model(batch.input_ids, **batch.context, chunks=batch.chunks).float().cpu().numpy()
             if not np.isfinite(logits).all():
-                raise NotFinite(
-                    "what the model says of a row is not finite; train it again, with a lower "
-                    "train.optimizer.learning_rate"
-                )
-            yield chosen, logits
+                raise NotFinite("a logit of the model is not finite; train with a lower train.optimizer.learning_rate")
+            yield indices, logits
+
+
+def _batches(
+    model: Model, rows: Rows, to_batch: Callable[[Sequence[Row]], Batch], batch_size: int
+) -> Iterator[tuple[list[int], Batch]]:
+    device = next(model.parameters()).device
+    order = np.argsort(-rows.lengths, kind="stable").tolist()
+    for start in range(0, len(order), batch_size):
+        indices = order[start : start + batch_size]
+        yield indices, to_batch([rows[index] for index in indices]).to(device)
+
+
+def embed_rows(
+    model: Model, rows: Rows, *, pad_id: int, poolings: Sequence[str] = ("mean",), batch_size: int = 32
+) -> dict[str, NDArray[np.float32]]:
+    """Pool the hidden states of each row to (rows, hidden) vectors, for several poolings in one forward pass.
+
+    Args:
+        model: an encoder or a decoder, used on its device.
+        rows: texts of one chunk.
+        pad_id: padding token.
+        poolings: names of `homespun.models.sequence_heads.PICKS`: ``mean``, ``first``, ``last``.
+        batch_size: rows at a time.
+
+    Raises:
+        UserError: an unknown pooling.
+    """
+    for name in poolings:
+        if name not in PICKS:
+            raise UserError(f"pooling={name!r} must be one of {', '.join(PICKS)}")
+    result: dict[str, NDArray[np.float32]] = {}
+    with eval_mode(model):
+        for indices, batch in _batches(model, rows, partial(pad_chunks, pad_id=pad_id), batch_size):
+            hidden = model.read(batch.input_ids, batch.context)
+            for name in poolings:
+                vectors = PICKS[name](hidden, batch.attention_mask).float().cpu().numpy()
+                table = result.setdefault(name, np.empty((len(rows.lengths), vectors.shape[1]), dtype=np.float32))
+                table[indices] = vectors
+    return result
 
 
 class DecisionRule(Config):
-    """Temperature and thresholds, chosen on validation examples and stored with the model."""
+    """Temperature and thresholds, calibrated on validation examples and stored with the model."""
 
-    temperature: float = Field(default=1.0, gt=0, description="logits are divided by it")
+    temperature: float = Field(default=1.0, gt=0, description="divisor of the logits")
     thresholds: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = Field(
-        default=None, description="multi-label: threshold of each label's probability; 0.5 by default"
+        default=None, description="multi-label: probability threshold of each label; default: 0.5"
     )
 
     def predict_labels(self, probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
         """Multi-label predictions, (..., labels) of 0 and 1."""
-        least = 0.5 if self.thresholds is None else np.array(self.thresholds)
-        return (probabilities > least).astype(np.int64)
+        thresholds = 0.5 if self.thresholds is None else np.array(self.thresholds)
+        return (probabilities > thresholds).astype(np.int64)
 
 
 DEFAULT_RULE = DecisionRule()
 
 
-_CHUNK = 4096  # texts that are sorted by length together: large enough to save padding, small enough to stream
+_CHUNK = 4096  # texts that are sorted by length together: enough to save padding, few enough to stream
 
 
 @dataclass(frozen=True)
@@ -75,17 +108,17 @@ class Prediction:
     label: str | tuple[str, ...]  # the most probable class; multi-label: those above their thresholds
     probability: float | None  # of `label`; None for multi-label
     probabilities: dict[str, float]
-    truncated: bool  # the text was too long, and a part of it was not read
+    truncated: bool  # the text was longer than the model reads
 
 
 class Predictor:
-    """A fine-tuned classifier of raw texts.
+    """Fine-tuned classifier of raw texts.
 
     Args:
         model: returns (batch, classes) logits; used on its device.
         tokenizer: of the model.
         labels: classes of the logits.
-        length: maximal number of tokens, special tokens included.
+        length: maximum number of tokens, special tokens included.
         long_inputs: strategy for longer texts.
         decision: temperature and thresholds.
     """
@@ -108,7 +141,7 @@ class Predictor:
         self.decision = decision
 
     def predict(self, texts: Iterable[str], *, batch_size: int = 32) -> Iterator[Prediction]:
-        """Yield a prediction for each text, in order; a few thousand texts are read ahead."""
+        """Yield a prediction for each text in order, reading a few thousand texts ahead."""
         texts = iter(texts)
         while chunk := list(islice(texts, _CHUNK)):
             rows = LabelledRows(chunk, None, self.tokenizer, length=self.length, long_inputs=self.long_inputs)
@@ -122,25 +155,24 @@ class Predictor:
             yield self._prediction(row, bool(truncated))
 
     def _prediction(self, row: NDArray[np.float64], truncated: bool) -> Prediction:
-        likeliest = int(row.argmax())
-        several = self.labels.multi_label
+        best, multi_label = int(row.argmax()), self.labels.multi_label
         return Prediction(
-            label=self.labels.decode(self.decision.predict_labels(row) if several else likeliest),
-            probability=None if several else float(row[likeliest]),
+            label=self.labels.decode(self.decision.predict_labels(row) if multi_label else best),
+            probability=None if multi_label else float(row[best]),
             probabilities=dict(zip(self.labels.names, row.tolist(), strict=True)),
             truncated=truncated,
         )
 
 
 def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 32) -> NDArray[np.float32]:
-    """Logits (rows, classes) in the order of the rows; see `forward_logits`."""
+    """Logits (rows, classes) in the order of the rows, by `forward_logits`."""
     if not len(rows):
         raise ValueError("no rows to predict")
     result: NDArray[np.float32] | None = None
-    for chosen, logits in forward_logits(model, rows, lambda part: pad_chunks(part, pad_id), batch_size=batch_size):
+    for indices, logits in forward_logits(model, rows, partial(pad_chunks, pad_id=pad_id), batch_size=batch_size):
         if result is None:
             result = np.empty((len(rows), logits.shape[1]), dtype=np.float32)
-        result[chosen] = logits
+        result[indices] = logits
     assert result is not None
     return result
 
@@ -148,7 +180,7 @@ def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 3
 def probabilities(
     logits: NDArray[np.float32] | NDArray[np.float64], labels: Labels, *, temperature: float = 1.0
 ) -> NDArray[np.float64]:
-    """Softmax of logits / temperature, (rows, classes); the sigmoid for multi-label."""
+    """Softmax of logits / temperature, (rows, classes); sigmoid for multi-label."""
     values = torch.from_numpy(logits).double() / temperature
     result: NDArray[np.float64] = (values.sigmoid() if labels.multi_label else values.softmax(dim=1)).numpy()
     return result

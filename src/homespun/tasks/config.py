@@ -70,7 +70,7 @@ class ReadOptions(TypedDict, total=False):
     data_set: str | None
     """One of several data sets that the model learned from, each with its prefix."""
     generation: Mapping[str, object] | None
-    """Generation settings that differ from training: `homespun.inference.batch_generation.TextGenerationConfig`."""
+    """Generation settings that differ from training: `homespun.inference.generation.TextGenerationConfig`."""
 
 
 def stored_task(stored: ModelBundle, *, source: str, **options: Unpack[ReadOptions]) -> AnyTask:

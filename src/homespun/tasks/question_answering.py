@@ -22,7 +22,7 @@ from homespun.data.loader import Collate
 from homespun.data.question_answering import Question, QuestionRows, parse_questions, question_batch, read_questions
 from homespun.data.rows import Row, Rows, SubsetRows
 from homespun.errors import UserError
-from homespun.inference.question_answering import Answer, find_answers
+from homespun.inference.spans import Answer, find_answers
 from homespun.metrics.text import ANSWER_METRICS, answer_scores, mean_answers
 from homespun.models.bundle import ModelBundle
 from homespun.models.composite_heads import Layers, on_layers

@@ -30,7 +30,7 @@ from homespun.data.source_target import (
     mix_rows,
 )
 from homespun.errors import UserError
-from homespun.inference.batch_generation import generate_batch
+from homespun.inference.generation import generate_batch
 from homespun.metrics.classification import Metrics
 from homespun.metrics.text import ROUGE_METRICS, Rouge, mean_scores
 from homespun.models.backbone import EncoderDecoder

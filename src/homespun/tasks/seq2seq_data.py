@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from homespun.config import Config
 from homespun.data.source_target import BREAK, Listed, Paragraphs, SourceTargetPair, read_source_target
 from homespun.errors import UserError, nearest
-from homespun.inference.batch_generation import TextGenerationConfig
+from homespun.inference.generation import TextGenerationConfig
 from homespun.models.config import ModelConfig
 from homespun.tasks.protocol import Part, TaskData, check_length, files_of, paths
 

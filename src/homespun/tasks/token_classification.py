@@ -29,7 +29,7 @@ from homespun.data.token_labels import (
     word_spans,
 )
 from homespun.errors import UserError
-from homespun.inference.token_classification import decode_tags, extract_entities, predict_tag_probabilities
+from homespun.inference.spans import decode_tags, extract_entities, predict_tag_probabilities
 from homespun.metrics.sequence_labels import ENTITY_METRICS, WORD_METRICS, EntityMetrics, are_entities, word_metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.composite_heads import Layers

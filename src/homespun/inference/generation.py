@@ -1,0 +1,192 @@
+"""Text generation: full texts or streamed pieces from prompts, and batches of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Unpack
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from homespun.config import Config
+from homespun.data.rows import Row, pad
+from homespun.errors import UserError
+from homespun.models.bundle import ModelBundle
+from homespun.models.generation.settings import GenerationArguments
+from homespun.models.generation.write import generate, stream
+from homespun.models.model import Model
+from homespun.text.tokenizer import Tokenizer
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded from an incomplete character
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """Generated text without the end token and stop string, and its number of tokens."""
+
+    text: str
+    tokens: int
+
+
+class TextGenerator:
+    """Text generation with a language model.
+
+    The special tokens of the tokenizer's template are added before a prompt, for an encoder also after it.
+
+    Args:
+        bundle: the model and its tokenizer.
+        stop: strings that end a text and are removed from it.
+
+    Raises:
+        UserError: an empty stop string.
+    """
+
+    def __init__(self, bundle: ModelBundle, *, stop: Sequence[str] = ()) -> None:
+        if "" in stop:
+            raise UserError("a stop string is empty; remove it")
+        self.model, self.tokenizer, self.stop = bundle.model, bundle.tokenizer, tuple(stop)
+        self._has_encoder = self.model.backbone.has_decoder
+
+    def generate(
+        self, prompts: Iterable[str], *, batch_size: int = 8, **arguments: Unpack[GenerationArguments]
+    ) -> Iterator[list[GeneratedText]]:
+        """Yield one text or ``num_return_sequences`` texts for each prompt, in order.
+
+        Raises:
+            UserError: as in `homespun.models.model.Model.generate`; a prompt is empty; the batch size is below 1.
+        """
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size} must be at least 1")
+        numbered = enumerate(prompts, start=1)
+        device = next(self.model.parameters()).device
+        ends = self._ends if self.stop else None
+        while chunk := list(islice(numbered, batch_size)):
+            encoded = [self._encode(prompt, f"prompt {number} is") for number, prompt in chunk]
+            batch = pad([Row(np.array(ids)) for ids in encoded], self.tokenizer.pad_id).to(device)
+            generated = generate(self.model, batch.input_ids, batch.attention_mask, arguments, ends=ends)
+            rows = generated[:, 1 if self._has_encoder else batch.input_ids.shape[1] :].tolist()
+            copies = len(rows) // len(encoded)
+            for number, ids in enumerate(encoded):
+                texts = rows[number * copies : (number + 1) * copies]
+                yield [self._to_generated_text(ids, row, arguments) for row in texts]
+
+    def stream(self, prompt: str, **arguments: Unpack[GenerationArguments]) -> Iterator[str]:
+        """Yield the text of `generate` for one prompt in pieces.
+
+        A possible prefix of a stop string or of a character is held back until the next tokens.
+        """
+        ids = self._encode(prompt, "the prompt is")
+        input_ids = torch.tensor([ids], device=next(self.model.parameters()).device)
+        return self._pieces(ids, stream(self.model, input_ids, arguments, ends=self._ends if self.stop else None))
+
+    def _pieces(self, ids: list[int], tokens: Iterator[int]) -> Iterator[str]:
+        new: list[int] = []
+        emitted = ""
+        for token in tokens:
+            new.append(token)
+            text = self._text(ids, new)
+            safe = len(text) - max((_overlap(text, string) for string in self.stop), default=0)
+            while safe and text[safe - 1] == _UNFINISHED:
+                safe -= 1
+            if safe > len(emitted) and text.startswith(emitted):
+                yield text[len(emitted) : safe]
+                emitted = text[:safe]
+        text = self._text(ids, new)
+        if text.startswith(emitted) and len(text) > len(emitted):
+            yield text[len(emitted) :]
+
+    def _encode(self, prompt: str, subject: str) -> list[int]:
+        (ids,) = self.tokenizer.encode_batch([prompt])
+        if not len(ids):
+            raise UserError(f"{subject} empty; give the text to {'transform' if self._has_encoder else 'continue'}")
+        begins, ends = self.tokenizer.template
+        return [*begins, *ids.tolist(), *(ends if self._has_encoder else [])]
+
+    def _ends(self, new: list[int]) -> bool:
+        text = self.tokenizer.decode(new)
+        return any(string in text for string in self.stop)
+
+    def _to_generated_text(self, ids: list[int], row: list[int], arguments: GenerationArguments) -> GeneratedText:
+        eos = arguments.get("eos_token_id", self.model.special_tokens.eos_token_id)
+        ends = {eos} if isinstance(eos, int) else set(eos or ())
+        length = next((index for index, token in enumerate(row) if token in ends), len(row))
+        return GeneratedText(self._text(ids, row[:length]), min(length + 1, len(row)))
+
+    def _text(self, ids: list[int], new: list[int]) -> str:
+        """Text of ``new`` tokens after the prompt ``ids``, up to a stop string."""
+        text = self.tokenizer.decode(new)
+        if not self._has_encoder:
+            before = self.tokenizer.decode(ids)
+            full = self.tokenizer.decode([*ids, *new])
+            text = full[len(before) :] if full.startswith(before) else text
+        positions = [text.find(string) for string in self.stop if string in text]
+        return text[: min(positions)] if positions else text
+
+
+def _overlap(text: str, string: str) -> int:
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``string``."""
+    return next((size for size in range(min(len(string) - 1, len(text)), 0, -1) if text.endswith(string[:size])), 0)
+
+
+class TextGenerationConfig(Config):
+    """Settings of generation, named as in `Model.generate`."""
+
+    num_beams: int = Field(default=1, ge=1, description="beams of beam search; 1: greedy search")
+    length_penalty: float = Field(
+        default=1.0, allow_inf_nan=False, description="a beam's score is its log-probability / length^this"
+    )
+    no_repeat_ngram_size: int = Field(default=3, ge=0, description="length of n-grams that may not repeat; 0: no limit")
+    min_new_tokens: int = Field(default=0, ge=0, description="minimum number of tokens")
+
+
+def generate_batch(
+    model: Model,
+    sources: Sequence[Row],
+    tokenizer: Tokenizer,
+    *,
+    end_id: int,
+    max_new_tokens: int,
+    generation: TextGenerationConfig,
+    batch_size: int = 32,
+) -> list[str]:
+    """Generate a text for each of ``sources``, in order.
+
+    Args:
+        model: a language model, used on its device.
+        sources: token ids with special tokens.
+        tokenizer: of the model.
+        end_id: token that ends a text.
+        max_new_tokens: maximum length of a text.
+        generation: settings of generation.
+        batch_size: rows at a time, the longest first.
+    """
+    device = next(model.parameters()).device
+    arguments: GenerationArguments = {
+        "max_new_tokens": max_new_tokens,
+        "eos_token_id": end_id,
+        "pad_token_id": tokenizer.pad_id,
+        "num_beams": generation.num_beams,
+        "no_repeat_ngram_size": generation.no_repeat_ngram_size,
+        "min_new_tokens": generation.min_new_tokens,
+    }
+    if generation.num_beams > 1:
+        arguments["length_penalty"] = generation.length_penalty
+    order = sorted(range(len(sources)), key=lambda index: -len(sources[index].input_ids))
+    texts = [""] * len(sources)
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        batch = pad([sources[index] for index in chosen], tokenizer.pad_id).to(device)
+        ids = model.generate(
+            batch.input_ids,
+            batch.attention_mask,
+            documents=batch.documents,
+            position_ids=batch.position_ids,
+            **arguments,
+        )
+        shown = 1 if model.backbone.has_decoder else batch.input_ids.shape[1]
+        for index, row in zip(chosen, ids[:, shown:].tolist(), strict=True):
+            texts[index] = tokenizer.decode(row).strip()
+    return texts

@@ -1,0 +1,161 @@
+"""Predictions from logits of tokens: spans that answer questions, tags of words, and entities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.data.labels import Labels
+from homespun.data.question_answering import QuestionRows, question_batch
+from homespun.data.rows import pad
+from homespun.data.token_labels import TokenLabelRows
+from homespun.inference.predict import forward_logits
+from homespun.models.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Span of a text in characters; *no answer* is an empty text without a span."""
+
+    text: str
+    start: int | None
+    end: int | None
+    score: float  # sum of the logits of start and end
+    probability: float  # among the candidates
+
+    @property
+    def is_none(self) -> bool:
+        """True for *no answer*."""
+        return self.start is None
+
+
+NO_TEXT = Answer("", None, None, 0.0, 1.0)
+"""Answer to a question about an empty text."""
+
+
+def find_answers(
+    model: Model,
+    rows: QuestionRows,
+    *,
+    n_best: int,
+    max_answer_length: int,
+    no_answer: bool,
+    null_threshold: float,
+    pad_id: int,
+    batch_size: int = 32,
+) -> list[list[Answer]]:
+    """Find the best answers to each question, sorted by score.
+
+    The score of a span is the sum of the logits of its start and end; the score of *no answer* is the minimum over the
+    windows of that of ``[CLS]``. *No answer* is first if its score exceeds that of the best span by more than
+    ``null_threshold`` (Devlin et al. 2019, section 4.3).
+
+    Args:
+        model: returns (batch, seq, 2) logits.
+        rows: windows of the questions.
+        n_best: maximum number of answers to a question.
+        max_answer_length: maximum number of tokens of an answer.
+        no_answer: make *no answer* a candidate.
+        null_threshold: minimum lead of *no answer* over the best span.
+        pad_id: padding token.
+        batch_size: windows at a time.
+    """
+    best: list[dict[tuple[int, int], float]] = [{} for _ in rows.questions]
+    none = np.full(len(rows.questions), np.inf)
+    for numbers, logits in forward_logits(model, rows, partial(question_batch, pad_id=pad_id), batch_size=batch_size):
+        for number, values in zip(numbers, logits, strict=True):
+            window = rows.windows[number]
+            spans = best[window.question]
+            none[window.question] = min(none[window.question], float(values[0].sum()))
+            offsets = rows.offsets(window)
+            scores = values[window.place : window.place + window.tokens].astype(np.float64)
+            for first, last, score in _spans(scores, offsets, n_best, max_answer_length):
+                span = (int(offsets[first, 0]), int(offsets[last, 1]))
+                spans[span] = max(score, spans.get(span, -np.inf))  # it may be in two windows
+    return [
+        _rank(question.context, spans, score if no_answer else None, n_best, null_threshold)
+        for question, spans, score in zip(rows.questions, best, none.tolist(), strict=True)
+    ]
+
+
+def _spans(
+    scores: NDArray[np.float64], offsets: NDArray[np.int64], count: int, max_length: int
+) -> list[tuple[int, int, float]]:
+    """First token, last token and score of the best ``count`` spans of (tokens, 2) scores."""
+    blank = offsets[:, 0] >= offsets[:, 1]  # no answer starts or ends with white space
+    scores = np.where(blank[:, None], -np.inf, scores)
+    tokens = len(scores)
+    length = min(max_length, tokens)
+    ends = np.concatenate([scores[:, 1], np.full(length - 1, -np.inf)])
+    table = scores[:, :1] + np.lib.stride_tricks.sliding_window_view(ends, length)  # (tokens, tokens of the span)
+    flat = table.ravel()
+    top = np.argpartition(-flat, min(count, len(flat)) - 1)[:count]
+    spans = [(index // length, index // length + index % length, float(flat[index])) for index in top.tolist()]
+    return [span for span in spans if span[2] > -np.inf]
+
+
+def _rank(
+    context: str, spans: dict[tuple[int, int], float], none: float | None, count: int, threshold: float
+) -> list[Answer]:
+    ordered = sorted(spans.items(), key=lambda item: (-item[1], item[0]))[:count]
+    candidates: list[tuple[tuple[int, int] | None, float]] = [(span, score) for span, score in ordered]
+    if none is not None and np.isfinite(none):
+        first = not candidates or none - candidates[0][1] > threshold
+        later = sum(score >= none for _, score in ordered) or 1  # the lead is below the threshold
+        candidates.insert(0 if first else later, (None, none))
+    if not candidates:
+        return [NO_TEXT]
+    values = np.array([score for _, score in candidates])
+    shares = np.exp(values - values.max())
+    shares /= shares.sum()
+    return [
+        Answer("", None, None, score, share)
+        if span is None
+        else Answer(context[span[0] : span[1]], *span, score, share)
+        for (span, score), share in zip(candidates, shares.tolist(), strict=True)
+    ]
+
+
+def predict_tag_probabilities(
+    model: Model, rows: TokenLabelRows, *, tags: int, pad_id: int, batch_size: int = 32
+) -> list[NDArray[np.float64]]:
+    """Tag probabilities (words, tags) of each sentence; zeros for a word without tokens."""
+    tables = [np.zeros((len(sentence.words), tags)) for sentence in rows.sentences]
+    for numbers, logits in forward_logits(model, rows, partial(pad, pad_id=pad_id), batch_size=batch_size):
+        for number, values in zip(numbers, logits, strict=True):
+            positions, words = rows.first_pieces(number)
+            scores = values[positions].astype(np.float64)
+            scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+            tables[rows.owner(number)][words] = scores / scores.sum(axis=1, keepdims=True)
+    return tables
+
+
+def decode_tags(probabilities: NDArray[np.float64], labels: Labels) -> list[str]:
+    """Most probable tag of each word; ``O`` or the first tag for a word without tokens."""
+    unseen = labels.names.index("O") if "O" in labels.names else 0
+    numbers = np.where(probabilities.any(axis=1), probabilities.argmax(axis=1), unseen)
+    return [labels.names[number] for number in numbers.tolist()]
+
+
+def extract_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Name, first word and last word of the entities in IOB, IOBES or BILOU tags, as in seqeval's default mode.
+
+    ``I-`` after another name begins an entity; unknown tags are outside.
+    """
+    entities: list[tuple[str, int, int]] = []
+    open_name = ""
+    for index, tag in enumerate(tags):
+        mark, dash, name = tag.partition("-")
+        if not dash or mark not in "BIESLU" or not name:
+            open_name = ""
+            continue
+        if mark in "IEL" and open_name == name:
+            entities[-1] = (name, entities[-1][1], index)
+        else:
+            entities.append((name, index, index))
+        open_name = "" if mark in "ESLU" else name
+    return entities
