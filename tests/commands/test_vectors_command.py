@@ -89,7 +89,7 @@ def test_a_map_is_a_picture_and_the_same_again(
     for words, message in (
         (("--top", "5", "--out", tmp_path / "a.gif"), "a .png or .svg file"),
         (("--out", tmp_path / name), "which words"),
-        (("--words", "team,goal,temm", "--out", tmp_path / name), "near it are team"),
+        (("--words", "team,goal,temm", "--out", tmp_path / name), "similar words: team"),
     ):
         with pytest.raises(UserError, match=message):
             world.run("vectors", "map", made, *words)
@@ -188,7 +188,7 @@ def test_vectors_of_other_words_are_refused() -> None:
     model = OneTable(8, 3)
     with pytest.raises(UserError, match=r"3 tokens .*vector"):
         init_embeddings(model, tokenizer, WordVectors(["x"], np.ones((1, 3), np.float32)), source="v")
-    with pytest.raises(UserError, match="no embeddings"):
+    with pytest.raises(UserError, match="no word embeddings"):
         init_embeddings(nn.Linear(2, 2), tokenizer, WordVectors(["a"], np.ones((1, 3), np.float32)), source="v")
 
 

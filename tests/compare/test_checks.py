@@ -120,7 +120,7 @@ def test_word_vectors_that_do_not_fit_are_refused(made: Path) -> None:
         checked(made, variations=refused)
     for words_ in (
         "wide: the vectors of",
-        "give model.embedding_size=11",
+        "set model.embedding_size=11",
         "which: pretrain.vectors is empty",
         "no/such/vectors",
     ):

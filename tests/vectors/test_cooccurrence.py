@@ -101,7 +101,7 @@ def test_words_of_pieces_are_those_of_the_text(tmp_path: Path, kind: str) -> Non
 
 @pytest.mark.parametrize(
     ("texts", "unit", "message"),
-    [(["a b c"], "words", "no words.*min_count"), (["x x"], "words", "no words")],
+    [(["a b c"], "words", "0 of 3 words.*min_count"), (["x x"], "words", "0 of 1 words")],
 )
 def test_a_corpus_without_words_is_one_line(tmp_path: Path, texts: list[str], unit: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
@@ -115,5 +115,5 @@ def test_a_corpus_of_nothing_known_has_no_words(tmp_path: Path) -> None:
 
     tokenizer = corpus_of(["a b a b"], tmp_path / "known").tokenizer
     unknown = build_corpus([Document("x y z")] * 7, tokenizer, tmp_path / "unknown")
-    with pytest.raises(UserError, match="no words"):
+    with pytest.raises(UserError, match="0 of 0 words"):
         write_words(unknown, tmp_path / "words", min_count=1)

@@ -10,7 +10,7 @@ from homespun.errors import UserError
 from homespun.models.encoder import EncoderConfig
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
-from homespun.vectors.spectral import cooccurrence_vectors, init_embeddings_from_cooccurrence
+from homespun.vectors.embedding_init import cooccurrence_vectors, init_embeddings_from_cooccurrence
 
 ANIMALS, VERBS, PLACES = ("cat", "dog", "horse"), ("sleeps", "eats"), ("barn", "house")
 

@@ -47,8 +47,7 @@ from homespun.training.devices import DistributedContext
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import evaluate_loss
-from homespun.vectors.embedding_init import EmbeddingCoverage, init_embeddings
-from homespun.vectors.spectral import init_embeddings_from_cooccurrence
+from homespun.vectors.embedding_init import EmbeddingCoverage, init_embeddings, init_embeddings_from_cooccurrence
 from homespun.vectors.store import open_vectors
 from homespun.vectors.word_vectors import WordVectors
 

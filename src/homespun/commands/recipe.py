@@ -54,7 +54,7 @@ class PretrainRecipe(Config):
     embeddings: Literal["random", "cooccurrence"] = Field(
         default="random",
         description="how word embeddings start without --from and --vectors; cooccurrence: from counts over the "
-        "corpus, which takes seconds and saves tokens (`homespun.vectors.spectral`)",
+        "corpus, which takes seconds and saves tokens (`homespun.vectors.embedding_init`)",
     )
     objective: PretrainingObjective
     train: TrainConfig

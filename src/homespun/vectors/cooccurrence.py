@@ -1,8 +1,8 @@
 """Co-occurrence counts of words: streamed, in bounded memory, on all cores.
 
-A pair of words is one integer. The pairs of a piece of text are sorted and summed, as are those of several pieces; runs
-that exceed the memory are written to disk. Finally the runs are merged, a range of pairs at a time, and each pair is
-written in both orders to the block of its second word.
+A pair of words is one integer. The pairs of each piece of text are sorted and summed into a run; runs are merged, and
+written to disk when they exceed the memory. At the end all runs are merged, a range of pairs at a time, and each pair
+is written in both orders to the block of its second word.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from homespun.vectors.word_file import OnProgress, WordFile
 
-PAIRS = 2_000_000  # sorted at a time, by each thread
+PAIRS = 2_000_000  # pairs that a thread sorts at once
 RUN = 8_000_000  # different pairs in memory
-MERGED = 4_000_000  # pairs of all runs, merged at a time
-CELLS = 6_000_000  # of a block, which is read at once
-BLOCKS = 16  # minimum
+MERGED = 4_000_000  # pairs of all runs that are merged at once
+CELLS = 6_000_000  # cells of a block
+BLOCKS = 16  # minimum number
 
 Keys = NDArray[np.int64]
 Sums = NDArray[np.float32]
@@ -36,7 +36,7 @@ class Block:
 
     Args:
         words: (columns,) int64, the words of the columns.
-        row_starts: (all words + 1,) int32, the first cell of each row.
+        row_starts: (vocabulary + 1,) int32, the first cell of each row.
         columns: (cells,) int32, indices of ``words``.
         weights: (cells,) float32, sums of 1 / distance.
     """
@@ -57,7 +57,7 @@ class Cooccurrence:
     blocks: int
 
     def block(self, number: int) -> Block:
-        """Memory-map the block ``number``."""
+        """Memory-map a block."""
         starts, columns, weights = (
             np.load(self.folder / f"{name}-{number}.npy", mmap_mode="r") for name in ("starts", "columns", "weights")
         )
@@ -78,15 +78,15 @@ def count_pairs(
 ) -> Cooccurrence:
     """Count co-occurrences within ``window`` words in a document, each as 1 / distance.
 
-    The disk needs 12 bytes for each different pair of each run, and 16 for each cell of the matrix.
+    Needs 12 bytes of disk for each different pair of a run, and 16 for each cell of the matrix.
 
     Args:
         text: the words.
         folder: an empty folder, for the runs and then the matrix.
         window: maximum distance.
-        workers: threads; by default one a core.
+        workers: threads; default: one per core.
         pairs, run, merged, cells: limits, see `PAIRS`, `RUN`, `MERGED` and `CELLS`.
-        on_progress: called with the share that is done.
+        on_progress: called with the completed share.
     """
     folder = Path(folder)
     count, ids = len(text.words), text.ids
@@ -96,12 +96,12 @@ def count_pairs(
     counted = partial(_count_piece, ids, text.ends, count, window)
     runs = _Runs(folder, run)
     with ThreadPoolExecutor(workers) as pool:
-        waiting = iter(pieces)
-        running = [pool.submit(counted, piece) for piece in islice(waiting, workers + 1)]
+        queue = iter(pieces)
+        futures = [pool.submit(counted, piece) for piece in islice(queue, workers + 1)]
         done = 0
-        while running:  # in order, for reproducible sums, and few at a time
-            keys, sums = running.pop(0).result()
-            running += [pool.submit(counted, piece) for piece in islice(waiting, 1)]
+        while futures:  # in order, for reproducible sums
+            keys, sums = futures.pop(0).result()
+            futures += [pool.submit(counted, piece) for piece in islice(queue, 1)]
             runs.add(keys, sums)
             done += 1
             if on_progress is not None:
@@ -111,31 +111,30 @@ def count_pairs(
     blocks = min(max(BLOCKS, -(-total // cells)), count)
     _spread(sorted_runs, folder, count, blocks, merged)
     runs.remove()
-    found = 0
+    num_cells = 0
     for number in range(blocks):
-        found += _write_block(folder, number, count, blocks)
+        num_cells += _write_block(folder, number, count, blocks)
         if on_progress is not None:
             on_progress(0.85 + 0.15 * (number + 1) / blocks)
-    return Cooccurrence(folder, count, found, blocks)
+    return Cooccurrence(folder, count, num_cells, blocks)
 
 
 def _count_piece(
     ids: NDArray[np.int32], ends: NDArray[np.int64], count: int, window: int, piece: tuple[int, int]
 ) -> tuple[Keys, Sums]:
-    """Pairs whose first word is in ``piece``."""
     start, end = piece
-    here = ids[start : end + window].astype(np.int64)
-    document = np.searchsorted(ends, np.arange(start, start + len(here)), side="right")
+    words = ids[start : end + window].astype(np.int64)
+    document = np.searchsorted(ends, np.arange(start, start + len(words)), side="right")
     bits = int(window).bit_length()
-    found = []
-    for distance in range(1, min(window, len(here) - 1) + 1):
-        firsts = min(end - start, len(here) - distance)
-        first, second = here[:firsts], here[distance : distance + firsts]
+    parts = []
+    for distance in range(1, min(window, len(words) - 1) + 1):
+        firsts = min(end - start, len(words) - distance)
+        first, second = words[:firsts], words[distance : distance + firsts]
         same_document = document[:firsts] == document[distance : distance + firsts]
-        # the distance in the lowest bits, so that one sort of integers orders both
+        # with the distance in the lowest bits, one sort orders both
         key = ((np.minimum(first, second) * count + np.maximum(first, second)) << bits) | distance
-        found.append(key if same_document.all() else key[same_document])
-    keys = np.concatenate(found) if found else np.empty(0, np.int64)
+        parts.append(key if same_document.all() else key[same_document])
+    keys = np.concatenate(parts) if parts else np.empty(0, np.int64)
     keys.sort()
     weights = np.zeros(1 << bits, np.float32)
     weights[1 : window + 1] = 1 / np.arange(1, window + 1)
@@ -143,7 +142,6 @@ def _count_piece(
 
 
 def _summed(keys: Keys, values: Sums) -> tuple[Keys, Sums]:
-    """Sum the values of equal keys; the keys are sorted."""
     if not len(keys):
         return keys, values
     begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
@@ -151,7 +149,6 @@ def _summed(keys: Keys, values: Sums) -> tuple[Keys, Sums]:
 
 
 def _merge(runs: Sequence[tuple[Keys, Sums]]) -> tuple[Keys, Sums]:
-    """Merge sorted runs."""
     if len(runs) == 1:
         return runs[0]
     keys = np.concatenate([keys for keys, _ in runs])
@@ -160,8 +157,6 @@ def _merge(runs: Sequence[tuple[Keys, Sums]]) -> tuple[Keys, Sums]:
 
 
 class _Runs:
-    """Sorted runs in memory, which are merged now and then, and on disk."""
-
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
         self._held: list[tuple[Keys, Sums]] = []
@@ -169,7 +164,7 @@ class _Runs:
 
     def add(self, keys: Keys, values: Sums) -> None:
         self._held.append((keys, values))
-        # runs of similar length are merged, so that each pair is merged few times
+        # merge runs of similar length, so that each pair is merged few times
         while len(self._held) > 1 and 2 * len(self._held[-1][0]) > len(self._held[-2][0]):
             last = self._held.pop()
             self._held[-1] = _merge([self._held[-1], last])
@@ -185,7 +180,7 @@ class _Runs:
         self._written.append(path)
 
     def finish(self) -> list[tuple[Keys, Sums]]:
-        """Return all runs, those on disk memory-mapped."""
+        """Return all runs; those on disk are memory-mapped."""
         if self._written and self._held:
             self._write()
         held = [_merge(self._held)] if self._held else []
@@ -205,7 +200,7 @@ class _Runs:
 
 
 def _ranges(runs: Sequence[tuple[Keys, Sums]], merged: int) -> Iterator[list[tuple[Keys, Sums]]]:
-    """Split the runs into ranges of keys, of about ``merged`` entries of all runs."""
+    """Split the runs into ranges of keys with about ``merged`` entries."""
     step = max(merged // (4 * len(runs)), 1)
     marks = np.sort(np.concatenate([keys[::step] for keys, _ in runs]))[4 * len(runs) :: 4 * len(runs)]
     before = [0] * len(runs)
@@ -226,7 +221,7 @@ def _spread(runs: Sequence[tuple[Keys, Sums]], folder: Path, count: int, blocks:
         for part in _ranges(runs, merged):
             keys, sums = _merge(part)
             low, high = np.divmod(keys, count)
-            twice = low == high  # a word near itself counts for both orders
+            twice = low == high  # a pair of one word has both orders in one cell
             sums = np.where(twice, 2 * sums, sums)
             other = ~twice
             rows = np.concatenate([low, high[other]])
@@ -246,7 +241,7 @@ def _spread(runs: Sequence[tuple[Keys, Sums]], folder: Path, count: int, blocks:
 
 
 def _write_block(folder: Path, number: int, count: int, blocks: int) -> int:
-    """Write a block in CSR format; returns its number of cells."""
+    """Write a block in CSR format; return its number of cells."""
     from scipy.sparse import coo_matrix
 
     path = folder / f"cells-{number}"

@@ -15,7 +15,7 @@ from homespun.errors import UserError
 from homespun.vectors.word_vectors import WordVectors
 
 _SUFFIXES = (".txt", ".tsv", ".csv")
-_AT_ONCE = 256  # questions
+_BATCH = 256  # questions
 Scores = dict[str, JsonValue]
 
 
@@ -28,8 +28,8 @@ class Analogies:
     kind: ClassVar[str] = "analogies"
 
     def evaluate(self, vectors: WordVectors) -> Scores:
-        """Answer the questions."""
-        counts = {name: _count(vectors, questions) for name, questions in self.sections.items()}
+        """Answer the questions by `WordVectors.analogy`."""
+        counts = {name: _count_correct(vectors, questions) for name, questions in self.sections.items()}
         questions, covered, correct = (sum(section[part] for section in counts.values()) for part in range(3))
         return _accuracy(questions, covered, correct) | {
             "sections": {name: _accuracy(*section) for name, section in counts.items()}
@@ -46,7 +46,7 @@ class Similarities:
     kind: ClassVar[str] = "similarities"
 
     def evaluate(self, vectors: WordVectors) -> Scores:
-        """Correlate the cosines with the scores."""
+        """Correlate cosines with the human scores."""
         from scipy.stats import spearmanr
 
         cosines, scores = [], []
@@ -74,12 +74,12 @@ def read_lists(path: str | Path) -> list[Analogies | Similarities]:
     elif path.is_file():
         files = [path]
     else:
-        raise UserError(f"there are no lists at {path}; give a file or a folder of {', '.join(_SUFFIXES)} files")
+        raise UserError(f"{path} does not exist; give a file or a folder of {', '.join(_SUFFIXES)} files")
     if not files:
-        raise UserError(f"{path} has no lists in it; they are {', '.join(_SUFFIXES)} files")
-    for one, other in pairwise(sorted(files, key=lambda file: file.stem)):
-        if one.stem == other.stem:
-            raise UserError(f"{one} and {other.name} are lists of one name; rename one of them")
+        raise UserError(f"{path} has no {', '.join(_SUFFIXES)} files; give a folder with lists")
+    for first, second in pairwise(sorted(files, key=lambda file: file.stem)):
+        if first.stem == second.stem:
+            raise UserError(f"{first} and {second.name} have the same name without suffix; rename one of them")
     return [_read(file) for file in files]
 
 
@@ -110,7 +110,9 @@ def _analogies(path: Path, lines: Sequence[tuple[int, list[str]]]) -> Analogies:
             a, b, c, d = fields
             sections.setdefault(section, []).append((a, b, c, d))
         else:
-            raise UserError(f"{path}, line {number}: {len(fields)} words; a question has four, a section a colon")
+            raise UserError(
+                f"{path}, line {number}: {len(fields)} words; a question has four, a section begins with a colon"
+            )
     return Analogies(path.stem, sections)
 
 
@@ -118,7 +120,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8; save it so") from error
+        raise UserError(f"{path} is not UTF-8; save it in UTF-8") from error
     for number, line in enumerate(text.splitlines(), 1):
         fields = (line.replace(",", " ") if path.suffix == ".csv" else line).split()
         if fields:
@@ -126,18 +128,17 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def evaluate_vectors(vectors: WordVectors, lists: Sequence[Analogies | Similarities]) -> dict[str, Scores]:
-    """Evaluate vectors on lists; words are looked up as they are, or else in lower case.
+    """Evaluate vectors on lists; words without a vector are looked up in lower case.
 
     Returns:
         ``analogies`` and ``similarities``, each by the name of the list. Analogies have ``questions``, ``covered`` (all
-        four words have vectors), ``correct``, ``accuracy`` (of the covered ones, or None), and ``sections`` with the
-        same; the answer is the word nearest to b - a + c, without a, b and c. Similarities have ``pairs``, ``covered``
-        and ``spearman``, the rank correlation of cosines and scores, None without variance.
+        four words have vectors), ``correct``, ``accuracy`` of the covered ones or None, and ``sections`` with the same
+        keys. Similarities have ``pairs``, ``covered`` and ``spearman`` of cosines and scores, None without variance.
     """
-    found: dict[str, Scores] = {"analogies": {}, "similarities": {}}
-    for each in lists:
-        found[each.kind][each.name] = each.evaluate(vectors)
-    return found
+    scores: dict[str, Scores] = {"analogies": {}, "similarities": {}}
+    for words in lists:
+        scores[words.kind][words.name] = words.evaluate(vectors)
+    return scores
 
 
 def _accuracy(questions: int, covered: int, correct: int) -> Scores:
@@ -145,19 +146,16 @@ def _accuracy(questions: int, covered: int, correct: int) -> Scores:
     return {"questions": questions, "covered": covered, "correct": correct, "accuracy": accuracy}
 
 
-def _count(vectors: WordVectors, questions: Sequence[tuple[str, str, str, str]]) -> tuple[int, int, int]:
-    """Numbers of questions, of covered ones and of correct answers."""
+def _count_correct(vectors: WordVectors, questions: Sequence[tuple[str, str, str, str]]) -> tuple[int, int, int]:
     rows = [[vectors.find_row(word) for word in question] for question in questions]
     known = np.array([row for row in rows if None not in row], np.int64).reshape(-1, 4)
     correct = 0
     directions = vectors.directions
-    for start in range(0, len(known), _AT_ONCE):
-        a, b, c, d = known[start : start + _AT_ONCE].T
-        cosines = (
-            directions[b] - directions[a] + directions[c]
-        ) @ directions.T  # not normalised: the order is the same
-        here = np.arange(len(a))
-        for given in (a, b, c):
-            cosines[here, given] = -np.inf
+    for start in range(0, len(known), _BATCH):
+        a, b, c, d = known[start : start + _BATCH].T
+        # the sum is not normalised, which does not change the order
+        cosines = (directions[b] - directions[a] + directions[c]) @ directions.T
+        for word in (a, b, c):
+            cosines[np.arange(len(a)), word] = -np.inf
         correct += int((cosines.argmax(1) == d).sum())
     return len(questions), len(known), correct

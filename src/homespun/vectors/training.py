@@ -1,4 +1,4 @@
-"""Training of word vectors, word2vec and GloVe, and its settings."""
+"""Training of word vectors by word2vec and GloVe."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from homespun.errors import UserError
 from homespun.vectors.cooccurrence import Block, Cooccurrence
 from homespun.vectors.word_file import OnProgress, Unit, WordFile
 
-_LINE = 10_000  # words of a line, the limit of gensim's compiled loop
-_SMALL = 1e-8  # added to AdaGrad's root
+_LINE = 10_000  # words of a line, the maximum of gensim
+_EPS = 1e-8  # of AdaGrad
 
 
 class WordsConfig(Config):
     """Vocabulary of word vectors."""
 
-    unit: Unit = Field(default="words", description="words of the text, or tokens of the corpus, without special ones")
+    unit: Unit = Field(default="words", description="words of the text, or tokens of the corpus without special tokens")
     lowercase: bool = Field(default=True, description="lowercase words of the text; tokens stay as they are")
     min_count: int = Field(default=5, ge=1, description="minimum frequency of a word")
     max_words: int = Field(default=400_000, ge=2, description="maximum size of the vocabulary")
@@ -39,14 +39,15 @@ class Word2VecConfig(Config):
 
     kind: Literal["word2vec"] = "word2vec"
     architecture: Literal["skipgram", "cbow"] = Field(
-        default="skipgram", description="skipgram: a word predicts its neighbours; cbow: they predict it"
+        default="skipgram",
+        description="skipgram: a word predicts its neighbours; cbow: the neighbours predict the word",
     )
     size: int = Field(default=100, ge=1, description="dimensions of a vector")
-    window: int = Field(default=5, ge=1, le=1000, description="maximum distance of a neighbour; drawn for each word")
+    window: int = Field(default=5, ge=1, le=1000, description="maximum distance of a neighbour; sampled for each word")
     negative: int = Field(default=5, ge=1, description="negative samples for each neighbour")
     subsample: float = Field(default=1e-3, ge=0, description="threshold of the frequency for subsampling; 0: none")
     epochs: int = Field(default=10, ge=1)
-    learning_rate: float = Field(default=0.025, gt=0, description="initial; it falls linearly to zero")
+    learning_rate: float = Field(default=0.025, gt=0, description="initial; decays linearly to zero")
 
 
 class GloveConfig(Config):
@@ -73,7 +74,7 @@ class VectorsConfig(Config):
     method: VectorsMethod
     seed: int = Field(default=0, ge=0)
     workers: int | None = Field(
-        default=None, ge=1, description="threads; by default one a core. word2vec is reproducible with 1 only"
+        default=None, ge=1, description="threads; default: one per core. word2vec is reproducible only with 1"
     )
 
 
@@ -81,14 +82,12 @@ def require_gensim() -> ModuleType:
     """Import ``gensim.models``.
 
     Raises:
-        UserError: it is not installed.
+        UserError: gensim is not installed.
     """
     try:
         from gensim import models
     except ImportError as error:
-        raise UserError(
-            "word2vec needs gensim, which is not installed: pip install 'homespun[vectors]' (GloVe needs none)"
-        ) from error
+        raise UserError("word2vec needs gensim; pip install 'homespun[vectors]', or train GloVe") from error
     module: ModuleType = models
     return module
 
@@ -106,11 +105,11 @@ def train_word2vec(
 
     Args:
         text: the words.
-        config: the settings.
-        folder: for a temporary file of all words, of 2 to 7 bytes each.
-        seed: of the training, which is reproducible with one worker; several update the same vectors.
-        workers: threads; by default one a core.
-        on_progress: called after each epoch, with the share that is done.
+        config: settings.
+        folder: for a temporary file, 2 to 7 bytes per word.
+        seed: of the training, which is reproducible with one worker.
+        workers: threads; default: one per core.
+        on_progress: called after each epoch with the completed share.
 
     Returns:
         (words, size) vectors.
@@ -170,18 +169,19 @@ class _Epochs:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Progress of the training; ``loss`` is the mean weighted squared error of a cell."""
+    """Progress of GloVe."""
 
     number: int
     share: float  # of all epochs
-    loss: float
+    loss: float  # mean weighted squared error of a cell
 
 
 @dataclass(frozen=True)
 class _Side:
-    """Vectors of words or of contexts, (words, size + 2); the last two columns are the bias and 1, or 1 and the bias.
+    """Vectors of words or contexts, (words, size + 2).
 
-    The product of a word's row and a context's row then has both biases.
+    The last two columns are the bias and 1 for words, 1 and the bias for contexts, so that the product of two rows
+    includes both biases.
     """
 
     values: Tensor
@@ -189,32 +189,32 @@ class _Side:
     ones: int  # the column that stays 1
 
     @classmethod
-    def drawn(cls, words: int, size: int, ones: int, draw: torch.Generator) -> _Side:
-        values = (torch.rand(words, size + 2, generator=draw) - 0.5) / size
+    def random(cls, words: int, size: int, ones: int, generator: torch.Generator) -> _Side:
+        values = (torch.rand(words, size + 2, generator=generator) - 0.5) / size
         values[:, ones] = 1.0
         return cls(values, torch.zeros_like(values), ones)
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
         gradient[:, self.ones] = 0.0
         self.squares.addcmul_(gradient, gradient)
-        self.values.addcdiv_(gradient, self.squares.sqrt().add_(_SMALL), value=-learning_rate)
+        self.values.addcdiv_(gradient, self.squares.sqrt().add_(_EPS), value=-learning_rate)
 
 
 class Glove:
-    """Training of vectors: iterate over `epochs`, then read `vectors`.
+    """Training of GloVe vectors: iterate over `epochs`, then read `vectors`.
 
     Args:
         matrix: co-occurrence counts.
-        config: the settings.
-        seed: of the initialisation and of the order of blocks.
+        config: settings.
+        seed: of the initialisation and the order of blocks.
     """
 
     def __init__(self, matrix: Cooccurrence, config: GloveConfig, *, seed: int) -> None:
-        draw = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         self.matrix, self.config = matrix, config
         size = config.size
-        self.words = _Side.drawn(matrix.words, size, size + 1, draw)
-        self.contexts = _Side.drawn(matrix.words, size, size, draw)
+        self.words = _Side.random(matrix.words, size, size + 1, generator)
+        self.contexts = _Side.random(matrix.words, size, size, generator)
         self._order = np.random.default_rng(seed)
 
     @property
@@ -224,35 +224,35 @@ class Glove:
         return both
 
     def epochs(self, count: int) -> Iterator[Epoch]:
-        """Train ``count`` epochs, and yield the progress after each block."""
+        """Train ``count`` epochs; yield the progress after each block."""
         blocks = self.matrix.blocks
         for number in range(count):
             total = seen = 0.0
             for index, block in enumerate(self._order.permutation(blocks)):
-                loss, cells = self._learn(self.matrix.block(int(block)))
+                loss, cells = self._update(self.matrix.block(int(block)))
                 total, seen = total + loss, seen + cells
                 yield Epoch(number + 1, (number + (index + 1) / blocks) / count, total / max(seen, 1))
 
-    def _learn(self, block: Block) -> tuple[float, int]:
-        """Take a step of words and one of contexts; returns the summed loss before them, and the number of cells."""
+    def _update(self, block: Block) -> tuple[float, int]:
+        """Update words, then contexts; return the summed loss before the updates and the number of cells."""
         counts = torch.from_numpy(np.array(block.weights))
         weights = (counts / self.config.x_max).clamp_(max=1.0).pow_(self.config.alpha)
-        wanted = counts.log_().neg_()
+        targets = counts.log_().neg_()
         starts, columns = (torch.from_numpy(np.array(part)) for part in (block.row_starts, block.columns))
-        here = torch.from_numpy(block.words)
+        words = torch.from_numpy(block.words)
         loss = 0.0
-        for learning, other in ((self.words, self.contexts), (self.contexts, self.words)):
-            others = other.values[here]
-            shape = (self.matrix.words, len(here))
-            errors = torch.sparse.sampled_addmm(_rows(starts, columns, wanted, shape), learning.values, others.T)
+        for side, other in ((self.words, self.contexts), (self.contexts, self.words)):
+            fixed = other.values[words]
+            shape = (self.matrix.words, len(words))
+            errors = torch.sparse.sampled_addmm(_csr(starts, columns, targets, shape), side.values, fixed.T)
             weighted = errors.values() * weights
             loss += float(torch.dot(weighted, errors.values()))
-            gradient = torch.mm(_rows(starts, columns, weighted, shape), others)
-            learning.step(gradient, self.config.learning_rate)
+            gradient = torch.mm(_csr(starts, columns, weighted, shape), fixed)
+            side.step(gradient, self.config.learning_rate)
         return loss / 2, len(weights)
 
 
-def _rows(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)  # beta
         return torch.sparse_csr_tensor(starts, columns, values, size=shape, check_invariants=False)

@@ -1,6 +1,6 @@
-"""A corpus as word ids, the most frequent first, for word2vec and GloVe.
+"""Word ids of a corpus on disk, numbered by frequency, for word2vec and GloVe.
 
-Words are counted in one pass over the documents and written in a second, 4 bytes each, so that no text is in memory.
+One pass over the documents counts words, a second one writes their ids, 4 bytes each, so that no text is in memory.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from homespun.errors import UserError
 
 Unit = Literal["words", "tokens"]
 UNITS: tuple[Unit, ...] = ("words", "tokens")
-OnProgress = Callable[[float], None]  # the share that is done
-_WORD = re.compile(r"\w+|[^\w\s]")  # as tokenizers of kind `words`: words, and single punctuation marks
-_AT_ONCE = 64  # documents
+OnProgress = Callable[[float], None]  # completed share
+_WORD = re.compile(r"\w+|[^\w\s]")  # words and punctuation marks, as in tokenizers of kind `words`
+_BATCH = 64  # documents
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class WordFile:
     """Word ids of a corpus in order, without rare words.
 
     Args:
-        path: raw file of (all words,) int32.
+        path: raw file of (length,) int32.
         words: the vocabulary, by frequency and then by name.
         counts: (words,) int64 frequencies.
         ends: (documents,) int64 offsets of the ends of documents.
@@ -43,11 +43,11 @@ class WordFile:
 
     @property
     def ids(self) -> NDArray[np.int32]:
-        """Memory-map the ids, (all words,) int32."""
+        """Memory-map the ids, (length,) int32."""
         return np.memmap(self.path, dtype=np.int32, mode="r")
 
     def documents(self) -> Iterator[NDArray[np.int32]]:
-        """Yield the ids of each document that has any."""
+        """Yield the ids of each document that is not empty."""
         ids, start = self.ids, 0
         for end in self.ends.tolist():
             if end > start:
@@ -70,28 +70,27 @@ def write_words(
     Args:
         corpus: of any tokenizer.
         path: a new file.
-        unit: ``tokens``, without special ones; or ``words``, which are the tokens of a tokenizer of kind ``words``, and
-            else parts of the decoded text: runs of letters, digits and ``_``, and single punctuation marks.
+        unit: ``tokens``, without special tokens, or ``words`` of the decoded text: runs of letters, digits and ``_``,
+            and punctuation marks. With a tokenizer of kind ``words`` both are the same.
         lowercase: lowercase words of the text; tokens stay as they are.
         min_count: minimum frequency of a word.
         max_words: maximum size of the vocabulary.
-        on_progress: called with the share that is done.
+        on_progress: called with the completed share.
 
     Raises:
         UserError: fewer than two words are frequent enough.
     """
-    cut: _Tokens | _Text
+    reader: _Tokens | _Text
     if unit == "tokens" or corpus.tokenizer.kind == "words":
-        cut = _Tokens(corpus)
+        reader = _Tokens(corpus)
     else:
-        cut = _Text(corpus, lowercase=lowercase)
-    counts = cut.count(_half_progress(on_progress, 0))
+        reader = _Text(corpus, lowercase=lowercase)
+    counts = reader.count(_half_progress(on_progress, 0))
     kept = [(word, count) for word, count in counts.items() if count >= min_count]
     if len(kept) < 2:
-        most = f", and its {len(counts):,} different {unit} are less frequent than min_count" if counts else ""
         raise UserError(
-            f"corpus {corpus.path} has no {unit} to train vectors of{most} ({min_count}); lower min_count, or build it "
-            f"with more text or a larger vocabulary"
+            f"corpus {corpus.path} has {len(kept)} of {len(counts):,} {unit} with words.min_count={min_count}; two are "
+            f"needed: lower min_count, or build the corpus with more text or a larger vocabulary"
         )
     kept.sort(key=lambda entry: (-entry[1], entry[0]))
     kept = kept[:max_words]
@@ -99,7 +98,7 @@ def write_words(
     ends = np.zeros(len(corpus), np.int64)
     written = 0
     with open(path, "wb") as stream:
-        for number, ids in enumerate(cut.documents(index, _half_progress(on_progress, 1))):
+        for number, ids in enumerate(reader.documents(index, _half_progress(on_progress, 1))):
             stream.write(ids.astype(np.int32).tobytes())
             written += len(ids)
             ends[number] = written
@@ -111,8 +110,6 @@ def _half_progress(on_progress: OnProgress | None, half: int) -> OnProgress:
 
 
 class _Tokens:
-    """Tokens, without special ones."""
-
     def __init__(self, corpus: Corpus) -> None:
         self.corpus = corpus
         tokenizer = corpus.tokenizer
@@ -139,15 +136,13 @@ class _Tokens:
 
 
 class _Text:
-    """Words of the decoded text."""
-
     def __init__(self, corpus: Corpus, *, lowercase: bool) -> None:
         self.corpus, self.lowercase = corpus, lowercase
 
     def _words(self, on_progress: OnProgress) -> Iterator[list[str]]:
         total = len(self.corpus)
-        for start in range(0, total, _AT_ONCE):
-            numbers = range(start, min(start + _AT_ONCE, total))
+        for start in range(0, total, _BATCH):
+            numbers = range(start, min(start + _BATCH, total))
             for text in self.corpus.tokenizer.decode_batch([self.corpus.tokens(number) for number in numbers]):
                 yield _WORD.findall(text.lower() if self.lowercase else text)
             on_progress((numbers[-1] + 1) / total)

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -19,10 +20,10 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Words and their vectors, by frequency if that is known.
+    """Words and their vectors.
 
     Args:
-        words: without duplicates.
+        words: without duplicates, by frequency if it is known.
         vectors: (words, size) float32, finite.
         counts: (words,) int64 frequencies, if known.
         about: settings of the training.
@@ -38,17 +39,19 @@ class WordVectors:
 
     def __post_init__(self) -> None:
         if self.vectors.ndim != 2 or len(self.vectors) != len(self.words):
-            raise UserError(f"{len(self.words):,} words have vectors of shape {self.vectors.shape}; give one a word")
+            raise UserError(f"{len(self.words):,} words need vectors of shape (words, size), not {self.vectors.shape}")
         if not len(self.words) or not self.vectors.shape[1]:
-            raise UserError("there are no word vectors: no word, or none that has a value")
+            raise UserError("there are no word vectors: zero words or dimensions")
         if self.counts is not None and len(self.counts) != len(self.words):
-            raise UserError(f"{len(self.words):,} words have {len(self.counts):,} counts; give one a word")
+            raise UserError(f"{len(self.words):,} words need as many counts, not {len(self.counts):,}")
         if len(self._rows) < len(self.words):
-            twice = next(word for row, word in enumerate(self.words) if self._rows[word] != row)
-            raise UserError(f"the word {twice!r} stands there twice; every word has one vector")
+            duplicate = next(word for row, word in enumerate(self.words) if self._rows[word] != row)
+            raise UserError(f"the word {duplicate!r} has two vectors; remove one")
         if not np.isfinite(self.vectors).all():
             broken = int(np.argmin(np.isfinite(self.vectors).all(1)))
-            raise UserError(f"the vector of {self.words[broken]!r} has a value that is not finite; train them again")
+            raise UserError(
+                f"the vector of {self.words[broken]!r} has a value that is not finite; train the vectors again"
+            )
 
     def __len__(self) -> int:
         return len(self.words)
@@ -73,38 +76,37 @@ class WordVectors:
         return unit
 
     def find_row(self, word: str) -> int | None:
-        """Row of ``word``, or else of its lower case."""
-        found = self._rows.get(word)
-        return self._rows.get(word.lower()) if found is None else found
+        """Row of ``word``, or else of ``word`` in lower case; None if neither has a vector."""
+        return self._rows.get(word, self._rows.get(word.lower()))
 
     def row(self, word: str) -> int:
         """Row of ``word``, as in `find_row`.
 
         Raises:
-            UserError: no such word; the message names similar ones.
+            UserError: the word has no vector; the message has similar words.
         """
-        found = self.find_row(word)
-        if found is None:
-            raise UserError(f"the word {word!r} has no vector{self._near(word)}")
-        return found
+        row = self.find_row(word)
+        if row is None:
+            raise UserError(f"the word {word!r} has no vector{self._suggest(word)}")
+        return row
 
-    def _near(self, word: str) -> str:
-        # slow: only words of similar length, the frequent ones first
+    def _suggest(self, word: str) -> str:
+        # slow, so only frequent words of similar length
         candidates = [known for known in self.words if abs(len(known) - len(word)) <= 2][:20_000]
         close = difflib.get_close_matches(word, candidates, n=3, cutoff=0.6)
-        return f"; near it are {', '.join(close)}" if close else "; it was not read often enough, or not at all"
+        return f"; similar words: {', '.join(close)}" if close else "; it is too rare in the training text, or missing"
 
     def similar(self, word: str, count: int = 10) -> list[tuple[str, float]]:
         """Find the ``count`` nearest words to ``word``, with cosines.
 
         Raises:
-            UserError: no such word.
+            UserError: the word has no vector.
         """
         row = self.row(word)
         return self._nearest(self.directions[row], count, without=[row])
 
     def analogy(self, a: str, b: str, c: str, count: int = 10) -> list[tuple[str, float]]:
-        """Find the words that are to ``c`` as ``b`` is to ``a``: nearest to b - a + c, without these three (3CosAdd).
+        """Find the words that are to ``c`` as ``b`` is to ``a``: nearest to b - a + c, without the three (3CosAdd).
 
         Raises:
             UserError: one of the words has no vector.
@@ -134,16 +136,15 @@ PROJECTIONS: tuple[Projection, ...] = ("pca", "tsne")
 
 
 def frequent_words(vectors: WordVectors, count: int) -> list[str]:
-    """First ``count`` words with a letter: the most frequent if the vectors are in that order."""
-    named = (word for word in vectors.words if any(character.isalpha() for character in word))
-    return [word for word, _ in zip(named, range(count), strict=False)]
+    """First ``count`` words with a letter, the most frequent ones if the vectors are sorted."""
+    return list(islice((word for word in vectors.words if any(map(str.isalpha, word))), count))
 
 
 def project_2d(vectors: WordVectors, words: list[str], *, method: Projection, seed: int) -> NDArray[np.float64]:
-    """Project the unit vectors of ``words`` to two dimensions.
+    """Project the directions of ``words`` to two dimensions.
 
     Args:
-        vectors: of the words.
+        vectors: of all words.
         words: three or more; duplicates are removed.
         method: ``pca``, or ``tsne``, which preserves neighbourhoods.
         seed: of the method.
@@ -152,22 +153,22 @@ def project_2d(vectors: WordVectors, words: list[str], *, method: Projection, se
         (words, 2) coordinates.
 
     Raises:
-        UserError: a word has no vector, or there are too few words.
+        UserError: a word has no vector, or there are fewer than three words.
     """
     words = list(dict.fromkeys(words))
     if len(words) < 3:
-        raise UserError(f"a map needs three words or more, not {len(words)}: {', '.join(words) or 'none'}")
-    given = vectors.directions[[vectors.row(word) for word in words]].astype(np.float64)
+        raise UserError(f"a map needs at least three words, not {len(words)}: {', '.join(words) or 'none'}")
+    directions = vectors.directions[[vectors.row(word) for word in words]].astype(np.float64)
     if method == "pca":
         from sklearn.decomposition import PCA
 
         if vectors.size < 2:
-            raise UserError("vectors of one dimension cannot be projected to two; train wider ones")
-        points = PCA(2, random_state=seed).fit_transform(given)
+            raise UserError("vectors of one dimension cannot be projected to two; set a larger method.size")
+        points = PCA(2, random_state=seed).fit_transform(directions)
     else:
         from sklearn.manifold import TSNE
 
         perplexity = min(30.0, (len(words) - 1) / 3)
-        points = TSNE(2, perplexity=perplexity, init="random", random_state=seed).fit_transform(given)
+        points = TSNE(2, perplexity=perplexity, init="random", random_state=seed).fit_transform(directions)
     projected: NDArray[np.float64] = np.asarray(points, np.float64)
     return projected
