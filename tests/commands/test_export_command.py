@@ -196,7 +196,7 @@ def test_sentence_transformers_has_our_vectors(tmp_path: Path) -> None:
 
 def test_a_decoder_is_no_sentence_transformer(tmp_path: Path) -> None:
     made = classifier(tmp_path / "run", GPT, "last")
-    with pytest.raises(UserError, match="for encoders"):
+    with pytest.raises(UserError, match="needs an encoder"):
         app(
             ["export", str(made), "--to", "sentence-transformers", "--out", str(tmp_path / "out")],
             standalone_mode=False,

@@ -10,7 +10,7 @@ from hf_peers import fix_random_blocks
 
 from homespun.attention.blocked import Blocked
 from homespun.attention.lsh import LSH, draw_rotations
-from homespun.hf.engine import to_ours
+from homespun.hf.engine import from_hf
 from homespun.hf.export import export_huggingface
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import STORED, Architecture, Family
@@ -148,7 +148,7 @@ def check_gradients(pair: Pair) -> None:
     if architecture.bare:
         given = {family.prefix + name: gradient for name, gradient in given.items()}
     table = family.table + architecture.table  # what holds of the weights holds of their gradients
-    expected, _ = to_ours(table, given, pair.ours.stored.config.backbone, source="gradients")
+    expected, _ = from_hf(table, given, pair.ours.stored.config.backbone, source="gradients")
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert found.keys() == expected.keys()
     # the gradient of a key's bias is zero but for rounding, whose size is that of the other gradients

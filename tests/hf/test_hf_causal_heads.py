@@ -27,9 +27,9 @@ def save_theirs(folder: Path, name: str, **settings: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("BertForMaskedLM", {"is_decoder": True}, "BertForMaskedLM has is_decoder=False, and not True"),
-        ("BertLMHeadModel", {}, "BertLMHeadModel has is_decoder=True, and not False"),
-        ("ElectraForCausalLM", {}, "ElectraForCausalLM has is_decoder=True, and not False"),
+        ("BertForMaskedLM", {"is_decoder": True}, "is_decoder=True is not supported by BertForMaskedLM, only False"),
+        ("BertLMHeadModel", {}, "is_decoder=False is not supported by BertLMHeadModel, only True"),
+        ("ElectraForCausalLM", {}, "is_decoder=False is not supported by ElectraForCausalLM, only True"),
         ("BertLMHeadModel", {"is_decoder": True, "add_cross_attention": True}, "add_cross_attention=True is not"),
         (
             "BigBirdForCausalLM",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hf_peers import DECODER, PROPHETNET, REFORMER, SIZES
 
-from homespun.hf.engine import Rule, Table, Weights, their_name, to_ours, to_theirs
+from homespun.hf.engine import Rule, Table, Weights, from_hf, hf_name, to_hf
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import Architecture, Family
 from homespun.models.bundle import weights_of
@@ -55,19 +55,19 @@ def converted(family: Family, architecture: Architecture) -> Iterator[tuple[Mode
         settings |= {"architectures": [architecture.name], "id2label": {"0": "a", "1": "b", "2": "c"}}
         config = family.read_as(architecture, settings, source="test")
         ours = weights_of(config.build())
-        yield config, ours, to_theirs(family.table + architecture.table, ours, config.backbone)
+        yield config, ours, to_hf(family.table + architecture.table, ours, config.backbone)
 
 
 @pytest.mark.parametrize(("family", "architecture"), CLASSES, ids=NAMES)
 def test_a_table_is_its_own_inverse(family: Family, architecture: Architecture) -> None:
     table = family.table + architecture.table
     for config, ours, theirs in converted(family, architecture):
-        ruled = {their_name(table, name, config.backbone) for name in ours}
+        ruled = {hf_name(table, name, config.backbone) for name in ours}
         filled = {
             default.name for default in table.default_tensors if default.make(config.backbone) is not None
         } - ruled
         assert theirs.keys() == ruled | filled
-        again, unused_tensors = to_ours(table, theirs, config.backbone, source="test")
+        again, unused_tensors = from_hf(table, theirs, config.backbone, source="test")
         assert {unused.name for unused in unused_tensors} == filled
         assert again.keys() == ours.keys()
         assert all(torch.equal(again[name], tensor) for name, tensor in ours.items())
@@ -79,7 +79,7 @@ def test_every_rule_is_used(family: Family) -> None:
     for architecture in family.architectures:
         rules = (family.table + architecture.table).rules
         names = {name for _, _, theirs in converted(family, architecture) for name in theirs}
-        patterns = {rule: re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(rule.theirs)) for rule in rules}
+        patterns = {rule: re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(rule.hf_pattern)) for rule in rules}
         found = {rule for rule in rules if any(re.fullmatch(patterns[rule], name) for name in names)}
         assert set(architecture.table.rules) <= found
         used |= found
@@ -98,7 +98,7 @@ def test_positions_that_begin_elsewhere_are_moved() -> None:
     roberta = next(family for family in FAMILIES if family.model_type == "roberta")
     config = EncoderConfig.model_validate(SIZES | {"positions": {"kind": "learned", "offset": 2}, "pad_token_id": 4})
     rows = torch.randn(2 + 29, 33)
-    moved = to_theirs(roberta.table, {"backbone.embeddings.positions.embedding.weight": rows}, config)
+    moved = to_hf(roberta.table, {"backbone.embeddings.positions.embedding.weight": rows}, config)
     table = moved["roberta.embeddings.position_embeddings.weight"]
     assert table.shape == (5 + 29, 33)
     assert torch.equal(table[5:], rows[2:])
@@ -109,7 +109,7 @@ def test_a_tensor_that_matches_two_rules_is_a_bug() -> None:
     table = Table(rules=(Rule("a.{i}.{p}", "b.{i}.{p}"), Rule("a.1.weight", "c")))
     config = EncoderConfig(vocab_size=7)
     with pytest.raises(RuntimeError, match="2 rules"):
-        to_ours(table, {"a.1.weight": torch.ones(2)}, config, source="test")
+        from_hf(table, {"a.1.weight": torch.ones(2)}, config, source="test")
     with pytest.raises(RuntimeError, match="0 rules"):
-        to_theirs(table, {"b.x.weight": torch.ones(2)}, config)
-    assert to_theirs(table, {"b.10.bias": torch.ones(2)}, config).keys() == {"a.10.bias"}
+        to_hf(table, {"b.x.weight": torch.ones(2)}, config)
+    assert to_hf(table, {"b.10.bias": torch.ones(2)}, config).keys() == {"a.10.bias"}

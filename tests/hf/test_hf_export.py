@@ -161,7 +161,7 @@ def test_different_global_tokens_are_noted(first: int, head: Any, tmp_path: Path
     transformers = pytest.importorskip("transformers")
     model, config = build(windows(first), head)
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
-    assert f"and this model {f'the first {first}' if first else 'none'}: give it" in report.notes[-1]
+    assert f"this model the first {first}; pass a global_attention_mask" in report.notes[-1]
     assert ("that is all 0" in report.notes[-1]) == (first == 0)
     theirs = getattr(transformers, str(report.architecture)).from_pretrained(tmp_path / "hf").eval()
     given = inputs(pad_id=TOKENIZER.pad_id)

@@ -219,4 +219,4 @@ def test_more_layers_in_the_decoder_are_spoken_of(tmp_path: Path) -> None:
     tokenizer.save(tmp_path)
     stored = open_huggingface(tmp_path).stored
     report = export_huggingface(tmp_path / "hf", stored.model, stored.config, tokenizer)
-    assert any(re.search("3 layers .*encoder .*decoder .*5", note) for note in report.notes)
+    assert any(re.search("3 layers .*encoder.*decoder .*5", note) for note in report.notes)

@@ -65,7 +65,7 @@ POOLED |= {"norm": "layer_norm", "norm_bias": False}
         (
             "ModernBertForMaskedLM",
             {"decoder_bias": False},
-            "decoder_bias=False is not supported by the head, only True",
+            "decoder_bias=False is not supported, only True",
         ),
         (
             "ModernBertModel",
@@ -83,7 +83,11 @@ POOLED |= {"norm": "layer_norm", "norm_bias": False}
             "rope_parameters.rope_type='dynamic' is not supported, only 'default'",
         ),
         ("EuroBertForSequenceClassification", {}, "classifier_pooling='late' is not supported, only 'bos' and 'mean'"),
-        ("EuroBertForMaskedLM", {"mlp_bias": True}, "mlp_bias=True is not supported by the head for masked tokens"),
+        (
+            "EuroBertForMaskedLM",
+            {"mlp_bias": True},
+            "mlp_bias=True is not supported, because the head of masked tokens",
+        ),
         ("Qwen3Model", {"use_sliding_window": True}, "use_sliding_window=True is not supported, only False"),
         ("NanoChatModel", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported, only 1.0"),
     ],

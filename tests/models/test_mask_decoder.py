@@ -74,7 +74,7 @@ def test_it_is_what_the_authors_run() -> None:
     """Their code, over a layer of transformers, which takes queries of its own: MIT, DeBERTa, `EnhancedMaskDecoder`."""
     theirs_module = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
     transformers = pytest.importorskip("transformers")
-    from homespun.hf.engine import to_theirs
+    from homespun.hf.engine import to_hf
     from homespun.hf.families.deberta import DEBERTA_V2
     from homespun.models.bundle import weights_of
 
@@ -82,7 +82,7 @@ def test_it_is_what_the_authors_run() -> None:
     config = ModelConfig.model_validate({"backbone": SIZES, "head": None})
     tree = DEBERTA_V2.write_config(DEBERTA_V2.architectures[0], config)
     theirs = theirs_module.DebertaV2Model(transformers.DebertaV2Config(**tree)).double().eval()
-    named = to_theirs(DEBERTA_V2.table, weights_of(model), config.backbone)
+    named = to_hf(DEBERTA_V2.table, weights_of(model), config.backbone)
     named = {name.removeprefix("deberta."): tensor for name, tensor in named.items()}
     places = named.pop("embeddings.position_embeddings.weight")
     theirs.load_state_dict(named)

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints, read and written without transformers: one table a family, read in both directions."""
+"""Reading and writing of Hugging Face checkpoints without transformers."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from homespun.errors import UserError
 
 
 def is_hub_name(source: str) -> bool:
-    """True for what may be a name on the hub: it has the form of one, and does not begin with a local folder."""
-    return _has_form_of_hub_name(source) and not Path(source.partition("/")[0]).is_dir()
+    """True if ``source`` has the form of a name on the hub and does not begin with a local folder."""
+    return _is_valid_hub_name(source) and not Path(source.partition("/")[0]).is_dir()
 
 
-def _has_form_of_hub_name(source: str) -> bool:
+def _is_valid_hub_name(source: str) -> bool:
     return bool(re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source)) and ".." not in source
 
 
 def check_source(source: str | Path) -> None:
-    """Refuse what is neither a folder nor may be a name on the hub; imports no torch.
+    """Check that ``source`` is a folder or may be a name on the hub, without importing torch.
 
     Raises:
-        UserError: there is no such folder, or it is a file.
+        UserError: neither is the case.
     """
     name, folder = str(source), Path(source).expanduser()
     if folder.is_file():
-        raise UserError(f"{folder} is a file; give the folder of the model or of the run")
+        raise UserError(f"{folder} is a file; give the folder of a model or a run")
     if not folder.exists() and not is_hub_name(name):
         why = "it is not a name on the Hugging Face hub either"
-        if _has_form_of_hub_name(name):
+        if _is_valid_hub_name(name):
             why = f"{Path(name).parent} is a folder here, so it is not looked for on the Hugging Face hub"
         raise UserError(f"there is no folder {name}, and {why}")

@@ -1,6 +1,6 @@
-"""Rules and classes that several families share: a family gives the names in its files.
+"""Rules and classes that several families share.
 
-Modules are named without ``.weight`` and ``.bias``, layers with ``{i}`` for their number.
+Names of modules have no ``.weight`` and ``.bias``; ``{i}`` stands for the number of a layer.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from homespun.attention import AlternatingAttentionConfig, AttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.engine import Change, Copy, DefaultTensor, Drop, Rule, Table, unchanged
-from homespun.hf.family import Architecture, Defaults, Fixed, Notes, activation, no_notes
-from homespun.hf.labels import classification
+from homespun.hf.family import Architecture, Defaults, Fixed, Notes, activation, classification, no_notes
 from homespun.models.encoder import EncoderConfig
 
 LAYER = "backbone.layers.{i}"
@@ -44,45 +43,43 @@ CAUSAL: Defaults = {"is_decoder": False}
 CAUSAL_NAMES = {"causal": "is_decoder"}
 CAUSAL_FIXED: Fixed = {"is_decoder": (None, True, False)}
 
-_CONSTANT = "a constant, not a weight"
-NO_POOLER = "transformers adds a pooler of random weights (pooler_output); last_hidden_state is this model's"
+NO_POOLER = "transformers adds a pooler with random weights (pooler_output); last_hidden_state is unaffected"
 
 
-def module(theirs: str, ours: str, to_ours: Change = unchanged, to_theirs: Change = unchanged) -> Rule:
-    """Rule for the weight and the bias of a module."""
-    return Rule(f"{theirs}.{{p}}", f"{ours}.{{p}}", to_ours, to_theirs)
+def module(hf_name: str, name: str, from_hf: Change = unchanged, to_hf: Change = unchanged) -> Rule:
+    """Rule of the weight and the bias of a module."""
+    return Rule(f"{hf_name}.{{p}}", f"{name}.{{p}}", from_hf, to_hf)
 
 
 def attention_rules(
-    theirs: str,
+    prefix: str,
     query: str,
     key: str,
     value: str,
     output: str,
     *,
-    ours: str = "attention",
+    sublayer: str = "attention",
     rotated: Change = unchanged,
     norm: str | None = None,
 ) -> tuple[Rule, ...]:
-    """Projections of a layer's attention ``ours``, and its ``norm``.
+    """Projections of the attention ``sublayer``, and its ``norm``.
 
-    ``rotated``, its own inverse, changes queries and keys.
+    ``rotated`` changes queries and keys, and is its own inverse.
     """
-    own = f"{LAYER}.{ours}.sublayer"
+    attention = f"{LAYER}.{sublayer}.sublayer"
     return (
-        module(f"{theirs}.{query}", f"{own}.query", rotated, rotated),
-        module(f"{theirs}.{key}", f"{own}.key", rotated, rotated),
-        module(f"{theirs}.{value}", f"{own}.value"),
-        module(f"{theirs}.{output}", f"{own}.output"),
-        *((module(norm, f"{LAYER}.{ours}.norm"),) if norm else ()),
+        module(f"{prefix}.{query}", f"{attention}.query", rotated, rotated),
+        module(f"{prefix}.{key}", f"{attention}.key", rotated, rotated),
+        module(f"{prefix}.{value}", f"{attention}.value"),
+        module(f"{prefix}.{output}", f"{attention}.output"),
+        *((module(norm, f"{LAYER}.{sublayer}.norm"),) if norm else ()),
     )
 
 
-def feedforward_rules(theirs: str, inner: str, outer: str, gate: str | None = None) -> tuple[Rule, ...]:
-    """Linear layers of a feed-forward; with ``gate``, the gated one."""
-    own = f"{LAYER}.feedforward.sublayer"
-    rules = (module(f"{theirs}.{inner}", f"{own}.inner"), module(f"{theirs}.{outer}", f"{own}.outer"))
-    return rules if gate is None else (*rules, module(f"{theirs}.{gate}", f"{own}.gate"))
+def feedforward_rules(prefix: str, inner: str, outer: str, gate: str | None = None) -> tuple[Rule, ...]:
+    """Linear layers of a feed-forward, gated with ``gate``."""
+    names = {"inner": inner, "outer": outer} | ({} if gate is None else {"gate": gate})
+    return tuple(module(f"{prefix}.{name}", f"{LAYER}.feedforward.sublayer.{part}") for part, name in names.items())
 
 
 def norm_rules(layer: str, attention: str, feedforward: str) -> tuple[Rule, ...]:
@@ -99,46 +96,45 @@ def no_offset(pad_token_id: int) -> int:
 
 
 def after_padding(pad_token_id: int) -> int:
-    """Position 0 is the row after that of the padding id (RoBERTa, ProphetNet)."""
+    """Position 0 is the row after the padding id (RoBERTa, ProphetNet)."""
     return pad_token_id + 1
 
 
-def learned_positions(theirs: str, *, offset: Callable[[int], int] = no_offset) -> Rule:
-    """Position table; ``offset`` rows stand before position 0 in their files, and any number in ours."""
+def learned_positions(hf_name: str, *, offset: Callable[[int], int] = no_offset) -> Rule:
+    """Position table, with ``offset`` rows before position 0 in Hugging Face, and any number in homespun."""
 
     def shift(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
-        ours, theirs = backbone.positions.rows_before, offset(backbone.pad_token_id)
-        if ours == theirs:
+        rows_before, hf_rows_before = backbone.positions.rows_before, offset(backbone.pad_token_id)
+        if rows_before == hf_rows_before:
             return tensor
-        unused = tensor.new_zeros(theirs, tensor.shape[1])  # never read
-        return torch.cat([unused, tensor[ours:]])
+        return torch.cat([tensor.new_zeros(hf_rows_before, tensor.shape[1]), tensor[rows_before:]])
 
-    return Rule(theirs, "backbone.embeddings.positions.embedding.weight", to_theirs=shift)
+    return Rule(hf_name, "backbone.embeddings.positions.embedding.weight", to_hf=shift)
 
 
 def zero_segments(backbone: EncoderConfig) -> Tensor | None:
-    """Embedding of one segment, zero, for a model without segments."""
+    """Zero embedding of one segment, for a model without segments."""
     return None if backbone.type_vocab_size else torch.zeros(1, backbone.embedding_size or backbone.hidden_size)
 
 
 def embedding_table(name: str, *, offset: Callable[[int], int] = no_offset, segments: bool = True) -> Table:
-    """BERT's embeddings in the model ``name``."""
-    theirs, ours = f"{name}.embeddings", "backbone.embeddings"
-    own_segments = Rule(f"{theirs}.token_type_embeddings.weight", f"{ours}.segments.weight")
+    """Embeddings of BERT in the model ``name``."""
+    prefix = f"{name}.embeddings"
+    segment_table = f"{prefix}.token_type_embeddings.weight"
     return Table(
         rules=(
-            Rule(f"{theirs}.word_embeddings.weight", f"{ours}.words.weight"),
-            learned_positions(f"{theirs}.position_embeddings.weight", offset=offset),
-            *[own_segments] * segments,
-            module(f"{theirs}.LayerNorm", f"{ours}.norm"),
+            Rule(f"{prefix}.word_embeddings.weight", "backbone.embeddings.words.weight"),
+            learned_positions(f"{prefix}.position_embeddings.weight", offset=offset),
+            *[Rule(segment_table, "backbone.embeddings.segments.weight")] * segments,
+            module(f"{prefix}.LayerNorm", "backbone.embeddings.norm"),
         ),
-        drops=(Drop(rf"{name}\.embeddings\.(position|token_type)_ids", _CONSTANT),),
-        default_tensors=(DefaultTensor(f"{theirs}.token_type_embeddings.weight", zero_segments),) * segments,
+        drops=(Drop(rf"{name}\.embeddings\.(position|token_type)_ids", "a constant, not a weight"),),
+        default_tensors=(DefaultTensor(segment_table, zero_segments),) * segments,
     )
 
 
 def encoder_table(name: str, *, offset: Callable[[int], int] = no_offset) -> Table:
-    """BERT's encoder in the model ``name``."""
+    """Encoder of BERT in the model ``name``."""
     layer = f"{name}.encoder.layer.{{i}}"
     return embedding_table(name, offset=offset) + Table(
         rules=(
@@ -150,17 +146,17 @@ def encoder_table(name: str, *, offset: Callable[[int], int] = no_offset) -> Tab
 
 
 def drop_pooler(name: str) -> Table:
-    """Drop of a pooler that the opened class does not use."""
+    """Drop the pooler of the model ``name``, which other classes use."""
     return Table(drops=(Drop(rf"{name}\.pooler\.(dense\.)?(weight|bias)", "a pooler, which this head does not use"),))
 
 
 def annotated(
     *architectures: Architecture, notes: Notes = no_notes, unsupported_fields: frozenset[str] = frozenset()
 ) -> tuple[Architecture, ...]:
-    """The classes with further ``notes`` and ``unsupported_fields``."""
+    """Add ``notes`` and ``unsupported_fields`` to the classes."""
 
-    def with_notes(own: Notes) -> Notes:
-        return lambda backbone: (*own(backbone), *notes(backbone))
+    def with_notes(first: Notes) -> Notes:
+        return lambda backbone: (*first(backbone), *notes(backbone))
 
     return tuple(
         replace(a, notes=with_notes(a.notes), unsupported_fields=a.unsupported_fields | unsupported_fields)
@@ -169,8 +165,8 @@ def annotated(
 
 
 def headless(name: str, prefix: str, *drops: Drop, notes: Notes = no_notes) -> Architecture:
-    """The class without a head; tensors outside ``prefix`` and those of ``drops`` are dropped."""
-    heads = Drop(rf"(?!{re.escape(prefix)}).*", "of a head, and the model is opened without")
+    """Class without a head, which drops tensors outside ``prefix`` and those of ``drops``."""
+    heads = Drop(rf"(?!{re.escape(prefix)}).*", "a head, and the model is opened without it")
     return Architecture(
         name,
         kind=None,
@@ -182,7 +178,7 @@ def headless(name: str, prefix: str, *drops: Drop, notes: Notes = no_notes) -> A
 
 
 def models_with_pooler(name: str, dense: str) -> tuple[Architecture, ...]:
-    """The class without a head, opened without its pooler (the default) and with it; ``dense`` is its linear layer."""
+    """Class without a head: without its pooler (the default) and with it; ``dense`` is the layer of the pooler."""
     prefix = f"{dense.partition('.')[0]}."
     pooler = replace(headless(name, prefix), kind="pooler", head=lambda settings: {"kind": "pooler"}, notes=no_notes)
     rules = Table(rules=(module(dense, "head.dense"),))
@@ -200,7 +196,7 @@ def gelu_masked_lm(settings: Tree) -> Tree:
 
 
 def masked_lm_table(words: str, transform: str, norm: str, decoder: str, *, bias: str | None = None) -> Table:
-    """Dense layer, norm, and a decoder tied to ``words``; ``bias``: the decoder's, if it is stored elsewhere too."""
+    """Dense layer, norm, and decoder tied to ``words``; ``bias``: second name of the decoder's bias, if any."""
     bias, copy = bias or f"{decoder}.bias", f"{decoder}.bias"
     return Table(
         rules=(module(transform, "head.transform"), module(norm, "head.norm"), Rule(bias, "head.bias")),
@@ -209,18 +205,18 @@ def masked_lm_table(words: str, transform: str, norm: str, decoder: str, *, bias
 
 
 def require_is_decoder(name: str, head: Head, *, causal: bool) -> Head:
-    """``head`` of a class for causal models only, or for bidirectional ones."""
+    """Restrict ``head`` to causal or to bidirectional models."""
 
     def read(settings: Tree) -> Tree:
         if settings["is_decoder"] != causal:
-            raise UserError(f"{name} has is_decoder={causal}, and not {settings['is_decoder']!r}")
+            raise UserError(f"is_decoder={settings['is_decoder']!r} is not supported by {name}, only {causal}")
         return head(settings)
 
     return read
 
 
 def language_model(name: str, table: Table, head: Head = masked_lm, *, causal: bool | None = None) -> Architecture:
-    """Masked language model; if ``causal`` is given, config.json must agree, and a causal one predicts next tokens."""
+    """Masked language model, or with ``causal`` one whose config.json must have this ``is_decoder``."""
     return Architecture(
         name,
         kind="masked_lm",
@@ -239,14 +235,14 @@ def causal_lm(
     settings: Tree | None = None,
     pipeline: str = "text-generation",
 ) -> tuple[Architecture, ...]:
-    """Output embeddings alone: the class with tied and with untied ones.
+    """Causal language model: the class with tied and with untied output embeddings.
 
     Args:
-        name: the class.
-        words: its word embeddings.
-        tied_by_default: without ``tie_word_embeddings`` in config.json.
+        name: class.
+        words: word embeddings.
+        tied_by_default: default of ``tie_word_embeddings`` in config.json.
         check: raises `UserError` for a head that is not supported.
-        settings: further settings of config.json to write.
+        settings: further settings to write to config.json.
         pipeline: as in `Architecture`.
     """
 
@@ -256,8 +252,8 @@ def causal_lm(
             return {"kind": "causal_lm", "tie_word_embeddings": tied}
 
         def fits(tree: Tree) -> bool:
-            given = tree.get("tie_word_embeddings")
-            return (tied_by_default if given is None else given is not False) == tied
+            setting = tree.get("tie_word_embeddings")
+            return (tied_by_default if setting is None else setting is not False) == tied
 
         output = "lm_head.weight"
         copy, rule = Copy(output, of=f"{words}.weight"), Rule(output, "head.words.weight")
@@ -283,12 +279,12 @@ def text_classification(
     head: Head | None = None,
     write: Head = lambda head: {},
 ) -> Architecture:
-    """Dense layer and classifier over one vector a text; ``tables`` hold further tensors of the class."""
-    own = Table(rules=(module(dense, "head.dense"), module(classifier, "head.classifier")))
+    """Dense layer and classifier over one vector per text; ``tables`` have further tensors of the class."""
+    table = Table(rules=(module(dense, "head.dense"), module(classifier, "head.classifier")))
     return Architecture(
         name,
         kind=kind,
-        table=sum(tables, own),
+        table=sum(tables, table),
         head=head or classification(kind),
         pipeline="text-classification",
         write=write,
@@ -297,7 +293,7 @@ def text_classification(
 
 @dataclass(frozen=True)
 class Pooling:
-    """Setting ``classifier_pooling``: the vector that is classified; ``tokens`` has our names by theirs."""
+    """Setting ``classifier_pooling``: the vector to classify; ``tokens`` maps its values to those of homespun."""
 
     tokens: Mapping[str, str]
 
@@ -314,19 +310,19 @@ class Pooling:
         return classification("pooled", token=self.tokens[pooling])(settings)
 
     def write(self, head: Tree) -> Tree:
-        """The setting of a head; the first one for other tokens."""
-        names = {ours: theirs for theirs, ours in self.tokens.items()}
-        return {"classifier_pooling": names.get(head["token"], next(iter(self.tokens)))}
+        """Setting of config.json for a head; the first value if none is equal."""
+        values = (value for value, token in self.tokens.items() if token == head["token"])
+        return {"classifier_pooling": next(values, next(iter(self.tokens)))}
 
 
 def input_dropout_classification(settings: Tree) -> Tree:
-    """Head with the same dropout before the dense layer and after it."""
+    """Head with the same dropout before and after the dense layer."""
     head = classification("pooled")(settings)
     return head | {"input_dropout": head["dropout"]}
 
 
 def last_token_classification(name: str) -> Architecture:
-    """Linear layer over the last token, without dropout in transformers."""
+    """Linear layer over the last token, without dropout."""
 
     def head(settings: Tree) -> Tree:
         return classification("last")(settings | {"classifier_dropout": settings.get("classifier_dropout") or 0.0})
@@ -341,7 +337,7 @@ def last_token_classification(name: str) -> Architecture:
 
 
 def token_classification(name: str, *tables: Table, dropout: str = "classifier_dropout") -> Architecture:
-    """Dropout and a linear layer over each token; ``tables`` hold further tensors of the class."""
+    """Dropout and a linear layer over each token; ``tables`` have further tensors of the class."""
     return Architecture(
         name,
         kind="token_classification",
@@ -352,7 +348,7 @@ def token_classification(name: str, *tables: Table, dropout: str = "classifier_d
 
 
 def question_answering(name: str, *, dropout: float = 0.0) -> Architecture:
-    """Linear layer over each token: start and end; ``dropout``: without ``qa_dropout`` in config.json."""
+    """Linear layer over each token, for start and end; ``dropout`` is the default of ``qa_dropout``."""
     return Architecture(
         name,
         kind="question_answering",
@@ -364,7 +360,7 @@ def question_answering(name: str, *, dropout: float = 0.0) -> Architecture:
 
 
 def alternating_attention(layers: Sequence[Tree]) -> Tree:
-    """Attention with the shortest cycle of those of the ``layers``."""
+    """Alternating attention with the shortest cycle that gives those of the ``layers``."""
     cycle = next(
         layers[:size]
         for size in range(1, len(layers) + 1)
@@ -381,7 +377,7 @@ def layer_attentions(backbone: EncoderConfig) -> list[AttentionConfig]:
 
 
 def pad_or_eos(settings: Tree) -> object:
-    """Padding token; for models without one, the end of text."""
+    """Padding token, or the end of text for models without one."""
     if settings["pad_token_id"] is not None:
         return settings["pad_token_id"]
     end, size = settings.get("eos_token_id", 50256), settings["vocab_size"]

@@ -13,7 +13,7 @@ from homespun.config import Tree
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf import is_hub_name
-from homespun.hf.engine import to_theirs
+from homespun.hf.engine import to_hf
 from homespun.hf.family import Architecture
 from homespun.hf.folding import fold_weights
 from homespun.hf.match import match_architecture
@@ -99,7 +99,7 @@ def export_huggingface(
         tree["eos_token_id"] = tokenizer.sep_id if "sep" in roles or "eos" in roles else None
     if architecture.kind is None:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
-    theirs = to_theirs(family.table + architecture.table, weights, config.backbone)
+    theirs = to_hf(family.table + architecture.table, weights, config.backbone)
     if architecture.bare:
         theirs = {name.removeprefix(family.prefix): tensor for name, tensor in theirs.items()}
     tree["dtype"] = str(model.backbone.embeddings.words.weight.dtype).removeprefix("torch.")

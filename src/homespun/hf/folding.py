@@ -1,11 +1,9 @@
-"""Fold settings that a family lacks into the weights: the folded model computes the same.
+"""Folding of settings that a family lacks into the weights; the outputs of the folded model are the same.
 
-Factorised embeddings become one table, for families whose embeddings are as wide as their layers: (vocab, embedding)
-times its projection is (vocab, hidden), if nothing but sums stands between the two. It has more parameters.
-
-Scaled scores and embeddings of an encoder-decoder with relative biases become T5's, which are not scaled: queries are
-divided by ``sqrt(head_size)``, word embeddings multiplied by ``sqrt(hidden_size)``, and the hidden states before a tied
-head divided by it.
+- Factorised embeddings are multiplied by their projection, (vocab, embedding) x (embedding, hidden), for families whose
+  embeddings are as wide as the layers. The model has more parameters.
+- Scales of an encoder-decoder with relative biases, which T5 lacks: queries are divided by ``sqrt(head_size)``, word
+  embeddings multiplied by ``sqrt(hidden_size)``, and hidden states before a tied head divided by it.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ _QUERY = ".query.weight"
 def fold_config(config: ModelConfig) -> ModelConfig | None:
     """Config of the folded model: embeddings as wide as the layers, or an encoder-decoder without scales.
 
-    A tied causal head becomes an untied one. The bias of its projection goes to the last norm, or, if that has none, to
-    ``final_logits_bias``. A masked language model's head has no equivalent, and is left out.
+    A tied causal head becomes untied, and the bias of its projection is added to the last norm, or to
+    ``final_logits_bias`` if the norm has no bias. The head of a masked language model is dropped.
 
     Returns:
-        None if the embeddings are as wide as the layers, or normalised, scaled, or added to positions that cannot be
-        projected; for an encoder-decoder, if nothing is scaled or T5 has other parts.
+        None if nothing can be folded: the embeddings are as wide as the layers, normalised, scaled, or added to
+        positions that cannot be projected; an encoder-decoder has no scales or is not like T5.
     """
     backbone = config.backbone
     if backbone.has_decoder:
@@ -59,11 +57,11 @@ def fold_config(config: ModelConfig) -> ModelConfig | None:
 
 
 def fold_weights(weights: Weights, config: ModelConfig) -> Weights:
-    """Weights of the model that `fold_config` describes.
+    """Weights of the folded model.
 
     Args:
         weights: of the model, by name.
-        config: of the model; `fold_config` of it is not None.
+        config: of the model, for which `fold_config` is not None.
     """
     backbone, head = config.backbone, config.head
     if backbone.has_decoder:
@@ -93,17 +91,19 @@ def fold_weights(weights: Weights, config: ModelConfig) -> Weights:
 
 
 def fold_notes(config: ModelConfig, *, head: bool) -> tuple[str, ...]:
-    """Notes on a folded model, exported with its ``head`` or without; ``config`` is that of the model."""
-    backbone, given = config.backbone, config.head
+    """Notes on a folded model, exported with or without its ``head``; ``config``: of the original model."""
+    backbone, head_config = config.backbone, config.head
     if backbone.has_decoder:
         return ()
     assert not backbone.is_recurrent
     sizes = f"from embedding_size={backbone.embedding_size} to {backbone.hidden_size}"
     notes = [f"embeddings were multiplied by their projection, {sizes}; the model has more parameters in hf/"]
-    if isinstance(given, MaskedLMHeadConfig):
-        notes.append(f"head {given.kind!r} needs embeddings of size {backbone.embedding_size}; it was left out")
-    tied = head and isinstance(given, CausalLMHeadConfig) and given.tie_word_embeddings and given.transform_bias
-    if tied and _has_last_bias(backbone):
+    if isinstance(head_config, MaskedLMHeadConfig):
+        notes.append(f"head {head_config.kind!r} needs embeddings of size {backbone.embedding_size}; it was left out")
+    tied = (
+        isinstance(head_config, CausalLMHeadConfig) and head_config.tie_word_embeddings and head_config.transform_bias
+    )
+    if head and tied and _has_last_bias(backbone):
         notes.append(
             "the bias of the head's projection was added to the bias of the last norm, which shifts last_hidden_state"
         )
@@ -121,7 +121,7 @@ def _without_scales(config: ModelConfig, backbone: EncoderDecoderConfig) -> Mode
         return None
     if not any(stack.scale_attn_weights or stack.scale_embedding for stack in stacks.values()):
         return None
-    if len({stack.scale_embedding for stack in stacks.values()}) > 1:  # of the same words
+    if len({stack.scale_embedding for stack in stacks.values()}) > 1:  # of shared word embeddings
         return None
     if stacks["decoder"].scale_embedding and isinstance(head, CausalLMHeadConfig) and head.tie_word_embeddings:
         if head.scaled or backbone.embedding_size not in (0, backbone.hidden_size):

@@ -1,4 +1,4 @@
-"""The class of transformers for a model, and the heads that transformers has."""
+"""Choice of the class of transformers for a model, and of heads that can be exported."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ArchitectureMatch:
     """A class of transformers for a model.
 
     Args:
-        family, architecture: the class.
-        differences: settings that it cannot express.
-        config: of the model, or of the folded one (`homespun.hf.folding`).
+        family, architecture: class.
+        differences: fields that it cannot express.
+        config: of the model, or of the folded model (`homespun.hf.folding`).
     """
 
     family: Family
@@ -32,9 +32,9 @@ class ArchitectureMatch:
 
 
 def match_architecture(config: ModelConfig) -> tuple[ArchitectureMatch | None, tuple[str, ...]]:
-    """Class of a model with notes on the differences, or None with the reason.
+    """Find the class of a model, with notes on differences; None with the reason if there is none.
 
-    A head that no class has is left out. Embeddings of a width that no class has are folded.
+    A head that no class has is dropped, and embeddings of a width that no class has are folded.
     """
     match, notes = _match_architecture(config)
     folded = None if match else fold_config(config)
@@ -68,16 +68,16 @@ def _match_architecture(config: ModelConfig) -> tuple[ArchitectureMatch | None, 
 
 
 def _rank_matches(config: ModelConfig, families: Sequence[Family]) -> list[ArchitectureMatch]:
-    """Classes with a head of this kind, the nearest first."""
+    """Classes with the kind of head of the model, nearest first."""
     kind, backbone = None if config.head is None else config.head.kind, config.backbone
     shifted = backbone.positions.rows_before > 0
 
     def distance(match: ArchitectureMatch) -> tuple[int, int, bool, bool]:
         return (
-            # another kind of part is worse than another size
+            # another kind of module counts more than another size
             sum(".kind=" in difference for difference in match.differences),
             len(match.differences),
-            # no requirements: any family holds any offset of positions, most do without segments
+            # preferences: any family can express any offset of positions, most can omit segments
             (match.family.offset(backbone.pad_token_id) > 0) != shifted,
             ("type_vocab_size" in match.family.defaults) != (backbone.type_vocab_size > 0),
         )
@@ -93,33 +93,33 @@ def _rank_matches(config: ModelConfig, families: Sequence[Family]) -> list[Archi
 
 
 _SEQUENCE_HEADS, *_ = get_args(SequenceHeadConfig)
-_TASKS = ("text-classification", "question-answering")  # tasks whose head a recipe chooses
+_TASKS = ("text-classification", "question-answering")  # tasks with several kinds of heads
 
 
 def dropped_head_warning(config: ModelConfig) -> str | None:
-    """One line about a model whose ``hf/`` will lack its head, with the heads that transformers has.
+    """Warn about a model whose export will lack the head, with the heads that can be exported.
 
     Returns:
-        None if the head is exported, if there is none, or if no family has the model and nothing will be written.
+        None if the head is exported, or there is no head or no export.
     """
     match, _ = match_architecture(config)
     if config.head is None or match is None or match.architecture.kind is not None:
         return None
     message = f"hf/ will hold {match.architecture.name} without the head {config.head.kind!r}"
-    kept = exportable_heads(config)
-    if not kept:
+    heads = exportable_heads(config)
+    if not heads:
         return f"{message}: no class of transformers with this backbone has it or a similar one"
     ways = [
         f"{' '.join(f'objective.head.{key}={value}' for key, value in head.items())} ({name})"
-        for name, head in kept.items()
+        for name, head in heads.items()
     ]
     return f"{message}; for a head that is exported set {' or '.join(ways)}"
 
 
 def exportable_heads(config: ModelConfig) -> dict[str, Tree]:
-    """Classes of the nearest family that have a head for the model's task, each with the head's settings.
+    """Classes of the nearest family for the task of the model, with the settings of their heads.
 
-    The settings are its ``kind``, and those that differ from our defaults.
+    The settings are ``kind`` and those that differ from the defaults.
     """
     bare = config.model_copy(update={"head": None})
     match, _ = match_architecture(bare)
@@ -144,7 +144,7 @@ def exportable_heads(config: ModelConfig) -> dict[str, Tree]:
 
 
 def _task(head: HeadConfig) -> str | None:
-    """Pipeline of the classes with a head of this kind, if it is a task whose head a recipe chooses."""
+    """Pipeline of a head, if it is one of `_TASKS`."""
     if isinstance(head, _SEQUENCE_HEADS):
         return "text-classification"
     tasks = {a.pipeline for family in FAMILIES for a in family.architectures if a.kind == head.kind}
@@ -152,22 +152,22 @@ def _task(head: HeadConfig) -> str | None:
 
 
 def _pools_full_context(architecture: Architecture, config: ModelConfig) -> bool:
-    """True if it classifies by a token that has seen the full text, as fine-tuning does."""
+    """True if the class classifies by a token that attends to the full text, as fine-tuning does."""
     causal = config.backbone.kind == "encoder" and config.backbone.causal
     return not causal or not architecture.classifies or architecture.kind == "last"
 
 
 def _fitting(family: Family, architecture: Architecture, tree: Tree, config: ModelConfig) -> Iterator[Tree]:
-    """Settings of the class's head with which it fits the model: its kind, or all that are not defaults."""
+    """Settings with which the head of the class fits the model: its kind, or all that are not defaults."""
     try:
-        theirs = family.read_as(architecture, tree, source=family.model_type).head
-    except UserError:  # no such model with any head
+        default = family.read_as(architecture, tree, source=family.model_type).head
+    except UserError:  # the class cannot express the backbone
         return
-    assert theirs is not None
-    head_settings = theirs.model_dump(exclude_defaults=True, exclude={"num_labels", "dropout", "input_dropout"})
+    assert default is not None
+    further = default.model_dump(exclude_defaults=True, exclude={"num_labels", "dropout", "input_dropout"})
     count = getattr(config.head, "num_labels", None)
-    own = {} if count is None else {"num_labels": count}
-    for settings in ({"kind": theirs.kind}, {"kind": theirs.kind} | head_settings):
-        head = type(theirs).model_validate(settings | own)
+    num_labels = {} if count is None else {"num_labels": count}
+    for settings in ({"kind": default.kind}, {"kind": default.kind} | further):
+        head = type(default).model_validate(settings | num_labels)
         if not family.differences(architecture, config.model_copy(update={"head": head})):
             yield settings

@@ -1,4 +1,4 @@
-"""Open a model: a run, a ``model/`` folder, a Hugging Face folder, or a name on the hub."""
+"""Opening of models: a run, a ``model/`` folder, a Hugging Face folder, or a name on the hub."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homespun.config import Tree
-from homespun.errors import UserError
+from homespun.errors import UserError, first_line
 from homespun.hf import check_source
 from homespun.hf.builders import NO_POOLER
-from homespun.hf.engine import Table, UnusedTensor, Weights, their_name, to_ours
+from homespun.hf.engine import Table, UnusedTensor, Weights, from_hf, hf_name
 from homespun.hf.families import FAMILIES
-from homespun.hf.family import STORED, Family
-from homespun.hf.labels import read_labels
+from homespun.hf.family import STORED, Family, read_labels
 from homespun.hf.weights import FILES, has_weights, modernize_name, read_weights
 from homespun.io.json import read_object
 from homespun.models.bundle import (
@@ -31,9 +30,9 @@ from homespun.text.vocabularies import VOCABULARIES
 
 logger = logging.getLogger(__name__)
 
-_NATIVE, _FOREIGN = "homespun.json", "config.json"
+_NATIVE, _HUGGING_FACE = "homespun.json", "config.json"
 _WITHOUT_NETWORK = ("linear.json", "average.json")  # `homespun.tasks.text_models`
-_DROPPED_HEAD = "of a head, and the model is opened without"
+_DROPPED_HEAD = "a head, and the model is opened without it"
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,9 @@ class OpenedModel:
     """A model and a report on its files.
 
     Args:
-        stored: the model.
-        architecture: its class in transformers; None for a ``model/`` folder.
-        mapped: our names of each tensor, by the name in the files.
+        stored: model.
+        architecture: class of transformers; None for a ``model/`` folder.
+        mapped: names of tensors in the model, by the name in the files.
         unused_tensors: tensors of the files that are not in the model.
         notes: differences from the model in the files.
     """
@@ -61,7 +60,7 @@ def open_model(source: str | Path, *, head: str | None = STORED) -> ModelBundle:
 
 
 def open_for_training(source: str | Path) -> ModelBundle:
-    """`open_model` for further training: each difference from the model in the files is a warning."""
+    """`open_model` for further training; warns of differences from the model in the files."""
     opened = open_any(source)
     for note in opened.notes:
         logger.warning("%s: %s", source, note)
@@ -69,8 +68,9 @@ def open_for_training(source: str | Path) -> ModelBundle:
 
 
 def _with_eos_token(stored: ModelBundle) -> ModelBundle:
+    """Set the end token to that of the tokenizer, if the config has none."""
     tokens, roles = stored.model.special_tokens, stored.tokenizer.roles
-    if tokens.eos_token_id is None and ("sep" in roles or "eos" in roles):  # given by the tokenizer alone
+    if tokens.eos_token_id is None and ("sep" in roles or "eos" in roles):
         stored.model.special_tokens = replace(tokens, eos_token_id=stored.tokenizer.sep_id)
     return stored
 
@@ -80,11 +80,11 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
 
     Args:
         source: a run directory, a ``model/`` folder, a Hugging Face folder, or a name on the hub, which is downloaded
-            once. A folder of that name has precedence.
-        head: the ``kind`` of the head, which must be in the files; None for no head; by default that of the config.
+            once, if there is no folder of that name.
+        head: ``kind`` of the head, which must be in the files; None for no head; default: that of the config.
 
     Raises:
-        UserError: there is no model, or it cannot be opened.
+        UserError: there is no model, or it is not supported.
     """
     folder = Path(source).expanduser()
     check_source(source)
@@ -93,87 +93,87 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
     for candidate in (folder, folder / "model"):
         if (candidate / _NATIVE).is_file():
             return _open_native(candidate, head)
-    if (folder / _FOREIGN).is_file():
+    if (folder / _HUGGING_FACE).is_file():
         return open_huggingface(folder, head=head)
     if any((candidate / name).is_file() for candidate in (folder, folder / "model") for name in _WITHOUT_NETWORK):
-        raise UserError(f"{folder} holds a linear model, or one of several parts; predict and evaluate open it")
+        raise UserError(f"{folder} holds a linear model or an ensemble; use predict or evaluate")
     if (folder / "config.yaml").is_file():
-        raise UserError(f"{folder} is a run that has no model/ yet; finish it with --resume")
+        raise UserError(f"{folder} is a run without model/; finish it with --resume")
     if (folder / "state.json").is_file():
         run = folder.absolute().parent.parent
-        raise UserError(f"{folder} is a checkpoint, which only --resume reads; give the run, {run}, once it has ended")
+        raise UserError(f"{folder} is a checkpoint, which only --resume reads; give the finished run {run}")
     if has_weights(folder):
-        raise UserError(f"{folder} has weights but no {_FOREIGN}, which says what model they are of")
+        raise UserError(f"{folder} has weights but no {_HUGGING_FACE}; add the config of the model")
     if (folder / "tokenizer.json").is_file():
-        raise UserError(f"{folder} holds a tokenizer and no model; give the folder of a model or of a run")
-    raise UserError(f"{folder} holds no model: neither model/, nor {_NATIVE}, nor {_FOREIGN} of Hugging Face")
+        raise UserError(f"{folder} holds a tokenizer and no model; give the folder of a model or a run")
+    raise UserError(f"{folder} holds no model: neither model/, nor {_NATIVE}, nor {_HUGGING_FACE} of Hugging Face")
 
 
 def _open_native(folder: Path, head: str | None) -> OpenedModel:
     stored = load_model(folder)
     names = list(weights_of(stored.model))
     kind = None if stored.config.head is None else stored.config.head.kind
-    left: tuple[UnusedTensor, ...] = ()
+    unused: tuple[UnusedTensor, ...] = ()
     if head is None and kind is not None:
         bare = Model(stored.model.backbone).eval()
         stored = ModelBundle(bare, stored.config.model_copy(update={"head": None}), stored.tokenizer, None, stored.task)
-        kept = weights_of(bare).keys()
-        left = tuple(UnusedTensor(name, _DROPPED_HEAD) for name in names if name not in kept)
-        names = [name for name in names if name in kept]
+        backbone = weights_of(bare).keys()
+        unused = tuple(UnusedTensor(name, _DROPPED_HEAD) for name in names if name not in backbone)
+        names = [name for name in names if name in backbone]
     elif head not in (STORED, kind):
-        raise UserError(f"{folder} has {f'a head {kind!r}' if kind else 'no head'}, and not the head {head!r}")
-    return OpenedModel(stored, None, {name: (name,) for name in names}, left, ())
+        raise UserError(f"{folder} has {f'the head {kind!r}' if kind else 'no head'}, not {head!r}")
+    return OpenedModel(stored, None, {name: (name,) for name in names}, unused, ())
 
 
 def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> OpenedModel:
     """Open the model of a Hugging Face folder: ``config.json``, weights, tokenizer. Code in it is never run.
 
-    Weights are mapped from the disk: do not write into the files of a model in use, replace them.
+    Weights are memory-mapped: replace the files of a model in use, do not overwrite them.
 
     Raises:
-        UserError: a file is missing, truncated or refused; no family has the model; a tensor is missing, unknown or of
+        UserError: a file is missing, truncated or unsafe; no family has the model; a tensor is missing, unknown or of
             another shape; the tokenizer has more tokens than the model.
     """
     folder = Path(folder)
-    path = folder / _FOREIGN
+    path = folder / _HUGGING_FACE
     tree = read_object(path)
     family = _family_of(tree, source=str(path))
     architecture, config = family.read_config(tree, source=str(path), head=head)
-    written = read_weights(folder)
-    if inferred := family.infer_from_tensors(tree, written):
+    stored = read_weights(folder)
+    if inferred := family.infer_from_tensors(tree, stored):
         architecture, config = family.read_config(tree | inferred, source=str(path), head=head)
     table = family.table + architecture.table
     # files of the class without a head lack the prefix
-    prefix = "" if any(modernize_name(name).startswith(family.prefix) for name in written) else family.prefix
+    prefix = "" if any(modernize_name(name).startswith(family.prefix) for name in stored) else family.prefix
     original_names: dict[str, str] = {}
-    for name in written:
-        today = prefix + modernize_name(name)
-        if today in original_names:
-            raise UserError(f"{folder}: {original_names[today]!r} and {name!r} are the same tensor; leave one out")
-        original_names[today] = name
-    theirs = {name: written[original] for name, original in original_names.items()}
-    converted, unused_tensors = to_ours(table, theirs, config.backbone, source=str(folder))
+    for name in stored:
+        modern = prefix + modernize_name(name)
+        if modern in original_names:
+            raise UserError(f"{folder}: {original_names[modern]!r} and {name!r} are the same tensor; remove one")
+        original_names[modern] = name
+    hf_weights = {name: stored[original] for name, original in original_names.items()}
+    converted, unused_tensors = from_hf(table, hf_weights, config.backbone, source=str(folder))
     _check(table, converted, config, source=str(folder))
     tokenizer = Tokenizer.load(folder)
     if config.backbone.causal:
         tokenizer = _with_config_end_tokens(tokenizer, tree)
     if tokenizer.vocab_size > config.backbone.vocab_size:
         raise UserError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens and the model embeds "
-            f"{config.backbone.vocab_size}; this is the tokenizer of another model"
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens and the model {config.backbone.vocab_size}; "
+            f"add the tokenizer of this model"
         )
     model = build_uninitialized(config)
     assign_weights(model, converted, source=str(folder))
     labels = read_labels(tree) if architecture.classifies else None
-    # default names of the columns, which are not in the files
+    # default columns, which the files do not name
     task = {"max_length": config.backbone.max_position_embeddings, "text": "text", "label": "label"}
     return OpenedModel(
         ModelBundle(model.eval(), config, tokenizer, labels, task),
         architecture.name,
         _map_names(table, converted, original_names, config),
-        tuple(UnusedTensor(original_names[left.name], left.reason) for left in unused_tensors),
+        tuple(UnusedTensor(original_names[unused.name], unused.reason) for unused in unused_tensors),
         (
-            # transformers adds a pooler, its files have none
+            # a pooler that transformers adds is not in the files
             *(note for note in architecture.notes(config.backbone) if note != NO_POOLER),
             *family.dropout_notes(architecture, config, tree),
             *_dtype_notes(converted),
@@ -182,21 +182,20 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
 
 
 def _dtype_notes(weights: Weights) -> tuple[str, ...]:
-    """Note on weights of another type than ours."""
     types = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()} - {"float32"}
     if not types:
         return ()
-    return (f"weights are {' and '.join(sorted(types))} in the files, and float32 here and in what is written",)
+    return (f"weights are {' and '.join(sorted(types))} in the files, and become float32, also on export",)
 
 
 def _with_config_end_tokens(tokenizer: Tokenizer, tree: Tree) -> Tokenizer:
-    """Tokenizer with the special tokens that config.json names for the start and the end of a text."""
+    """Set the tokens for the start and the end of a text to those of config.json."""
     roles = tokenizer.roles
     for role, stand_in in (("cls", "bos"), ("sep", "eos")):
         token = tree.get(f"{stand_in}_token_id")
         if not isinstance(token, int) or not 0 <= token < tokenizer.vocab_size:
             continue
-        # many configs have GPT-2's 50256, which may be a word of their vocabulary
+        # many configs have 50256 of GPT-2, which may be an ordinary token
         name = tokenizer.tokens[token] if tokenizer.special_mask[token] else ""
         if name and name != roles.get(role, roles.get(stand_in)):
             roles.pop(role, None)
@@ -207,79 +206,77 @@ def _with_config_end_tokens(tokenizer: Tokenizer, tree: Tree) -> Tokenizer:
 def _map_names(
     table: Table, converted: Weights, original_names: dict[str, str], config: ModelConfig
 ) -> dict[str, tuple[str, ...]]:
-    """Our names of each tensor in the files; ``original_names``: names in the files by their modern names."""
+    """Names in the model by names in the files; ``original_names``: names in the files by modern names."""
     mapped: dict[str, tuple[str, ...]] = {}
-    for ours in converted:
-        name = their_name(table, ours, config.backbone)
-        # the files may have a copy of a tied tensor alone
+    for target in converted:
+        name = hf_name(table, target, config.backbone)
+        # the files may have only a copy of a tied tensor
         names = [name, *(copy.name for copy in table.copies if copy.of == name)]
         original = next(original_names[name] for name in names if name in original_names)
-        mapped[original] = (*mapped.get(original, ()), ours)
+        mapped[original] = (*mapped.get(original, ()), target)
     return mapped
 
 
 def _family_of(tree: Tree, *, source: str) -> Family:
     if "auto_map" in tree:
-        raise UserError(f"{source}: auto_map asks to run Python code of the model, which is always refused")
+        raise UserError(f"{source}: auto_map needs Python code of the model, which is never run; use another model")
     kind, classes = tree.get("model_type"), tree.get("architectures")
     families = [family for family in FAMILIES if family.model_type == kind]
     if not families:
-        ours = dict.fromkeys(family.model_type for family in FAMILIES)
-        raise UserError(f"{source}: unknown model_type {kind!r}; ours are {', '.join(ours)}")
+        types = dict.fromkeys(family.model_type for family in FAMILIES)
+        raise UserError(f"{source}: model_type={kind!r} is not supported, only {', '.join(types)}")
     # several families have one type: with a decoder, and without
     names = classes if isinstance(classes, list) else []
-    named = [family for family in families if any(own.name in names for own in family.architectures)]
-    return (named or families)[0]
+    return next((f for f in families if any(a.name in names for a in f.architectures)), families[0])
 
 
 def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) -> None:
-    """Raise `UserError` for tensors that do not fit the config, before memory is taken."""
+    """Raise `UserError` for tensors that do not fit the config, before memory is allocated."""
     if config.backbone.pad_token_id >= config.backbone.vocab_size:
         raise UserError(
-            f"{source}: pad_token_id={config.backbone.pad_token_id} is beyond the vocabulary of "
+            f"{source}: pad_token_id={config.backbone.pad_token_id} must be below vocab_size="
             f"{config.backbone.vocab_size}"
         )
-    wanted = weights_of(build_on_meta(config, weights, source=f"{source}: config.json"))
-    if missing := [their_name(table, name, config.backbone) for name in sorted(wanted.keys() - weights.keys())]:
-        raise UserError(f"{source}: {len(missing)} tensors are missing, the first {missing[0]!r}")
-    if extra := [their_name(table, name, config.backbone) for name in sorted(weights.keys() - wanted.keys())]:
-        raise UserError(f"{source}: {len(extra)} tensors are more than config.json describes, the first {extra[0]!r}")
-    for name, tensor in wanted.items():
+    expected = weights_of(build_on_meta(config, weights, source=f"{source}: config.json"))
+    if missing := [hf_name(table, name, config.backbone) for name in sorted(expected.keys() - weights.keys())]:
+        raise UserError(f"{source}: {len(missing)} tensors are missing, such as {missing[0]!r}")
+    if extra := [hf_name(table, name, config.backbone) for name in sorted(weights.keys() - expected.keys())]:
+        raise UserError(f"{source}: {len(extra)} tensors are not in the model of config.json, such as {extra[0]!r}")
+    for name, tensor in expected.items():
         if weights[name].shape != tensor.shape:
-            given, own = tuple(weights[name].shape), tuple(tensor.shape)
+            actual, shape = tuple(weights[name].shape), tuple(tensor.shape)
             raise UserError(
-                f"{source}: {their_name(table, name, config.backbone)} has shape {given}; config.json describes {own}"
+                f"{source}: {hf_name(table, name, config.backbone)} has shape {actual}, but {shape} by config.json"
             )
 
 
 def _download(name: str) -> Path:
-    """Folder of a model of the hub, downloaded or from the cache."""
+    """Download a model from the hub, or find it in the cache."""
     import huggingface_hub
 
     try:
-        # only the files that are read, and the torch file only without a better one
+        # only files that are read; torch files only if there are no others
         best, *others = FILES
-        top = [_FOREIGN, "*token*.json", *VOCABULARIES, "spm.model", "spiece.model", *best]
+        top = [_HUGGING_FACE, "*token*.json", *VOCABULARIES, "spm.model", "spiece.model", *best]
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=top, ignore_patterns=["*/*"]))
         for files in others:
             if not has_weights(folder):
-                kept = list(files)
-                folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=kept, ignore_patterns=["*/*"]))
-    except Exception as error:  # network errors have other classes in each version of the client
-        reason = str(error).strip().splitlines()
+                folder = Path(
+                    huggingface_hub.snapshot_download(name, allow_patterns=list(files), ignore_patterns=["*/*"])
+                )
+    except Exception as error:  # the classes of network errors depend on the version of the client
         raise UserError(
-            f"there is no folder {name}, and it could not be downloaded from the Hugging Face hub: "
-            f"{reason[0] if reason else type(error).__name__}"
+            f"there is no folder {name}, and it could not be downloaded from the Hugging Face hub: {first_line(error)}"
         ) from error
-    if not (folder / _FOREIGN).is_file():
-        raise UserError(f"{name} on the Hugging Face hub has no {_FOREIGN}: it is not a model of transformers")
+    if not (folder / _HUGGING_FACE).is_file():
+        raise UserError(f"{name} on the Hugging Face hub has no {_HUGGING_FACE}: it is not a model of transformers")
     return folder
 
 
 def load(source: str | Path) -> Model:
-    """`open_model`, the model alone.
+    """Open the model in ``source`` without its tokenizer; see `open_model`.
 
     Returns:
-        ``model(input_ids=..., attention_mask=...)`` returns the logits of its head, or the hidden states without one.
+        ``model(input_ids=..., attention_mask=...)`` returns logits, or hidden states without a head.
     """
     return open_model(source).model

@@ -1,4 +1,4 @@
-"""Export of an encoder to a folder that ``SentenceTransformer`` opens, for vectors of texts."""
+"""Export of an encoder to the format of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _TOKENIZER = "tokenizer_config.json"
 
 
 def export_sentence_transformers(folder: str | Path, stored: ModelBundle, *, max_length: int) -> ExportReport:
-    """Write an encoder with mean pooling to a new folder, as sentence-transformers does.
+    """Write an encoder with mean pooling to a new folder, for ``SentenceTransformer``.
 
-    The weights, the config and the tokenizer are those of `export_huggingface` without a head.
+    Weights, config and tokenizer are those of `export_huggingface` without a head.
 
     Args:
         folder: a new folder.
         stored: the model and its tokenizer.
-        max_length: tokens that are read of a text, special tokens included.
+        max_length: maximum number of tokens, special tokens included.
 
     Raises:
-        UserError: the model is no encoder, or no family has it.
+        UserError: the model has a decoder, or no family has it.
     """
     folder, backbone = Path(folder), stored.config.backbone
     if backbone.has_decoder or backbone.causal:
-        raise UserError("sentence-transformers is for encoders, and this model has a decoder; give an encoder")
+        raise UserError("sentence-transformers needs an encoder, and this model has a decoder; use an encoder")
     config = stored.config.model_copy(update={"head": None})
     report = export_huggingface(folder, Model(stored.model.backbone), config, stored.tokenizer)
     if report.folder is None:
@@ -46,7 +46,7 @@ def export_sentence_transformers(folder: str | Path, stored: ModelBundle, *, max
         MODULES: modules,
         f"{POOLING}/config.json": pooling,
         LENGTH: {"max_seq_length": max_length, "do_lower_case": False},
-        # names of special tokens in a text are characters, as here
+        # names of special tokens in a text are ordinary text
         _TOKENIZER: names | {"split_special_tokens": True},
     }
     for name, tree in files.items():

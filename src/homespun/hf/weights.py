@@ -1,4 +1,4 @@
-"""Weights of a Hugging Face folder: safetensors or torch files, single or in shards; torch files as data alone."""
+"""Reading of weights of a Hugging Face folder: safetensors or torch files, single or in shards; no code is run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from homespun.io.json import read_object
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 _INDEX = ".index.json"
-_LONGEST_NAME = 200  # of a shard; usual ones have at most 60
+_MAX_NAME = 200  # characters of a file name; shards usually have at most 60
 _SAFE_FILES = ("model*.safetensors", SAFETENSORS + _INDEX)
 _TORCH_FILES = ("pytorch_model*.bin", TORCH + _INDEX)
-FILES = (_SAFE_FILES, _TORCH_FILES)  # patterns of the files of each format, the better one first
+FILES = (_SAFE_FILES, _TORCH_FILES)  # patterns of each format, the preferred one first
 
 
 def has_weights(folder: Path) -> bool:
@@ -27,11 +27,11 @@ def has_weights(folder: Path) -> bool:
 
 
 def read_weights(folder: Path) -> Weights:
-    """Tensors by name, on the CPU, mapped from the disk: they take memory when they are read.
+    """Tensors by name on the CPU, memory-mapped.
 
     Raises:
-        UserError: there are no weights; a file is truncated or has more than plain tensors; the index of the shards
-            names a file elsewhere, or does not fit the shards; two shards have the same tensor.
+        UserError: there are no weights; a file is truncated or has more than plain tensors; the index has a file
+            outside the folder, or does not fit the shards; two shards have the same tensor.
     """
     for name, read in ((SAFETENSORS, _read_safetensors), (TORCH, _read_torch)):
         if (folder / name).is_file():
@@ -44,7 +44,7 @@ def read_weights(folder: Path) -> Weights:
 def _read_safetensors(path: Path) -> Weights:
     try:
         return load_file(path)
-    except Exception as error:  # safetensors passes on torch's errors, of several classes
+    except Exception as error:  # several classes of errors of torch
         raise UserError(f"{path} cannot be read, it was cut short or altered: {first_line(error)}") from error
 
 
@@ -54,51 +54,49 @@ def _read_shards(index: Path, suffix: str, read: Callable[[Path], Weights]) -> W
         raise UserError(f"{index} has no weight_map from tensors to files")
     weights: Weights = {}
     for name in sorted(set(weight_map.values())):
-        # an untrusted index must not lead out of its folder
-        if Path(name).name != name or "\\" in name or not name.endswith(suffix) or len(name) > _LONGEST_NAME:
-            raise UserError(f"{index} names the file {name[:80]!r}; shards are {suffix} files in the same folder")
+        # the index is not trusted: a path must not leave the folder
+        if Path(name).name != name or "\\" in name or not name.endswith(suffix) or len(name) > _MAX_NAME:
+            raise UserError(f"{index} names the file {name[:80]!r}; shards must be {suffix} files in the same folder")
         if not (index.parent / name).is_file():
-            raise UserError(f"{index} names {name!r}, which is not there; fetch the missing shard")
+            raise UserError(f"{index} names {name!r}, which does not exist; download the missing shard")
         shard = read(index.parent / name)
-        if twice := weights.keys() & shard.keys():
-            raise UserError(f"{index}: {min(twice)!r} is in two shards, {name!r} and one before it; leave one out")
+        if duplicates := weights.keys() & shard.keys():
+            raise UserError(f"{index}: {min(duplicates)!r} is in {name!r} and in an earlier shard; remove one")
         weights |= shard
     if weights.keys() != weight_map.keys():
         first = min(weights.keys() ^ weight_map.keys())
-        raise UserError(f"{index} and its shards differ on which tensors there are, the first {first!r}")
+        raise UserError(f"{index} and its shards have different tensors, such as {first!r}")
     return weights
 
 
 def _read_torch(path: Path) -> Weights:
     try:
         with path.open("rb") as stream:
-            mapped = stream.read(4) == b"PK\x03\x04"  # older files (torch < 1.6) cannot be mapped
+            mapped = stream.read(4) == b"PK\x03\x04"  # files of torch < 1.6 cannot be mapped
         content: object = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # torch has no one class for truncated files, and pickle's for code
+    except Exception as error:  # several classes of errors of torch and pickle
         raise UserError(
-            f"{path} was refused: it is cut short, or holds code besides tensors; get the model as safetensors"
+            f"{path} is cut short or has code besides tensors, which is not run; use a model in safetensors"
         ) from error
     if not isinstance(content, dict) or not all(
         isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()
     ):
-        raise UserError(f"{path} was refused: it is not a mapping of names to tensors")
+        raise UserError(f"{path} must be a mapping of names to tensors")
     for name, tensor in content.items():
         if not _is_plain(tensor):
-            raise UserError(
-                f"{path} was refused: {name!r} is no plain tensor with all of its numbers in the file; write it dense"
-            )
+            raise UserError(f"{path}: {name!r} must be a dense tensor with all of its values in the file")
     return dict(content)
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """True if it is strided, in memory, and no larger than its storage: a stride of zero repeats numbers at will."""
+    """True for a strided CPU tensor no larger than its storage; strides of zero would repeat values."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type != "cpu":
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def modernize_name(name: str) -> str:
-    """Modern name of a tensor: the first BERT checkpoints have TensorFlow's names for the parts of a norm."""
+    """Modern name of a tensor; the first BERT checkpoints have TensorFlow's names in norms."""
     for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
         if name.endswith(old):
             return name.removesuffix(old) + new

@@ -1,4 +1,4 @@
-"""The families of Hugging Face models, one table a file; a new family is a new file and a name here."""
+"""Families of Hugging Face models; a new family is a new file and an entry of `FAMILIES`."""
 
 from homespun.hf.families.albert import ALBERT
 from homespun.hf.families.bart import BART, BIGBIRD_PEGASUS, LED, PEGASUS

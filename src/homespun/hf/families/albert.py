@@ -1,7 +1,7 @@
 """ALBERT (Lan et al. 2020): BERT with shared layers and factorised embeddings.
 
-transformers projects the embeddings even where they are as wide as the layers: such a projection is read if it is the
-identity, and written as one. Its dropout follows the attention alone, ours the feed-forward too.
+transformers projects the embeddings even if they are as wide as the layers; this projection must be the identity. It
+applies dropout after the attention, homespun also after the feed-forward.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from torch import Tensor
 from homespun.hf import builders
 from homespun.hf.builders import BERT_DEFAULTS, attention_rules, feedforward_rules, module, norm_rules
 from homespun.hf.engine import DefaultTensor, Drop, Table
-from homespun.hf.family import Family
-from homespun.hf.labels import classification
+from homespun.hf.family import Family, classification
 from homespun.models.encoder import EncoderConfig
 
 _LAYER = "albert.encoder.albert_layer_groups.{i}.albert_layers.0"
@@ -28,7 +27,7 @@ _MASKED_LM = builders.masked_lm_table(
     "predictions.LayerNorm",
     "predictions.decoder",
     bias="predictions.bias",
-) + Table(drops=(Drop(r"sop_classifier\..*", "the head of the order of sentences, which is for pretraining"),))
+) + Table(drops=(Drop(r"sop_classifier\..*", "the head of sentence order prediction, for pretraining"),))
 
 
 def _narrow(backbone: EncoderConfig) -> bool:
@@ -36,7 +35,7 @@ def _narrow(backbone: EncoderConfig) -> bool:
 
 
 def _identity(dimensions: int, backbone: EncoderConfig) -> Tensor:
-    """Weight or bias of the identity."""
+    """Weight or bias of an identity projection."""
     size = backbone.hidden_size
     return torch.eye(size) if dimensions == 2 else torch.zeros(size)
 
@@ -47,8 +46,7 @@ def _is_identity(tensor: Tensor, backbone: EncoderConfig) -> bool:
 
 def _projection(part: str, dimensions: int) -> DefaultTensor:
     return DefaultTensor(
-        f"{_PROJECTION}.{part}",
-        lambda backbone: None if _narrow(backbone) else _identity(dimensions, backbone),
+        f"{_PROJECTION}.{part}", lambda backbone: None if _narrow(backbone) else _identity(dimensions, backbone)
     )
 
 
@@ -71,7 +69,7 @@ ALBERT = Family(
                 for rule in _LAYERS
             ),
         ),
-        drops=(Drop(rf"{re.escape(_PROJECTION)}\.(weight|bias)", "it changes nothing", only=_is_identity),),
+        drops=(Drop(rf"{re.escape(_PROJECTION)}\.(weight|bias)", "the identity", only=_is_identity),),
         default_tensors=(_projection("weight", 2), _projection("bias", 1)),
     ),
     architectures=(

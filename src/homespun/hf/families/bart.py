@@ -1,12 +1,12 @@
-"""BART (Lewis et al. 2020) and its relatives: an encoder-decoder over the same words, post-norm.
+"""BART (Lewis et al. 2020) and models like it: PEGASUS, LED and BigBird-Pegasus.
 
-Two unused rows stand before position 0. ``activation_dropout``, ``encoder_layerdrop`` and ``decoder_layerdrop`` matter
-in training alone: they are not supported, and written as 0. ``final_logits_bias``, a number a word, is not learned.
+BART is an encoder-decoder with shared word embeddings, post-norm, and two unused rows before position 0.
+``activation_dropout``, ``encoder_layerdrop`` and ``decoder_layerdrop`` are not supported, and written as 0.
+``final_logits_bias``, one number per token, is not trained.
 
-PEGASUS (Zhang et al. 2020) is pre-norm, with sinusoidal positions, which are computed. LED (Beltagy et al. 2020) has
-Longformer's attention in the encoder, with position 0 in the first row; the caller chooses global tokens by
-``global_attention_mask``. BigBird-Pegasus (Zaheer et al. 2020, section 4) has learned positions and BigBird's encoder
-attention; `homespun.hf.families.big_bird` lists its differences in transformers.
+PEGASUS (Zhang et al. 2020) is pre-norm with sinusoidal positions. LED (Beltagy et al. 2020) has the attention of
+Longformer in the encoder, and no unused positions; the caller sets ``global_attention_mask``. BigBird-Pegasus (Zaheer
+et al. 2020, section 4) has learned positions and the attention of BigBird, see `homespun.hf.families.big_bird`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from homespun.nn.positions import SinusoidalPositions
 STACKS = ("encoder", "decoder")
 _ROWS_BEFORE = 2
 _ENDS = (
-    "transformers classifies by the last eos_token_id of a text and this model by its last token: every text must end "
-    "with that token, and hold as many of it as the others of its batch"
+    "transformers classifies by the last eos_token_id of a text, this model by the last token: every text must end "
+    "with this token, and all texts of a batch must have the same number of it"
 )
-# of BART and its relatives
 _DEFAULTS: Defaults = {
     "vocab_size": 50265,
     "max_position_embeddings": 1024,
@@ -63,7 +62,8 @@ _DEFAULTS: Defaults = {
 }
 
 
-def _names(stack: str, names: dict[str, str]) -> dict[str, str]:
+def stack_names(stack: str, names: dict[str, str]) -> dict[str, str]:
+    """Settings of the fields of a stack; ``names`` replaces or adds some, with ``{stack}``."""
     return {
         "hidden_size": "d_model",
         "num_hidden_layers": f"{stack}_layers",
@@ -73,7 +73,7 @@ def _names(stack: str, names: dict[str, str]) -> dict[str, str]:
         "hidden_dropout_prob": "dropout",
         "attention_probs_dropout_prob": "attention_dropout",
         "initializer_range": "init_std",
-    } | {ours: theirs.format(stack=stack) for ours, theirs in names.items()}
+    } | {name: setting.format(stack=stack) for name, setting in names.items()}
 
 
 def family(
@@ -89,16 +89,16 @@ def family(
     names: dict[str, str] | None = None,
     without: tuple[str, ...] = (),
 ) -> Family:
-    """A relative of BART: its decoder, and the words of both stacks, which are one tensor.
+    """A family with the decoder of BART and one word embedding for both stacks.
 
     Args:
         model_type, architectures, write: as in `Family`.
-        name: of the model in the names of its tensors.
-        rules: all tensors but the words and the layers of the decoder.
-        defaults: settings that differ from BART's, or are added.
-        stack: fields of both stacks that are not plain values.
+        name: prefix of tensors.
+        rules: all tensors except word embeddings and layers of the decoder.
+        defaults: settings that differ from BART or are added.
+        stack: fields of both stacks that are not copied from config.json.
         table: further copies, drops and default tensors.
-        encoder: further fields of the encoder, from config.json.
+        encoder: maps config.json to further fields of the encoder.
         names: further names of fields in config.json, with ``{stack}``.
         without: settings of BART that the family lacks.
     """
@@ -107,25 +107,25 @@ def family(
         rules=(Rule(shared, "backbone.encoder.embeddings.words.weight"), *rules, *_decoder_rules(name)),
         copies=tuple(Copy(f"{name}.{part}.embed_tokens.weight", of=shared) for part in STACKS),
     )
-    own = {"type_vocab_size": 0, "layer_norm_eps": 1e-5} | stack
+    fields = {"type_vocab_size": 0, "layer_norm_eps": 1e-5} | stack
     return Family(
         model_type=model_type,
         prefix=f"{name}.",
         table=words + (table or Table()),
         architectures=architectures,
         defaults={key: value for key, value in _DEFAULTS.items() if key not in without} | defaults,
-        names=_names("encoder", names or {}),
-        decoder_names=_names("decoder", names or {}),
-        read=lambda settings, kind: {"encoder": own | encoder(settings), "decoder": own},
+        names=stack_names("encoder", names or {}),
+        decoder_names=stack_names("decoder", names or {}),
+        read=lambda settings, kind: {"encoder": fields | encoder(settings), "decoder": fields},
         write=write,
         fixed={"is_encoder_decoder": (None, True), "tie_word_embeddings": (None, True)},
         dropouts=lambda settings: ("activation_dropout", "encoder_layerdrop", "decoder_layerdrop"),
     )
 
 
-def _attention(theirs: str, ours: str) -> tuple[Rule, ...]:
+def _attention(prefix: str, sublayer: str) -> tuple[Rule, ...]:
     parts = ("q_proj", "k_proj", "v_proj", "out_proj")
-    return attention_rules(theirs, *parts, ours=ours, norm=f"{theirs}_layer_norm")
+    return attention_rules(prefix, *parts, sublayer=sublayer, norm=f"{prefix}_layer_norm")
 
 
 def _feedforward(layer: str) -> tuple[Rule, ...]:
@@ -134,7 +134,7 @@ def _feedforward(layer: str) -> tuple[Rule, ...]:
 
 
 def encoder_rules(name: str, *attention: Rule) -> tuple[Rule, ...]:
-    """Layers of the encoder, with the rules of another ``attention`` than BART's if given."""
+    """Layers of the encoder; ``attention`` replaces the rules of BART's attention."""
     layer = f"{name}.encoder.layers.{{i}}"
     if attention:
         attention = (*attention, module(f"{layer}.self_attn_layer_norm", f"{LAYER}.attention.norm"))
@@ -148,26 +148,25 @@ def _decoder_rules(name: str) -> tuple[Rule, ...]:
 
 
 def position_rules(name: str, *, rows_before: int = 0) -> tuple[Rule, ...]:
-    """Position tables of both stacks, with so many rows before position 0."""
+    """Position tables of both stacks, with ``rows_before`` position 0."""
     return tuple(
         rule
         for stack in STACKS
         for rule in in_stack(
-            stack,
-            builders.learned_positions(f"{name}.{stack}.embed_positions.weight", offset=lambda pad: rows_before),
+            stack, builders.learned_positions(f"{name}.{stack}.embed_positions.weight", offset=lambda pad: rows_before)
         )
     )
 
 
-def norm_rules(name: str, theirs: str, ours: str) -> tuple[Rule, ...]:
-    """A norm of each stack."""
+def norm_rules(name: str, hf_norm: str, norm: str) -> tuple[Rule, ...]:
+    """One norm of each stack."""
     return tuple(
-        rule for stack in STACKS for rule in in_stack(stack, module(f"{name}.{stack}.{theirs}", f"backbone.{ours}"))
+        rule for stack in STACKS for rule in in_stack(stack, module(f"{name}.{stack}.{hf_norm}", f"backbone.{norm}"))
     )
 
 
 def conditional_lm(architecture: str, name: str) -> Architecture:
-    """Language model: a tied head, and a bias of the logits, which is zero in a model without."""
+    """Language model with a tied head and a bias of the logits, which is zero in a model without one."""
     bias = Rule("final_logits_bias", "head.bias", lambda tensor, _: tensor.flatten(), lambda tensor, _: tensor[None])
     return Architecture(
         architecture,
@@ -184,7 +183,7 @@ def conditional_lm(architecture: str, name: str) -> Architecture:
 
 
 def classifier(architecture: str) -> Architecture:
-    """Classifier of the decoder's last token, where it reads the same text; there, of the last ``eos_token_id``."""
+    """Classifier of the last token of the decoder; in transformers, of the last ``eos_token_id``."""
     return replace(
         builders.text_classification(
             architecture,
@@ -247,8 +246,8 @@ PEGASUS = family(
 )
 
 
-_THEIRS, _OURS = "led.encoder.layers.{i}.self_attn", f"{LAYER}.attention.sublayer"
-_PARTS = tuple(f"{part}{which}" for part in ("query", "key", "value") for which in ("", "_global"))
+_LED_ATTENTION = "led.encoder.layers.{i}.self_attn"
+_PARTS = tuple(f"{part}{suffix}" for part in ("query", "key", "value") for suffix in ("", "_global"))
 
 
 LED = family(
@@ -259,8 +258,11 @@ LED = family(
         *norm_rules("led", "layernorm_embedding", "embeddings.norm"),
         *encoder_rules(
             "led",
-            *(module(f"{_THEIRS}.longformer_self_attn.{part}", f"{_OURS}.{part}") for part in _PARTS),
-            module(f"{_THEIRS}.output", f"{_OURS}.output"),
+            *(
+                module(f"{_LED_ATTENTION}.longformer_self_attn.{part}", f"{LAYER}.attention.sublayer.{part}")
+                for part in _PARTS
+            ),
+            module(f"{_LED_ATTENTION}.output", f"{LAYER}.attention.sublayer.output"),
         ),
     ),
     *annotated(

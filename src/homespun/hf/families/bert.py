@@ -1,7 +1,7 @@
 """BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019), ELECTRA (Clark et al. 2020), DistilBERT (Sanh et al. 2019).
 
-RoBERTa counts positions from the padding id + 1; ELECTRA has factorised embeddings; DistilBERT has neither segments nor
-a pooler. Its ``sinusoidal_pos_embds`` initialises the position table, which is in the files: positions are learned.
+RoBERTa counts positions from the padding id + 1; ELECTRA has factorised embeddings; DistilBERT has no segments and no
+pooler. Its ``sinusoidal_pos_embds`` only initialises the position table: positions are learned.
 """
 
 from homespun.hf import builders
@@ -17,21 +17,16 @@ from homespun.hf.builders import (
     norm_rules,
 )
 from homespun.hf.engine import Drop, Table
-from homespun.hf.family import Architecture, Family, activation
-from homespun.hf.labels import classification
+from homespun.hf.family import Architecture, Family, activation, classification
 
-_NEXT_SENTENCE = Drop(r"cls\.seq_relationship\.(weight|bias)", "the next-sentence head, which is for pretraining")
+_NEXT_SENTENCE = Drop(r"cls\.seq_relationship\.(weight|bias)", "the head of next sentence prediction, for pretraining")
 _HEAD = "cls.predictions"
 
 
 def masked_lm_table(words: str) -> Table:
-    """The head over the word embeddings ``words``."""
+    """Head tied to the word embeddings ``words``."""
     return builders.masked_lm_table(
-        words,
-        f"{_HEAD}.transform.dense",
-        f"{_HEAD}.transform.LayerNorm",
-        f"{_HEAD}.decoder",
-        bias=f"{_HEAD}.bias",
+        words, f"{_HEAD}.transform.dense", f"{_HEAD}.transform.LayerNorm", f"{_HEAD}.decoder", bias=f"{_HEAD}.bias"
     )
 
 
@@ -59,7 +54,7 @@ BERT = Family(
 
 
 def roberta_masked_lm_table(name: str) -> Table:
-    """The head of the model ``name``."""
+    """Head of the model ``name``."""
     words = f"{name}.embeddings.word_embeddings"
     return builders.masked_lm_table(
         words, "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", bias="lm_head.bias"
@@ -67,7 +62,7 @@ def roberta_masked_lm_table(name: str) -> Table:
 
 
 def roberta_table(name: str) -> Table:
-    """The backbone of the model ``name``."""
+    """Backbone of the model ``name``."""
     return builders.encoder_table(name, offset=builders.after_padding) + builders.drop_pooler(name)
 
 

@@ -1,15 +1,16 @@
 """BigBird (Zaheer et al. 2020), ITC: windows of blocks, random blocks, and a global first and last block.
 
-The weights are the same on both sides. The attention of transformers depends on the mode and on the batch:
+The weights are equal, but the attention of transformers depends on the mode and on the batch:
 
-- Random blocks are drawn here once, from ``seed``. transformers draws others in training, by the length of the batch,
-  and none in evaluation: it counts the first block ``num_random_blocks`` times more.
-- The global last block is here that of the last token of a text, there that of the batch.
-- Batches of at most ``(5 + 2 * num_random_blocks) * block_size`` tokens get full attention there, here up to 4 blocks.
+- Random blocks: homespun draws them once from ``seed``. transformers draws others in training, by the length of the
+  batch, and none in evaluation, where it counts the first block ``num_random_blocks`` more times.
+- Global last block: homespun takes that of the last token of a text, transformers that of the batch.
+- Full attention: transformers uses it for up to ``(5 + 2 * num_random_blocks) * block_size`` tokens, homespun for up to
+  4 blocks.
 
-`BigBirdForQuestionAnswering` lowers the logits of the question by a million, up to the first separator, and makes the
-text after it segment 1. Here the caller gives segments, and searches them for the answer. Dropout of the embeddings
-stands before the norm there, and block-sparse attention has none.
+`BigBirdForQuestionAnswering` subtracts a million from the logits of the question, and makes the text after it segment
+1. In homespun the caller passes segments, and searches the text for the answer. transformers applies the dropout of the
+embeddings before the norm, and no dropout in block-sparse attention.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ from homespun.hf import builders
 from homespun.hf.builders import BERT_DEFAULTS, CAUSAL, CAUSAL_FIXED, CAUSAL_NAMES, annotated, module
 from homespun.hf.engine import DefaultTensor, Table
 from homespun.hf.families.bert import MASKED_LM
-from homespun.hf.family import Architecture, Family, activation
-from homespun.hf.labels import classification
+from homespun.hf.family import Architecture, Family, activation, classification
 from homespun.models.encoder import EncoderConfig
 
-# for classes that have a pooler and do not use it
+# of classes with an unused pooler
 _POOLER = Table(
     default_tensors=(
         DefaultTensor("bert.pooler.weight", lambda backbone: torch.zeros(backbone.hidden_size, backbone.hidden_size)),
@@ -48,7 +48,7 @@ def read_blocks(settings: Tree) -> Tree:
         return {"kind": "full"}
     if settings["attention_type"] != "block_sparse":
         raise UserError(
-            f"unknown attention_type {settings['attention_type']!r}; there are block_sparse and original_full"
+            f"attention_type={settings['attention_type']!r} is not supported, only block_sparse and original_full"
         )
     size = settings["block_size"]
     patterns = [{"kind": "blocks"}, {"kind": "random_blocks", "count": settings["num_random_blocks"]}]
@@ -60,7 +60,7 @@ def read_blocks(settings: Tree) -> Tree:
 
 
 def write_blocks(attention: AttentionConfig) -> Tree:
-    """Settings of a full attention, or of blocks."""
+    """Settings of a full or block-sparse attention."""
     match attention:
         case FullAttentionConfig():
             return {"attention_type": "original_full"}
@@ -70,18 +70,18 @@ def write_blocks(attention: AttentionConfig) -> Tree:
 
 
 def block_notes(attention: AttentionConfig) -> tuple[str, ...]:
-    """Notes on the differences of attention in transformers."""
+    """Notes on differences of the attention in transformers."""
     settings = write_blocks(attention)
     if "num_random_blocks" not in settings:
         return ()
     size, count = settings["block_size"], settings["num_random_blocks"]
     grid = (
-        f"batches of at most {(5 + 2 * count) * size} tokens get full attention in transformers, which is more than "
-        f"this model sees beyond {4 * size}; and its global last block is that of the batch, padding counted"
+        f"transformers uses full attention for batches of at most {(5 + 2 * count) * size} tokens, this model for at "
+        f"most {4 * size}; its global last block is that of the batch, including padding"
     )
     random = (
-        "the random blocks are not those that this model was trained with: transformers draws others in training, "
-        "and in evaluation sees the first block in their place"
+        "transformers does not use the random blocks of this model: it draws others in training, and uses the first "
+        "block instead in evaluation"
     )
     return grid, random
 
@@ -97,16 +97,16 @@ def _answers(settings: Tree) -> Tree:
 
 def _question_notes(backbone: EncoderConfig) -> tuple[str, ...]:
     return (
-        "transformers lowers the logits of the question, up to the first separator, by a million, and makes the text "
-        "after it segment 1 where no token_type_ids are given; this model does neither by itself",
+        "transformers subtracts a million from the logits of the question, up to the first separator, and makes the "
+        "text after it segment 1 if there are no token_type_ids; this model does neither",
     )
 
 
 def _read(settings: Tree, kind: str | None) -> Tree:
     if settings["is_decoder"] and settings["attention_type"] != "original_full":
         raise UserError(
-            f"is_decoder=True with attention_type={settings['attention_type']!r} is causal in short batches alone "
-            f"there; only original_full is supported, write that"
+            f"is_decoder=True with attention_type={settings['attention_type']!r} is not supported, because it is "
+            f"causal only for short batches; set attention_type to original_full"
         )
     return {"attention": read_blocks(settings)}
 
@@ -158,7 +158,7 @@ BIG_BIRD = Family(
         "attention_type": "block_sparse",
         "block_size": 64,
         "num_random_blocks": 3,
-        "seed": 0,  # of ours alone, which draws the random blocks again when it reads what it has written
+        "seed": 0,  # of the random blocks, in homespun only
         "use_bias": True,
         "rescale_embeddings": False,
     },

@@ -1,10 +1,10 @@
 """DeBERTa (He et al. 2021), and its versions 2 and 3 (He et al. 2023).
 
-transformers has two heads for masked tokens, ``legacy`` and another, which differ in the names of tensors. Both are
-read, whichever config.json names. The legacy one is written: every version of transformers opens it.
+transformers has two heads of masked language modelling with different names of tensors. Both are read; the ``legacy``
+head is written, which every version of transformers opens.
 
-V2 has distances in buckets, with the projections of the content. V3 is V2 trained as ELECTRA; its
-``conv_kernel_size`` is 0, the only supported value.
+V2 has bucketed distances, projected as the content. V3 is V2 trained as ELECTRA, with ``conv_kernel_size=0``, the only
+supported value.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ from homespun.hf.builders import (
 )
 from homespun.hf.engine import Copy, Drop, Rule, Table
 from homespun.hf.families import bert
-from homespun.hf.family import Architecture, Family, activation
-from homespun.hf.labels import classification
+from homespun.hf.family import Architecture, Family, activation, classification
 from homespun.models.encoder import EncoderConfig
 from homespun.models.layer_parts import LearnedPositionsConfig
 
 _EMBEDDINGS, _LAYER = "deberta.embeddings", "deberta.encoder.layer.{i}"
 SELF, ATTENTION = f"{_LAYER}.attention.self", f"{LAYER}.attention.sublayer"
-RELATIVE = "backbone.layers.0.attention.sublayer.relative"  # shared by all layers
+RELATIVE = "backbone.layers.0.attention.sublayer.relative"  # of all layers
 _TERMS = ("c2p", "p2c")
 # only masked language modelling needs the enhanced mask decoder, which transformers lacks
 _LATE = frozenset({"backbone.enhanced_mask_decoder"})
@@ -65,15 +64,12 @@ TABLE = Table(
     ),
     drops=(
         Drop(r"deberta\.embeddings\.position_ids", "a constant, not a weight"),
-        Drop(
-            r"deberta\.embeddings\.position_embeddings\.weight",
-            "positions that are not in the input, and were only there in pretraining",
-        ),
+        Drop(r"deberta\.embeddings\.position_embeddings\.weight", "positions of the mask decoder, for pretraining"),
     ),
 )
 _MASKED_LM = bert.masked_lm_table(f"{_EMBEDDINGS}.word_embeddings") + Table(
     copies=(
-        # the same tensors by the names of the released checkpoints
+        # other names in released checkpoints
         Copy("lm_predictions.lm_head.bias", of="cls.predictions.bias"),
         *(
             Copy(f"lm_predictions.lm_head.{name}.{p}", of=f"cls.predictions.transform.{name}.{p}")
@@ -81,24 +77,21 @@ _MASKED_LM = bert.masked_lm_table(f"{_EMBEDDINGS}.word_embeddings") + Table(
             for p in ("weight", "bias")
         ),
     ),
-    drops=(Drop(r"mask_predictions\..*", "the head of replaced token detection, which is for pretraining"),),
+    drops=(Drop(r"mask_predictions\..*", "the head of replaced token detection, for pretraining"),),
 )
 
 
 def _notes(backbone: EncoderConfig) -> tuple[str, ...]:
     if not backbone.enhanced_mask_decoder:
         return ()
-    return ("transformers ignores position_embeddings, with which this model predicted masked tokens in pretraining",)
+    return ("transformers ignores position_embeddings, which this model used in pretraining",)
 
 
 def _pooled(settings: Tree) -> Tree:
     if settings.get("pooler_hidden_size", settings["hidden_size"]) != settings["hidden_size"]:
         raise UserError(f"pooler_hidden_size={settings['pooler_hidden_size']!r} is not supported, only hidden_size")
     head = classification("pooled", dropout="cls_dropout")(settings)
-    return head | {
-        "input_dropout": settings["pooler_dropout"],
-        "hidden_act": activation(settings["pooler_hidden_act"]),
-    }
+    return head | {"input_dropout": settings["pooler_dropout"], "hidden_act": activation(settings["pooler_hidden_act"])}
 
 
 def _write_pooled(head: Tree) -> Tree:
@@ -106,7 +99,7 @@ def _write_pooled(head: Tree) -> Tree:
 
 
 def architectures(name: str) -> tuple[Architecture, ...]:
-    """The classes of the version ``name``."""
+    """Classes of the version ``name``."""
     return (
         *annotated(
             builders.headless(f"{name}Model", "deberta."),
@@ -117,7 +110,7 @@ def architectures(name: str) -> tuple[Architecture, ...]:
                 head=_pooled,
                 write=_write_pooled,
             ),
-            # cls_dropout is that of texts alone
+            # cls_dropout is for texts only
             builders.token_classification(f"{name}ForTokenClassification", dropout="hidden_dropout_prob"),
             builders.question_answering(f"{name}ForQuestionAnswering"),
             notes=_notes,
@@ -143,12 +136,12 @@ NAMES = {"classifier_dropout": "cls_dropout"}
 
 
 def count(value: object) -> object:
-    """A number that is not set if below 1; 0 here."""
+    """Values below 1 mean not set, 0 in homespun."""
     return max(value, 0) if isinstance(value, int) else value
 
 
 def read(settings: Tree, **attention: object) -> Tree:
-    """Fields that are not plain values; ``attention``: those of a version.
+    """Fields that are not copied from config.json; ``attention``: fields of a version.
 
     Raises:
         UserError: an unsupported setting.
@@ -166,18 +159,20 @@ def read(settings: Tree, **attention: object) -> Tree:
     terms = [str(term).strip() for term in (terms if isinstance(terms, list) else ())]
     if not terms or not set(terms) <= set(_TERMS):
         raise UserError(f"pos_att_type={settings['pos_att_type']!r} is not supported, only 'c2p', 'p2c' or both")
-    own = {"pos_att_type": terms, "max_relative_positions": count(settings["max_relative_positions"])}
-    fields: Tree = {"attention": {"kind": "disentangled"} | own | attention}
+    distances = count(settings["max_relative_positions"])
+    kind = {"kind": "disentangled", "pos_att_type": terms, "max_relative_positions": distances}
+    fields: Tree = {"attention": kind | attention}
     return fields if settings["position_biased_input"] else fields | {"positions": {"kind": "none"}}
 
 
 def write(backbone: EncoderConfig) -> Tree:
-    """Settings that are not plain values; with another attention, those of the paper."""
-    given = backbone.attention
-    attention = given if isinstance(given, DisentangledAttentionConfig) else DisentangledAttentionConfig()
+    """Settings that are not copied; for another attention, those of the paper."""
+    attention = backbone.attention
+    if not isinstance(attention, DisentangledAttentionConfig):
+        attention = DisentangledAttentionConfig()
     return {
         "relative_attention": True,
-        "type_vocab_size": backbone.type_vocab_size,  # theirs can be without
+        "type_vocab_size": backbone.type_vocab_size,  # may be 0
         "position_biased_input": backbone.positions.kind != "none",
         "pos_att_type": [*attention.pos_att_type],
         "max_relative_positions": attention.max_relative_positions or -1,
@@ -185,7 +180,7 @@ def write(backbone: EncoderConfig) -> Tree:
 
 
 def _by_head(parts: tuple[int, int]) -> Callable[[Tensor, EncoderConfig], Tensor]:
-    """Transpose rows of (heads, projections), or of (projections, heads); ``parts`` is the order of the axes."""
+    """Transpose the first two axes of rows, heads (0) and projections (1) in the order ``parts``."""
 
     def change(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
         counts = [backbone.num_attention_heads, 3]
@@ -233,10 +228,10 @@ def _read_v2(settings: Tree, kind: str | None) -> Tree:
 
 def _write_v2(backbone: EncoderConfig) -> Tree:
     attention = backbone.attention
-    own = write(backbone)
+    settings = write(backbone)
     if not isinstance(attention, DisentangledAttentionConfig):
-        return own
-    return own | {
+        return settings
+    return settings | {
         "position_buckets": attention.position_buckets or -1,
         "share_att_key": attention.share_att_key,
         "norm_rel_ebd": attention.norm_rel_ebd,

@@ -1,8 +1,8 @@
 """GPT-2 (Radford et al. 2019): causal, pre-norm, without a norm of the embeddings; GPT (2018): the same, post-norm.
 
-Without a padding token in config.json, texts are padded with the end of text, which is learned as an input too; GPT's
-tokenizer has none, and the unknown token pads. ``embd_pdrop`` is here ``resid_pdrop``. Texts are classified by the last
-real token, there by the last one that is not the padding token.
+Without a padding token in config.json, texts are padded with the end of text, or for GPT with the unknown token.
+``embd_pdrop`` becomes ``resid_pdrop``. homespun classifies texts by the last token of the attention mask, transformers
+by the last token that is not the padding token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from homespun.hf.engine import Drop, Rule, Table
 from homespun.hf.family import Defaults, Family
 from homespun.models.encoder import EncoderConfig
 
-# of both GPTs
+# of GPT and GPT-2
 DEFAULTS: Defaults = {
     "n_embd": 768,
     "n_layer": 12,
@@ -40,16 +40,16 @@ NAMES = {
 
 
 def transpose(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
-    """(in, out) of a matrix to (out, in); a bias stays."""
+    """Transpose a matrix; a bias is unchanged."""
     return tensor.T if tensor.dim() == 2 else tensor
 
 
 def table(words: str, positions: str) -> Table:
-    """Embeddings of these names and the layers of both GPTs; queries, keys and values are one matrix."""
+    """Embeddings with these names, and layers; queries, keys and values are one matrix."""
 
-    def matrix(theirs: str, *ours: str) -> Rule:
-        names = tuple(f"{LAYER}.{name}.{{p}}" for name in ours)
-        return Rule(f"transformer.h.{{i}}.{theirs}.{{p}}", names, transpose, transpose)
+    def matrix(hf_name: str, *names: str) -> Rule:
+        patterns = tuple(f"{LAYER}.{name}.{{p}}" for name in names)
+        return Rule(f"transformer.h.{{i}}.{hf_name}.{{p}}", patterns, transpose, transpose)
 
     return Table(
         rules=(
@@ -66,7 +66,7 @@ def table(words: str, positions: str) -> Table:
 
 
 def read(settings: Tree) -> Tree:
-    """Fields of both GPTs that are not plain values."""
+    """Fields of GPT and GPT-2 that are not copied from config.json."""
     width = settings["n_embd"]
     return {
         "type_vocab_size": 0,
@@ -111,7 +111,7 @@ GPT2 = Family(
 
 
 def _read_gpt(settings: Tree, kind: str | None) -> Tree:
-    # here alone, "gelu" is the tanh formula
+    # "gelu" is the tanh approximation in this family
     return read(settings) | {"hidden_act": "gelu_new" if settings["afn"] == "gelu" else settings["afn"]}
 
 

@@ -1,11 +1,10 @@
-"""Llama (Touvron et al. 2023) and its relatives.
+"""Llama (Touvron et al. 2023), EuroBERT (Boizard et al. 2025), nanochat (Karpathy 2025), Qwen3 (Yang et al. 2025).
 
-EuroBERT (Boizard et al. 2025) is bidirectional; its masked tokens are predicted by our head ``causal_lm``. nanochat
-(Karpathy 2025) has norms without weights, also of queries and keys, and squared ReLU; it rotates in the opposite
-direction, which is ours with the halves of each head exchanged, and normalises afterwards, which is the same for norms
-without weights. Qwen3 (Yang et al. 2025) has norms of queries and keys.
+EuroBERT is bidirectional and predicts masked tokens by the head ``causal_lm``. nanochat has norms without weights, also
+of queries and keys, and squared ReLU. It rotates in the opposite direction, which equals exchanged halves of each head,
+and before the norms, which commute with rotations. Qwen3 has norms of queries and keys.
 
-transformers has no dropout of hidden states here: ``hidden_dropout_prob`` is written to config.json, and ignored there.
+transformers has no dropout of hidden states in these models: it ignores the ``hidden_dropout_prob`` of config.json.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _DEFAULTS: Defaults = {
 
 
 def backbone_rules(rotated: Change = unchanged) -> tuple[Rule, ...]:
-    """Embeddings and attention; ``rotated`` changes queries and keys, and is its own inverse."""
+    """Embeddings and attention; ``rotated`` as in `builders.attention_rules`."""
     return (
         Rule(f"{WORDS}.weight", "backbone.embeddings.words.weight"),
         *builders.attention_rules(f"{LAYERS}.self_attn", "q_proj", "k_proj", "v_proj", "o_proj", rotated=rotated),
@@ -62,7 +61,11 @@ GATED = Table(
         module("model.norm", "backbone.final_norm"),
         *builders.feedforward_rules(f"{LAYERS}.mlp", "gate_proj", "down_proj", gate="up_proj"),
     ),
-    drops=(Drop(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", "frequencies of the rotations, not a weight"),),
+    drops=(
+        Drop(
+            r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", "frequencies of the rotary positions, not a weight"
+        ),
+    ),
 )
 
 
@@ -75,14 +78,13 @@ def family(
     check: Callable[[Tree], None],
     fixed: Fixed | None = None,
 ) -> Family:
-    """A relative of Llama.
+    """A family with the settings of Llama.
 
     Args:
-        model_type, table, architectures: as in `Family`.
-        defaults: settings that differ from Llama's, or are added.
-        fields: of our backbone, that differ from those of `_read`.
+        model_type, table, architectures, fixed: as in `Family`.
+        defaults: settings that differ from Llama or are added.
+        fields: fields of the backbone that differ from `_read`.
         check: raises `UserError` for settings that are not supported.
-        fixed: as in `Family`.
     """
 
     def read(settings: Tree, kind: str | None) -> Tree:
@@ -126,28 +128,25 @@ def _read(settings: Tree) -> Tree:
 
 
 def _write(backbone: EncoderConfig) -> Tree:
-    """Settings that are not plain values."""
-    positions = backbone.positions
-    heads = backbone.num_attention_heads
-    own: Tree = {"head_dim": backbone.head_size or backbone.hidden_size // heads}
-    if isinstance(positions, RotaryPositionsConfig):
-        own["rope_parameters"] = {"rope_type": "default", "rope_theta": positions.theta}
-    return own
+    settings: Tree = {"head_dim": backbone.head_size or backbone.hidden_size // backbone.num_attention_heads}
+    if isinstance(backbone.positions, RotaryPositionsConfig):
+        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": backbone.positions.theta}
+    return settings
 
 
 def _product(*factors: object) -> int | None:
-    """Product, or None for other values than integers, which the fields report."""
+    """Product of integers; None for other values, which pydantic reports."""
     numbers = [factor for factor in factors if isinstance(factor, int)]
     return math.prod(numbers) if len(numbers) == len(factors) else None
 
 
 def rope_theta(settings: Tree, default: object = 10_000.0) -> object:
-    """Base of the wavelengths: of ``rope_parameters`` (transformers 5), or the older ``rope_theta``.
+    """Base of the wavelengths: of ``rope_parameters`` (transformers 5) or the older ``rope_theta``.
 
     Raises:
-        UserError: scaled positions, or a rotation of a part of each head.
+        UserError: scaled positions, or rotation of a part of each head.
     """
-    # transformers prefers the older name where a file has both
+    # as in transformers, the older name has priority
     parameters = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
     if not isinstance(parameters, dict):
         raise UserError(f"rope_parameters={parameters!r} is not supported, only a mapping with rope_theta")
@@ -162,7 +161,7 @@ def rope_theta(settings: Tree, default: object = 10_000.0) -> object:
 
 
 def check_heads(settings: Tree) -> None:
-    """Raise `UserError` for heads that transformers refuses."""
+    """Raise `UserError` for heads that transformers does not support."""
     hidden, heads = settings["hidden_size"], settings["num_attention_heads"]
     if isinstance(hidden, int) and isinstance(heads, int) and heads > 0 and hidden % heads:
         raise UserError(f"hidden_size={hidden} must be a multiple of num_attention_heads={heads}")
@@ -175,7 +174,7 @@ def _dropout_note(backbone: EncoderConfig) -> tuple[str, ...]:
 
 
 def decoder_classes(name: str) -> tuple[Architecture, ...]:
-    """The model, and the heads that predict the next token and classify texts by the last one."""
+    """Classes of a decoder: without a head, language model, and classifier of texts."""
     return (
         builders.headless(f"{name}Model", "model."),
         *builders.causal_lm(f"{name}ForCausalLM", WORDS, tied_by_default=False),
@@ -199,7 +198,7 @@ _POOLING = builders.Pooling({"bos": "first", "mean": "mean"})
 def _check_bias(settings: Tree) -> None:
     if settings["mlp_bias"] is not False:
         raise UserError(
-            "mlp_bias=True is not supported by the head for masked tokens, which then has a bias; only False"
+            "mlp_bias=True is not supported, because the head of masked tokens would have a bias; only False"
         )
 
 
@@ -234,30 +233,25 @@ EUROBERT = family(
 
 
 def exchange_halves(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
-    """Exchange the halves of each head in the rows of a projection."""
+    """Exchange the halves of each head in a projection."""
     size = backbone.head_size or backbone.hidden_size // backbone.num_attention_heads
     if not tensor.dim() or tensor.shape[0] % size or size % 2:
-        return tensor  # a wrong shape is reported with those of all tensors
+        return tensor  # shapes are checked later
     return tensor.reshape(-1, 2, size // 2, *tensor.shape[1:]).flip(1).reshape(tensor.shape)
 
 
 def _check_cap(settings: Tree) -> None:
-    cap = settings.get("final_logit_softcapping", 15.0)  # null is no cap, a missing value the default
+    cap = settings.get("final_logit_softcapping", 15.0)  # null means no cap
     if cap is not None:
         raise UserError(
-            f"final_logit_softcapping={cap} is not supported by the head, only null; "
-            f"open the model without its head by `homespun convert --head none`"
+            f"final_logit_softcapping={cap} is not supported by the head, only null; open the model without its head "
+            f"by `homespun convert --head none`"
         )
 
 
 NANOCHAT = family(
     "nanochat",
-    Table(
-        rules=(
-            *backbone_rules(exchange_halves),
-            *builders.feedforward_rules(f"{LAYERS}.mlp", "fc1", "fc2"),
-        )
-    ),
+    Table(rules=(*backbone_rules(exchange_halves), *builders.feedforward_rules(f"{LAYERS}.mlp", "fc1", "fc2"))),
     builders.headless("NanoChatModel", "model."),
     *builders.causal_lm(
         "NanoChatForCausalLM",
@@ -275,20 +269,16 @@ NANOCHAT = family(
         "hidden_act": "relu2",
         "pad_token_id": 1,
     },
-    fields={
-        "mlp_bias": False,
-        "embedding_norm": True,
-        "norm_weight": False,
-        "qk_norm": True,
-        "causal": True,
-    },
+    fields={"mlp_bias": False, "embedding_norm": True, "norm_weight": False, "qk_norm": True, "causal": True},
     check=lambda settings: None,
 )
 
 
-_THEIRS, _OURS = f"{LAYERS}.self_attn", f"{LAYER}.attention.sublayer"
 _QK_NORMS = Table(
-    rules=(module(f"{_THEIRS}.q_norm", f"{_OURS}.query_norm"), module(f"{_THEIRS}.k_norm", f"{_OURS}.key_norm"))
+    rules=tuple(
+        module(f"{LAYERS}.self_attn.{name[0]}_norm", f"{LAYER}.attention.sublayer.{name}_norm")
+        for name in ("query", "key")
+    )
 )
 
 
@@ -302,12 +292,7 @@ QWEN3 = family(
     "qwen3",
     GATED + _QK_NORMS,
     *decoder_classes("Qwen3"),
-    defaults={
-        "vocab_size": 151936,
-        "intermediate_size": 22016,
-        "head_dim": 128,
-        "max_position_embeddings": 32768,
-    },
+    defaults={"vocab_size": 151936, "intermediate_size": 22016, "head_dim": 128, "max_position_embeddings": 32768},
     fields={"gated_feed_forward": True, "mlp_bias": False, "qk_norm": True, "causal": True},
     check=_check_layer_types,
     fixed={"use_sliding_window": (None, False)},

@@ -1,7 +1,8 @@
 """Longformer (Beltagy et al. 2020): RoBERTa with sliding windows and global tokens with separate projections.
 
-By themselves, classes of transformers make the first token global to classify a text, the question's to answer one, and
-none elsewhere. Ours makes the first one global; the caller gives others in ``global_attention_mask``, as there.
+By default transformers makes the first token global in classifiers of texts, the tokens of the question in question
+answering, and none in other classes. homespun makes the first token global in classifiers of texts; the caller sets
+others by ``global_attention_mask``.
 """
 
 from __future__ import annotations
@@ -17,21 +18,20 @@ from homespun.hf.families.bert import roberta_masked_lm_table, roberta_table
 from homespun.hf.family import Family, Notes
 from homespun.models.encoder import EncoderConfig
 
-_LAYER, _OWN = "longformer.encoder.layer.{i}.attention.self", f"{LAYER}.attention.sublayer"
 _FIRST = frozenset({"backbone.attention.global_tokens.first"})
 
 
 def read_windows(settings: Tree, *, first: int) -> Tree:
-    """Sparse attention of ``attention_window``, in which the ``first`` tokens are global.
+    """Sparse attention of ``attention_window``, with ``first`` global tokens.
 
     Raises:
         UserError: a window is not a positive even number.
     """
-    given = settings["attention_window"]
-    windows = given if isinstance(given, list) else [given]
+    value = settings["attention_window"]
+    windows = value if isinstance(value, list) else [value]
     if not windows or not all(isinstance(window, int) and window > 0 and window % 2 == 0 for window in windows):
-        raise UserError(f"attention_window={given!r} must be even numbers above zero, one or one a layer")
-    radius = [window // 2 for window in windows] if isinstance(given, list) else given // 2
+        raise UserError(f"attention_window={value!r} must be an even positive number, or one for each layer")
+    radius = [window // 2 for window in windows] if isinstance(value, list) else value // 2
     return {
         "kind": "sparse",
         "patterns": [{"kind": "window", "radius": radius}],
@@ -53,30 +53,26 @@ def _read(settings: Tree, kind: str | None) -> Tree:
     return {"attention": read_windows(settings, first=1 if kind == "pooled" else 0)}
 
 
-def global_token_notes(attention: AttentionConfig, own: int) -> tuple[str, ...]:
-    """Note on a model whose own global tokens are not the ``own`` first ones of its class."""
+def global_token_notes(attention: AttentionConfig, expected: int) -> tuple[str, ...]:
+    """Note on a model whose number of global tokens is not that of its class."""
     match attention:
-        case SparseAttentionConfig(global_tokens=GlobalConfig(first=first)) if first != own:
+        case SparseAttentionConfig(global_tokens=GlobalConfig(first=first)) if first != expected:
             mask = f"with 1 at the first {first} and 0 at the others" if first else "that is all 0"
             return (
-                f"of the tokens of a text transformers makes {_describe_count(own)} global by itself and this model "
-                f"{_describe_count(first)}: give it a global_attention_mask {mask}",
+                f"transformers makes the first {expected} tokens of a text global, this model the first {first}; pass "
+                f"a global_attention_mask {mask}",
             )
     return ()
 
 
-def _describe_count(first: int) -> str:
-    return f"the first {first}" if first else "none"
-
-
-def _notes(own: int) -> Notes:
-    return lambda backbone: global_token_notes(backbone.attention, own)
+def _notes(expected: int) -> Notes:
+    return lambda backbone: global_token_notes(backbone.attention, expected)
 
 
 def _question_notes(backbone: EncoderConfig) -> tuple[str, ...]:
     return (
-        "transformers makes the tokens of a question global by itself, up to the first of three separators, where no "
-        "global_attention_mask is given, and this model does not: give both of them the same",
+        "without a global_attention_mask transformers makes the tokens of a question global, up to the first of three "
+        "separators, and this model does not; pass one to both",
     )
 
 
@@ -85,7 +81,10 @@ LONGFORMER = Family(
     prefix="longformer.",
     table=roberta_table("longformer")
     + Table(
-        rules=tuple(module(f"{_LAYER}.{part}_global", f"{_OWN}.{part}_global") for part in ("query", "key", "value"))
+        rules=tuple(
+            module(f"longformer.encoder.layer.{{i}}.attention.self.{name}", f"{LAYER}.attention.sublayer.{name}")
+            for name in ("query_global", "key_global", "value_global")
+        )
     ),
     architectures=annotated(
         *annotated(

@@ -1,7 +1,7 @@
 """ModernBERT (Warner et al. 2024): rotary positions, gated feed-forwards, and windows in all layers but every third.
 
-Global and local layers rotate with different bases. ``embedding_dropout`` is here the dropout of all hidden states;
-``mlp_dropout``, inside the feed-forward, is not supported.
+Global and local layers have different bases of the rotary positions. ``embedding_dropout`` becomes the dropout of all
+hidden states; ``mlp_dropout``, inside the feed-forward, is not supported.
 """
 
 from __future__ import annotations
@@ -27,11 +27,6 @@ _POOLING = builders.Pooling({"cls": "first", "mean": "mean"})
 
 
 def _layer_types(settings: Tree) -> list[str]:
-    """Type of each layer, global or local.
-
-    Raises:
-        UserError: not one type for each layer.
-    """
     layers, every = settings["num_hidden_layers"], settings["global_attn_every_n_layers"]
     types = settings["layer_types"]
     if types is None and isinstance(layers, int) and isinstance(every, int) and every > 0:
@@ -42,23 +37,24 @@ def _layer_types(settings: Tree) -> list[str]:
 
 
 def _theta(settings: Tree, kind: str) -> object:
-    """Base of one type of layers: of ``rope_parameters``, or the older ``global_`` and ``local_rope_theta``."""
+    """Base of one type of layers: of ``rope_parameters`` or the older ``global_`` and ``local_rope_theta``."""
     nested = settings.get("rope_parameters")
     if isinstance(nested, dict):
         nested = nested.get(kind)
-    given = {key: settings.get(key) for key in ("rope_scaling", "partial_rotary_factor")} | {"rope_parameters": nested}
+    shared = {key: settings.get(key) for key in ("rope_scaling", "partial_rotary_factor")}
     older = "global_rope_theta" if kind == _GLOBAL else "local_rope_theta"
     theta = settings.get(older, _THETA[kind])
-    # a null is the base of the global layers
-    return rope_theta(given, theta if theta is not None or kind == _GLOBAL else settings.get("global_rope_theta"))
+    if theta is None and kind == _LOCAL:  # null means the base of the global layers
+        theta = settings.get("global_rope_theta")
+    return rope_theta(shared | {"rope_parameters": nested}, theta)
 
 
 def _read(settings: Tree, kind: str | None) -> Tree:
     types = _layer_types(settings)
     width = settings["local_attention"]
     if not isinstance(width, int) or width < 2:
-        raise UserError(f"local_attention={width!r} must be a whole number of 2 or more")
-    one: dict[str, Tree] = {
+        raise UserError(f"local_attention={width!r} must be an integer of at least 2")
+    attentions: dict[str, Tree] = {
         _GLOBAL: {"kind": "full"},
         _LOCAL: {"kind": "sparse", "patterns": [{"kind": "window", "radius": width // 2}]},
     }
@@ -68,33 +64,32 @@ def _read(settings: Tree, kind: str | None) -> Tree:
         "gated_feed_forward": True,
         "residual": {"kind": "pre", "first_norm": False},
         "positions": {"kind": "rotary", "theta": thetas[0] if len(set(map(str, thetas))) == 1 else thetas},
-        "attention": builders.alternating_attention([one[kind] for kind in types]),
+        "attention": builders.alternating_attention([attentions[kind] for kind in types]),
     }
 
 
 def _write(backbone: EncoderConfig) -> Tree:
-    each = [_radius(attention) for attention in builders.layer_attentions(backbone)]
-    radii = {*each} - {0}
+    by_layer = [_radius(attention) for attention in builders.layer_attentions(backbone)]
+    radii = {*by_layer} - {0}
     if None in radii or len(radii) > 1:
-        return {}  # the defaults then differ, and are reported
-    types = [_LOCAL if radius else _GLOBAL for radius in each]
-    own: Tree = {"layer_types": types, "mlp_dropout": backbone.hidden_dropout_prob}
-    own |= dict.fromkeys(
-        ("bos_token_id", "eos_token_id", "cls_token_id")
-    )  # else ids of the released tokenizer are assumed
+        return {}  # `Family.differences` reports the defaults
+    types = [_LOCAL if radius else _GLOBAL for radius in by_layer]
+    settings: Tree = {"layer_types": types, "mlp_dropout": backbone.hidden_dropout_prob}
+    # null: the defaults of transformers are ids of the released tokenizer
+    settings |= dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id"))
     for radius in radii:
-        own["local_attention"] = 2 * (radius or 0)
+        settings["local_attention"] = 2 * (radius or 0)
     if isinstance(backbone.positions, RotaryPositionsConfig):
         theta = backbone.positions.theta
-        given = dict(zip(types, theta, strict=False)) if isinstance(theta, list) else dict.fromkeys(_THETA, theta)
-        own["rope_parameters"] = {
-            kind: {"rope_type": "default", "rope_theta": given.get(kind, assumed)} for kind, assumed in _THETA.items()
+        thetas = dict(zip(types, theta, strict=False)) if isinstance(theta, list) else dict.fromkeys(_THETA, theta)
+        settings["rope_parameters"] = {
+            kind: {"rope_type": "default", "rope_theta": thetas.get(kind, default)} for kind, default in _THETA.items()
         }
-    return own
+    return settings
 
 
 def _radius(attention: object) -> int | None:
-    """Radius of a window; 0: full attention, None: another attention."""
+    """Radius of a window; 0 for full attention, None for another attention."""
     if isinstance(attention, FullAttentionConfig):
         return 0
     if not isinstance(attention, SparseAttentionConfig) or attention.global_tokens is not None:
@@ -107,7 +102,7 @@ def _radius(attention: object) -> int | None:
 
 def _masked_lm(settings: Tree) -> Tree:
     if settings["decoder_bias"] is not True:
-        raise UserError("decoder_bias=False is not supported by the head, only True")
+        raise UserError("decoder_bias=False is not supported, only True")
     return {
         "kind": "masked_lm",
         "hidden_act": activation(settings["classifier_activation"]),
@@ -126,19 +121,16 @@ def _pooled(settings: Tree) -> Tree:
 
 
 def _write_pooled(head: Tree) -> Tree:
-    return _POOLING.write(head) | {
-        "classifier_activation": head["hidden_act"],
-        "classifier_bias": head["bias"],
-    }
+    return _POOLING.write(head) | {"classifier_activation": head["hidden_act"], "classifier_bias": head["bias"]}
 
 
 def _write_masked_lm(head: Tree) -> Tree:
     return {"classifier_activation": head["hidden_act"], "classifier_bias": head["transform_bias"]}
 
 
-def _joined(theirs: str, part: str, *ours: str) -> Rule:
-    """Rule of several linear layers that are one in their files."""
-    return Rule(f"{_LAYER}.{theirs}.{{p}}", tuple(f"{LAYER}.{part}.sublayer.{name}.{{p}}" for name in ours))
+def _fused(hf_name: str, part: str, *names: str) -> Rule:
+    """Rule of several linear layers that are one in Hugging Face."""
+    return Rule(f"{_LAYER}.{hf_name}.{{p}}", tuple(f"{LAYER}.{part}.sublayer.{name}.{{p}}" for name in names))
 
 
 _MASKED_LM = builders.masked_lm_table(_WORDS, "head.dense", "head.norm", "decoder")
@@ -150,9 +142,9 @@ MODERNBERT = Family(
         rules=(
             Rule(f"{_WORDS}.weight", "backbone.embeddings.words.weight"),
             module("model.embeddings.norm", "backbone.embeddings.norm"),
-            _joined("attn.Wqkv", "attention", "query", "key", "value"),
+            _fused("attn.Wqkv", "attention", "query", "key", "value"),
             module(f"{_LAYER}.attn.Wo", f"{LAYER}.attention.sublayer.output"),
-            _joined("mlp.Wi", "feedforward", "inner", "gate"),
+            _fused("mlp.Wi", "feedforward", "inner", "gate"),
             module(f"{_LAYER}.mlp.Wo", f"{LAYER}.feedforward.sublayer.outer"),
             *builders.norm_rules(_LAYER, "attn_norm", "mlp_norm"),
             module("model.final_norm", "backbone.final_norm"),

@@ -1,12 +1,11 @@
-"""ProphetNet (Qi et al. 2020): an encoder-decoder whose decoder has streams that predict several tokens ahead.
+"""ProphetNet (Qi et al. 2020): an encoder-decoder with streams that predict several tokens ahead.
 
-Position 0 is the row after that of the padding id. In the embedding of the streams, the first one is last there.
-``disable_ngram_loss``, ``eps`` and ``activation_dropout`` matter in training alone: they are not read, and written as
+Position 0 is the row after the padding id. The first stream is the last row of the embedding of streams.
+``disable_ngram_loss``, ``eps`` and ``activation_dropout`` apply in training only: they are ignored, and written as
 values without effect.
 
 In a pass over many tokens, ``transformers`` 5.23 adds relative position biases of the predicting streams to the wrong
-tokens, heads and streams, later ones among them. In a pass over one token, as in generation, and in the code that was
-released with the paper, they are right, as here.
+tokens, heads and streams. A pass over one token, as in generation, and the code of the paper are correct.
 """
 
 from __future__ import annotations
@@ -16,16 +15,22 @@ from homespun.config import Tree
 from homespun.hf import builders
 from homespun.hf.builders import LAYER, after_padding, attention_rules, feedforward_rules, module
 from homespun.hf.engine import Copy, Rule, Table, in_stack
+from homespun.hf.families.bart import stack_names
 from homespun.hf.family import Architecture, Family
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 
 _WORDS = "prophetnet.word_embeddings.weight"
 _DECODER = "prophetnet.decoder.layers.{i}"
+_NAMES = {
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_{stack}_layers",
+    "num_attention_heads": "num_{stack}_attention_heads",
+}
 
 
-def _attention(theirs: str, ours: str) -> tuple[Rule, ...]:
+def _attention(prefix: str, sublayer: str) -> tuple[Rule, ...]:
     parts = ("query_proj", "key_proj", "value_proj", "out_proj")
-    return attention_rules(theirs, *parts, ours=ours, norm=f"{theirs}_layer_norm")
+    return attention_rules(prefix, *parts, sublayer=sublayer, norm=f"{prefix}_layer_norm")
 
 
 def _stack(name: str, *others: Rule) -> tuple[Rule, ...]:
@@ -39,18 +44,6 @@ def _stack(name: str, *others: Rule) -> tuple[Rule, ...]:
         module(f"{layer}.feed_forward_layer_norm", f"{LAYER}.feedforward.norm"),
         *others,
     )
-
-
-def _names(stack: str) -> dict[str, str]:
-    return {
-        "num_hidden_layers": f"num_{stack}_layers",
-        "num_attention_heads": f"num_{stack}_attention_heads",
-        "intermediate_size": f"{stack}_ffn_dim",
-        "hidden_act": "activation_function",
-        "hidden_dropout_prob": "dropout",
-        "attention_probs_dropout_prob": "attention_dropout",
-        "initializer_range": "init_std",
-    }
 
 
 def _read(settings: Tree, kind: str | None) -> Tree:
@@ -69,19 +62,19 @@ def _write(backbone: EncoderDecoderConfig) -> Tree:
 
 def _notes(backbone: EncoderDecoderConfig) -> tuple[str, ...]:
     order = (
-        "transformers mixes up the biases of distance of the predicting streams in a pass over many tokens, so its "
-        "logits are then not this model's; those of generate, token by token, are"
+        "in a pass over many tokens transformers misplaces the relative biases of the predicting streams, and its "
+        "logits differ from those of this model; those of generate are equal"
     )
     encoder, decoder = backbone.encoder.num_hidden_layers, backbone.decoder.num_hidden_layers
     cache = (
-        f"the cache that transformers makes for it has the {encoder} layers of the encoder and the decoder has "
-        f"{decoder}; call generate with past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache())"
+        f"transformers makes a cache for the {encoder} layers of the encoder, but the decoder has {decoder}; call "
+        f"generate with past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache())"
     )
     return (order, *[cache] * (decoder > encoder))
 
 
 def _main_stream(backbone: EncoderDecoderConfig) -> tuple[str, ...]:
-    first = "last_hidden_state is there the main stream; this model's vectors are the first of last_hidden_state_ngram"
+    first = "last_hidden_state is the main stream; the vectors of this model are the first of last_hidden_state_ngram"
     return (first, *_notes(backbone))
 
 
@@ -145,8 +138,8 @@ PROPHETNET = Family(
         "eos_token_id": 2,
         "decoder_start_token_id": 0,
     },
-    names=_names("encoder"),
-    decoder_names=_names("decoder"),
+    names=stack_names("encoder", _NAMES),
+    decoder_names=stack_names("decoder", _NAMES),
     read=_read,
     write=_write,
     fixed={

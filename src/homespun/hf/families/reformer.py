@@ -1,12 +1,12 @@
 """Reformer (Kitaev et al. 2020): alternating local and LSH attention, reversible layers, axial positions.
 
-transformers draws the hashes in each forward pass (from ``hash_seed``, the same for all layers), ours once a layer from
-``seed``: a model sees other tokens on the two sides, which Reformers tolerate.
+Hashes: transformers draws them in each forward pass from ``hash_seed``, equal in all layers, homespun once per layer
+from ``seed``. Both attend to different tokens, which Reformers tolerate.
 
-In a causal model that is trained here, a hashed token sees earlier tokens of its own bucket; in one of transformers,
-or opened from there, those of neighbouring buckets too. Rows are circular: here at the last real token, there at the
-end of the batch, the same if less than a chunk is padded. Dropout differs: there in the feed-forward, on words and on
-positions, with one number for each kind of attention; here that of the local layers holds.
+Causal LSH attention: a token attends to its own bucket in models trained by homespun, and also to neighbouring buckets
+in those of transformers. Rows are circular: in homespun at the last token of a text, in transformers at the end of the
+batch. transformers has dropout in the feed-forward, on words and on positions, and one rate for each kind of attention;
+homespun takes that of the local layers.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def _flat(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
 def _read(settings: Tree, kind: str | None) -> Tree:
     kinds, causal = settings["attn_layers"], settings["is_decoder"]
     if not isinstance(kinds, list) or not kinds or not {*map(str, kinds)} <= {"local", _HASHED}:
-        raise UserError(f"attn_layers={kinds!r} must be local and lsh, one a layer")
+        raise UserError(f"attn_layers={kinds!r} must be a list of local and lsh, one for each layer")
     if len(kinds) > MOST_LAYERS:
-        raise UserError(f"attn_layers has {len(kinds)} layers; a model here has at most {MOST_LAYERS}")
+        raise UserError(f"attn_layers has {len(kinds)} layers; at most {MOST_LAYERS} are supported")
     fields = {
         "type_vocab_size": 0,
         "embedding_norm": False,
@@ -79,17 +79,15 @@ def _write(backbone: EncoderConfig) -> Tree:
         "hash_seed": backbone.seed,
         "axial_pos_embds": False,
     }
-    for own in reversed(layers):
-        match own:
-            case LSHAttentionConfig() | LocalAttentionConfig():
-                settings |= {
-                    f"{own.kind}_attn_chunk_length": own.chunk_length,
-                    f"{own.kind}_num_chunks_before": own.num_chunks_before,
-                    f"{own.kind}_num_chunks_after": own.num_chunks_after,
-                }
-        match own:
-            case LSHAttentionConfig(num_hashes=hashes, num_buckets=buckets):
-                settings |= {"num_hashes": hashes, "num_buckets": buckets}
+    for layer in reversed(layers):
+        if isinstance(layer, LSHAttentionConfig | LocalAttentionConfig):
+            settings |= {
+                f"{layer.kind}_attn_chunk_length": layer.chunk_length,
+                f"{layer.kind}_num_chunks_before": layer.num_chunks_before,
+                f"{layer.kind}_num_chunks_after": layer.num_chunks_after,
+            }
+        if isinstance(layer, LSHAttentionConfig):
+            settings |= {"num_hashes": layer.num_hashes, "num_buckets": layer.num_buckets}
     match backbone.positions:
         case AxialPositionsConfig(shape=shape, sizes=sizes):
             settings |= {"axial_pos_embds": True, "axial_pos_shape": [*shape], "axial_pos_embds_dim": [*sizes]}
@@ -113,18 +111,15 @@ def _lm_head(name: str, pipeline: str, *, causal: bool) -> Architecture:
 
 
 def _pooled(settings: Tree) -> Tree:
-    # two streams, pooled to the width of one
+    # two streams are pooled to the width of one
     return builders.input_dropout_classification(settings) | {"pooler_size": settings["hidden_size"]}
 
 
 def _notes(backbone: EncoderConfig) -> tuple[str, ...]:
-    hashes = (
-        "the hashes of attention are not those that this model was trained with: transformers draws its own, for every "
-        "layer the same",
-    )
+    hashes = ("transformers does not use the hashes of this model: it draws others, equal in all layers",)
     ring = (
-        "in transformers the first chunk of a text looks back to the end of its batch, and here to its own end: they "
-        "differ where a chunk or more is padded",
+        "in transformers the first chunk of a text attends to the end of the batch, in this model to the end of the "
+        "text; outputs differ if a chunk or more is padding",
     )
     hashed = _HASHED in _write(backbone)["attn_layers"]
     return hashes * hashed + ring * (hashed or not backbone.causal)

@@ -1,14 +1,12 @@
 """T5 (Raffel et al. 2020), 1.0 and 1.1: relative position biases, RMS norms before the sublayers, no other biases.
 
-Version 1.0 has ReLU and ties its output embeddings, with hidden states times ``d_model^-0.5``; 1.1 has a gated GELU and
-untied output embeddings. Older config.json files tell them by ``tie_word_embeddings``, newer ones by
-``scale_decoder_outputs``, and the tensors alone whether the embeddings are tied.
+Version 1.0 has ReLU and tied output embeddings, with hidden states times ``d_model^-0.5``; 1.1 has gated GELU and
+untied output embeddings. Older config.json files distinguish them by ``tie_word_embeddings``, newer ones by
+``scale_decoder_outputs``, where only the tensors show if the embeddings are tied.
 
-`T5EncoderModel` is a family of one stack, and `T5ForSequenceClassification`, which has both stacks under another name,
-a second one of two.
-
-T5 has no maximal length: ``n_positions`` is that of its training, 512 by default. ``dropout_rate`` applies inside the
-feed-forward too there. Its initialisation is not used here.
+There are three families: `T5` with two stacks, `T5_CLASSIFIER` with another prefix, and `T5_ENCODER` with one stack.
+``n_positions`` is the length in training; T5 has no maximum length. In transformers ``dropout_rate`` also applies
+inside the feed-forward.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from homespun.hf.family import Architecture, Defaults, Family, Infer, activation
 from homespun.models.encoder import EncoderConfig
 
 _WORDS, _OUTPUT = "shared.weight", "lm_head.weight"
-_DROPPED_HEAD = "of a head, and the model is opened without"
-# not in config.json; `_notes` reports those that matter
+_DROPPED_HEAD = "a head, and the model is opened without it"
+# not in config.json; reported by `_notes`
 _UNSUPPORTED = ("attention_probs_dropout_prob", "initializer_range")
 
 _DEFAULTS: Defaults = {
@@ -62,34 +60,31 @@ _NAMES = {
 }
 
 
-def _attention(theirs: str, name: str, ours: str) -> tuple[Rule, ...]:
-    return attention_rules(f"{theirs}.{name}", "q", "k", "v", "o", ours=ours, norm=f"{theirs}.layer_norm")
+def _attention(layer: str, name: str, sublayer: str) -> tuple[Rule, ...]:
+    return attention_rules(f"{layer}.{name}", "q", "k", "v", "o", sublayer=sublayer, norm=f"{layer}.layer_norm")
 
 
 def _stack(name: str, prefix: str = "") -> tuple[Rule, ...]:
     """Layers of a stack; the feed-forward is the last part of a layer."""
     layer = f"{prefix}{name}.block.{{i}}.layer"
     cross = _attention(f"{layer}.1", "EncDecAttention", "cross_attention") if name == "decoder" else ()
-    last, own = f"{layer}.{2 if cross else 1}", f"{LAYER}.feedforward"
-    dense = f"{last}.DenseReluDense"
+    last, feedforward = f"{layer}.{2 if cross else 1}", f"{LAYER}.feedforward"
+    dense, sublayer = f"{last}.DenseReluDense", f"{feedforward}.sublayer"
     return (
         *_attention(f"{layer}.0", "SelfAttention", "attention"),
-        # in the first layer, for all of them
+        # in the first layer, for all layers
         Rule(
             f"{layer}.0.SelfAttention.relative_attention_bias.weight",
             f"{LAYER}.attention.sublayer.kernel.bias.embedding.weight",
         ),
         *cross,
-        replace(module(f"{dense}.wi", f"{own}.sublayer.inner"), when=lambda backbone: not backbone.gated_feed_forward),
+        replace(module(f"{dense}.wi", f"{sublayer}.inner"), when=lambda backbone: not backbone.gated_feed_forward),
         *(
             replace(rule, when=lambda backbone: backbone.gated_feed_forward)
-            for rule in (
-                module(f"{dense}.wi_0", f"{own}.sublayer.inner"),
-                module(f"{dense}.wi_1", f"{own}.sublayer.gate"),
-            )
+            for rule in (module(f"{dense}.wi_0", f"{sublayer}.inner"), module(f"{dense}.wi_1", f"{sublayer}.gate"))
         ),
-        module(f"{dense}.wo", f"{own}.sublayer.outer"),
-        module(f"{last}.layer_norm", f"{own}.norm"),
+        module(f"{dense}.wo", f"{sublayer}.outer"),
+        module(f"{last}.layer_norm", f"{feedforward}.norm"),
         Rule(f"{prefix}{name}.final_layer_norm.weight", "backbone.final_norm.0.weight"),
     )
 
@@ -98,7 +93,7 @@ def _read_stack(settings: Tree) -> Tree:
     name = settings["feed_forward_proj"]
     gate, _, act = name.rpartition("-") if isinstance(name, str) else ("?", "", "")
     if gate not in ("", "gated"):
-        raise UserError(f"feed_forward_proj={name!r} must be an activation, or gated- and an activation")
+        raise UserError(f"feed_forward_proj={name!r} must be ACTIVATION or gated-ACTIVATION")
     return {
         "embedding_norm": False,
         "type_vocab_size": 0,
@@ -110,7 +105,7 @@ def _read_stack(settings: Tree) -> Tree:
         "residual": {"kind": "pre", "final_dropout": True},
         "attention_probs_dropout_prob": settings["dropout_rate"],
         "gated_feed_forward": bool(gate),
-        "hidden_act": "gelu_new" if name == "gated-gelu" else activation(act),  # theirs is an exception too
+        "hidden_act": "gelu_new" if name == "gated-gelu" else activation(act),  # an exception in transformers too
         "attention": {
             "kind": "relative_bias",
             "num_buckets": settings["relative_attention_num_buckets"],
@@ -149,8 +144,8 @@ def _notes(backbone: AnyBackbone) -> tuple[str, ...]:
         notes.append("in training transformers applies dropout_rate to the attention probabilities too")
     if first.max_position_embeddings != last.max_position_embeddings:
         notes.append(
-            f"the decoder's max_position_embeddings={last.max_position_embeddings} is not in config.json: T5 has no "
-            f"limit"
+            f"max_position_embeddings={last.max_position_embeddings} of the decoder is not in config.json, because T5 "
+            f"has no limit"
         )
     return tuple(notes)
 
@@ -165,7 +160,7 @@ def _scaled(tree: Tree) -> bool:
 
 
 def _infer_tying(tree: Tree, weights: Mapping[str, Tensor]) -> Tree:
-    """Infer tying from the tensors: transformers 5 writes ``tie_word_embeddings=true`` for every T5."""
+    """Compare the embeddings: transformers 5 writes ``tie_word_embeddings=true`` for every T5."""
     words, output = weights.get(_WORDS), weights.get(_OUTPUT)
     if not _tied(tree) or words is None or output is None:
         return {}
@@ -198,7 +193,6 @@ _UNSUPPORTED_OF_TWO = frozenset(
 
 
 def _both_stacks(prefix: str) -> Table:
-    """Both stacks under ``prefix``."""
     words = f"{prefix}{_WORDS}"
     unused = rf"{prefix}decoder\..*\.EncDecAttention\.relative_attention_bias\.weight"
     return Table(
@@ -271,7 +265,7 @@ T5_ENCODER = Family(
         builders.headless(
             "T5EncoderModel",
             _INSIDE,
-            Drop(r"transformer\.decoder\..*", "of the decoder, and the model is opened without"),
+            Drop(r"transformer\.decoder\..*", "the decoder, and the model is opened without it"),
             Drop(r"transformer\.lm_head\.weight", _DROPPED_HEAD),
         ),
         builders.token_classification("T5ForTokenClassification"),
