@@ -178,7 +178,7 @@ def test_override_runs_no_python_tag() -> None:
         ),
         ({"part": {"kind": "windwo"}}, "part.kind: unknown kind 'windwo'; did you mean 'window'?"),
         ({"part": {"kind": "zzz"}}, "part.kind: unknown kind 'zzz'; there are: learned, window"),
-        ({"part": {"radius": 3}}, "part: 'kind' is missing, which says what the other keys mean"),
+        ({"part": {"radius": 3}}, "part: 'kind' is missing, which determines the other keys"),
         ({"qqq": 1}, "unknown key 'qqq'; there are: corpus, maybe, part, parts, text, train"),
     ],
 )

@@ -14,14 +14,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RowSeed:
-    """Seed of a row in an epoch, the source of all its randomness."""
+    """Seed of the random choices of a row in an epoch."""
 
     seed: int
     epoch: int
     index: int
 
     def generator(self) -> torch.Generator:
-        """CPU generator, a function of (seed, epoch, index)."""
+        """CPU generator that depends only on (seed, epoch, index)."""
         key = f"{self.seed}/{self.epoch}/{self.index}".encode()
         number = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
         return torch.Generator().manual_seed(number)
@@ -29,28 +29,28 @@ class RowSeed:
 
 @dataclass(frozen=True)
 class Batch:
-    """Model inputs. Missing parts are ``None``; ``True`` in a mask means *takes part*.
+    """Inputs and targets of a model; ``True`` in a mask keeps a token.
 
-    ``targets`` has the number of targets of each loss term, known before the forward pass, so that micro-batches and
-    processes are weighted exactly.
+    ``targets`` has the number of targets of each loss term before the forward pass, so that micro-batches and processes
+    are weighted exactly.
     """
 
     input_ids: Tensor  # (batch, seq) int64
-    attention_mask: Tensor | None = None  # (batch, seq) bool; None: no padding anywhere
+    attention_mask: Tensor | None = None  # (batch, seq) bool; None: no padding
     token_type_ids: Tensor | None = None  # (batch, seq) int64
     position_ids: Tensor | None = None  # (batch, seq) int64; restarts at every packed document
-    documents: Tensor | None = None  # (batch, seq) int64: tokens attend within the same number only
-    global_attention_mask: Tensor | None = None  # (batch, seq) bool: tokens that see all and are seen by all
+    documents: Tensor | None = None  # (batch, seq) int64; tokens attend to those of the same number
+    global_attention_mask: Tensor | None = None  # (batch, seq) bool; tokens that attend to all, and all to them
     decoder_input_ids: Tensor | None = None  # (batch, target) int64: decoder inputs
-    decoder_attention_mask: Tensor | None = None  # (batch, target) bool; None: no padding there
-    positions: Tensor | None = None  # (targets,) int64 into batch * seq (of the decoder, where there is one): `labels`
+    decoder_attention_mask: Tensor | None = None  # (batch, target) bool; None: no padding
+    positions: Tensor | None = None  # (targets,) int64 indices into batch * seq of `labels`, in the decoder if any
     labels: Tensor | None = None  # (targets,) ids or tags, (batch,) classes, (batch, classes) 0/1, (batch, 2) ends
-    source_positions: Tensor | None = None  # (masked,) int64 into batch * seq of the source: `source_labels`
+    source_positions: Tensor | None = None  # (masked,) int64 indices into batch * seq of `source_labels`
     source_labels: Tensor | None = None  # (masked,) token ids that the encoder predicts
     pair_labels: Tensor | None = None  # (batch,) int64: next sentence prediction
-    chunks: Tensor | None = None  # (texts, chunks) int64: the sequences of each text, in order; -1: no more. None: one
-    sentences: Tensor | None = None  # (batch, seq) int64: the sentence, of those in `labels`, of a token; -1: none
-    stream_positions: Tensor | None = None  # (batch, 2) int64: stream of a row, and its number there
+    chunks: Tensor | None = None  # (texts, chunks) int64 sequences of each text; -1: none. None: one per text
+    sentences: Tensor | None = None  # (batch, seq) int64 index into `labels` of the sentence of a token; -1: none
+    stream_positions: Tensor | None = None  # (batch, 2) int64: stream of a row, and its index in the stream
     targets: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -66,12 +66,12 @@ class Batch:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the data: sequences, or texts if these are read in chunks."""
+        """Rows of the data: sequences, or texts in chunks."""
         return len(self.input_ids if self.chunks is None else self.chunks)
 
     @property
     def context(self) -> dict[str, Tensor | None]:
-        """Inputs of a backbone besides ``input_ids``."""
+        """Inputs of a backbone other than ``input_ids``."""
         return {
             "attention_mask": self.attention_mask,
             "token_type_ids": self.token_type_ids,
@@ -81,11 +81,11 @@ class Batch:
         }
 
     def to(self, device: torch.device | str) -> Batch:
-        """Copy to ``device``; copies from pinned memory do not block."""
+        """Copy to ``device``, without blocking from pinned memory."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """Copy to pinned memory, for `torch.utils.data.DataLoader` on machines with a GPU."""
+        """Copy to pinned memory, for `torch.utils.data.DataLoader`."""
         return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
@@ -99,10 +99,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Term:
-    """A loss term: a sum over targets, their number, and the weight of its mean.
-
-    A weight of zero makes it a metric (an accuracy).
-    """
+    """Loss term: a sum over targets, their number, and the weight of the mean. A weight of 0 makes it a metric."""
 
     sum: Tensor  # () float
     count: Tensor | float
@@ -111,21 +108,20 @@ class Term:
 
 @dataclass(frozen=True)
 class Loss:
-    """Terms of a loss by name. The loss is the weighted sum of their means."""
+    """Loss: the weighted sum of the means of its terms."""
 
     terms: dict[str, Term]
 
     def total(self, targets: dict[str, float] | None = None) -> Tensor:
-        """() float: ``sum(weight * sum / count)`` over the terms.
+        """Sum ``weight * sum / count`` over the terms, () float; terms without targets add 0.
 
-        ``targets`` replaces the counts by those of the step, so that gradients of micro-batches add up to the gradient
-        of the step. A term whose count is zero adds nothing.
+        ``targets`` are the counts of a step, so that the gradients of micro-batches add up to the gradient of the step.
         """
         parts = []
         for name, term in self.terms.items():
             if term.weight:
                 count = term.count if targets is None else targets.get(name, 0.0)
                 count = torch.as_tensor(count, dtype=torch.float32, device=term.sum.device)
-                # not a clamp at 1: with class weights a count is a sum of weights, and may be a fraction
+                # not a clamp at 1: with class weights a count is a sum of weights, and may be below 1
                 parts.append(term.weight * term.sum.float() / torch.where(count > 0, count, 1.0))
         return torch.stack(parts).sum() if parts else torch.zeros(())

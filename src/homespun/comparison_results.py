@@ -1,4 +1,4 @@
-"""Typed contents of ``trial.json`` and ``comparison.json``, read and written by comparisons and their report."""
+"""Typed contents of ``trial.json`` and ``comparison.json``."""
 
 # ruff: noqa: RUF012 - pydantic copies defaults; ruff knows that of direct subclasses of BaseModel alone
 
@@ -39,7 +39,7 @@ class InferenceCost(Part):
 
 
 class Overhead(Part):
-    """Processor time of scheduling and measuring; of a comparison also that of the stages and the ratio of both."""
+    """Processor time of scheduling and measuring; for a comparison also that of the stages, and the ratio."""
 
     model_config = ConfigDict(frozen=False)
 
@@ -70,7 +70,7 @@ class TrialResult(ResultFile):
 
 
 class SignificanceTest(Part):
-    """A candidate against a better one; of the best itself only ``not_worse`` is set."""
+    """Test of a candidate against a better one; the best candidate has only ``not_worse``."""
 
     not_worse: bool = Field(default=False, validation_alias="alike", serialization_alias="alike")
     gap: float | None = None  # difference to the better one: on the same examples, or of the means

@@ -1,6 +1,6 @@
-"""Configs: load, override, validate. A union of frozen models, tagged by `kind`, is the registry of its variants.
+"""Configs: reading, overriding and validation. A union of frozen models, tagged by `kind`, is a registry of variants.
 
-YAML is read by safe load only. Every error has the key, the given value and the allowed ones, in one line.
+YAML is read by safe load only. Errors have the key, the value and the allowed values in one line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Tree = dict[str, Any]
 
 
 class Config(BaseModel):
-    """Base of all configs: frozen, no unknown keys."""
+    """Base class of configs: frozen, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -54,7 +54,7 @@ def parse_duration(value: object) -> float:
             raise ValueError(f"{value!r} is not a duration; write seconds or 90s, 20m, 2h, 1h30m, 1d") from None
         seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if not 0 < seconds < math.inf:
-        raise ValueError(f"a duration must be finite and above zero, not {value!r}")
+        raise ValueError(f"{value!r} must be a finite duration above zero")
     return seconds
 
 
@@ -78,12 +78,11 @@ def parse_bytes(value: object) -> int:
     return round(number)
 
 
-# the schemas accept more types than the fields have
 def parse_option(parse: Callable[[object], N], value: object, option: str) -> N | None:
-    """Parse the value of a command-line option; ``None`` if it was not given.
+    """Parse the value of a command-line option; ``None`` stays.
 
     Raises:
-        UserError: beginning with ``option``.
+        UserError: the value is invalid.
     """
     if value is None:
         return None
@@ -93,6 +92,7 @@ def parse_option(parse: Callable[[object], N], value: object, option: str) -> N 
         raise UserError(f"{option}: {error}") from error
 
 
+# the schemas accept more types than the fields
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
@@ -113,10 +113,10 @@ Bytes = Annotated[
 
 
 def read_yaml(path: str | Path) -> Tree:
-    """The mapping in a YAML file.
+    """Read a mapping from a YAML file.
 
     Raises:
-        UserError: the file is missing, is not YAML, or does not hold a mapping.
+        UserError: the file is missing, not YAML, or not a mapping.
     """
     path = Path(path)
     try:
@@ -131,10 +131,10 @@ def read_yaml(path: str | Path) -> Tree:
 
 
 def override(tree: Mapping[str, object], assignments: Sequence[str]) -> Tree:
-    """Copy of ``tree`` with assignments such as ``"train.budget.time=2h"``; values are read as YAML.
+    """Copy ``tree`` with assignments such as ``"train.budget.time=2h"``, whose values are read as YAML.
 
     Raises:
-        UserError: an assignment without ``=``, or a path through a plain value.
+        UserError: an assignment has no ``=``, or its path leads through a plain value.
     """
     result = copy.deepcopy(dict(tree))
     for assignment in assignments:
@@ -155,22 +155,22 @@ def override(tree: Mapping[str, object], assignments: Sequence[str]) -> Tree:
 
 
 def _value(text: str) -> object:
-    """Read as YAML; the text itself if it is not YAML or empty, such as ``|``."""
+    """Value of YAML; the text itself if it is not YAML, or empty, such as ``|``."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-    return text if value in (None, "", [None], {None: None}) and text not in _NOTHING else value
+    return text if value in (None, "", [None], {None: None}) and text not in _EMPTY else value
 
 
-_NOTHING = ("~", "null", "Null", "NULL", "''", '""')
+_EMPTY = ("~", "null", "Null", "NULL", "''", '""')
 
 
 def validate(kind: type[T], tree: Mapping[str, object], *, source: str) -> T:
-    """``tree`` as a config of ``kind``; ``source`` (a file or recipe name) begins the error.
+    """Validate ``tree`` as a config of ``kind``.
 
     Raises:
-        UserError: naming every wrong key with its nearest right one, and every wrong value with what is allowed.
+        UserError: unknown keys with the nearest allowed ones, and invalid values; begins with ``source``.
     """
     try:
         return kind.model_validate(tree)
@@ -181,14 +181,14 @@ def validate(kind: type[T], tree: Mapping[str, object], *, source: str) -> T:
 def _problem(error: ErrorDetails, kind: type[BaseModel]) -> str:
     location = [str(part) for part in error["loc"]]
     if error["type"] == "extra_forbidden":
-        # pydantic puts the tag of a union into the location, so keys are walked and tags looked up on the way
+        # the location of pydantic includes the tags of unions
         keys, path = _keys_at(kind, location[:-1])
         if new := find_new_key([*path, location[-1]], keys):
             return f"{'.'.join([*path, location[-1]])} was renamed to {'.'.join([*path, new])}"
         return f"unknown key {'.'.join([*path, location[-1]])!r}{nearest(location[-1], keys)}"
     _, path = _keys_at(kind, location)
     if error["type"] == "union_tag_not_found":
-        return f"{'.'.join(path)}: 'kind' is missing, which says what the other keys mean"
+        return f"{'.'.join(path)}: 'kind' is missing, which determines the other keys"
     if error["type"] == "union_tag_invalid":
         allowed = re.findall(r"'([^']*)'", error["ctx"]["expected_tags"])
         key, tag = ".".join([*path, "kind"]), error["ctx"]["tag"]
@@ -196,17 +196,17 @@ def _problem(error: ErrorDetails, kind: type[BaseModel]) -> str:
             return f"{key}={tag} was renamed to {key}={RENAMED_KINDS[tag]}"
         return f"{key}: unknown kind {tag!r}{nearest(tag, allowed)}"
     message = error["msg"].removeprefix("Value error, ")
-    given = error.get("input")
-    shown = "" if isinstance(given, (dict, BaseModel)) or error["type"] == "missing" else f" (given {given!r})"
+    value = error.get("input")
+    shown = "" if isinstance(value, (dict, BaseModel)) or error["type"] == "missing" else f" (given {value!r})"
     return f"{'.'.join(path) or 'config'}: {message}{shown}"
 
 
 def _keys_at(kind: type[BaseModel], location: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Keys allowed at ``location``, and the location without the tags of unions."""
+    """Allowed keys at ``location``, and the location without tags of unions."""
     models: list[type[BaseModel]] = [kind]
     path: list[str] = []
     for part in location:
-        # inside a union the tag comes first; a field of another member may have the same name
+        # in a union the tag comes first, and may equal the name of a field of another member
         tagged = [m for m in models if _tag(m) == part] if len(models) > 1 else []
         if tagged:
             models = tagged
@@ -230,11 +230,11 @@ def _tag(model: type[BaseModel]) -> str | None:
 
 
 def dump(config: BaseModel) -> str:
-    """The complete config as YAML, defaults written out, in the order of the fields."""
+    """Convert to YAML with all defaults, in the order of the fields."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
     return str(text)
 
 
 def json_schema(kind: Any) -> Tree:
-    """The JSON schema of a config or a union of configs, for editors."""
+    """JSON schema of a config or a union of configs."""
     return TypeAdapter(kind).json_schema()

@@ -1,4 +1,4 @@
-"""Errors of users, and their messages."""
+"""Errors of users and their messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NotFinite(UserError):
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """End of an error about a name: ``"; did you mean 'x'?"``, or all names if none is near."""
+    """End of an error about a name: the nearest allowed name, or all allowed names."""
     names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close:

@@ -1,7 +1,7 @@
-"""Linear models of texts on TF-IDF n-grams: fitted in seconds, chosen by cross-validation, stored without pickle.
+"""Linear models on TF-IDF n-grams, selected by cross-validation and stored without pickle.
 
-Each class has a linear support vector machine, one against the rest. Their distances are used as logits, with a
-temperature from cross-validation. Numbers are predicted by ridge regression.
+Classes are predicted by one-vs-rest linear support vector machines, whose decision values are used as logits with a
+temperature from cross-validation, numbers by ridge regression.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 DESCRIPTION, WEIGHTS = "linear.json", "linear.safetensors"
 FORMAT = 1
 SEARCH_ROWS = 8_000
-"""Examples of the cross-validation at most; the chosen settings are then fitted on all."""
+"""Maximum number of examples in the cross-validation; the final model is fitted on all."""
 OTHER_STRENGTHS = (0.1, 0.3, 3.0)
-"""Inverse regularisation strengths that are tried besides 1."""
+"""Inverse regularisation strengths to try besides 1."""
 
 Floats = NDArray[np.float64]
 Targets = NDArray[np.int64] | NDArray[np.float64]
@@ -43,7 +43,7 @@ Targets = NDArray[np.int64] | NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Candidate:
-    """Settings tried in cross-validation, and the score: accuracy, micro F1 of several labels, R² of numbers."""
+    """Settings with their cross-validated score: accuracy, micro F1 of multi-label examples, or R² of numbers."""
 
     ngrams: tuple[Ngrams, ...]
     strength: float
@@ -51,7 +51,7 @@ class Candidate:
 
 
 PLAIN = Candidate(WORDS, 1.0, float("nan"))
-"""Settings without a search: words and word pairs."""
+"""Default settings: words and word pairs."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class LinearModel:
         vectorizers: fitted, one a block.
         weights: (outputs, features) float32.
         biases: (outputs,) float32.
-        labels: classes of the outputs; ``None``: one output, a number.
-        bounds: least and greatest predicted number, those of the training.
+        labels: classes of the outputs; ``None`` for one number.
+        bounds: minimum and maximum predicted number, from the training examples.
         pairs: reads pairs of texts.
         task: metadata, as of `homespun.models.bundle.ModelBundle`.
     """
@@ -86,7 +86,7 @@ class LinearModel:
         return values[:, 0] if self.bounds is None else np.clip(values[:, 0], *self.bounds)
 
     def top_ngrams(self, output: int, count: int = 10) -> list[str]:
-        """Return the n-grams with the largest weights for an output; empty for pairs."""
+        """N-grams with the largest weights for an output; empty for pairs."""
         if self.pairs:
             return []
         names = np.concatenate([vectorizer.get_feature_names_out() for vectorizer in self.vectorizers])
@@ -117,7 +117,7 @@ class LinearModel:
 
     @classmethod
     def load(cls, folder: Path) -> LinearModel:
-        """Read a model of `save`.
+        """Read a model that `save` wrote.
 
         Raises:
             UserError: a file is missing, truncated, altered, or of another version.
@@ -126,7 +126,7 @@ class LinearModel:
         stored = validate(_Stored, read_object(path), source=str(path))
         try:
             if file_digest(folder / WEIGHTS) != stored.weights:
-                raise UserError(f"{folder / WEIGHTS} was altered since it was written: its digest differs")
+                raise UserError(f"{folder / WEIGHTS} was altered: its digest does not match; fit the model again")
             tensors = load_file(folder / WEIGHTS)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{folder / WEIGHTS} cannot be read: {error}") from error
@@ -168,7 +168,7 @@ class _Stored(Config):
 
 @dataclass(frozen=True)
 class LinearFit:
-    """A fitted model, its temperature from cross-validation, and the settings tried, the best first."""
+    """Fitted model, temperature from cross-validation, and candidates, the best first."""
 
     model: LinearModel
     temperature: float
@@ -196,13 +196,13 @@ def fit_linear(
         texts: training texts or pairs.
         targets: (texts,) classes, (texts, classes) zeros and ones, or (texts,) numbers without ``labels``.
         labels: the classes.
-        settings: what to fit, without a search.
+        settings: fit these, without cross-validation.
         feature_sets: blocks of features to choose from.
-        search_rows: examples of the cross-validation at most.
+        search_rows: maximum number of examples in the cross-validation.
         seed: of the folds.
 
     Raises:
-        UserError: the texts hold no word.
+        UserError: the texts have no words.
     """
     if settings is not None:
         model = _fit(settings.ngrams, texts, targets, labels, settings.strength)

@@ -1,4 +1,4 @@
-"""Old names with their new ones. A user's old names are rejected, a run's old files are read: docs/migration.md."""
+"""Renamed keys, kinds, options and files: read in old runs, rejected in new settings (docs/migration.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RENAMED_KEYS = {
     "slots": "max_parallel",
     "tuning": "calibration",
 }
-"""Keys of configs; a prefix is a key somewhere above."""
+"""Keys of configs; the prefix is an ancestor."""
 
 RENAMED_KINDS = {
     "bilm": "elmo",
@@ -59,11 +59,11 @@ RENAMED_FILES = {"begun.json": "inputs.json"}
 """Files of a run directory."""
 
 TASK_PATH = ("data", "objective")
-"""Path for `migrate` of the ``task`` in a model folder, which has settings of both."""
+"""Path for `migrate` of the ``task`` in a model folder."""
 
 
 def find_new_key(path: Sequence[str], allowed: Iterable[str] | None = None) -> str | None:
-    """Return the new name of the last key in ``path``, if it was renamed and the new name is among those allowed."""
+    """Return the new name of the last key in ``path``, if it was renamed to an allowed one."""
     for old, new in RENAMED_KEYS.items():
         *above, key = old.split(".")
         if key == path[-1] and set(above) <= set(path[:-1]) and (allowed is None or new in allowed):
@@ -72,7 +72,7 @@ def find_new_key(path: Sequence[str], allowed: Iterable[str] | None = None) -> s
 
 
 def migrate(value: Any, path: tuple[str, ...] = ()) -> Any:
-    """Return a config or ``task`` that an earlier version wrote, with new names; ``path`` is where it stands."""
+    """Rename keys and kinds in a config or ``task`` of an earlier version, which is at ``path``."""
     if isinstance(value, Mapping):
         keys = {key: find_new_key((*path, str(key))) or key for key in value}
         return {keys[key]: migrate(item, (*path, str(key))) for key, item in value.items()}

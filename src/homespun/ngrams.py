@@ -75,7 +75,7 @@ class Texts:
         return [*self.first, *(self.second or ())]
 
     def take(self, rows: NDArray[np.int64]) -> Texts:
-        """Return the texts of some rows."""
+        """Select rows."""
         first, second = self.first, self.second
         return Texts([first[row] for row in rows], None if second is None else [second[row] for row in rows])
 

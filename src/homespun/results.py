@@ -1,7 +1,7 @@
 """Typed contents of result files: ``result.json`` of a run, ``trial.json`` and ``comparison.json`` of a comparison.
 
-Every key is optional, so that files of earlier versions are read. Keys that no class names are kept as they are: counts
-of truncated inputs, fields of a task, the plan of a run.
+Every key is optional, so that files of earlier versions can be read. Unknown keys are kept: counts of truncated inputs,
+fields of a task, the plan of a run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from homespun.io.json import read_optional
 from homespun.migration import migrate
 
 VERSION = 1
-"""Version of the files; one without a version is read as version 1."""
+"""Version of the files; a file without one has version 1."""
 Number = int | float
 Spread = tuple[float, float | None]
 """Mean and sample standard deviation; None for a single training."""
@@ -37,7 +37,7 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
 
     def number(self, key: str) -> Number | None:
-        """A finite number by its key, declared here or not; None if there is none."""
+        """Value of a key, declared or not, if it is a finite number."""
         value = getattr(self, key, None)
         return value if is_number(value) else None
 
@@ -77,7 +77,7 @@ class ConfusionMatrix(Part):
 
 
 class ReliabilityBin(Part):
-    """Answers of similar confidence: their number, mean confidence and share of right ones."""
+    """Predictions of similar confidence: number, mean confidence and accuracy."""
 
     count: Number | None = None
     confidence: Number | None = None
@@ -110,7 +110,7 @@ class Metrics(Part):
     std: dict[str, Number | None] = {}
 
     def spread(self, metric: str) -> Spread | None:
-        """A metric and its deviation; a mapping ``{mean, std}``, as in earlier files, is one too."""
+        """Mean and deviation of a metric; earlier files have them as ``{mean, std}``."""
         if (value := self.number(metric)) is not None:
             return value, self.std.get(metric)
         summed = getattr(self, metric, None)
@@ -125,7 +125,7 @@ class Validation(Part):
 
 
 class CurvePoint(Part):
-    """Metrics after training on so many examples."""
+    """Metrics after training on ``examples``."""
 
     examples: int
     test: Metrics = Metrics()
@@ -134,7 +134,7 @@ class CurvePoint(Part):
 
 
 class DuplicatePair(Part):
-    """A test example and the training example that it nearly repeats."""
+    """Test example and its near-duplicate in the training examples."""
 
     row: int | None = None
     text: str = ""
@@ -175,7 +175,7 @@ class Tuning(Part):
 
 
 class Export(Part):
-    """Export to the layout of transformers, or why there is none."""
+    """Export to transformers, or the reason that there is none."""
 
     folder: str | None = None
     architecture: str | None = None
@@ -190,7 +190,7 @@ class Corpus(Part):
 
 
 class Vectors(Part):
-    """Word vectors that the embeddings were initialised with."""
+    """Word vectors that initialised the embeddings."""
 
     source: str | None = None
     found: Number | None = None
@@ -229,7 +229,7 @@ class TransferredTensors(Part):
 
 
 class Adaptation(Shape):
-    """Changes to a checkpoint before training went on from it, and losses of the changed model."""
+    """Changes of a checkpoint before further training, and losses of the changed model."""
 
     start_from: str | None = None
     loss: Number | None = None
@@ -257,7 +257,7 @@ class Timing(TeacherStudent):
 
 
 class Distillation(Part):
-    """A student compared with its teacher."""
+    """Comparison of a student with its teacher."""
 
     teacher: str = ""
     layers: list[int] | None = None
@@ -282,16 +282,16 @@ class ResultFile(Part):
         """
         tree = read_optional(path)
         if tree.get("version", VERSION) != VERSION:
+            version = tree["version"]
             raise UserError(
-                f"{path} has version {tree['version']!r}, this homespun reads {VERSION}; use the homespun that "
-                f"wrote it, or run again"
+                f"{path} has version {version!r}, not {VERSION}; use the homespun that wrote it, or run again"
             )
         if "task" in tree:
             tree["task"] = migrate(tree["task"], ("objective", "kind"))
         return validate(cls, tree, source=str(path))
 
     def to_json(self) -> dict[str, Any]:
-        """The keys that were set."""
+        """Keys that were set."""
         return self.model_dump(exclude_unset=True, by_alias=True)
 
 
@@ -354,15 +354,14 @@ class Event(Part):
 
     def all_losses(self) -> dict[str, Number]:
         """Finite losses by term, the total as ``loss``."""
-        found = {**self.losses, "loss": self.loss}
-        for key, value in (self.model_extra or {}).items():
-            if key.startswith("loss/"):
-                found[key.removeprefix("loss/").replace("total", "loss")] = value
-        return {term: value for term, value in found.items() if is_number(value)}
+        extra = (self.model_extra or {}).items()
+        terms = {key[5:].replace("total", "loss"): value for key, value in extra if key.startswith("loss/")}
+        losses = {**self.losses, "loss": self.loss, **terms}
+        return {term: value for term, value in losses.items() if is_number(value)}
 
 
 def mean_over_trainings(tests: Sequence[Metrics], metric: str) -> Spread | None:
-    """Mean and deviation of a metric over seeds or folds; of a single training its own."""
+    """Mean and deviation of a metric over seeds or folds, or those of a single training."""
     if len(tests) == 1:
         return tests[0].spread(metric)
     return mean_and_deviation([found[0] for test in tests if (found := test.spread(metric))])

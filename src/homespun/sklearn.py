@@ -1,4 +1,4 @@
-"""Estimators for scikit-learn, which train as `homespun fit` does."""
+"""Estimators of scikit-learn that train like `homespun fit`."""
 
 from __future__ import annotations
 
@@ -110,9 +110,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         check_classification_targets(labels)
         self.classes_, indices = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(
-                f"TextClassifier needs two classes or more; the labels have one class, {self.classes_[0]!r}"
-            )
+            raise ValueError(f"TextClassifier needs at least two classes; y has one class, {self.classes_[0]!r}")
         names = tuple(map(str, range(len(self.classes_))))
         self._train(texts, [names[index] for index in indices], Labels(names))
         return self

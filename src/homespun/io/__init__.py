@@ -1,1 +1,1 @@
-"""Files that are written atomically, their digests, and JSON that is read safely."""
+"""Atomic writes, digests of files, and JSON files."""

@@ -1,4 +1,4 @@
-"""Atomic writes and digests: a reader finds the old content or the new, never a part of it, also after a power cut."""
+"""Atomic writes and digests: a reader finds the old or the new content, also after a power cut."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-TEMPORARY = ".tmp-"  # prefix of what is being written; a killed process can leave such a file
+TEMPORARY = ".tmp-"  # prefix of files that are being written; a killed process may leave one
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path for a file or a folder that replaces ``path`` when the block ends without an error.
 
-    The temporary path has the suffix of ``path`` and lies in the same folder, which is made if it is missing. What is
-    written there is flushed to the disk before it is renamed.
+    The temporary path has the suffix of ``path`` and is in the same folder, which is created if it is missing. Its
+    content is flushed to the disk before it is renamed.
 
     Example:
         ``with atomic_path(out) as temporary: temporary.write_bytes(content)``
@@ -31,7 +31,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         for written in (*(temporary.rglob("*") if temporary.is_dir() else ()), temporary):
             sync(written)
         if temporary.is_dir() and path.exists():
-            os.rename(path, old)  # a folder cannot be replaced in one step
+            os.rename(path, old)  # a folder cannot be replaced by os.replace
         os.replace(temporary, path)
         sync(path.parent)
     finally:
@@ -60,7 +60,7 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
+    """Flush a file or the entries of a folder to the disk."""
     if path.is_dir() and os.name == "nt":
         return  # Windows does not open folders
     descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
@@ -71,7 +71,7 @@ def sync(path: Path) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """Digest of a file's content by BLAKE2b, 16 bytes in hexadecimal.
+    """BLAKE2b digest of a file, 16 bytes in hexadecimal.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""JSON files that may come from anyone."""
+"""Reading of JSON files, which are not trusted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from homespun.errors import UserError, first_line
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file.
+    """Read a JSON file.
 
     Raises:
         UserError: the file is missing, is not JSON, or nests too deeply.
@@ -22,10 +22,10 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Read the object in a JSON file.
 
     Raises:
-        UserError: as `read_json`, or the file holds something else.
+        UserError: as in `read_json`, or the content is not an object.
     """
     tree = read_json(path)
     if not isinstance(tree, dict):
@@ -34,5 +34,5 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """As `read_object`; empty if there is no file."""
+    """Read the object in a JSON file; empty if the file is missing."""
     return read_object(path) if path.is_file() else {}
