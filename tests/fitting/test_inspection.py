@@ -120,7 +120,8 @@ def test_the_split_depends_on_the_seed_alone(tmp_path: Path) -> None:
         (("text", "label"), [(text, "a") for text, _ in classes()], "one class"),
         (("text", "label"), classes(4), "too few"),
         (("text", "label"), [("", label) for _, label in classes()], "text"),
-        (("text",), [(text,) for text, _ in classes()], "pretrain"),
+        (("text",), [(text,) for text, _ in classes()], "--task language-model"),
+        (("text", "label"), [(text, f"title {n}") for n, (text, _) in enumerate(classes())], "--task text-to-text"),
         (("text", "label"), [], "is empty"),
     ],
 )

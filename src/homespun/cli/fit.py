@@ -12,7 +12,9 @@ from homespun.cli.options import Columns, Encoding, Json, check_choice, check_in
 
 
 def fit(
-    train: Annotated[list[str], typer.Argument(callback=check_inputs, help="Labelled files, globs or folders.")],
+    train: Annotated[
+        list[str], typer.Argument(callback=check_inputs, help="Files, globs or folders: labelled, or texts alone.")
+    ],
     test: Annotated[
         list[str] | None, typer.Option("--test", callback=check_inputs, help="Labelled test file; repeatable.")
     ] = None,
@@ -23,7 +25,13 @@ def fit(
     start_from: Annotated[list[str] | None, typer.Option("--from", help="Pretrained model to try; repeatable.")] = None,
     time: Annotated[str, typer.Option("--time", help="Time for all of it, such as 30m or 2h.")] = "30m",
     memory: Annotated[str | None, typer.Option("--memory", help="Memory limit, such as 8GB.")] = None,
-    task: Annotated[str, typer.Option("--task", help="auto, classification, multi-label or regression.")] = "auto",
+    task: Annotated[
+        str,
+        typer.Option(
+            "--task",
+            help="auto, classification, multi-label, regression, token-classification, text-to-text or language-model.",
+        ),
+    ] = "auto",
     text: Annotated[
         list[str] | None, typer.Option("--text-field", help="Text column; default: found. Repeatable, joined.")
     ] = None,
@@ -35,7 +43,7 @@ def fit(
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped fit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train the best model of labelled texts that a time allows, and prove it."""
+    """Train the best model of your files that a time allows, and prove it."""
     from homespun.config import parse_bytes, parse_duration, parse_option
     from homespun.fitting.inspection import TASKS
     from homespun.fitting.ladder import fit as command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 from typer.core import TyperGroup
@@ -169,13 +169,16 @@ def print_result(values: Mapping[str, object], as_json: bool) -> None:
 
 
 def print_prediction(prediction: Mapping[str, object], as_json: bool) -> None:
-    """Print a prediction: its label with the probability, or the first value, or one JSON object."""
+    """Print a prediction: its label with the probability, words with tags, the first value, or one JSON object."""
     if as_json:
         print_result(prediction, as_json)
         return
     label, probability = prediction.get("label"), prediction.get("probability")
     if isinstance(label, tuple | list):
         typer.echo("|".join(map(str, label)) or "(no label)")
+    elif "tags" in prediction:
+        pairs = zip(cast(list[str], prediction["words"]), cast(list[str], prediction["tags"]), strict=True)
+        typer.echo(" ".join(f"{word}/{tag}" for word, tag in pairs))
     elif isinstance(probability, float):
         typer.echo(f"{label}  {100 * probability:.1f} %")
     else:

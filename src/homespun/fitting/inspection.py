@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,11 @@ from homespun.text.clean import find_near_duplicates
 from homespun.text.formats import Record
 from homespun.text.sources import read_records
 
-TaskName = Literal["auto", "classification", "multi-label", "regression"]
-TASKS: tuple[TaskName, ...] = ("auto", "classification", "multi-label", "regression")
+TextTaskName = Literal["auto", "classification", "multi-label", "regression"]
+RunTaskName = Literal["language-model", "token-classification", "text-to-text"]
+TaskName = TextTaskName | RunTaskName
+TASKS: tuple[TaskName, ...] = (*get_args(TextTaskName), *get_args(RunTaskName))
+"""Tasks of a fit; `homespun.fitting.runs` has those whose candidates are runs."""
 
 LABEL_NAMES = (
     ("label", "labels", "class", "target"),
@@ -75,7 +78,7 @@ class Inspection:
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def task(self) -> TaskName:
+    def task(self) -> TextTaskName:
         """Kind of the task."""
         if self.labels is None:
             return "regression"
@@ -99,7 +102,7 @@ def inspect(
     label: str | None = None,
     columns: Sequence[str] | None = None,
     encoding: str | None = None,
-    task: TaskName = "auto",
+    task: TextTaskName = "auto",
     seed: int = 0,
 ) -> Inspection:
     """Read labelled files, and divide them.
@@ -183,7 +186,7 @@ def _label_column(
     if not found:
         raise UserError(
             f"{source} has no column that looks like a label; name it with --label-field, out of {', '.join(names)}; "
-            f"texts without labels are for `homespun pretrain`"
+            f"for texts without labels give --task language-model"
         )
     raise UserError(f"which column of {source} is the label? {', '.join(found)} could be; name it with --label-field")
 
@@ -242,10 +245,12 @@ def _is_text(values: Sequence[object], *, distinct: bool) -> bool:
     return words >= 2 and (not distinct or len(set(texts)) > len(texts) / 2)
 
 
-def _task_of(values: Sequence[object], label: str, given: TaskName, decisions: list[str]) -> TaskName:
+def _task_of(values: Sequence[object], label: str, given: TextTaskName, decisions: list[str]) -> TextTaskName:
     if given != "auto":
         return given
     if any(isinstance(value, list | tuple) for value in values):
+        several = {label_name(one) for value in values if isinstance(value, list | tuple) for one in value}
+        _check_repeats(label, len(several), len(values))
         decisions.append("task: multi-label classification (a row holds a list of labels)")
         return "multi-label"
     names = [name for value in values if (name := label_name(value))]
@@ -260,14 +265,24 @@ def _task_of(values: Sequence[object], label: str, given: TaskName, decisions: l
     if len(numbers) and (distinct > _MAX_CLASSES or (label.lower() in _NUMBER_NAMES and distinct > 10)):
         decisions.append(f"task: regression ({label!r} holds {distinct} distinct numbers)")
         return "regression"
+    _check_repeats(label, distinct, len(names))
     decisions.append(f"task: classification ({distinct} distinct labels)")
     return "classification"
+
+
+def _check_repeats(label: str, distinct: int, rows: int) -> None:
+    """Raise `UserError` for labels of which most occur once."""
+    if distinct > max(_MAX_CLASSES, rows / 2):
+        raise UserError(
+            f"{label!r} holds {distinct:,} distinct labels in {rows:,} rows, so it is no column of classes; name "
+            f"another with --label-field, or give --task text-to-text"
+        )
 
 
 def _data_config(
     texts: Sequence[str],
     label: str,
-    kind: TaskName,
+    kind: TextTaskName,
     train: Sequence[str],
     columns: Sequence[str] | None,
     encoding: str | None,

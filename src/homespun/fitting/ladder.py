@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from homespun.commands.trials import write_run_predictions
 from homespun.config import Tree
@@ -24,27 +24,36 @@ from homespun.fitting.candidates import (
     score,
     stopwatch,
 )
-from homespun.fitting.inspection import Inspection, TaskName, inspect
+from homespun.fitting.inspection import Inspection, TaskName, TextTaskName, inspect
 from homespun.fitting.networks import (
     MIN_CHARACTERS,
     Source,
     finetune_source,
     fit_frozen,
     open_source,
-    pretrain_own,
+    pretrain_on,
+    texts_to_read,
     write_parts,
 )
 from homespun.fitting.page import write_page
-from homespun.fitting.results import FitSettings, summarise, write_results
+from homespun.fitting.results import (
+    RESULT,
+    SETTINGS,
+    FitSettings,
+    copy_folder,
+    open_folder,
+    summarise,
+    write_results,
+)
+from homespun.fitting.runs import find_run_task, fit_runs
 from homespun.fitting.verdict import metric_text
-from homespun.io.atomic import atomic_path, write_text
+from homespun.io.atomic import write_text
 from homespun.io.json import read_object
 from homespun.linear import LinearFit
 from homespun.report import formats
 from homespun.report.console import Display
 from homespun.tasks.text_models import LinearTextModel, TextModel, open_text_model, save_text_model
 
-SETTINGS, RESULT = "fit.json", "result.json"
 _LINEAR_SHARE = 0.25  # of the time, at most, for the linear model
 _MIN_NETWORK = 60.0  # seconds that a network needs at least
 _REST = 2.0  # seconds for the average, the test and the report, besides their predictions
@@ -70,10 +79,11 @@ def fit(
     resume: bool = False,
     display: Display | None = None,
 ) -> Tree:
-    """Train the best model of labelled texts that a time allows.
+    """Train the best model of a user's files that a time allows.
 
-    Trains a linear model, then networks as far as the time goes, then the average of both. The validation examples
-    select the model; the test examples are used once, for the result.
+    For classes and numbers: a linear model, then networks as far as the time goes, then the average of both. For tags,
+    for pairs of source and target, and for texts without labels: networks. The validation examples select the model;
+    the test examples are used once, for the result.
 
     Args:
         train: labelled files, globs or folders.
@@ -116,8 +126,15 @@ def fit(
     )
     if resume and (folder / RESULT).is_file() and settings.is_stored(folder / SETTINGS):
         return read_object(folder / RESULT)
+    for read in (*train, *test, *texts):
+        if Path(read).is_dir() and folder.resolve().is_relative_to(Path(read).resolve()):
+            raise UserError(f"--out {folder} lies in {read}, whose files are read; give a folder outside it")
     start = time.monotonic()
-    inspection = inspect(train, test, text=text, label=label, columns=columns, encoding=encoding, task=task, seed=seed)
+    if (run_task := find_run_task(settings)) is not None:
+        display = display or Display(json=True)
+        return fit_runs(run_task, folder, settings, resume=resume, display=display, start=start)
+    kind = cast(TextTaskName, task)  # the other tasks have returned
+    inspection = inspect(train, test, text=text, label=label, columns=columns, encoding=encoding, task=kind, seed=seed)
     return fit_examples(inspection, folder, settings, resume=resume, display=display, start=start)
 
 
@@ -142,7 +159,7 @@ def fit_examples(
     """
     display, start = display or Display(json=True), time.monotonic() if start is None else start
     sources = [open_source(path, inspection) for path in settings.start_from]
-    _open_folder(folder, settings, resume=resume)
+    open_folder(folder, settings, resume=resume)
     for line in inspection.decisions:
         display.line(line)
     for line in inspection.warnings:
@@ -155,28 +172,6 @@ def fit_examples(
     write_page(result, folder)
     write_results(folder, result)
     return result
-
-
-def _open_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:
-    """Create the folder of a fit, or check that it holds the same fit.
-
-    Raises:
-        UserError: the folder has other content, or was made with other settings.
-    """
-    path = folder / SETTINGS
-    if path.is_file():
-        if not resume:
-            raise UserError(f"{folder} holds a fit; give --resume to continue it, or another --out")
-        earlier = read_object(path)
-        different = sorted(
-            name for name, value in settings.model_dump(mode="json").items() if earlier.get(name) != value
-        )
-        if set(different) - {"seconds"}:
-            raise UserError(f"{folder} was made with another {', '.join(different)}; give the same, or another --out")
-        (folder / RESULT).unlink(missing_ok=True)
-    elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise UserError(f"{folder} is not empty; give --out a new folder")
-    write_text(path, json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
 
 
 @dataclass
@@ -299,9 +294,10 @@ class _Ladder:
 
         def own() -> TextModel:
             started = time.monotonic()
-            run, result = pretrain_own(
-                self.settings.texts,
-                self.inspection,
+            examples = self.inspection.train
+            texts = (f"{example.text} {example.second or ''}".strip() for example in examples)
+            run, result = pretrain_on(
+                texts_to_read(self.settings.texts, texts, self.folder / "pretrained"),
                 self.folder / "pretrained",
                 seconds=_PRETRAINING_SHARE * seconds,
                 memory=self.settings.memory,
@@ -375,6 +371,5 @@ class _Ladder:
         save_text_model(self.folder / "model", model)
         hf = self.folder / "candidates" / best.name / "run" / "hf"
         if hf.is_dir():
-            with atomic_path(self.folder / "hf") as temporary:
-                shutil.copytree(hf, temporary)
+            copy_folder(hf, self.folder / "hf")
         return replace(best, model=model)

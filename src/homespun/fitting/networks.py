@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from homespun.commands.finetune import finetune
-from homespun.commands.preparation import make_corpus, reading, train_tokenizer
+from homespun.commands.preparation import Reading, make_corpus, open_tokenizer, reading, train_tokenizer
 from homespun.commands.pretrain import pretrain
 from homespun.commands.recipe import FinetuneRecipe, finetune_recipe, pretrain_recipe
 from homespun.config import Tree
@@ -40,6 +40,9 @@ MIN_CHARACTERS = 20_000  # of text, without which a network is not pretrained
 _VOCABULARY = 8_000
 _CHARACTERS_PER_TOKEN = 150  # of text for each entry of a new vocabulary
 _STRENGTHS = (0.01, 0.1, 1.0)  # inverse regularisation of the classifier on a frozen encoder
+_SENTINELS = 100  # of a new vocabulary for text to text
+_CONTINUE = ('train.optimizer={"kind": "adamw", "learning_rate": 1e-4}', "train.schedule.kind=linear")
+_CONTINUE_MLM = ("objective.probability=0.15",)
 _MEASURED_TEXTS = 64
 _EPOCHS = 4
 _MODERNBERT_HEAD = {
@@ -195,15 +198,32 @@ def write_parts(inspection: Inspection, folder: Path) -> dict[str, Path]:
     return files
 
 
-def pretrain_own(
-    texts: Sequence[str], inspection: Inspection, folder: Path, *, seconds: float, memory: int | None, display: Display
+def texts_to_read(texts: Sequence[str], training: Iterable[str], folder: Path) -> Reading:
+    """Return what to pretrain on: files without labels, and the training texts, which are written to ``folder``."""
+    own = folder / "texts.jsonl"
+    if not own.is_file():
+        lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in training)
+        write_text(own, "".join(lines))
+    return reading([*texts, str(own)], duplicates="exact")
+
+
+def pretrain_on(
+    read: Reading,
+    folder: Path,
+    *,
+    recipe: str = "spun-encoder",
+    start_from: str | None = None,
+    seconds: float,
+    memory: int | None,
+    display: Display,
 ) -> tuple[str, Tree]:
-    """Train a tokenizer and a masked language model on the user's text; a stopped training resumes.
+    """Pretrain on text: a new model with a new tokenizer, or a checkpoint; a stopped training resumes.
 
     Args:
-        texts: files without labels; empty: the training examples alone.
-        inspection: the training examples, which are read besides.
+        read: the text.
         folder: for the tokenizer, the corpus and the run.
+        recipe: of the objective, and of a new model.
+        start_from: checkpoint to continue from.
         seconds: for all of it.
         memory: limit in bytes.
         display: shows progress.
@@ -212,30 +232,33 @@ def pretrain_own(
         The run, and its result.
     """
     start = time.monotonic()
-    own = folder / "texts.jsonl"
-    if not own.is_file():
-        lines = (f"{example.text} {example.second or ''}".strip() for example in inspection.train)
-        write_text(own, "".join(json.dumps({"text": line}, ensure_ascii=False) + "\n" for line in lines))
-    read = reading([*texts, str(own)], duplicates="exact")
+    run = folder / "run"
+    if (run / "result.json").is_file():
+        return str(run), read_object(run / "result.json")
+    tokenizer = folder / "tokenizer"
+    if start_from is None and not (tokenizer / "tokenizer.json").is_file():
+        size = _vocabulary_size(read)
+        sentinels = _SENTINELS if recipe == "spun-encoder-decoder" else 0
+        train_tokenizer(read, tokenizer, kind="bpe", vocab_size=size + sentinels, sentinels=sentinels)
+    if not (folder / "corpus" / "corpus.json").is_file():
+        make_corpus(read, tokenizer if start_from is None else open_tokenizer(start_from), folder / "corpus")
+    resume = (run / "config.yaml").is_file()
+    left = max(20.0, seconds - (time.monotonic() - start))
+    settings = [f"data.corpus={folder / 'corpus'}", f"train.budget.time={left:.0f}"]
+    settings += [] if start_from is None else [*_CONTINUE, *(_CONTINUE_MLM if recipe == "spun-encoder" else ())]
+    settings += [] if memory is None else [f"train.budget.memory={memory}"]
+    made = pretrain_recipe(str(run / "config.yaml") if resume else recipe, [] if resume else settings)
+    return str(run), pretrain(made, run, start_from=start_from, resume=resume, display=display)
+
+
+def _vocabulary_size(read: Reading) -> int:
+    """Size of a new vocabulary, by the amount of text."""
     characters = 0
     for document in read.documents():
         characters += len(document.text)
         if characters >= _VOCABULARY * _CHARACTERS_PER_TOKEN:
             break
-    size = int(np.clip(characters // _CHARACTERS_PER_TOKEN, 400, _VOCABULARY))
-    if not (folder / "tokenizer" / "tokenizer.json").is_file():
-        train_tokenizer(read, folder / "tokenizer", kind="bpe", vocab_size=size)
-    if not (folder / "corpus" / "corpus.json").is_file():
-        make_corpus(read, folder / "tokenizer", folder / "corpus")
-    run = folder / "run"
-    resume = (run / "config.yaml").is_file()
-    if (run / "result.json").is_file():
-        return str(run), read_object(run / "result.json")
-    left = max(20.0, seconds - (time.monotonic() - start))
-    settings = [f"data.corpus={folder / 'corpus'}", f"train.budget.time={left:.0f}"]
-    settings += [] if memory is None else [f"train.budget.memory={memory}"]
-    recipe = pretrain_recipe(str(run / "config.yaml") if resume else "spun-encoder", [] if resume else settings)
-    return str(run), pretrain(recipe, run, resume=resume, display=display)
+    return int(np.clip(characters // _CHARACTERS_PER_TOKEN, 400, _VOCABULARY))
 
 
 def finetune_source(

@@ -40,7 +40,7 @@ def write_page(result: Tree, folder: Path) -> Path:
     chapters = {
         "Candidates": tabular(_candidates(result)) + gallery("", [_candidates_plot(result)], _note(result)),
         "What to do next": [block for step in result["next"] for block in paragraphs(step)],
-        "Use": code("\n".join(commands(folder))),
+        "Use": code("\n".join(commands(result, folder))),
         "Classes": _classes(test),
         "Confident errors": tabular(_errors(result["errors"])),
         "Would more labels help?": gallery(

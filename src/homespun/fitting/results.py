@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.config import Config, Tree
+from homespun.errors import UserError
 from homespun.fitting.candidates import (
     METRICS,
     Candidate,
@@ -23,7 +25,7 @@ from homespun.fitting.candidates import (
     score,
 )
 from homespun.fitting.inspection import Inspection
-from homespun.io.atomic import write_text
+from homespun.io.atomic import atomic_path, write_text
 from homespun.io.json import read_object
 from homespun.linear import PLAIN
 from homespun.metrics.classification import Metrics
@@ -33,6 +35,7 @@ from homespun.tasks.protocol import Measured
 from homespun.tasks.text_models import TextModel, measure, measure_outputs
 from homespun.tasks.texts import readable_texts
 
+SETTINGS, RESULT = "fit.json", "result.json"
 _CURVE_SHARES = (0.25, 0.5, 1.0)  # of the training examples
 _TIMED = 200  # texts whose prediction is timed
 _ERRORS = 10
@@ -59,6 +62,34 @@ class FitSettings(Config):
     def is_stored(self, path: Path) -> bool:
         """True if a file holds these settings."""
         return path.is_file() and read_object(path) == self.model_dump(mode="json")
+
+
+def open_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:
+    """Create the folder of a fit, or check that it holds the same fit.
+
+    Raises:
+        UserError: the folder has other content, or was made with other settings.
+    """
+    path = folder / SETTINGS
+    if path.is_file():
+        if not resume:
+            raise UserError(f"{folder} holds a fit; give --resume to continue it, or another --out")
+        earlier = read_object(path)
+        different = sorted(
+            name for name, value in settings.model_dump(mode="json").items() if earlier.get(name) != value
+        )
+        if set(different) - {"seconds"}:
+            raise UserError(f"{folder} was made with another {', '.join(different)}; give the same, or another --out")
+        (folder / RESULT).unlink(missing_ok=True)
+    elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise UserError(f"{folder} is not empty; give --out a new folder")
+    write_text(path, json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder atomically; an older one is replaced."""
+    with atomic_path(target) as temporary:
+        shutil.copytree(source, temporary)
 
 
 @dataclass(frozen=True)
@@ -129,7 +160,7 @@ def summarise(
 
 def write_results(folder: Path, result: Tree) -> None:
     """Write ``result.json``, which makes the folder a finished fit."""
-    write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _test(one: Candidate, inspection: Inspection) -> Measured:
@@ -229,7 +260,7 @@ def next_steps(result: Tree, settings: FitSettings) -> list[str]:
         minutes = max(10, round(2 * settings.seconds / 60))
         steps.append(f"give more time: homespun fit {train} --time {minutes}m --out NEW")
     if not settings.start_from:
-        steps.append(f"start from a pretrained encoder: homespun fit {train} --from CHECKPOINT --out NEW")
-    if not settings.texts and not settings.start_from:
+        steps.append(f"start from a pretrained model: homespun fit {train} --from CHECKPOINT --out NEW")
+    if not settings.texts and not settings.start_from and result["task"] != "language-model":
         steps.append(f"pretrain on more text without labels: homespun fit {train} --texts 'FILES' --out NEW")
     return steps

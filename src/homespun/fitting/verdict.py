@@ -22,15 +22,22 @@ def verdict(result: Tree, folder: Path) -> list[str]:
         *problems(result),
         *(["", "next:", *(f"  {step}" for step in result["next"])] if result["next"] else []),
         "",
-        *(f"use: {command}" for command in commands(folder)),
+        *(f"use: {command}" for command in commands(result, folder)),
         f"page: {folder / 'report' / 'index.html'}",
     ]
 
 
 def headline(result: Tree) -> list[str]:
     """Return model, score with interval, and difference to the next best, a sentence each."""
-    test, metric = result["test"], result["metric"]
-    count = test["rows"]
+    test, metric, cost = result["test"], result["metric"], result["cost"]
+    if result["task"] == "language-model":
+        baseline = result["candidates"][0]["test"]["loss"]
+        return [
+            f"Language model: held-out loss {test['loss']:.3f} nats a token, perplexity {test['perplexity']:.1f}; the "
+            f"unigram baseline has {baseline:.3f}.",
+            f"{formats.count(result['examples']['tokens'])} tokens of text; {cost['parameters']:,} parameters.",
+        ]
+    count = result["examples"]["test"] or result["examples"]["validation"]
     held_out = " (held out of the training files)" if result["test_from"] == "split" else ""
     interval = result["interval"]
     shown = f", 95 % interval {_percent(interval[0])} to {_percent(interval[1])}" if interval else ""
@@ -44,12 +51,11 @@ def headline(result: Tree) -> list[str]:
     rival = next((one for one in result["candidates"] if one["name"] == result["next_best"]), None)
     if rival is not None:
         lines.append(_difference(result, rival))
-    cost = result["cost"]
-    lines.append(
-        f"{cost['parameters']:,} parameters; {formats.duration(cost['seconds_per_1000'])} for 1,000 texts "
-        f"({formats.duration(cost['processor_seconds_per_1000'])} of processor time)."
-    )
-    return lines
+    timed = ""
+    if "seconds_per_1000" in cost:
+        wall, processor = (formats.duration(cost[f"{kind}seconds_per_1000"]) for kind in ("", "processor_"))
+        timed = f"; {wall} for 1,000 texts ({processor} of processor time)"
+    return [*lines, f"{cost['parameters']:,} parameters{timed}."]
 
 
 def _difference(result: Tree, rival: Tree) -> str:
@@ -102,9 +108,12 @@ def problems(result: Tree) -> list[str]:
     return lines
 
 
-def commands(folder: Path) -> list[str]:
+def commands(result: Tree, folder: Path) -> list[str]:
     """Return the commands that use the model."""
     name = shlex.quote(str(folder))
+    if result["task"] == "language-model":
+        embed = f'python -c \'import homespun; print(homespun.open("{folder}").embed(["A text."]))\''
+        return [embed] if result["masked"] else [f'homespun generate {name} --prompt "The"', embed]
     return [f'homespun predict {name} "A text."', f"homespun predict {name} --input FILE --out predictions.csv"]
 
 
@@ -120,7 +129,7 @@ def metric_text(value: float | None, task: str) -> str:
     """Return a metric in percent, or of numbers with three digits."""
     if value is None:
         return "-"
-    return f"{value:.3f}" if task == "regression" else _percent(value)
+    return f"{value:.3f}" if task in ("regression", "language-model") else _percent(value)
 
 
 def _percent(value: float) -> str:

@@ -14,6 +14,7 @@ from homespun.errors import UserError, nearest
 from homespun.inference.generation import TextGenerationConfig
 from homespun.models.config import ModelConfig
 from homespun.tasks.protocol import Part, TaskData, check_length, files_of, paths
+from homespun.text.formats import Record
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +178,9 @@ class TextPairsData(TaskData):
             kept = {"name", "source", "target", "prefix"}
             settings["sets"] = [{"train": ""} | one.model_dump(mode="json", include=kept) for one in self.sets]
         return settings
+
+    def record_of(self, text: str) -> Record:
+        return {name: text if number == 0 else "" for number, name in enumerate(paths(self.all_sets[0].source))}
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """``text`` are the columns of the source, ``label`` is the column of the target."""

@@ -63,6 +63,9 @@ class TaggedData(TaskData):
     def read_files(self, inputs: Sequence[str]) -> list[TaggedWords]:
         return read_tagged_words(inputs, words=self.words, tags=self.tags, columns=self.columns, encoding=self.encoding)
 
+    def record_of(self, text: str) -> Record:
+        return {"text": text}
+
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """``text`` is the column of the words, ``label`` is the column of the tags."""
         return {"words": text[0] if text else self.words, "tags": label or self.tags}

@@ -1,0 +1,484 @@
+"""Fits whose candidates are whole runs: language models of unlabelled text, token classification, text to text."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from homespun.commands.finetune import finetune
+from homespun.commands.predict import evaluate
+from homespun.commands.preparation import Reading, reading
+from homespun.commands.recipe import finetune_recipe
+from homespun.config import Tree
+from homespun.data.source_target import SourceTargetPair
+from homespun.data.token_labels import TaggedWords
+from homespun.errors import UserError
+from homespun.fitting.candidates import score, stopwatch
+from homespun.fitting.inspection import LABEL_NAMES, RunTaskName
+from homespun.fitting.networks import MAX_LENGTH, MIN_CHARACTERS, pretrain_on, texts_to_read
+from homespun.fitting.page import write_page
+from homespun.fitting.results import FitSettings, copy_folder, next_steps, open_folder, write_results
+from homespun.fitting.verdict import metric_text
+from homespun.hf.open import open_model
+from homespun.io.atomic import write_text
+from homespun.io.json import read_object
+from homespun.models.bundle import ModelBundle
+from homespun.report import formats
+from homespun.report.console import Display
+from homespun.results import VERSION
+from homespun.tasks.seq2seq_data import TextPairsData
+from homespun.tasks.token_classification import TaggedData
+from homespun.text.sources import read_records
+
+WORD_NAMES, TAG_NAMES = ("words", "tokens"), ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels")
+SOURCE_TARGET_NAMES = (
+    *(("source", "target"), ("document", "summary"), ("article", "highlights"), ("article", "summary")),
+    *(("text", "summary"), ("dialogue", "summary"), ("input", "output"), ("input_text", "target_text")),
+)
+_SAMPLE = 200  # records that the columns are judged by
+_TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
+_MOST: Mapping[RunTaskName, int] = {"token-classification": 2_000, "text-to-text": 500}  # examples of either part
+_PRETRAINING_SHARE, _TRAINING_SHARE = 0.5, 0.85  # of the time of a model, of what is left for its last training
+_MIN_SECONDS = 60.0
+
+Example = TaggedWords | SourceTargetPair
+
+
+@dataclass(frozen=True)
+class RunTask:
+    """A task and its columns.
+
+    Attributes:
+        name: kind of the task.
+        texts: columns of the text, the words or the source.
+        target: column of the tags or of the target text; empty for a language model.
+        decision: why, as a line for the console.
+    """
+
+    name: RunTaskName
+    texts: tuple[str, ...]
+    target: str
+    decision: str
+
+    @property
+    def example_columns(self) -> dict[str, str]:
+        """Settings of the columns in the files of `_write_parts`."""
+        if self.name == "token-classification":
+            return {"data.words": "words", "data.tags": "tags"}
+        return {"data.source": "source", "data.target": "target"}
+
+    def read(self, files: Sequence[str], settings: FitSettings) -> list[Example]:
+        """Read examples; of pairs, those with both texts.
+
+        Raises:
+            UserError: a missing column, or no examples.
+        """
+        columns, encoding = settings.columns, settings.encoding
+        if self.name == "token-classification":
+            tagged = TaggedData(words=self.texts[0], tags=self.target, columns=columns, encoding=encoding)
+            return list(tagged.read_files(files))
+        data = TextPairsData(source=list(self.texts), target=self.target, columns=columns, encoding=encoding)
+        pairs = [pair for pair in data.read_files(files) if not pair.is_empty]
+        if not pairs:
+            raise UserError(f"{', '.join(files)} has no row with both a source and a target")
+        return list(pairs)
+
+
+def find_run_task(settings: FitSettings) -> RunTask | None:
+    """Return the task that the files or the settings name, or ``None`` for classification and regression.
+
+    Raises:
+        UserError: files that cannot be read, or no columns for the task that the settings name.
+    """
+    if settings.task not in ("auto", *get_args(RunTaskName)):
+        return None
+    records = read_records(settings.train, encoding=settings.encoding, columns=settings.columns)
+    sample = list(islice(records, _SAMPLE))
+    if not sample:
+        return None
+    names = {str(name).lower(): str(name) for name in sample[0]}
+    text, label = tuple(settings.text), settings.label
+    found: RunTask | None = None
+    if settings.task in ("auto", "token-classification"):
+        words = text[0] if text else next((names[name] for name in WORD_NAMES if name in names), "")
+        tags = label or next((names[name] for name in TAG_NAMES if name in names), "")
+        first, second = sample[0].get(words), sample[0].get(tags)
+        if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+            found = RunTask("token-classification", (words,), tags, f"a row holds a list of {words!r} and of {tags!r}")
+    if found is None and settings.task in ("auto", "text-to-text"):
+        pair = next((pair for pair in SOURCE_TARGET_NAMES if all(name in names for name in pair)), None)
+        labelled = any(name in names and name not in (pair or ()) for tier in LABEL_NAMES for name in tier)
+        if settings.task == "text-to-text" and text and label:
+            found = RunTask("text-to-text", text, label, f"from {formats.listed(text)!r} to {label!r}")
+        elif pair is not None and (settings.task == "text-to-text" or not (labelled or text or label)):
+            source, target = (names[name] for name in pair)
+            found = RunTask("text-to-text", (source,), target, f"columns {source!r} and {target!r}")
+    if found is None and settings.task in ("auto", "language-model") and label is None:
+        column = text or (tuple(names.values()) if len(names) == 1 else ("text",) if "text" in names else ())
+        if column and (settings.task == "language-model" or len(names) == 1):
+            found = RunTask("language-model", column, "", "texts without labels")
+    if found is None and settings.task != "auto":
+        raise UserError(
+            f"{', '.join(settings.train)} has the columns {', '.join(names.values())}; for --task {settings.task} name "
+            + ("--text-field" if settings.task == "language-model" else "--text-field and --label-field")
+        )
+    return found
+
+
+def fit_runs(
+    task: RunTask, folder: Path, settings: FitSettings, *, resume: bool, display: Display, start: float
+) -> Tree:
+    """Train the best model of a task whose candidates are runs; see `homespun.fitting.ladder.fit`.
+
+    Each checkpoint of ``settings.start_from`` is a candidate; without any, a model pretrained on the text is the only
+    one. Candidates of labelled examples are fine-tuned, and selected on validation examples.
+
+    Raises:
+        UserError: too little text or too few examples, or a checkpoint of another kind.
+    """
+    if settings.seconds < _MIN_SECONDS:
+        raise UserError(f"a network needs {formats.duration(_MIN_SECONDS)} at least; give more --time")
+    fit = _RunFit(task, folder, settings, display, start)
+    fit.check()
+    if task.name == "language-model":
+        read = fit.read()
+        _check_amount(document.text for document in read.documents())
+        open_folder(folder, settings, resume=resume)
+        result = fit.language_model(read)
+    else:
+        parts = _divide(task, settings)
+        if not settings.start_from and not settings.texts:
+            _check_amount(text for example in parts["train"] for text in _texts(example))
+        open_folder(folder, settings, resume=resume)
+        result = fit.finetuned(parts)
+    result["next"] = next_steps(result, settings)
+    result["seconds"] = time.monotonic() - start
+    write_page(result, folder)
+    write_results(folder, result)
+    return result
+
+
+@dataclass
+class _RunFit:
+    task: RunTask
+    folder: Path
+    settings: FitSettings
+    display: Display
+    start: float
+
+    def __post_init__(self) -> None:
+        self.decisions = [f"task: {self.task.name.replace('-', ' ')} ({self.task.decision})"]
+        self.stored = {path: open_model(path, head=None) for path in self.settings.start_from}
+
+    def check(self) -> None:
+        """Raise `UserError` for checkpoints that cannot do the task."""
+        language_model = self.task.name == "language-model"
+        if language_model and len(self.stored) > 1:
+            raise UserError("losses of several checkpoints do not compare; give --from once")
+        for path, stored in self.stored.items():
+            kind = _kind(stored)
+            if self.task.name == "text-to-text" and kind == "encoder":
+                raise UserError(f"{path} is an encoder; text to text needs an encoder-decoder or a decoder")
+            if self.task.name != "text-to-text" and kind == "encoder-decoder":
+                raise UserError(f"{path} is an encoder-decoder; {self.task.name} needs an encoder or a decoder")
+
+    def left(self) -> float:
+        """Seconds that remain."""
+        return self.settings.seconds - (time.monotonic() - self.start)
+
+    def pretrain(self, read: Reading, recipe: str, start_from: str | None, seconds: float) -> tuple[str, Tree]:
+        """Pretrain in ``pretrained/``; see `homespun.fitting.networks.pretrain_on`."""
+        return pretrain_on(
+            read,
+            self.folder / "pretrained",
+            recipe=recipe,
+            start_from=start_from,
+            seconds=seconds,
+            memory=self.settings.memory,
+            display=self.display,
+        )
+
+    def read(self) -> Reading:
+        """Texts of a language model."""
+        settings = self.settings
+        return reading(
+            [*settings.train, *settings.texts],
+            text_fields=self.task.texts,
+            encoding=settings.encoding,
+            columns=settings.columns,
+            duplicates="near",
+        )
+
+    def language_model(self, read: Reading) -> Tree:
+        """Pretrain a language model, measured on held-out documents."""
+        for line in self.decisions:
+            self.display.line(line)
+        path = next(iter(self.stored), None)
+        masked = path is not None and _kind(self.stored[path]) == "encoder"
+        recipe = "spun-encoder" if masked else "spun-decoder"
+        with stopwatch() as watch:
+            run, trained = self.pretrain(read, recipe, path, _TRAINING_SHARE * self.left())
+        title = "own language model" if path is None else f"{Path(path).name}, trained further"
+        unigram = next(iter(trained["frequencies"].values()))
+        row = {"name": "model", "title": title, "parameters": trained["parameters"], **_seconds(asdict(watch.spent))}
+        losses = _losses(trained["validation"]["loss"])
+        rows = [
+            {"name": "unigram", "title": "unigram baseline", "parameters": 0, **_seconds({})} | _both(_losses(unigram)),
+            row | _both(losses),
+        ]
+        counts = {"documents": trained["corpus"]["documents"], "tokens": trained["corpus"]["tokens"]}
+        self._keep(Path(run))
+        return self._result("loss", row, losses, rows, counts) | {"masked": masked}
+
+    def finetuned(self, parts: Mapping[str, Sequence[Example]]) -> Tree:
+        """Fine-tune each checkpoint, or a model pretrained on the text, and select one on the validation examples."""
+        counts = {name: len(part) for name, part in parts.items()}
+        held_out = "" if self.settings.test else " (held out)"
+        shown = ", ".join(f"{name} {counts[name]:,}" for name in ("train", "validation", "test"))
+        self.decisions.append(f"{shown} examples{held_out}")
+        for line in self.decisions:
+            self.display.line(line)
+        files = _write_parts(parts, self.folder / "data")
+        paths: list[str | None] = list(self.stored) or [None]
+        rows: list[Tree] = []
+        trained: dict[str, tuple[Path, Tree]] = {}
+        for number, path in enumerate(paths, start=1):
+            seconds = self.left() / (len(paths) - number + 1)
+            name = "own" if path is None else f"finetuned-{number}"
+            title = "own network, pretrained and fine-tuned" if path is None else f"{Path(path).name}, fine-tuned"
+            self.display.line(f"{title}: about {formats.duration(seconds)}")
+            run, result, spent = self._candidate(name, path, parts, files, seconds)
+            validation = evaluate(str(run), [str(files["validation"])])
+            trained[name] = run, result
+            row = {"name": name, "title": title, "parameters": result["parameters"], **_seconds(spent)}
+            rows.append(row | {"validation": _plain(validation), "test": _plain(result["test"])})
+        metric = next(one for one in ("f1", "rougeL", "accuracy") if one in rows[0]["test"])
+        for row in rows:
+            value = metric_text(row["validation"].get(metric), self.task.name)
+            self.display.line(f"{row['title']}: {formats.metric_title(metric)} {value} on validation")
+        selected = max(rows, key=lambda row: score(row["validation"], metric))
+        run, result = trained[selected["name"]]
+        self._keep(run)
+        baselines = [
+            {"name": name, "title": name.replace("-", " "), "parameters": 0, **_seconds({})}
+            | {"validation": {}, "test": _plain(metrics)}
+            for name, metrics in result["baselines"].items()
+        ]
+        found = self._result(metric, selected, result["test"], [*baselines, *rows], counts)
+        best = max(baselines, key=lambda row: score(row["test"], metric), default=None)
+        if best is not None and score(best["test"], metric) >= score(selected["test"], metric):
+            value = metric_text(best["test"][metric], self.task.name)
+            found["warnings"].append(f"the baseline {best['title']!r} has {value}, and the model no more")
+        return found
+
+    def _candidate(
+        self,
+        name: str,
+        path: str | None,
+        parts: Mapping[str, Sequence[Example]],
+        files: Mapping[str, Path],
+        seconds: float,
+    ) -> tuple[Path, Tree, Tree]:
+        """Return the run of a candidate, its result, and its wall and processor seconds."""
+        folder = self.folder / "candidates" / name
+        run, described = folder / "run", folder / "candidate.json"
+        if not described.is_file():
+            started = time.monotonic()
+            with stopwatch() as watch:
+                if path is None:
+                    recipe = "spun-encoder" if self.task.name == "token-classification" else "spun-encoder-decoder"
+                    texts = (text for example in parts["train"] for text in _texts(example))
+                    read = texts_to_read(self.settings.texts, texts, self.folder / "pretrained")
+                    path, _ = self.pretrain(read, recipe, None, _PRETRAINING_SHARE * seconds)
+                    own, stored = True, open_model(path, head=None)
+                else:
+                    own, stored = False, self.stored[path]
+                left = max(20.0, _TRAINING_SHARE * (seconds - (time.monotonic() - started)))
+                if not (run / "result.json").is_file():
+                    resume = (run / "config.yaml").is_file()
+                    made = [] if resume else self._finetuning(stored, parts, files, left, own=own)
+                    base = "tag" if self.task.name == "token-classification" else "summarize"
+                    recipe_ = finetune_recipe(str(run / "config.yaml") if resume else base, made)
+                    finetune(recipe_, run, start_from=path, resume=resume, display=self.display)
+            write_text(described, json.dumps(asdict(watch.spent)) + "\n")
+        return run, read_object(run / "result.json"), read_object(described)
+
+    def _finetuning(
+        self,
+        stored: ModelBundle,
+        parts: Mapping[str, Sequence[Example]],
+        files: Mapping[str, Path],
+        seconds: float,
+        *,
+        own: bool,
+    ) -> list[str]:
+        """Settings of the fine-tuning."""
+        settings: dict[str, object] = {f"data.{part}": str(file) for part, file in files.items()}
+        settings |= self.task.example_columns | {"train.budget.time": round(seconds), "train.validate_every": 0.25}
+        if self.settings.memory is not None:
+            settings["train.budget.memory"] = self.settings.memory
+        if own:
+            settings["train.optimizer.learning_rate"] = 1e-3
+        backbone, sample = stored.config.backbone, parts["train"][:: max(1, len(parts["train"]) // 2_000)]
+        sources, *targets = zip(*map(_texts, sample), strict=True)
+        if self.task.name == "token-classification":
+            limit = min(MAX_LENGTH, backbone.max_position_embeddings)
+            settings |= {"data.max_length": _length(stored, sources, 64, limit), "train.budget.epochs": 8 if own else 4}
+        else:
+            source_limit, target_limit = 512, 128
+            if backbone.has_decoder and not backbone.causal:
+                source_limit = min(source_limit, backbone.encoder.max_position_embeddings)
+                target_limit = min(target_limit, backbone.decoder.max_position_embeddings)
+            else:
+                source_limit = min(source_limit, backbone.max_position_embeddings - target_limit)
+            settings |= {
+                "data.max_source_length": _length(stored, sources, 32, source_limit),
+                "data.max_target_length": _length(stored, targets[0], 16, target_limit),
+                "train.budget.epochs": 10,
+            }
+        return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+
+    def _keep(self, run: Path) -> None:
+        """Copy the model of a run, and its export to transformers if there is one."""
+        for name in ("model", "hf"):
+            if (run / name).is_dir():
+                copy_folder(run / name, self.folder / name)
+
+    def _result(
+        self, metric: str, selected: Tree, test: Mapping[str, object], rows: Sequence[Tree], counts: Mapping[str, int]
+    ) -> Tree:
+        """Content of ``result.json``, as of `homespun.fitting.results.summarise` where it applies."""
+        return {
+            "version": VERSION,
+            "kind": "fit",
+            "task": self.task.name,
+            "metric": metric,
+            "selected": selected["name"],
+            "title": selected["title"],
+            "test": dict(test),
+            "interval": None,
+            "labels": None,
+            "examples": dict(counts),
+            "test_from": "files" if self.settings.test else "split",
+            "decisions": self.decisions,
+            "warnings": [],
+            "skipped": [],
+            "candidates": list(rows),
+            "next_best": None,
+            "never_predicted": [],
+            "errors": [],
+            "learning_curve": [],
+            "cost": {"parameters": selected["parameters"]},
+            "settings": self.settings.model_dump(mode="json"),
+        }
+
+
+def _kind(stored: ModelBundle) -> str:
+    backbone = stored.config.backbone
+    if backbone.causal:
+        return "decoder"
+    return "encoder-decoder" if backbone.has_decoder else "encoder"
+
+
+def _check_amount(texts: Iterable[str]) -> None:
+    """Raise `UserError` for too little text to pretrain on."""
+    characters = 0
+    for text in texts:
+        characters += len(text)
+        if characters >= MIN_CHARACTERS:
+            return
+    raise UserError(
+        f"the texts have {characters:,} characters, and pretraining needs {MIN_CHARACTERS:,}; give more text with "
+        f"--texts, or a checkpoint with --from"
+    )
+
+
+def _texts(example: Example) -> tuple[str, ...]:
+    """Texts of an example: the words, or source and first target."""
+    if isinstance(example, TaggedWords):
+        return (" ".join(example.words),)
+    return example.source, example.targets[0]
+
+
+def _length(stored: ModelBundle, texts: Sequence[str], least: int, most: int) -> int:
+    """95th percentile of the tokens of texts, with special tokens, as a multiple of 8 within limits."""
+    tokens = [len(ids) + 2 for ids in stored.tokenizer.encode_batch(list(texts))]
+    return int(np.clip(8 * math.ceil(float(np.percentile(tokens, 95)) / 8), min(least, most), most))
+
+
+def _divide(task: RunTask, settings: FitSettings) -> dict[str, list[Example]]:
+    """Read examples and divide them at random; equal texts stay in one part.
+
+    Raises:
+        UserError: too few examples.
+    """
+    examples, most = task.read(settings.train, settings), _MOST[task.name]
+    random = np.random.default_rng(settings.seed)
+    parts: dict[str, list[Example]] = {}
+    if settings.test:
+        parts["test"] = task.read(settings.test, settings)
+    else:
+        examples, parts["test"] = _hold_out(examples, min(most, round(_TEST_SHARE * len(examples))), random)
+    count = min(most, round(_VALIDATION_SHARE * len(examples)))
+    parts["train"], parts["validation"] = _hold_out(examples, count, random)
+    if not all(parts.values()):
+        raise UserError(
+            f"{len(examples)} examples are too few to hold some out; give more, or test examples with --test"
+        )
+    return parts
+
+
+def _hold_out(
+    examples: Sequence[Example], count: int, random: np.random.Generator
+) -> tuple[list[Example], list[Example]]:
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, example in enumerate(examples):
+        groups[_texts(example)[0]].append(index)
+    members = list(groups.values())
+    held: set[int] = set()
+    for group in random.permutation(len(members)).tolist():
+        if len(held) >= count:
+            break
+        held.update(members[group])
+    rest = [example for index, example in enumerate(examples) if index not in held]
+    return rest, [examples[index] for index in sorted(held)]
+
+
+def _write_parts(parts: Mapping[str, Sequence[Example]], folder: Path) -> dict[str, Path]:
+    files = {}
+    for name, examples in parts.items():
+        files[name] = folder / f"{name}.jsonl"
+        lines = (json.dumps(_record(example), ensure_ascii=False) + "\n" for example in examples)
+        write_text(files[name], "".join(lines))
+    return files
+
+
+def _record(example: Example) -> dict[str, object]:
+    if isinstance(example, TaggedWords):
+        return {"words": example.words, "tags": example.tags}
+    return {"source": example.source, "target": example.targets}
+
+
+def _losses(loss: float) -> Tree:
+    return {"loss": loss, "perplexity": math.exp(min(loss, 50.0))}
+
+
+def _both(metrics: Tree) -> Tree:
+    return {"validation": metrics, "test": metrics}
+
+
+def _plain(metrics: Mapping[str, object]) -> Tree:
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+def _seconds(spent: Mapping[str, float]) -> Tree:
+    return {"seconds": round(spent.get("wall", 0.0), 1), "processor_seconds": round(spent.get("processor", 0.0), 1)}

@@ -1,0 +1,89 @@
+"""Tasks of a fit that the files show: tags, text to text, texts without labels."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homespun.errors import UserError
+from homespun.fitting.results import FitSettings
+from homespun.fitting.runs import find_run_task, fit_runs
+from homespun.report.console import Display
+
+
+def rows(path: Path, *records: Any) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("record", "name", "texts", "target"),
+    [
+        ({"words": ["a", "b"], "tags": ["X", "Y"]}, "token-classification", ("words",), "tags"),
+        ({"id": 1, "tokens": ["a", "b"], "ner_tags": [0, 1]}, "token-classification", ("tokens",), "ner_tags"),
+        ({"source": "a b", "target": "a"}, "text-to-text", ("source",), "target"),
+        ({"Document": "a b", "Summary": ["a", "b"]}, "text-to-text", ("Document",), "Summary"),
+        ({"text": "a b"}, "language-model", ("text",), ""),
+    ],
+)
+def test_tasks_by_columns(tmp_path: Path, record: Any, name: str, texts: tuple[str, ...], target: str) -> None:
+    task = find_run_task(FitSettings(train=[rows(tmp_path / "t.jsonl", record)]))
+    assert task is not None
+    assert (task.name, task.texts, task.target) == (name, texts, target)
+
+
+def test_a_conll_file_and_a_text_file(tmp_path: Path) -> None:
+    (tmp_path / "t.conll").write_text("a X\nb Y\n\nc X\n", encoding="utf-8")
+    (tmp_path / "t.txt").write_text("a b\nc\n", encoding="utf-8")
+    names = []
+    for suffix in ("conll", "txt"):
+        task = find_run_task(FitSettings(train=[str(tmp_path / f"t.{suffix}")]))
+        assert task is not None
+        names.append(task.name)
+    assert names == ["token-classification", "language-model"]
+
+
+@pytest.mark.parametrize(
+    ("record", "settings"),
+    [
+        ({"text": "a b", "label": "x"}, {}),
+        ({"text": "a b", "summary": "c d", "label": "x"}, {}),
+        ({"text": "a b", "summary": "c d"}, {"label": "summary"}),
+        ({"text": "a b", "labels": ["x", "y"]}, {}),
+        ({"text": "a b"}, {"task": "classification"}),
+    ],
+)
+def test_classification_is_left_to_the_inspection(tmp_path: Path, record: Any, settings: Any) -> None:
+    assert find_run_task(FitSettings(train=[rows(tmp_path / "t.jsonl", record)], **settings)) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": "language-model"}, "--task language-model name --text-field$"),
+        ({"task": "token-classification"}, "--task token-classification name --text-field and --label-field"),
+        ({"task": "text-to-text", "text": ["a"]}, "--task text-to-text name --text-field and --label-field"),
+    ],
+)
+def test_columns_that_are_missing_for_a_named_task(tmp_path: Path, settings: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        find_run_task(FitSettings(train=[rows(tmp_path / "t.jsonl", {"a": "x y", "b": "z"})], **settings))
+
+
+@pytest.mark.parametrize(
+    ("records", "settings", "message"),
+    [
+        ([{"text": "a b"}], {"seconds": 5.0}, "a network needs .* at least; give more --time"),
+        ([{"text": "a b"}], {}, "the texts have 3 characters.*--texts, or a checkpoint with --from"),
+        ([{"source": "a", "target": ""}], {}, "no row with both a source and a target"),
+        ([{"source": "a", "target": "b"}], {}, "1 examples are too few to hold some out"),
+        ([{"words": ["a"], "tags": ["X"]}, {"words": ["a"], "tags": ["X", "Y"]}], {}, "1 words .* and 2 tags"),
+    ],
+)
+def test_inputs_that_cannot_be_fitted(tmp_path: Path, records: Any, settings: Any, message: str) -> None:
+    fit = FitSettings(train=[rows(tmp_path / "t.jsonl", *records)], **settings)
+    task = find_run_task(fit)
+    assert task is not None
+    with pytest.raises(UserError, match=message):
+        fit_runs(task, tmp_path / "run", fit, resume=False, display=Display(json=True), start=0.0)
