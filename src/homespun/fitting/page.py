@@ -54,6 +54,8 @@ def write_page(result: Tree, folder: Path) -> Path:
 
 
 def _note(result: Tree) -> str:
+    if result["task"] == "language-model":
+        return "On held-out documents; lower is better."
     kind = "validation examples" if result["test_from"] == "none" else "test examples, which selected nothing"
     bars = "; lines: 95 % intervals of the difference to the selected model" if result["metric"] == "accuracy" else ""
     return f"On the {kind}{bars}."
@@ -78,7 +80,9 @@ def _candidates(result: Tree) -> Table:
         value("time", lambda one: one["seconds"], formats.duration),
         value("processor time", lambda one: one["processor_seconds"], formats.duration),
         value("parameters", lambda one: one["parameters"], formats.count),
-        note="p: of the difference to the selected model on the test examples, by a paired permutation test.",
+        note="p: of the difference to the selected model on the test examples, by a paired permutation test."
+        if any("p" in one for one in found)
+        else "",
         sparse=True,
     )
     table.marked = frozenset(index for index, one in enumerate(found) if one["name"] == result["selected"])
