@@ -10,7 +10,7 @@ from commands_world import World, write_table
 
 from homespun.cli import app
 from homespun.errors import UserError
-from homespun.fitting import ladder
+from homespun.fitting import candidates, ladder
 from homespun.fitting.candidates import Clock, average_candidate, candidate, fit_linear_model
 from homespun.fitting.inspection import inspect
 from homespun.fitting.networks import declared_pooling, fit_frozen, open_source
@@ -103,6 +103,22 @@ def test_a_time_too_short_for_a_network_still_gives_the_linear_model(world: Worl
     assert (tmp_path / "run" / "model" / "linear.json").is_file()
     with pytest.raises(UserError, match="linear model"):
         world.run("generate", tmp_path / "run", "--prompt", "a")
+
+
+@pytest.mark.slow
+def test_a_network_slower_than_the_latency_is_distilled(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ladder, "_MIN_NETWORK", 8.0)
+    seconds = {"network": 40.0, "linear": 50.0, "average": 90.0}
+    monkeypatch.setattr(candidates, "measure_latency", lambda model, _: seconds[model.kind])
+    result = world.run(
+        *("fit", world.train, "--test", world.test, "--from", world.base, "--time", "90s"),
+        *("--latency", "20", "--out", tmp_path / "run"),
+    )
+    assert [one["name"] for one in result["candidates"]][-1] == "student"
+    layers = json.loads((tmp_path / "run/candidates/student/run/result.json").read_text())["distillation"]["layers"]
+    assert layers == [0]
 
 
 def test_the_console_leads_with_the_verdict(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

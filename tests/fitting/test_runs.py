@@ -8,7 +8,8 @@ import pytest
 
 from homespun.errors import UserError
 from homespun.fitting.results import FitSettings
-from homespun.fitting.runs import find_run_task, fit_runs
+from homespun.fitting.run_tasks import find_run_task
+from homespun.fitting.runs import fit_runs
 from homespun.report.console import Display
 
 

@@ -38,6 +38,9 @@ def fit(
     label: Annotated[str | None, typer.Option("--label-field", help="Label column; default: found.")] = None,
     encoding: Encoding = None,
     columns: Columns = None,
+    latency: Annotated[
+        float | None, typer.Option("--latency", help="Milliseconds that the prediction of a text may take.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of splits and trainings.")] = 0,
     out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("runs/fit"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped fit.")] = False,
@@ -64,6 +67,7 @@ def fit(
             columns=split_list(columns),
             encoding=encoding,
             seed=seed,
+            latency=latency,
             resume=resume,
             display=display,
         )

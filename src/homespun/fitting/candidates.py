@@ -37,6 +37,7 @@ Floats = NDArray[np.float64]
 METRICS: Mapping[str, str] = {"classification": "accuracy", "multi-label": "micro_f1", "regression": "spearman"}
 """Metric by which a candidate is selected, by task."""
 _WEIGHTS = tuple(step / 10 for step in range(1, 10))  # of the network in an average
+_TIMED = 20  # texts by which a latency is measured
 _SEARCH_CHARACTERS = 3_000_000  # of the cross-validation of a linear model, at most
 # seconds a character on one core: search and fit with characters, fit without
 _SEARCH_COST, _FIT_COST, _WORD_COST = 12e-6, 5e-6, 1.5e-6
@@ -77,6 +78,7 @@ class Candidate:
         decision: temperature and thresholds.
         validation: metrics of the validation examples.
         seconds: time of its training.
+        latency: median milliseconds of the prediction of one text.
     """
 
     name: str
@@ -86,13 +88,25 @@ class Candidate:
     decision: DecisionRule
     validation: Metrics
     seconds: Clock
+    latency: float = 0.0
+
+
+def measure_latency(model: TextModel, examples: Sequence[LabelledText]) -> float:
+    """Return the median milliseconds of the prediction of one text."""
+    times = []
+    for example in examples[: _TIMED + 1]:
+        start = time.perf_counter()
+        model.outputs([example])
+        times.append(1000 * (time.perf_counter() - start))
+    return float(np.median(times[1:] or times))  # the first call is slower
 
 
 def candidate(name: str, title: str, model: TextModel, inspection: Inspection, seconds: Clock) -> Candidate:
     """Return a candidate of a model, measured on the validation examples."""
     outputs = model.outputs(inspection.validation).values
     measured = measure_outputs(outputs, inspection.validation, inspection.labels, model.decision)
-    return Candidate(name, title, model, outputs, model.decision, measured.metrics, seconds)
+    latency = measure_latency(model, inspection.validation)
+    return Candidate(name, title, model, outputs, model.decision, measured.metrics, seconds, latency)
 
 
 def constant_outputs(inspection: Inspection, examples: Sequence[LabelledText]) -> Floats:
@@ -186,7 +200,8 @@ def average_candidate(network: Candidate, linear: Candidate, inspection: Inspect
     measured = measure_outputs(values, examples, labels, decision)
     title = f"average of {weight:.0%} {network.title} and {1 - weight:.0%} linear model"
     spent = Clock(network.seconds.wall + linear.seconds.wall, network.seconds.processor + linear.seconds.processor)
-    return Candidate("average", title, model, values, decision, measured.metrics, spent)
+    latency = network.latency + linear.latency
+    return Candidate("average", title, model, values, decision, measured.metrics, spent, latency)
 
 
 def _loss(values: Floats, examples: Sequence[LabelledText], labels: Labels | None) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +29,7 @@ from homespun.fitting.inspection import Inspection, TaskName, TextTaskName, insp
 from homespun.fitting.networks import (
     MIN_CHARACTERS,
     Source,
+    distil_student,
     finetune_source,
     fit_frozen,
     open_source,
@@ -45,7 +47,8 @@ from homespun.fitting.results import (
     summarise,
     write_results,
 )
-from homespun.fitting.runs import find_run_task, fit_runs
+from homespun.fitting.run_tasks import find_run_task
+from homespun.fitting.runs import fit_runs
 from homespun.fitting.verdict import metric_text
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object
@@ -58,6 +61,7 @@ _LINEAR_SHARE = 0.25  # of the time, at most, for the linear model
 _MIN_NETWORK = 60.0  # seconds that a network needs at least
 _REST = 2.0  # seconds for the average, the test and the report, besides their predictions
 _REFIT = 0.5  # of the time of a linear model with its search, without a search
+_TEACHER_SHARE = 0.65  # of the time left, where a student follows
 _PRETRAINING_SHARE = 0.55  # of the time of an own network; the rest is for its fine-tuning
 
 
@@ -76,6 +80,7 @@ def fit(
     columns: Sequence[str] | None = None,
     encoding: str | None = None,
     seed: int = 0,
+    latency: float | None = None,
     resume: bool = False,
     display: Display | None = None,
 ) -> Tree:
@@ -99,6 +104,8 @@ def fit(
         columns: names of the columns of a csv without a header.
         encoding: of text files.
         seed: of splits and trainings.
+        latency: milliseconds that the prediction of one text may take here; a network that takes longer is distilled
+            into a smaller one.
         resume: continue the fit in ``out``; finished candidates are kept.
         display: shows decisions and progress.
 
@@ -123,6 +130,7 @@ def fit(
         columns=None if columns is None else list(columns),
         encoding=encoding,
         seed=seed,
+        latency=latency,
     )
     if resume and (folder / RESULT).is_file() and settings.is_stored(folder / SETTINGS):
         return read_object(folder / RESULT)
@@ -205,8 +213,10 @@ class _Ladder:
         return 1.3 * (len(self.inspection.validation) + len(self.inspection.test)) / source.texts_per_second
 
     def best(self) -> Candidate:
-        """Best candidate on the validation examples; of equal ones the earlier, which is the cheaper."""
-        return max(self.candidates, key=lambda one: score(one.validation, self.metric))
+        """Best candidate on the validation examples within the latency; of equal ones the earlier, the cheaper one."""
+        limit = self.settings.latency or math.inf
+        fast = [one for one in self.candidates if one.latency <= limit]
+        return max(fast, key=lambda one: score(one.validation, self.metric))
 
     def climb(self) -> None:
         """Train the candidates."""
@@ -220,15 +230,17 @@ class _Ladder:
 
         self._rung("linear", "linear model on TF-IDF n-grams", plan.seconds, linear)
         for number, source in enumerate(self.sources):
-            self._from_checkpoint(source, number + 1, self.left() / (len(self.sources) - number))
+            self._from_checkpoint(source, number + 1, self._for_networks() / (len(self.sources) - number))
         if not self.sources:
-            self._own_network()
+            self._own_network(self._for_networks())
         networks = [one for one in self.candidates if one.model is not None and one.model.kind == "network"]
         if networks:
             network = max(networks, key=lambda one: score(one.validation, self.metric))
             linear_model = next(one for one in self.candidates if one.name == "linear")
             self.candidates.append(average_candidate(network, linear_model, self.inspection))
             self._show(self.candidates[-1])
+            if self.settings.latency is not None and network.latency > self.settings.latency:
+                self._student([one for one in networks if self._run(one.name).is_dir()])
 
     def _from_checkpoint(self, source: Source, number: int, seconds: float) -> None:
         name = Path(source.path).name or source.path
@@ -268,7 +280,7 @@ class _Ladder:
                 source,
                 self.inspection,
                 write_parts(self.inspection, self.folder / "data"),
-                self.folder / "candidates" / f"finetuned-{number}" / "run",
+                self._run(f"finetuned-{number}"),
                 own=False,
                 seconds=0.85 * seconds,
                 memory=self.settings.memory,
@@ -276,8 +288,42 @@ class _Ladder:
             ),
         )
 
-    def _own_network(self) -> None:
+    def _run(self, name: str) -> Path:
+        """Run folder of a fine-tuned candidate."""
+        return self.folder / "candidates" / name / "run"
+
+    def _student(self, tuned: Sequence[Candidate]) -> None:
+        """Distil the best fine-tuned network into one with as many of its layers as the latency allows."""
+        limit = self.settings.latency
+        assert limit is not None
         seconds = self.left()
+        if self.inspection.task != "classification" or not tuned:
+            self._skip("student: only a fine-tuned classifier with one label a text is distilled")
+            return
+        teacher = max(tuned, key=lambda one: score(one.validation, self.metric))
+        if seconds < _MIN_NETWORK:
+            self._skip(f"student of {teacher.title}: {formats.duration(max(0.0, seconds))} is left; give more --time")
+            return
+        self._rung(
+            "student",
+            f"student of {teacher.title}",
+            seconds,
+            lambda: distil_student(
+                self._run(teacher.name),
+                limit / teacher.latency,
+                self.inspection,
+                self._run("student"),
+                seconds=0.85 * seconds,
+                memory=self.settings.memory,
+                display=self.display,
+            ),
+        )
+
+    def _for_networks(self) -> float:
+        """Seconds for networks; with a limit of the latency the rest is for a student."""
+        return self.left() * (1.0 if self.settings.latency is None else _TEACHER_SHARE)
+
+    def _own_network(self, seconds: float) -> None:
         characters = sum(len(example.text) for example in self.inspection.train)
         if characters < MIN_CHARACTERS and not self.settings.texts:
             self._skip(
@@ -313,7 +359,7 @@ class _Ladder:
                 source,
                 self.inspection,
                 write_parts(self.inspection, self.folder / "data"),
-                self.folder / "candidates" / "own" / "run",
+                self._run("own"),
                 own=True,
                 seconds=max(10.0, 0.85 * remaining),
                 memory=self.settings.memory,
@@ -342,7 +388,8 @@ class _Ladder:
 
     def _show(self, found: Candidate) -> None:
         self.display.line(
-            f"{found.title}: {self._value(found)} on {len(self.inspection.validation):,} validation examples"
+            f"{found.title}: {self._value(found)} on {len(self.inspection.validation):,} validation examples, "
+            f"{found.latency:.1f} ms a text"
         )
 
     def _value(self, found: Candidate) -> str:
@@ -369,7 +416,7 @@ class _Ladder:
 
         model = model.refit(refit)
         save_text_model(self.folder / "model", model)
-        hf = self.folder / "candidates" / best.name / "run" / "hf"
+        hf = self._run(best.name) / "hf"
         if hf.is_dir():
             copy_folder(hf, self.folder / "hf")
         return replace(best, model=model)

@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from homespun.commands.distill import distill
 from homespun.commands.finetune import finetune
 from homespun.commands.preparation import Reading, make_corpus, open_tokenizer, reading, train_tokenizer
 from homespun.commands.pretrain import pretrain
-from homespun.commands.recipe import FinetuneRecipe, finetune_recipe, pretrain_recipe
+from homespun.commands.recipe import finetune_recipe, pretrain_recipe
 from homespun.config import Tree
 from homespun.data.labels import Labels
 from homespun.errors import UserError
@@ -29,6 +30,7 @@ from homespun.io.json import read_object, read_optional
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.sequence_heads import LinearHeadConfig, MeanHeadConfig
+from homespun.models.weight_transfer import layers_of
 from homespun.report.console import Display
 from homespun.tasks.classification import ClassificationTask
 from homespun.tasks.regression import RegressionTask
@@ -44,7 +46,7 @@ _SENTINELS = 100  # of a new vocabulary for text to text
 _CONTINUE = ('train.optimizer={"kind": "adamw", "learning_rate": 1e-4}', "train.schedule.kind=linear")
 _CONTINUE_MLM = ("objective.probability=0.15",)
 _MEASURED_TEXTS = 64
-_EPOCHS = 4
+_EPOCHS, _STUDENT_EPOCHS = 4, 8
 _MODERNBERT_HEAD = {
     "kind": "pooled",
     "token": "mean",
@@ -289,12 +291,50 @@ def finetune_source(
         if resume:
             recipe = finetune_recipe(str(run / "config.yaml"), [])
         else:
-            recipe = _finetuning_recipe(source, inspection, files, own=own, seconds=seconds, memory=memory)
+            name, settings = finetuning_settings(source, inspection, files, own=own, seconds=seconds, memory=memory)
+            recipe = finetune_recipe(name, settings)
         finetune(recipe, run, start_from=source.path, resume=resume, display=display)
     return open_network(run).calibrated(inspection.validation)
 
 
-def _finetuning_recipe(
+def distil_student(
+    teacher: Path,
+    share: float,
+    inspection: Inspection,
+    run: Path,
+    *,
+    seconds: float,
+    memory: int | None,
+    display: Display,
+) -> NetworkTextModel:
+    """Distil a fine-tuned classifier into evenly spaced layers of its own; a stopped training resumes.
+
+    Args:
+        teacher: run of the classifier.
+        share: of its layers that the student may have, at least one.
+        inspection: the examples.
+        run: run folder.
+        seconds: time of the training.
+        memory: limit in bytes.
+        display: shows progress.
+    """
+    if not (run / "result.json").is_file():
+        depth = open_network(teacher).stored.config.backbone.num_hidden_layers
+        layers = layers_of(depth, max(1, int(share * depth)))
+        resume = (run / "config.yaml").is_file()
+        if resume:
+            recipe = finetune_recipe(str(run / "config.yaml"), [])
+        else:
+            data = finetune_recipe(str(teacher / "config.yaml"), []).data.model_dump_json()
+            settings = [f"data={data}", f"train.budget.time={seconds:.0f}", f"train.budget.epochs={_STUDENT_EPOCHS}"]
+            settings += ["train.best_metric=accuracy", "train.validate_every=0.25", "baselines=false"]
+            settings += [] if memory is None else [f"train.budget.memory={memory}"]
+            recipe = finetune_recipe("distil-classify", settings)
+        distill(recipe, run, teacher=str(teacher), layers=layers, resume=resume, display=display)
+    return open_network(run).calibrated(inspection.validation)
+
+
+def finetuning_settings(
     source: Source,
     inspection: Inspection,
     files: dict[str, Path],
@@ -302,7 +342,8 @@ def _finetuning_recipe(
     own: bool,
     seconds: float,
     memory: int | None,
-) -> FinetuneRecipe:
+) -> tuple[str, list[str]]:
+    """Return the recipe of a fine-tuning and its settings; arguments as in `finetune_source`."""
     numbers = inspection.labels is None
     columns = inspection.data_for(source.length).model_dump(
         mode="json", exclude={"train", "validation", "test", "columns", "encoding", "split_seed"}
@@ -322,4 +363,4 @@ def _finetuning_recipe(
     if numbers:
         settings["train.optimizer.learning_rate"] = 1e-3 if own else 3e-4
     name = "similarity" if numbers else "classify-cnn" if own else "classify"
-    return finetune_recipe(name, [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()])
+    return name, [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]

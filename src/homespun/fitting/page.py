@@ -80,6 +80,7 @@ def _candidates(result: Tree) -> Table:
         value("time", lambda one: one["seconds"], formats.duration),
         value("processor time", lambda one: one["processor_seconds"], formats.duration),
         value("parameters", lambda one: one["parameters"], formats.count),
+        value("ms a text", lambda one: one.get("latency") or None, formats.text),
         note="p: of the difference to the selected model on the test examples, by a paired permutation test."
         if any("p" in one for one in found)
         else "",

@@ -58,6 +58,7 @@ class FitSettings(Config):
     columns: list[str] | None = None
     encoding: str | None = None
     seed: int = 0
+    latency: float | None = None
 
     def is_stored(self, path: Path) -> bool:
         """True if a file holds these settings."""
@@ -179,6 +180,7 @@ def _row(one: Candidate, test: Metrics, scores: Mapping[str, NDArray[np.float64]
         "parameters": 0 if one.model is None else one.model.parameters,
         "seconds": round(one.seconds.wall, 1),
         "processor_seconds": round(one.seconds.processor, 1),
+        "latency": round(one.latency, 2),
     }
     if one.name != selected:
         differences = scores[selected] - scores[one.name]

@@ -75,7 +75,7 @@ def _difference(result: Tree, rival: Tree) -> str:
 def table(result: Tree) -> list[str]:
     """Return the candidates with their metrics, as lines of equal columns."""
     metric = result["metric"]
-    rows = [("", "validation", "test", "time", "parameters")]
+    rows = [("", "validation", "test", "time", "parameters", "ms a text")]
     for one in result["candidates"]:
         mark = "> " if one["name"] == result["selected"] else "  "
         rows.append(
@@ -85,6 +85,7 @@ def table(result: Tree) -> list[str]:
                 metric_text(one["test"].get(metric), result["task"]),
                 formats.duration(one["seconds"]),
                 formats.count(one["parameters"]),
+                f"{one['latency']:.1f}" if one.get("latency") else "-",
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

@@ -1,0 +1,176 @@
+"""Tasks of a fit whose candidates are runs: their columns and examples."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from homespun.data.source_target import SourceTargetPair
+from homespun.data.token_labels import TaggedWords
+from homespun.errors import UserError
+from homespun.fitting.inspection import LABEL_NAMES, RunTaskName
+from homespun.fitting.results import FitSettings
+from homespun.io.atomic import write_text
+from homespun.report import formats
+from homespun.tasks.seq2seq_data import TextPairsData
+from homespun.tasks.token_classification import TaggedData
+from homespun.text.sources import read_records
+
+WORD_NAMES, TAG_NAMES = ("words", "tokens"), ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels")
+SOURCE_TARGET_NAMES = (
+    *(("source", "target"), ("document", "summary"), ("article", "highlights"), ("article", "summary")),
+    *(("text", "summary"), ("dialogue", "summary"), ("input", "output"), ("input_text", "target_text")),
+)
+_SAMPLE = 200  # records that the columns are judged by
+_TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
+_MOST: Mapping[RunTaskName, int] = {"token-classification": 2_000, "text-to-text": 500}  # examples of either part
+
+Example = TaggedWords | SourceTargetPair
+
+
+@dataclass(frozen=True)
+class RunTask:
+    """A task and its columns.
+
+    Attributes:
+        name: kind of the task.
+        texts: columns of the text, the words or the source.
+        target: column of the tags or of the target text; empty for a language model.
+        decision: why, as a line for the console.
+    """
+
+    name: RunTaskName
+    texts: tuple[str, ...]
+    target: str
+    decision: str
+
+    @property
+    def example_columns(self) -> dict[str, str]:
+        """Settings of the columns in the files of `write_examples`."""
+        if self.name == "token-classification":
+            return {"data.words": "words", "data.tags": "tags"}
+        return {"data.source": "source", "data.target": "target"}
+
+    def read(self, files: Sequence[str], settings: FitSettings) -> list[Example]:
+        """Read examples; of pairs, those with both texts.
+
+        Raises:
+            UserError: a missing column, or no examples.
+        """
+        columns, encoding = settings.columns, settings.encoding
+        if self.name == "token-classification":
+            tagged = TaggedData(words=self.texts[0], tags=self.target, columns=columns, encoding=encoding)
+            return list(tagged.read_files(files))
+        data = TextPairsData(source=list(self.texts), target=self.target, columns=columns, encoding=encoding)
+        pairs = [pair for pair in data.read_files(files) if not pair.is_empty]
+        if not pairs:
+            raise UserError(f"{', '.join(files)} has no row with both a source and a target")
+        return list(pairs)
+
+
+def find_run_task(settings: FitSettings) -> RunTask | None:
+    """Return the task that the files or the settings name, or ``None`` for classification and regression.
+
+    Raises:
+        UserError: files that cannot be read, or no columns for the task that the settings name.
+    """
+    if settings.task not in ("auto", *get_args(RunTaskName)):
+        return None
+    records = read_records(settings.train, encoding=settings.encoding, columns=settings.columns)
+    sample = list(islice(records, _SAMPLE))
+    if not sample:
+        return None
+    names = {str(name).lower(): str(name) for name in sample[0]}
+    text, label = tuple(settings.text), settings.label
+    found: RunTask | None = None
+    if settings.task in ("auto", "token-classification"):
+        words = text[0] if text else next((names[name] for name in WORD_NAMES if name in names), "")
+        tags = label or next((names[name] for name in TAG_NAMES if name in names), "")
+        first, second = sample[0].get(words), sample[0].get(tags)
+        if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+            found = RunTask("token-classification", (words,), tags, f"a row holds a list of {words!r} and of {tags!r}")
+    if found is None and settings.task in ("auto", "text-to-text"):
+        pair = next((pair for pair in SOURCE_TARGET_NAMES if all(name in names for name in pair)), None)
+        labelled = any(name in names and name not in (pair or ()) for tier in LABEL_NAMES for name in tier)
+        if settings.task == "text-to-text" and text and label:
+            found = RunTask("text-to-text", text, label, f"from {formats.listed(text)!r} to {label!r}")
+        elif pair is not None and (settings.task == "text-to-text" or not (labelled or text or label)):
+            source, target = (names[name] for name in pair)
+            found = RunTask("text-to-text", (source,), target, f"columns {source!r} and {target!r}")
+    if found is None and settings.task in ("auto", "language-model") and label is None:
+        column = text or (tuple(names.values()) if len(names) == 1 else ("text",) if "text" in names else ())
+        if column and (settings.task == "language-model" or len(names) == 1):
+            found = RunTask("language-model", column, "", "texts without labels")
+    if found is None and settings.task != "auto":
+        raise UserError(
+            f"{', '.join(settings.train)} has the columns {', '.join(names.values())}; for --task {settings.task} name "
+            + ("--text-field" if settings.task == "language-model" else "--text-field and --label-field")
+        )
+    return found
+
+
+def texts_of_example(example: Example) -> tuple[str, ...]:
+    """Texts of an example: the words, or source and first target."""
+    if isinstance(example, TaggedWords):
+        return (" ".join(example.words),)
+    return example.source, example.targets[0]
+
+
+def divide(task: RunTask, settings: FitSettings) -> dict[str, list[Example]]:
+    """Read examples and divide them at random; equal texts stay in one part.
+
+    Raises:
+        UserError: too few examples.
+    """
+    examples, most = task.read(settings.train, settings), _MOST[task.name]
+    random = np.random.default_rng(settings.seed)
+    parts: dict[str, list[Example]] = {}
+    if settings.test:
+        parts["test"] = task.read(settings.test, settings)
+    else:
+        examples, parts["test"] = _hold_out(examples, min(most, round(_TEST_SHARE * len(examples))), random)
+    count = min(most, round(_VALIDATION_SHARE * len(examples)))
+    parts["train"], parts["validation"] = _hold_out(examples, count, random)
+    if not all(parts.values()):
+        raise UserError(
+            f"{len(examples)} examples are too few to hold some out; give more, or test examples with --test"
+        )
+    return parts
+
+
+def _hold_out(
+    examples: Sequence[Example], count: int, random: np.random.Generator
+) -> tuple[list[Example], list[Example]]:
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, example in enumerate(examples):
+        groups[texts_of_example(example)[0]].append(index)
+    members = list(groups.values())
+    held: set[int] = set()
+    for group in random.permutation(len(members)).tolist():
+        if len(held) >= count:
+            break
+        held.update(members[group])
+    rest = [example for index, example in enumerate(examples) if index not in held]
+    return rest, [examples[index] for index in sorted(held)]
+
+
+def write_examples(parts: Mapping[str, Sequence[Example]], folder: Path) -> dict[str, Path]:
+    files = {}
+    for name, examples in parts.items():
+        files[name] = folder / f"{name}.jsonl"
+        lines = (json.dumps(_record(example), ensure_ascii=False) + "\n" for example in examples)
+        write_text(files[name], "".join(lines))
+    return files
+
+
+def _record(example: Example) -> dict[str, object]:
+    if isinstance(example, TaggedWords):
+        return {"words": example.words, "tags": example.tags}
+    return {"source": example.source, "target": example.targets}
