@@ -1,6 +1,7 @@
 """Checks before a training starts."""
 
 import dataclasses
+import io
 import json
 import logging
 from collections.abc import Iterator
@@ -23,7 +24,9 @@ from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.heads import CausalLMHeadConfig, MaskedLMHeadConfig
+from homespun.planning.budget import LossForecast
 from homespun.planning.rates import Rates
+from homespun.report.console import Display
 from homespun.training.config import TrainConfig
 
 SMALL = ("model.vocab_size=211", "data.max_length=24", "data.validation_rows=3", "train.batch_size=4")
@@ -152,6 +155,13 @@ def test_too_large_model_warns_with_a_size(run: Any) -> None:
     assert result["parameters"] > 3_000_000
     (found,) = [warning for warning in warnings if "model.size=auto" in warning]
     assert "tiny" in found
+
+
+def test_the_forecast_is_a_line_without_progress(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LossForecast, "summary", lambda self: "loss of 2.7")
+    out = io.StringIO()
+    run("spun-decoder", "model.size=mini", "train.budget.steps=1", display=Display(stream=out))
+    assert "forecast: loss of 2.7" in out.getvalue().splitlines()
 
 
 def test_auto_is_written_out_and_kept_by_a_resumed_run(

@@ -41,7 +41,7 @@ def trainer_of(steps: list[StepResult]) -> Trainer:
 def test_the_precision_is_shown_where_it_was_chosen(monkeypatch):
     out = io.StringIO()
     watch(trainer_of([]), Display(stream=out), "pretrain")
-    assert out.getvalue().endswith("bf16: measured\n")
+    assert out.getvalue() == "precision: bf16: measured\n"
     monkeypatch.setattr(Steps, "config", TrainConfig(precision="bf16"))
     watch(trainer_of([]), Display(stream=out), "pretrain")
     assert out.getvalue().count("\n") == 1

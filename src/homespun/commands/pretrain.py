@@ -251,7 +251,7 @@ def _check(setup: _Setup, inputs: _Inputs, machine: Callable[[], Machine], displ
     _, config = setup.export_model()
     checked = preflight_pretraining(setup.recipe, setup.objective, config, inputs.corpus, inputs.start, machine)
     if checked.forecast is not None and (summary := checked.forecast.summary()) is not None:
-        display.task("forecast", total=1.0).update(1.0, note=summary)
+        display.line(f"forecast: {summary}")
     for warning in checked.warnings:
         logger.warning(warning)
     return checked

@@ -24,7 +24,7 @@ def watch(trainer: Trainer, display: Display, description: str) -> None:
     """Run ``trainer`` to its end, and show each step: share of the budget, rate, time left, loss."""
     if trainer.config.precision == "auto":
         chosen = trainer.precision
-        display.task("precision", total=1.0).update(1.0, note=f"{chosen.name}: {chosen.reason}")
+        display.line(f"precision: {chosen.name}: {chosen.reason}")
     task = display.task(description, total=1.0)
     validated = ""
     for step in trainer:
