@@ -10,7 +10,7 @@ from sklearn.svm import LinearSVC
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.linear import PLAIN, Candidate, LinearModel, fit_linear
-from homespun.ngrams import CHARACTERS, WORDS, Texts, count_ngrams, features, fit_vectorizers, fold_features
+from homespun.ngrams import CHARACTERS, WORDS, Ngrams, Texts, count_ngrams, features, fit_vectorizers, fold_features
 
 WORD_LISTS = {"sport": "match goal team coach", "money": "market share profit bank", "food": "soup bread salt oven"}
 
@@ -37,6 +37,22 @@ def test_features_of_a_fold_are_those_of_a_separate_fit(ngrams: tuple, paired: b
     vectorizers = fit_vectorizers(ngrams, both.take(train))
     np.testing.assert_allclose(known.toarray(), features(vectorizers, both.take(train)).toarray(), atol=1e-12)
     np.testing.assert_allclose(unseen.toarray(), features(vectorizers, both.take(test)).toarray(), atol=1e-12)
+
+
+@pytest.mark.parametrize("block", [*CHARACTERS, Ngrams(analyzer="char_wb", shortest=5, longest=7)])
+def test_features_are_those_of_scikit_learn(block: Ngrams) -> None:
+    known, _ = texts(30)
+    unseen = [*texts(9, seed=1)[0], "", "a", "\u0130stanbul \t bread\u00a0 2,5 \ufb01 _", "xyz"]
+    expected = TfidfVectorizer(
+        analyzer=block.analyzer,
+        ngram_range=(block.shortest, block.longest),
+        min_df=block.min_texts,
+        sublinear_tf=True,
+        token_pattern=r"(?u)\b\w+\b" if block.analyzer == "word" else None,
+    ).fit(known)
+    found = block.fit(known)
+    assert found.names == tuple(expected.get_feature_names_out())
+    np.testing.assert_array_equal(found.transform(unseen).toarray(), expected.transform(unseen).toarray())
 
 
 def test_without_a_search_it_is_scikit_learns_model() -> None:

@@ -24,11 +24,20 @@ from homespun.errors import UserError
 from homespun.io.atomic import file_digest
 from homespun.io.json import read_object
 from homespun.metrics.calibration import find_temperature
-from homespun.ngrams import CHARACTERS, WORDS, Ngrams, Texts, count_ngrams, features, fit_vectorizers, fold_features
+from homespun.ngrams import (
+    CHARACTERS,
+    WORDS,
+    Ngrams,
+    Texts,
+    Tfidf,
+    count_ngrams,
+    features,
+    fit_vectorizers,
+    fold_features,
+)
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
-    from sklearn.feature_extraction.text import TfidfVectorizer
 
 DESCRIPTION, WEIGHTS = "linear.json", "linear.safetensors"
 FORMAT = 1
@@ -70,7 +79,7 @@ class LinearModel:
     """
 
     ngrams: tuple[Ngrams, ...]
-    vectorizers: tuple[TfidfVectorizer, ...]
+    vectorizers: tuple[Tfidf, ...]
     weights: NDArray[np.float32]
     biases: NDArray[np.float32]
     labels: Labels | None
@@ -89,9 +98,9 @@ class LinearModel:
         """N-grams with the largest weights for an output; empty for pairs."""
         if self.pairs:
             return []
-        names = np.concatenate([vectorizer.get_feature_names_out() for vectorizer in self.vectorizers])
+        names = [name for vectorizer in self.vectorizers for name in vectorizer.names]
         order = np.argsort(-self.weights[output])[:count]
-        return [str(names[index]).strip() for index in order if self.weights[output, index] > 0]
+        return [names[index].strip() for index in order if self.weights[output, index] > 0]
 
     @property
     def parameters(self) -> int:
@@ -100,13 +109,13 @@ class LinearModel:
 
     def save(self, folder: Path) -> None:
         """Write ``linear.safetensors`` and ``linear.json`` into an existing folder."""
-        tensors = {"weights": self.weights, "biases": self.biases}
-        tensors |= {f"idf.{i}": v.idf_ for i, v in enumerate(self.vectorizers)}
+        tensors: dict[str, NDArray[np.float32] | Floats] = {"weights": self.weights, "biases": self.biases}
+        tensors |= {f"idf.{i}": v.idf for i, v in enumerate(self.vectorizers)}
         save_file(tensors, folder / WEIGHTS)
         description = {
             "format": FORMAT,
             "ngrams": [block.model_dump(mode="json") for block in self.ngrams],
-            "vocabularies": [v.get_feature_names_out().tolist() for v in self.vectorizers],
+            "vocabularies": [v.names for v in self.vectorizers],
             "labels": None if self.labels is None else self.labels.to_dict(),
             "bounds": self.bounds,
             "pairs": self.pairs,
@@ -138,11 +147,8 @@ class LinearModel:
         shapes |= {f"idf.{index}": (size,) for index, size in enumerate(sizes)}
         if {name: tensor.shape for name, tensor in tensors.items()} != shapes or len(sizes) != len(stored.ngrams):
             raise UserError(f"{folder / WEIGHTS} does not fit {path}; fit the model again")
-        vectorizers = []
-        for index, (block, vocabulary) in enumerate(zip(stored.ngrams, stored.vocabularies, strict=True)):
-            vectorizer = block.vectorizer(vocabulary)
-            vectorizer.idf_ = tensors[f"idf.{index}"]
-            vectorizers.append(vectorizer)
+        blocks = enumerate(zip(stored.ngrams, stored.vocabularies, strict=True))
+        vectorizers = [Tfidf(block, names, tensors[f"idf.{index}"]) for index, (block, names) in blocks]
         return cls(
             stored.ngrams,
             tuple(vectorizers),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -15,7 +19,10 @@ from homespun.errors import UserError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
-    from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+    from sklearn.feature_extraction.text import CountVectorizer
+
+
+_WORD = re.compile(r"(?u)\b\w+\b")
 
 
 class Ngrams(Config):
@@ -32,18 +39,35 @@ class Ngrams(Config):
 
         return CountVectorizer(analyzer=self.analyzer, ngram_range=self._range, token_pattern=self._pattern)
 
-    def vectorizer(self, vocabulary: Sequence[str] | None = None) -> TfidfVectorizer:
-        """Return an unfitted vectorizer, or one of a stored vocabulary, whose ``idf_`` must be set."""
+    def fit(self, texts: Sequence[str]) -> Tfidf:
+        """Fit vocabulary and inverse document frequencies. Raises `ValueError` for texts without n-grams."""
         from sklearn.feature_extraction.text import TfidfVectorizer
 
-        return TfidfVectorizer(
+        vectorizer = TfidfVectorizer(
             analyzer=self.analyzer,
             ngram_range=self._range,
             min_df=self.min_texts,
             sublinear_tf=True,
             token_pattern=self._pattern,
-            vocabulary=vocabulary,
-        )
+        ).fit(texts)
+        return Tfidf(self, tuple(vectorizer.get_feature_names_out().tolist()), vectorizer.idf_)
+
+    def split(self, text: str) -> list[str]:
+        """Return the n-grams of a text, as scikit-learn's vectorizers do, whose import takes a second."""
+        text = text.lower()
+        if self.analyzer == "char_wb":
+            return [
+                word[start : start + size]
+                for word in (f" {word} " for word in text.split())
+                for size in range(self.shortest, min(self.longest, max(len(word), self.shortest)) + 1)
+                for start in range(max(1, len(word) - size + 1))
+            ]
+        words = _WORD.findall(text)
+        return [
+            " ".join(words[start : start + size])
+            for size in range(self.shortest, self.longest + 1)
+            for start in range(len(words) - size + 1)
+        ]
 
     @property
     def _range(self) -> tuple[int, int]:
@@ -51,7 +75,45 @@ class Ngrams(Config):
 
     @property
     def _pattern(self) -> str | None:
-        return r"(?u)\b\w+\b" if self.analyzer == "word" else None
+        return _WORD.pattern if self.analyzer == "word" else None
+
+
+@dataclass(frozen=True)
+class Tfidf:
+    """Fitted block of features.
+
+    Args:
+        ngrams: the block.
+        names: n-gram of each feature.
+        idf: (features,) float64 inverse document frequencies.
+    """
+
+    ngrams: Ngrams
+    names: tuple[str, ...]
+    idf: NDArray[np.float64]
+
+    @cached_property
+    def _columns(self) -> dict[str, int]:
+        return {name: column for column, name in enumerate(self.names)}
+
+    def transform(self, texts: Sequence[str]) -> csr_matrix:
+        """Compute sparse (texts, features), with the values of scikit-learn's ``TfidfVectorizer``."""
+        from scipy.sparse import csr_matrix
+
+        columns, counts, ends = array("i"), array("i"), [0]
+        known = self._columns
+        for text in texts:
+            found = Counter(known[name] for name in self.ngrams.split(text) if name in known)
+            columns.extend(found.keys())
+            counts.extend(found.values())
+            ends.append(len(columns))
+        values = np.array(counts, dtype=np.float64)
+        table = csr_matrix((values, np.array(columns), ends), shape=(len(ends) - 1, len(self.names)))
+        table.sort_indices()
+        values = (np.log(table.data) + 1.0) * self.idf[table.indices]
+        rows = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+        table.data = values / np.sqrt(np.bincount(rows, weights=values * values))[rows]
+        return table
 
 
 WORDS = (Ngrams(),)
@@ -80,27 +142,27 @@ class Texts:
         return Texts([first[row] for row in rows], None if second is None else [second[row] for row in rows])
 
 
-def features(vectorizers: Sequence[TfidfVectorizer], texts: Texts) -> csr_matrix:
+def features(vectorizers: Sequence[Tfidf], texts: Texts) -> csr_matrix:
     """Compute sparse (texts, features): TF-IDF of every block, or of pairs `pair_features`."""
     first = _transform(vectorizers, texts.first)
     return first if texts.second is None else pair_features(first, _transform(vectorizers, texts.second))
 
 
-def _transform(vectorizers: Sequence[TfidfVectorizer], texts: Sequence[str]) -> csr_matrix:
+def _transform(vectorizers: Sequence[Tfidf], texts: Sequence[str]) -> csr_matrix:
     from scipy.sparse import hstack
 
     blocks = [vectorizer.transform(texts) for vectorizer in vectorizers]
     return blocks[0] if len(blocks) == 1 else hstack(blocks, format="csr")
 
 
-def fit_vectorizers(ngrams: Sequence[Ngrams], texts: Texts) -> tuple[TfidfVectorizer, ...]:
+def fit_vectorizers(ngrams: Sequence[Ngrams], texts: Texts) -> tuple[Tfidf, ...]:
     """Fit the vectorizers of all blocks on texts, or on both texts of pairs.
 
     Raises:
         UserError: the texts hold no word.
     """
     with _refuse_without_words():
-        return tuple(block.vectorizer().fit(texts.both) for block in ngrams)
+        return tuple(block.fit(texts.both) for block in ngrams)
 
 
 @contextmanager
