@@ -5,11 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from homespun.commands.recipe import load_recipe, settings_schema
+from homespun.data.labels import Labels
 from homespun.errors import UserError
+from homespun.linear import PLAIN, fit_linear
+from homespun.ngrams import Texts
 from homespun.recipes import check_recipe, recipe_names
+from homespun.tasks.text_models import LinearTextModel, save_text_model
+from homespun.tasks.texts import LabelledData
 
 SETTINGS = Path(__file__).resolve().parents[1] / "src" / "homespun" / "recipes" / "settings.json"
 COMMAND = """
@@ -54,6 +60,25 @@ def modules_of(*words: str, status: int) -> set[str]:
 )
 def test_errors_of_arguments_need_no_torch(words: list[str], status: int) -> None:
     assert not modules_of(*words, status=status) & HEAVY
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A linear classifier, and a file of its examples."""
+    folder = tmp_path_factory.mktemp("linear")
+    texts, labels = ["good bread", "bad soup"], Labels(("food", "news"))
+    model = fit_linear(Texts(texts), np.arange(2), labels, settings=PLAIN).model
+    save_text_model(folder / "model", LinearTextModel(model, LabelledData()))
+    (folder / "texts.csv").write_text("text,label\ngood bread,food\nbad soup,news\n", encoding="utf-8")
+    return folder
+
+
+def test_linear_models_predict_without_torch_and_scikit_learn(linear: Path) -> None:
+    unused = HEAVY - {"numpy", "scipy", "pyarrow"}
+    assert not modules_of("predict", str(linear), "good soup", status=0) & unused
+    files = ["--input", str(linear / "texts.csv"), "--out", str(linear / "out.jsonl")]
+    assert not modules_of("predict", str(linear), *files, status=0) & unused
+    assert "torch" not in modules_of("evaluate", str(linear), "--data", str(linear / "texts.csv"), status=0)
 
 
 @pytest.mark.slow

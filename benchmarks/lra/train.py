@@ -22,7 +22,8 @@ from homespun.config import Config, override, read_yaml, validate
 from homespun.data.labels import Labels
 from homespun.data.loader import Collate, Loader
 from homespun.errors import NotFinite, UserError, nearest
-from homespun.inference.predict import forward_logits, probabilities
+from homespun.inference.predict import forward_logits
+from homespun.metrics.calibration import probabilities
 from homespun.metrics.classification import Metrics, classification_metrics, classify
 from homespun.models.bundle import load_weights, save_model
 from homespun.models.config import ModelConfig

@@ -6,10 +6,11 @@ import dataclasses
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # imported late: linear models need no torch
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class RowSeed:
 
     def generator(self) -> torch.Generator:
         """CPU generator that depends only on (seed, epoch, index)."""
+        import torch
+
         key = f"{self.seed}/{self.epoch}/{self.index}".encode()
         number = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
         return torch.Generator().manual_seed(number)
@@ -86,9 +89,11 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Copy to pinned memory, for `torch.utils.data.DataLoader`."""
-        return self._map(Tensor.pin_memory)
+        return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        from torch import Tensor
+
         mapped: dict[str, Any] = {
             f.name: function(value)
             for f in dataclasses.fields(self)
@@ -117,6 +122,8 @@ class Loss:
 
         ``targets`` are the counts of a step, so that the gradients of micro-batches add up to the gradient of the step.
         """
+        import torch
+
         parts = []
         for name, term in self.terms.items():
             if term.weight:

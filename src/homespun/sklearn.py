@@ -20,7 +20,8 @@ from homespun.fitting.inspection import split_examples
 from homespun.fitting.ladder import fit_examples
 from homespun.fitting.results import FitSettings
 from homespun.report.console import Display
-from homespun.tasks.text_models import open_text_model, to_predictions
+from homespun.tasks.text_models import open_text_model
+from homespun.tasks.text_outputs import to_predictions
 from homespun.tasks.texts import LabelledData, LabelledText
 
 

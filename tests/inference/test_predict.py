@@ -10,7 +10,8 @@ import torch
 import homespun.inference.predict
 from homespun.data.labels import LabelledRows, Labels
 from homespun.errors import NotFinite
-from homespun.inference.predict import Predictor, predict_logits, probabilities
+from homespun.inference.predict import Predictor, predict_logits
+from homespun.metrics.calibration import probabilities
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import ConvolutionalHeadConfig, FeedForwardHeadConfig

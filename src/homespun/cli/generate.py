@@ -161,7 +161,7 @@ def summarize(
     from homespun.commands.generate import summaries
     from homespun.commands.generate import summarize as command
     from homespun.report.console import Display, counter
-    from homespun.tasks.config import ReadOptions
+    from homespun.tasks.stored_data import ReadOptions
     from homespun.text.sources import ReadProgress
 
     given = ReadOptions(

@@ -26,8 +26,8 @@ from homespun.inference.onnx_export import export_onnx
 from homespun.io.atomic import atomic_path
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.config import stored_task
+from homespun.tasks.network_text_model import TextTask
 from homespun.tasks.protocol import AnyTask
-from homespun.tasks.text_models import TextTask
 from homespun.tasks.texts import LabelledText
 
 Target = Literal["onnx", "sentence-transformers", "gguf"]

@@ -13,7 +13,8 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.inference.generation import TextGenerator
 from homespun.models.bundle import ModelBundle
-from homespun.tasks.config import ReadOptions, stored_task
+from homespun.tasks.config import stored_task
+from homespun.tasks.stored_data import ReadOptions
 from homespun.text.formats import Record
 from homespun.text.sources import ReadProgress, read_records
 

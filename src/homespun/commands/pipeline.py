@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from homespun.data.labels import LabelledRows, Labels
 from homespun.errors import UserError
-from homespun.hf.open import open_model
-from homespun.inference.generation import TextGenerator
-from homespun.inference.predict import embed_rows
-from homespun.models.bundle import ModelBundle
-from homespun.models.generation.settings import GenerationArguments
-from homespun.tasks.text_models import TextModel, find_text_model, open_text_model, predict_examples, to_predictions
+from homespun.tasks.text_models import TextModel, find_text_model, open_text_model, predict_examples
+from homespun.tasks.text_outputs import to_predictions
 from homespun.tasks.texts import LabelledText
+
+if TYPE_CHECKING:
+    from homespun.models.bundle import ModelBundle
+    from homespun.models.generation.settings import GenerationArguments
 
 Text = str | tuple[str, str]
 """A text, or a pair of texts."""
@@ -41,6 +41,8 @@ class Pipeline:
         self.source = str(source)
         self._bundle: ModelBundle | None = None
         if find_text_model(source) is None:
+            from homespun.hf.open import open_model  # imports torch, as networks need it
+
             self._bundle = open_model(source)
 
     @cached_property
@@ -92,6 +94,8 @@ class Pipeline:
         Raises:
             UserError: the model has no network, or no such pooling.
         """
+        from homespun.inference.predict import embed_rows
+
         bundle = self._network
         length = min(max_length, bundle.config.backbone.max_position_embeddings)
         rows = LabelledRows(list(texts), None, bundle.tokenizer, length=length)
@@ -103,6 +107,8 @@ class Pipeline:
         Raises:
             UserError: the model generates no text, or as in `homespun.models.model.Model.generate`.
         """
+        from homespun.inference.generation import TextGenerator
+
         generator = TextGenerator(self._network)
         return [[one.text for one in found] for found in generator.generate(prompts, **arguments)]
 

@@ -11,21 +11,22 @@ from functools import partial
 from itertools import tee
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from homespun.config import Tree
 from homespun.data.corpus import Progress
 from homespun.data.labels import Labels
 from homespun.errors import UserError
-from homespun.hf.open import open_model
 from homespun.io.atomic import atomic_path
 from homespun.metrics.classification import Metrics
-from homespun.models.bundle import ModelBundle
-from homespun.tasks.config import ReadOptions, stored_task
 from homespun.tasks.protocol import AnyTask, TaskData, prefix_errors
+from homespun.tasks.stored_data import ReadOptions
 from homespun.tasks.text_models import find_text_model, measure, open_text_model
 from homespun.tasks.text_models import predict as predict_with
 from homespun.text.sources import ReadProgress, read_records
+
+if TYPE_CHECKING:
+    from homespun.models.bundle import ModelBundle
 
 logger = logging.getLogger(__name__)
 _BATCH = 32
@@ -42,7 +43,7 @@ def evaluate(
         run: the model.
         data: files, globs or folders.
         options: ``text``, ``label``, ``encoding``, ``columns``, ``data_set`` and ``generation``, such as
-            ``{"num_beams": 4}``: see `homespun.tasks.config.ReadOptions`.
+            ``{"num_beams": 4}``: see `homespun.tasks.stored_data.ReadOptions`.
 
     Raises:
         UserError: a model that was not fine-tuned, no such column or data set, a label unseen in training.
@@ -52,6 +53,9 @@ def evaluate(
         found = model.data.read_files(data)
         with prefix_errors(data):
             return measure(model, found).metrics
+    from homespun.hf.open import open_model  # imports torch, as networks need it
+    from homespun.tasks.config import stored_task
+
     stored = open_model(run)
     task = stored_task(stored, source=run, **options)
     examples = task.data.read_files(data)
@@ -83,7 +87,7 @@ def predict(
         stored: model of ``run``, if it is open already.
         progress: called with 0 and the number of rows.
         read_progress: of the inputs.
-        options: columns, encoding, data set and generation settings, see `homespun.tasks.config.ReadOptions`.
+        options: columns, encoding, data set and generation settings, see `homespun.tasks.stored_data.ReadOptions`.
 
     Returns:
         ``rows``, ``truncated``, ``length``, `Task.result_fields`, ``out``, and ``labels`` {name: how often} of a
@@ -171,6 +175,9 @@ def _open_predictor(run: str, stored: ModelBundle | None, **options: Unpack[Read
     if stored is None and find_text_model(run) is not None:
         model = open_text_model(run, **options)
         return RecordPredictor(model.data, model.labels, partial(predict_with, model), {"model": model.kind})
+    from homespun.hf.open import open_model
+    from homespun.tasks.config import stored_task
+
     stored = open_model(run) if stored is None else stored
     return task_predictor(stored, stored_task(stored, source=run, **options))
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -117,6 +116,8 @@ def saved_long_inputs(task: Mapping[str, object], *, source: str) -> LongInputs:
 
 def pad_chunks(rows: Sequence[Row], pad_id: int) -> Batch:
     """`homespun.data.rows.pad` with a sequence for each chunk; `Batch.chunks` is None if no row has several."""
+    import torch
+
     sequences: list[Row] = []
     counts = []
     for row in rows:

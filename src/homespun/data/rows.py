@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from homespun.batch import Batch
@@ -353,6 +352,8 @@ def pad(rows: Sequence[Row], pad_id: int) -> Batch:
     In packed rows ``documents`` numbers the documents (padding: -1) and positions restart at each. Inputs that no row
     needs are None.
     """
+    import torch
+
     lengths = np.array([len(row.input_ids) for row in rows])
     shape = (len(rows), int(lengths.max()))
     input_ids = np.full(shape, pad_id, dtype=np.int64)

@@ -12,17 +12,14 @@ from numpy.typing import NDArray
 
 from homespun.data.labels import Labels
 from homespun.fitting.inspection import Inspection
-from homespun.inference.predict import DEFAULT_RULE, DecisionRule
 from homespun.linear import Candidate as NgramSettings
 from homespun.linear import LinearFit, fit_linear
-from homespun.metrics.calibration import row_losses
+from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule, row_losses
 from homespun.metrics.classification import Metrics
 from homespun.ngrams import CHARACTERS, WORDS, Ngrams
 from homespun.tasks.protocol import Measured
-from homespun.tasks.text_models import (
-    AverageTextModel,
-    LinearTextModel,
-    TextModel,
+from homespun.tasks.text_models import AverageTextModel, LinearTextModel, TextModel
+from homespun.tasks.text_outputs import (
     average,
     choose_decision,
     measure_outputs,

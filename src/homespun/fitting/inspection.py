@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from homespun.data.labels import Labels, label_name
 from homespun.data.splits import stratified_split
 from homespun.errors import UserError
-from homespun.tasks.number_training import numbers_of_examples
-from homespun.tasks.text_models import targets_of
+from homespun.tasks.text_outputs import numbers_of_examples, targets_of
 from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData, labels_of, readable_texts
 from homespun.text.clean import find_near_duplicates
 from homespun.text.formats import Record

@@ -24,17 +24,19 @@ from homespun.errors import UserError
 from homespun.fitting.candidates import METRICS, score
 from homespun.fitting.inspection import Inspection
 from homespun.hf.open import open_model
-from homespun.inference.predict import DEFAULT_RULE, embed_rows
+from homespun.inference.predict import embed_rows
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object, read_optional
+from homespun.metrics.calibration import DEFAULT_RULE
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.sequence_heads import LinearHeadConfig, MeanHeadConfig
 from homespun.models.weight_transfer import layers_of
 from homespun.report.console import Display
 from homespun.tasks.classification import ClassificationTask
+from homespun.tasks.network_text_model import NetworkTextModel, open_network
 from homespun.tasks.regression import RegressionTask
-from homespun.tasks.text_models import NetworkTextModel, measure_outputs, open_network, targets_of
+from homespun.tasks.text_outputs import measure_outputs, targets_of
 from homespun.tasks.texts import LabelledText, TextsData, rows_of
 
 MAX_LENGTH = 256  # tokens of a text that a network reads

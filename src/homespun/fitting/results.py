@@ -32,7 +32,8 @@ from homespun.metrics.classification import Metrics
 from homespun.report.significance import bootstrap_interval, permutation_test, wilson_interval
 from homespun.results import VERSION
 from homespun.tasks.protocol import Measured
-from homespun.tasks.text_models import TextModel, measure, measure_outputs
+from homespun.tasks.text_models import TextModel, measure
+from homespun.tasks.text_outputs import measure_outputs
 from homespun.tasks.texts import readable_texts
 
 SETTINGS, RESULT = "fit.json", "result.json"

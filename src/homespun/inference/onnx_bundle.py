@@ -11,8 +11,8 @@ from tokenizers import Tokenizer as Engine
 
 from homespun.data.labels import Labels
 from homespun.inference.onnx_export import OnnxReport, Probabilities, export_onnx, quietly
-from homespun.inference.predict import DecisionRule
 from homespun.io.atomic import atomic_path
+from homespun.metrics.calibration import DecisionRule
 from homespun.models.bundle import ModelBundle
 
 MODEL, LABELS, RUNNER = "model.onnx", "labels.json", "predict.py"

@@ -6,19 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Annotated
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from pydantic import Field
 
 from homespun.batch import Batch
-from homespun.config import Config
 from homespun.data.labels import LabelledRows, Labels
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row, Rows
 from homespun.errors import NotFinite, UserError
+from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule, probabilities
 from homespun.models.model import Model, eval_mode
 from homespun.models.sequence_heads import PICKS
 from homespun.text.tokenizer import Tokenizer
@@ -79,23 +76,6 @@ def embed_rows(
                 table = result.setdefault(name, np.empty((len(rows.lengths), vectors.shape[1]), dtype=np.float32))
                 table[indices] = vectors
     return result
-
-
-class DecisionRule(Config):
-    """Temperature and thresholds, calibrated on validation examples and stored with the model."""
-
-    temperature: float = Field(default=1.0, gt=0, description="divisor of the logits")
-    thresholds: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = Field(
-        default=None, description="multi-label: probability threshold of each label; default: 0.5"
-    )
-
-    def predict_labels(self, probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Multi-label predictions, (..., labels) of 0 and 1."""
-        thresholds = 0.5 if self.thresholds is None else np.array(self.thresholds)
-        return (probabilities > thresholds).astype(np.int64)
-
-
-DEFAULT_RULE = DecisionRule()
 
 
 _CHUNK = 4096  # texts that are sorted by length together: enough to save padding, few enough to stream
@@ -174,13 +154,4 @@ def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 3
             result = np.empty((len(rows), logits.shape[1]), dtype=np.float32)
         result[indices] = logits
     assert result is not None
-    return result
-
-
-def probabilities(
-    logits: NDArray[np.float32] | NDArray[np.float64], labels: Labels, *, temperature: float = 1.0
-) -> NDArray[np.float64]:
-    """Softmax of logits / temperature, (rows, classes); sigmoid for multi-label."""
-    values = torch.from_numpy(logits).double() / temperature
-    result: NDArray[np.float64] = (values.sigmoid() if labels.multi_label else values.softmax(dim=1)).numpy()
     return result

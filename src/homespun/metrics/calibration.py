@@ -9,11 +9,14 @@ threshold is noise (Lipton et al. 2014).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from homespun.config import Config
+from homespun.data.labels import Labels
 from homespun.metrics.classification import Metrics
 
 Average = Literal["micro_f1", "macro_f1"]
@@ -26,6 +29,34 @@ MIN_EXAMPLES = 30  # validation examples needed for calibration
 Logits = NDArray[np.float64]
 _FOLDS = 5
 _HALF = 0.5
+
+
+class DecisionRule(Config):
+    """Temperature and thresholds, calibrated on validation examples and stored with the model."""
+
+    temperature: float = Field(default=1.0, gt=0, description="divisor of the logits")
+    thresholds: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = Field(
+        default=None, description="multi-label: probability threshold of each label; default: 0.5"
+    )
+
+    def predict_labels(self, probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Multi-label predictions, (..., labels) of 0 and 1."""
+        thresholds = 0.5 if self.thresholds is None else np.array(self.thresholds)
+        return (probabilities > thresholds).astype(np.int64)
+
+
+DEFAULT_RULE = DecisionRule()
+
+
+def probabilities(
+    logits: NDArray[np.float32] | NDArray[np.float64], labels: Labels, *, temperature: float = 1.0
+) -> NDArray[np.float64]:
+    """Softmax of logits / temperature, (rows, classes); sigmoid for multi-label."""
+    from scipy.special import expit, softmax
+
+    values = logits.astype(np.float64) / temperature
+    result: NDArray[np.float64] = expit(values) if labels.multi_label else softmax(values, axis=1)
+    return result
 
 
 def row_losses(logits: Logits, truth: Truth) -> NDArray[np.float64]:

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.config import Config
-from homespun.inference.predict import DecisionRule
 from homespun.metrics.calibration import (
     MIN_EXAMPLES,
     Average,
+    DecisionRule,
     cross_val_f1,
     cross_val_temperature,
     f1,

@@ -22,9 +22,8 @@ from homespun.data.loader import Collate
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.inference.predict import DEFAULT_RULE, DecisionRule, Predictor, predict_logits, probabilities
-from homespun.metrics.calibration import measure_calibration, row_losses
-from homespun.metrics.classification import classification_metrics, classify
+from homespun.inference.predict import Predictor, predict_logits
+from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule
 from homespun.models.bundle import ModelBundle
 from homespun.models.composite_heads import LayerCount, Layers, num_mixed_layers
 from homespun.models.config import ModelConfig
@@ -37,14 +36,14 @@ from homespun.objectives.clm import AuxiliaryLM, WithNextTokenCounts
 from homespun.objectives.distillation import LabelDistillation, LabelTeacher
 from homespun.objectives.protocol import WithTargetCounts
 from homespun.tasks.calibration import Calibration, calibrate
-from homespun.tasks.head_training import ClassLoss, ClassTraining, TextLoss, build_text_head
+from homespun.tasks.head_training import ClassLoss, ClassTraining, TextLoss, build_text_head, check_text_head
 from homespun.tasks.protocol import CalibratedTask, Measured, TrainingSetup, task_metadata
+from homespun.tasks.text_outputs import class_predictions, measure_logits
 from homespun.tasks.texts import (
     TEXT_COUNTS,
     TEXT_KINDS,
     LabelledText,
     TextsData,
-    check_text_head,
     labels_of,
     readable_texts,
     rows_of,
@@ -293,7 +292,7 @@ class ClassificationTask:
             "tfidf": tfidf(train_texts, train_targets, test_texts, test_targets, self.labels, seconds=seconds),
         }
         return {
-            name: Measured(baseline.metrics, _predictions(test_targets, baseline.predicted, self.labels))
+            name: Measured(baseline.metrics, class_predictions(test_targets, baseline.predicted, self.labels))
             for name, baseline in baselines.items()
         }
 
@@ -316,34 +315,3 @@ class ClassificationTask:
         )
         for rows in unlabelled_rows(records, self.data, self.stored, source=source):
             yield from map(asdict, predictor.predict_rows(rows))
-
-
-def measure_logits(
-    logits: NDArray[np.float64], truth: NDArray[np.int64], labels: Labels, decision: DecisionRule
-) -> Measured:
-    """Compute `classification_metrics`, ``calibration``, and predictions with ``probability`` and ``loss``.
-
-    Args:
-        logits: (texts, classes).
-        truth: (texts,) classes, or (texts, classes) zeros and ones.
-        labels: the classes.
-        decision: temperature and thresholds.
-    """
-    temperature = decision.temperature
-    table = probabilities(logits, labels, temperature=temperature)
-    predicted = classify(table, labels, decision.thresholds)
-    metrics = classification_metrics(labels, truth, predicted, probabilities=table)
-    errors = measure_calibration(logits, truth, temperature)
-    metrics |= {"ece": errors["after"]["ece"], "calibration": errors}
-    losses = row_losses(logits / temperature, truth)
-    predictions = _predictions(truth, predicted, labels)
-    for prediction, row, loss in zip(predictions, table.tolist(), losses.tolist(), strict=True):
-        prediction |= {"probability": row, "loss": loss}
-    return Measured(metrics, predictions)
-
-
-def _predictions(truth: NDArray[np.int64], predicted: NDArray[np.int64], labels: Labels) -> list[dict[str, object]]:
-    return [
-        {"truth": labels.decode(right), "predicted": labels.decode(given)}
-        for right, given in zip(truth, predicted, strict=True)
-    ]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, TypedDict, Unpack, get_args
+from collections.abc import Mapping
+from typing import Annotated, Unpack, get_args
 
 from pydantic import Field
 
-from homespun.config import Config, validate
-from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.classification import Classification
 from homespun.tasks.ordinal_regression import OrdinalRegression
@@ -18,6 +16,7 @@ from homespun.tasks.regression import Regression
 from homespun.tasks.sentence_classification import SentenceClassification, SentencesData
 from homespun.tasks.seq2seq import TextToText
 from homespun.tasks.seq2seq_data import TextPairsData
+from homespun.tasks.stored_data import ReadOptions, StoredData, stored_data
 from homespun.tasks.texts import LabelledData, PairsData
 from homespun.tasks.token_classification import TaggedData, TokenClassification
 
@@ -36,10 +35,9 @@ FinetuneObjective = Annotated[
 ]
 _DATA: tuple[type[TaskData], ...] = get_args(get_args(FinetuneData)[0])
 _OBJECTIVES: tuple[type[TaskObjective], ...] = get_args(get_args(FinetuneObjective)[0])
-_NOT_DATA = ("kind", "data", "learned", "decision")  # keys of `Task.to_metadata` without the settings of the data
 
 
-class _StoredData(Config):
+class _StoredData(StoredData):
     data: FinetuneData
 
 
@@ -56,30 +54,13 @@ def task_from_metadata(data: TaskData, stored: ModelBundle, *, source: str) -> A
     return objective.task_from_metadata(data, stored, source=source)
 
 
-class ReadOptions(TypedDict, total=False):
-    """Options for reading records for a fine-tuned model; by default as in training, and the encoding is detected."""
-
-    text: Sequence[str] | None
-    """Columns of the texts."""
-    label: str | None
-    """Column of the labels."""
-    encoding: str | None
-    """Of the files."""
-    columns: Sequence[str] | None
-    """Names of the columns of files without a header."""
-    data_set: str | None
-    """One of several data sets that the model learned from, each with its prefix."""
-    generation: Mapping[str, object] | None
-    """Generation settings that differ from training: `homespun.inference.generation.TextGenerationConfig`."""
-
-
 def stored_task(stored: ModelBundle, *, source: str, **options: Unpack[ReadOptions]) -> AnyTask:
     """Rebuild the task that a model was fine-tuned on, with other columns if given.
 
     Args:
         stored: the model.
         source: beginning of error messages.
-        options: see `ReadOptions`.
+        options: see `homespun.tasks.stored_data.ReadOptions`.
 
     Raises:
         UserError: the model was not fine-tuned, or by another version; or as in `stored_data`.
@@ -90,27 +71,5 @@ def stored_task(stored: ModelBundle, *, source: str, **options: Unpack[ReadOptio
             if head.kind in data_class.from_heads:
                 kind = data_class.model_fields["kind"].default
                 metadata = {"data": kind} | {k: v for k, v in metadata.items() if k in ("kind", "max_length")}
-    return task_from_metadata(stored_data(metadata, source=source, **options), stored, source=source)
-
-
-def stored_data(metadata: Mapping[str, object], *, source: str, **options: Unpack[ReadOptions]) -> TaskData:
-    """Rebuild the data config of a fine-tuned model from `Task.to_metadata`.
-
-    Raises:
-        UserError: several data sets and no ``data_set``; or ``generation`` for a model that does not generate text.
-    """
-    settings = {name: value for name, value in metadata.items() if name not in _NOT_DATA and value is not None}
-    kind = metadata.get("data", "texts")
-    if generation := options.get("generation"):
-        if not any(kind == one.model_fields["kind"].default and "generation" in one.model_fields for one in _DATA):
-            raise UserError(f"{source} does not generate text; leave --generation out")
-        earlier = settings.get("generation", {})
-        settings["generation"] = {**(earlier if isinstance(earlier, Mapping) else {}), **generation}
-    data: TaskData = validate(_StoredData, {"data": settings | {"kind": kind}}, source=source).data
-    data = data.select_set(options.get("data_set"), source=source)
-    return data.with_columns(
-        text=options.get("text"),
-        label=options.get("label"),
-        encoding=options.get("encoding"),
-        columns=options.get("columns"),
-    )
+    data = stored_data(_StoredData, metadata, source=source, **options)
+    return task_from_metadata(data, stored, source=source)

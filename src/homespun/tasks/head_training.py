@@ -17,6 +17,7 @@ from homespun.batch import Batch, Loss, Term
 from homespun.data.labels import Labels
 from homespun.data.long_inputs import LongInputs
 from homespun.errors import UserError, nearest
+from homespun.models.bundle import ModelBundle
 from homespun.models.composite_heads import ChunkPoolHeadConfig, LayerCount, Layers, on_layers
 from homespun.models.config import HeadConfig, ModelConfig
 from homespun.models.encoder import initialise
@@ -24,7 +25,8 @@ from homespun.models.heads import HeadSettings
 from homespun.models.model import Model
 from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.objectives.protocol import ClassifierOutput
-from homespun.tasks.protocol import TaskObjective
+from homespun.tasks.protocol import TaskObjective, check_length
+from homespun.tasks.texts import TextsData
 
 
 class TextHeadSettings(Protocol):
@@ -74,6 +76,13 @@ def check_head(head: SequenceHeadConfig, config: ModelConfig) -> None:
     if head.reads_first_token:
         hint = "set objective.head.kind=last, mean, cnn or bilstm, or take the recipe classify-cnn"
         check_first_token(f"objective.head.kind={head.kind}", config, hint=hint)
+
+
+def check_text_head(objective: TextHeadSettings, data: TextsData, stored: ModelBundle) -> None:
+    """Raise `UserError` for texts longer than the model, and for a head on the first token of a causal model."""
+    chunks = ", and read longer texts with data.truncation.kind=chunk_mean" if data.kind == "texts" else ""
+    check_length("max_length", data.max_length, stored.config.backbone.max_position_embeddings, chunks)
+    check_head(objective.head, stored.config)
 
 
 def check_first_token(setting: str, config: ModelConfig, *, hint: str) -> None:

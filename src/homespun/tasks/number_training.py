@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from homespun.baselines import tfidf_ridge
 from homespun.batch import Batch, Loss, RowSeed, Term
-from homespun.data.labels import LabelledRows, RegressionRows, parse_numbers
+from homespun.data.labels import LabelledRows, RegressionRows
 from homespun.data.loader import Collate
 from homespun.data.long_inputs import pad_chunks
 from homespun.data.rows import Row
@@ -35,7 +35,6 @@ from homespun.tasks.texts import (
     TEXT_KINDS,
     LabelledText,
     TextsData,
-    labels_of,
     readable_texts,
     rows_of,
     rows_without,
@@ -268,18 +267,6 @@ class NumberTask(ABC):
         return RegressionRows(rows, numbers, rows.counts | {"outside": int(np.isnan(numbers).sum())})
 
 
-def numbers_of_examples(examples: Sequence[LabelledText]) -> NDArray[np.float64]:
-    """Parse the labels as numbers.
-
-    Raises:
-        UserError: a label is no number, or there are several labels a text.
-    """
-    labels = labels_of(examples)
-    if labels and isinstance(labels[0], tuple):
-        raise UserError("data.multi_label=true gives several labels a text, and a number is one label; leave it out")
-    return parse_numbers([str(label) for label in labels])
-
-
 def left_out(training: RegressionRows) -> NDArray[np.bool_]:
     """(rows,) True for rows that are not trained on: NaN, and pairs with an empty text."""
     assert isinstance(training.rows, LabelledRows)
@@ -299,16 +286,6 @@ def known_mask(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
     if not known.any():
         raise UserError("no row has a number within the range; check data.label and the range")
     return known
-
-
-def number_predictions(truth: NDArray[np.float64], predicted: NDArray[np.float64]) -> list[dict[str, object]]:
-    """Return an object for each number; ``score`` is minus the absolute error, if the truth is known."""
-    return [
-        {"truth": number, "predicted": prediction, "score": -abs(number - prediction)}
-        if np.isfinite(number)
-        else {"truth": None, "predicted": prediction}
-        for number, prediction in zip(truth.tolist(), predicted.tolist(), strict=True)
-    ]
 
 
 def number_baselines(

@@ -25,7 +25,7 @@ from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives.adversarial import symmetric_kl
-from homespun.tasks.head_training import build_text_head
+from homespun.tasks.head_training import build_text_head, check_text_head
 from homespun.tasks.number_training import (
     CORRECT_OR_LEAVE_OUT,
     NumberObjective,
@@ -39,12 +39,11 @@ from homespun.tasks.number_training import (
     known_numbers,
     learned_settings,
     number_baselines,
-    number_predictions,
-    numbers_of_examples,
     refit,
 )
 from homespun.tasks.protocol import Measured, TrainingSetup, prefix_errors
-from homespun.tasks.texts import LabelledText, TextsData, check_text_head, unlabelled_rows
+from homespun.tasks.text_outputs import number_predictions, numbers_of_examples
+from homespun.tasks.texts import LabelledText, TextsData, unlabelled_rows
 from homespun.text.formats import Record
 
 MAX_LEVELS = 50

@@ -13,25 +13,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import nn
 
 from homespun.config import Config
 from homespun.data.labels import Labels
-from homespun.data.loader import Collate, Loader
 from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics
-from homespun.models.bundle import ModelBundle
-from homespun.models.config import ModelConfig
-from homespun.models.model import Model
 from homespun.tasks.calibration import Calibration
 from homespun.text.formats import Record
-from homespun.training.validation import EvalResult, evaluate_loss
+
+if TYPE_CHECKING:  # imported late: linear models need no torch
+    from torch import nn
+
+    from homespun.data.loader import Collate
+    from homespun.models.bundle import ModelBundle
+    from homespun.models.config import ModelConfig
+    from homespun.models.model import Model
+    from homespun.training.validation import EvalResult
 
 Part = Literal["train", "validation", "test"]
 
@@ -344,6 +347,9 @@ def validate(
         rows: validation rows.
         batch_size: rows at a time.
     """
+    from homespun.data.loader import Loader
+    from homespun.training.validation import EvalResult, evaluate_loss
+
     evaluated = None
     if setup.loss_from_metrics is None:
         labelled = rows if setup.labelled_rows is None else setup.labelled_rows(rows)

@@ -13,14 +13,14 @@ from pydantic import Field, model_validator
 from homespun.data.labels import LabelledRows, RegressionRows
 from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError
-from homespun.inference.predict import DEFAULT_RULE, DecisionRule
+from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule
 from homespun.metrics.regression import regression_metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.composite_heads import LayerCount, Layers
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
-from homespun.tasks.head_training import build_text_head
+from homespun.tasks.head_training import build_text_head, check_text_head
 from homespun.tasks.number_training import (
     CORRECT_OR_LEAVE_OUT,
     NumberObjective,
@@ -33,11 +33,10 @@ from homespun.tasks.number_training import (
     known_numbers,
     learned_settings,
     number_baselines,
-    number_predictions,
-    numbers_of_examples,
 )
 from homespun.tasks.protocol import Measured, TrainingSetup
-from homespun.tasks.texts import LabelledText, TextsData, check_text_head, unlabelled_rows
+from homespun.tasks.text_outputs import number_predictions, numbers_of_examples
+from homespun.tasks.texts import LabelledText, TextsData, unlabelled_rows
 from homespun.text.formats import Record
 
 

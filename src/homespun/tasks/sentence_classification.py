@@ -27,7 +27,8 @@ from homespun.data.sentence_documents import (
     read_sentence_documents,
 )
 from homespun.errors import UserError
-from homespun.inference.predict import forward_logits, probabilities
+from homespun.inference.predict import forward_logits
+from homespun.metrics.calibration import probabilities
 from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
 from homespun.models.composite_heads import Layers

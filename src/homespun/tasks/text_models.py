@@ -10,49 +10,26 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, Unpack, runtime_checkable
+from typing import Annotated, Literal, Protocol, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
+from pydantic import Field
 
 from homespun.config import Config, validate
-from homespun.data.labels import LabelledRows, Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError
-from homespun.hf.open import open_model
-from homespun.inference.predict import DEFAULT_RULE, DecisionRule, probabilities
 from homespun.io.atomic import atomic_path
 from homespun.io.json import read_object
 from homespun.linear import LinearModel, is_linear
-from homespun.metrics.regression import regression_metrics
-from homespun.models.bundle import ModelBundle, save_model
-from homespun.models.model import Model
-from homespun.ngrams import Texts
-from homespun.tasks.calibration import Calibration, calibrate
-from homespun.tasks.classification import Classification, measure_logits
-from homespun.tasks.config import ReadOptions, stored_data, stored_task
-from homespun.tasks.number_training import number_predictions, numbers_of_examples
+from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule
 from homespun.tasks.protocol import Measured, numbered_chunks, task_metadata
-from homespun.tasks.regression import Regression
-from homespun.tasks.texts import LabelledText, TextsData, labels_of, rows_of, second_texts
+from homespun.tasks.stored_data import ReadOptions, StoredData, stored_data
+from homespun.tasks.text_outputs import Outputs, average, measure_outputs, texts_of, to_predictions
+from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData
 from homespun.text.formats import Record
 
 AVERAGE = "average.json"
-Floats = NDArray[np.float64]
 _CHUNK = 4096  # records read ahead in prediction
-_LEAST = 1e-7  # probability, so that logits are finite
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """Outputs of a model for some texts.
-
-    Args:
-        values: (texts, classes) logits, or (texts,) numbers.
-        truncated: (texts,) a part of the text was not read.
-    """
-
-    values: Floats
-    truncated: NDArray[np.bool_]
 
 
 class TextModel(Protocol):
@@ -86,78 +63,6 @@ class TextModel(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write the model into an existing folder."""
-
-
-@runtime_checkable
-class TextTask(Protocol):
-    """Classification or regression of whole texts."""
-
-    @property
-    def data(self) -> TextsData: ...
-    @property
-    def labels(self) -> Labels | None: ...
-    @property
-    def decision(self) -> DecisionRule: ...
-
-    def outputs(self, model: Model, rows: LabelledRows) -> Floats:
-        """Compute (rows, classes) logits or (rows,) numbers."""
-
-    def with_decision(self, decision: DecisionRule) -> TextTask:
-        """Return a copy with another temperature and other thresholds."""
-
-    def to_metadata(self) -> dict[str, object]:
-        """Return ``task`` of the stored model."""
-
-
-@dataclass(frozen=True)
-class NetworkTextModel:
-    """A fine-tuned network."""
-
-    stored: ModelBundle
-    task: TextTask
-    kind: Literal["network"] = "network"
-
-    @property
-    def data(self) -> TextsData:
-        """Columns of the texts and of the label."""
-        return self.task.data
-
-    @property
-    def labels(self) -> Labels | None:
-        """Classes; ``None`` for numbers."""
-        return self.task.labels
-
-    @property
-    def decision(self) -> DecisionRule:
-        """Temperature and thresholds of the logits."""
-        return self.task.decision
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters."""
-        return sum(parameter.numel() for parameter in self.stored.model.parameters())
-
-    def outputs(self, examples: Sequence[LabelledText]) -> Outputs:
-        """Compute logits or numbers."""
-        rows = rows_of(examples, self.data, self.stored)
-        return Outputs(self.task.outputs(self.stored.model, rows), rows.cut)
-
-    def refit(self, fit: RefitLinear) -> NetworkTextModel:
-        """Return the model itself."""
-        return self
-
-    def calibrated(self, examples: Sequence[LabelledText]) -> NetworkTextModel:
-        """Return the model with temperature and thresholds chosen on validation examples."""
-        values = self.outputs(examples).values
-        task = self.task.with_decision(choose_decision(values, examples, self.labels))
-        return NetworkTextModel(replace(self.stored, task=task.to_metadata()), task)
-
-    def save(self, folder: Path) -> None:
-        """Write the model into an existing folder."""
-        stored = self.stored
-        save_model(
-            folder, stored.model, stored.config, stored.tokenizer, labels=self.labels, task=self.task.to_metadata()
-        )
 
 
 @dataclass(frozen=True)
@@ -253,6 +158,10 @@ RefitLinear = Callable[[LinearTextModel], LinearTextModel]
 """Fits a linear model again, on other examples."""
 
 
+class _StoredTexts(StoredData):
+    data: Annotated[LabelledData | PairsData, Field(discriminator="kind")]
+
+
 class _StoredDecision(Config):
     decision: DecisionRule = DEFAULT_RULE
 
@@ -263,57 +172,9 @@ class _StoredAverage(Config):
     decision: DecisionRule
 
 
-def texts_of(examples: Sequence[LabelledText]) -> Texts:
-    """Return the texts of examples for a linear model."""
-    return Texts([example.text for example in examples], second_texts(examples))
-
-
-def targets_of(examples: Sequence[LabelledText], labels: Labels | None) -> NDArray[np.int64] | Floats:
-    """Return the classes or the numbers of labelled examples.
-
-    Raises:
-        UserError: an unknown label, or one that is no number.
-    """
-    return numbers_of_examples(examples) if labels is None else labels.encode(labels_of(examples))
-
-
-def to_predictions(values: Floats, labels: Labels | None, decision: DecisionRule) -> Floats:
-    """Return (texts, classes) probabilities of logits, or the (texts,) numbers as they are."""
-    return values if labels is None else probabilities(values, labels, temperature=decision.temperature)
-
-
-def average(predicted: Sequence[Floats], weights: Sequence[float], labels: Labels | None) -> Floats:
-    """Return logits of the weighted mean of probabilities, or the weighted mean of numbers."""
-    mean: Floats = np.tensordot(np.array(weights), np.stack(predicted), axes=1)
-    if labels is None:
-        return mean
-    from scipy.special import logit
-
-    mean = mean.clip(_LEAST, 1 - _LEAST)
-    logits: Floats = logit(mean) if labels.multi_label else np.log(mean)
-    return logits
-
-
 def measure(model: TextModel, examples: Sequence[LabelledText]) -> Measured:
     """Evaluate a model on labelled examples, with the metrics of its task."""
     return measure_outputs(model.outputs(examples).values, examples, model.labels, model.decision)
-
-
-def measure_outputs(
-    values: Floats, examples: Sequence[LabelledText], labels: Labels | None, decision: DecisionRule
-) -> Measured:
-    """Compute the metrics of outputs, as `homespun.tasks.classification` and `homespun.tasks.regression` do."""
-    if labels is not None:
-        return measure_logits(values, labels.encode(labels_of(examples)), labels, decision)
-    numbers = numbers_of_examples(examples)
-    return Measured(regression_metrics(numbers, values), number_predictions(numbers, values))
-
-
-def choose_decision(values: Floats, examples: Sequence[LabelledText], labels: Labels | None) -> DecisionRule:
-    """Choose temperature and thresholds of logits on validation examples; none for numbers."""
-    if labels is None:
-        return DEFAULT_RULE
-    return calibrate(values.astype(np.float32), labels.encode(labels_of(examples)), Calibration())[0]
 
 
 def predict(model: TextModel, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
@@ -362,31 +223,24 @@ def find_text_model(run: str | Path) -> Path | None:
     return None
 
 
-def open_network(run: str | Path, **options: Unpack[ReadOptions]) -> NetworkTextModel:
-    """Open a network as `open_text_model` does."""
-    stored = open_model(run)
-    task = stored_task(stored, source=str(run), **options)
-    if not isinstance(task, TextTask):
-        raise UserError(f"{run} neither classifies texts nor predicts a number for each")
-    return NetworkTextModel(stored, task)
-
-
 def open_text_model(run: str | Path, **options: Unpack[ReadOptions]) -> TextModel:
     """Open a classifier or regressor of texts: a run, a ``model/`` folder, or a Hugging Face folder or name.
 
     Args:
         run: the model.
-        options: columns that differ from training; see `homespun.tasks.config.ReadOptions`.
+        options: columns that differ from training; see `homespun.tasks.stored_data.ReadOptions`.
 
     Raises:
         UserError: there is no model, it does another task, or its files are damaged.
     """
     folder = find_text_model(run)
     if folder is None:
+        from homespun.tasks.network_text_model import open_network  # imports torch
+
         return open_network(run, **options)
     if is_linear(folder):
         model = LinearModel.load(folder)
-        data = stored_data(model.task, source=str(run), **options)
+        data = stored_data(_StoredTexts, model.task, source=str(run), **options)
         assert isinstance(data, TextsData)
         decided = {name: value for name, value in model.task.items() if name == "decision"}
         decision = validate(_StoredDecision, decided, source=str(folder)).decision
@@ -403,5 +257,5 @@ def open_text_model(run: str | Path, **options: Unpack[ReadOptions]) -> TextMode
 
 
 def _metadata(model: LinearTextModel) -> dict[str, object]:
-    kind = (Regression if model.labels is None else Classification).model_fields["kind"].default
+    kind = "regression" if model.labels is None else "classification"
     return task_metadata(kind, model.data) | {"decision": model.decision.model_dump(mode="json")}

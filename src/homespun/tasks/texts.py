@@ -15,10 +15,11 @@ from homespun.data.labels import LabelledRows, LabelNames, Labels, get_text, rea
 from homespun.data.long_inputs import TRUNCATE, LongInputs, Truncate
 from homespun.data.rows import Rows, SubsetRows
 from homespun.errors import UserError
-from homespun.models.bundle import ModelBundle
-from homespun.tasks.head_training import TextHeadSettings, check_head
-from homespun.tasks.protocol import TaskData, check_length, numbered_chunks, paths
+from homespun.tasks.protocol import TaskData, numbered_chunks, paths
 from homespun.text.formats import Record
+
+if TYPE_CHECKING:
+    from homespun.models.bundle import ModelBundle
 
 TEXT_KINDS = ("texts", "sentence_pairs")
 TEXT_COUNTS = {
@@ -156,13 +157,6 @@ class PairsData(TextsData):
             raise UserError(f"--text-field is given {len(text)} times; the model reads pairs, give it twice")
         first, second = text or (self.first, self.second)
         return {"first": first, "second": second, "label": label or self.label}
-
-
-def check_text_head(objective: TextHeadSettings, data: TextsData, stored: ModelBundle) -> None:
-    """Raise `UserError` for texts longer than the model, and for a head on the first token of a causal model."""
-    chunks = ", and read longer texts with data.truncation.kind=chunk_mean" if data.kind == "texts" else ""
-    check_length("max_length", data.max_length, stored.config.backbone.max_position_embeddings, chunks)
-    check_head(objective.head, stored.config)
 
 
 def labels_of(examples: Sequence[LabelledText]) -> LabelNames:

@@ -1,0 +1,105 @@
+"""Networks that classify texts or predict a number for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Protocol, Unpack, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.data.labels import LabelledRows, Labels
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.metrics.calibration import DecisionRule
+from homespun.models.bundle import ModelBundle, save_model
+from homespun.models.model import Model
+from homespun.tasks.config import stored_task
+from homespun.tasks.stored_data import ReadOptions
+from homespun.tasks.text_outputs import Outputs, choose_decision
+from homespun.tasks.texts import LabelledText, TextsData, rows_of
+
+Floats = NDArray[np.float64]
+
+
+@runtime_checkable
+class TextTask(Protocol):
+    """Classification or regression of whole texts."""
+
+    @property
+    def data(self) -> TextsData: ...
+    @property
+    def labels(self) -> Labels | None: ...
+    @property
+    def decision(self) -> DecisionRule: ...
+
+    def outputs(self, model: Model, rows: LabelledRows) -> Floats:
+        """Compute (rows, classes) logits or (rows,) numbers."""
+
+    def with_decision(self, decision: DecisionRule) -> TextTask:
+        """Return a copy with another temperature and other thresholds."""
+
+    def to_metadata(self) -> dict[str, object]:
+        """Return ``task`` of the stored model."""
+
+
+@dataclass(frozen=True)
+class NetworkTextModel:
+    """A fine-tuned network."""
+
+    stored: ModelBundle
+    task: TextTask
+    kind: Literal["network"] = "network"
+
+    @property
+    def data(self) -> TextsData:
+        """Columns of the texts and of the label."""
+        return self.task.data
+
+    @property
+    def labels(self) -> Labels | None:
+        """Classes; ``None`` for numbers."""
+        return self.task.labels
+
+    @property
+    def decision(self) -> DecisionRule:
+        """Temperature and thresholds of the logits."""
+        return self.task.decision
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.stored.model.parameters())
+
+    def outputs(self, examples: Sequence[LabelledText]) -> Outputs:
+        """Compute logits or numbers."""
+        rows = rows_of(examples, self.data, self.stored)
+        return Outputs(self.task.outputs(self.stored.model, rows), rows.cut)
+
+    def refit(self, fit: object) -> NetworkTextModel:
+        """Return the model itself."""
+        return self
+
+    def calibrated(self, examples: Sequence[LabelledText]) -> NetworkTextModel:
+        """Return the model with temperature and thresholds chosen on validation examples."""
+        values = self.outputs(examples).values
+        task = self.task.with_decision(choose_decision(values, examples, self.labels))
+        return NetworkTextModel(replace(self.stored, task=task.to_metadata()), task)
+
+    def save(self, folder: Path) -> None:
+        """Write the model into an existing folder."""
+        stored = self.stored
+        save_model(
+            folder, stored.model, stored.config, stored.tokenizer, labels=self.labels, task=self.task.to_metadata()
+        )
+
+
+def open_network(run: str | Path, **options: Unpack[ReadOptions]) -> NetworkTextModel:
+    """Open a network as `homespun.tasks.text_models.open_text_model` does."""
+    stored = open_model(run)
+    task = stored_task(stored, source=str(run), **options)
+    if not isinstance(task, TextTask):
+        raise UserError(f"{run} neither classifies texts nor predicts a number for each")
+    return NetworkTextModel(stored, task)

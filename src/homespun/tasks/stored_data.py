@@ -1,0 +1,62 @@
+"""Data config of a fine-tuned model, rebuilt from the metadata that are stored with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict, Unpack, get_args
+
+from homespun.config import Config, validate
+from homespun.errors import UserError
+from homespun.tasks.protocol import TaskData
+
+
+class ReadOptions(TypedDict, total=False):
+    """Options for reading records for a fine-tuned model; by default as in training, and the encoding is detected."""
+
+    text: Sequence[str] | None
+    """Columns of the texts."""
+    label: str | None
+    """Column of the labels."""
+    encoding: str | None
+    """Of the files."""
+    columns: Sequence[str] | None
+    """Names of the columns of files without a header."""
+    data_set: str | None
+    """One of several data sets that the model learned from, each with its prefix."""
+    generation: Mapping[str, object] | None
+    """Generation settings that differ from training: `homespun.inference.generation.TextGenerationConfig`."""
+
+
+class StoredData(Config):
+    """Config of the data of a fine-tuned model; a subclass has a union as ``data``."""
+
+    data: TaskData
+
+
+_NOT_DATA = ("kind", "data", "learned", "decision")  # keys of `Task.to_metadata` without the settings of the data
+
+
+def stored_data(
+    stored: type[StoredData], metadata: Mapping[str, object], *, source: str, **options: Unpack[ReadOptions]
+) -> TaskData:
+    """Rebuild the data config of a fine-tuned model, a member of the union of ``stored``, from `Task.to_metadata`.
+
+    Raises:
+        UserError: several data sets and no ``data_set``; or ``generation`` for a model that does not generate text.
+    """
+    settings = {name: value for name, value in metadata.items() if name not in _NOT_DATA and value is not None}
+    kind = metadata.get("data", "texts")
+    if generation := options.get("generation"):
+        members = get_args(stored.model_fields["data"].annotation)
+        if not any(kind == one.model_fields["kind"].default and "generation" in one.model_fields for one in members):
+            raise UserError(f"{source} does not generate text; leave --generation out")
+        earlier = settings.get("generation", {})
+        settings["generation"] = {**(earlier if isinstance(earlier, Mapping) else {}), **generation}
+    data = validate(stored, {"data": settings | {"kind": kind}}, source=source).data
+    data = data.select_set(options.get("data_set"), source=source)
+    return data.with_columns(
+        text=options.get("text"),
+        label=options.get("label"),
+        encoding=options.get("encoding"),
+        columns=options.get("columns"),
+    )
