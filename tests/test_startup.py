@@ -153,11 +153,20 @@ def test_settings_are_those_of_the_configs() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_is_opened_without_the_compiler() -> None:
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        {"preset": "bert-tiny"},
+        {"preset": "bert-tiny", "positions": {"kind": "sinusoidal"}},
+        {"preset": "spun-encoder-tiny", "neighbour_heads": 1},
+    ],
+    ids=["learned", "sinusoidal", "rotary"],
+)
+def test_a_model_is_opened_without_the_compiler(backbone: dict[str, object]) -> None:
     code = (
         "import sys, torch; from homespun.models.bundle import build_on_meta; "
         "from homespun.models.config import ModelConfig; "
-        "config = ModelConfig.model_validate({'backbone': {'preset': 'bert-tiny', 'vocab_size': 99}}); "
+        f"config = ModelConfig.model_validate({{'backbone': {backbone | {'vocab_size': 99}}}}); "
         "build_on_meta(config, dict.fromkeys(range(99), torch.zeros(1)), source='test'); "
         "assert 'torch._dynamo' not in sys.modules"
     )

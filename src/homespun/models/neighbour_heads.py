@@ -130,6 +130,8 @@ def _set_biases(attention: MultiHeadAttention, step: int) -> None:
             "neighbour_heads with rotary positions needs model.attention_bias=true and model.num_key_value_heads=0; "
             "set both, or model.neighbour_heads=0"
         )
+    if query.is_meta:
+        return
     assert attention.rotary is not None
     size = len(query) // attention.num_attention_heads
     frequencies = attention.rotary.frequencies[:_NUM_FREQUENCIES]

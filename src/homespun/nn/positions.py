@@ -52,6 +52,11 @@ class NoPositions(nn.Module):
         return self.nothing
 
 
+def _only_shapes() -> bool:
+    """Return whether a model is built on the device ``meta``, where arithmetic imports torch's compiler (1.3 s)."""
+    return bool(torch.get_default_device().type == "meta")
+
+
 class SinusoidalPositions(nn.Module):
     """Sinusoidal position embeddings (Vaswani et al. 2017, section 3.5).
 
@@ -68,12 +73,15 @@ class SinusoidalPositions(nn.Module):
         if embedding_size % 2:
             raise UserError(f"sinusoidal positions need an even embedding_size, not {embedding_size}")
         self.max_position_embeddings = max_position_embeddings
-        position = torch.arange(max_position_embeddings, dtype=torch.float64)[:, None]
-        # float64: an error in the seventh digit of a frequency is one in the fourth digit at position 1000
-        even = torch.arange(0, embedding_size, 2, dtype=torch.float64)
-        frequency = torch.exp(even * (-math.log(10000.0) / embedding_size))
-        parts = torch.sin(position * frequency), torch.cos(position * frequency)
-        table = torch.cat(parts, dim=-1) if halves else torch.stack(parts, dim=-1).flatten(1)
+        if _only_shapes():
+            table = torch.empty(max_position_embeddings, embedding_size)
+        else:
+            position = torch.arange(max_position_embeddings, dtype=torch.float64)[:, None]
+            # float64: an error in the seventh digit of a frequency is one in the fourth digit at position 1000
+            even = torch.arange(0, embedding_size, 2, dtype=torch.float64)
+            frequency = torch.exp(even * (-math.log(10000.0) / embedding_size))
+            parts = torch.sin(position * frequency), torch.cos(position * frequency)
+            table = torch.cat(parts, dim=-1) if halves else torch.stack(parts, dim=-1).flatten(1)
         self.register_buffer("table", table.float(), persistent=False)
 
     def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
@@ -140,11 +148,16 @@ class Rotary(nn.Module):
 
     def __init__(self, head_size: int, max_position_embeddings: int, *, theta: float = 10_000.0) -> None:
         super().__init__()
-        frequency = theta ** -(torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
-        angle = torch.arange(max_position_embeddings, dtype=torch.float64)[:, None] * frequency
+        if _only_shapes():
+            frequency = torch.empty(len(range(0, head_size, 2)))
+            cos = sin = torch.empty(max_position_embeddings, len(frequency))
+        else:
+            frequency = theta ** -(torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+            angle = torch.arange(max_position_embeddings, dtype=torch.float64)[:, None] * frequency
+            cos, sin = angle.cos(), angle.sin()
         self.frequencies = frequency.float()  # (head_size / 2,) radians a position
-        self.register_buffer("cos", angle.cos().float(), persistent=False)  # (positions, head_size / 2)
-        self.register_buffer("sin", angle.sin().float(), persistent=False)
+        self.register_buffer("cos", cos.float(), persistent=False)  # (positions, head_size / 2)
+        self.register_buffer("sin", sin.float(), persistent=False)
 
     def forward(self, heads: Tensor, *, start: int = 0, position_ids: Tensor | None = None) -> Tensor:
         """(batch, heads, seq, head_size) -> the same; computed in float32.
