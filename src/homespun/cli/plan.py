@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Annotated, Any
 
 import typer
@@ -29,9 +30,15 @@ def plan(
     of_recipe, changes = (overrides or [], {}) if start_from is None else split_overrides(overrides or [])
     check_recipe(recipe, of_recipe)
 
+    gc.disable()  # collections take a sixth of the imports
     from homespun.commands.plan import plan as command
     from homespun.commands.recipe import load_recipe
+    from homespun.planning.tracer import StepTracer
     from homespun.report.console import Display
+
+    StepTracer()  # imports torch's compiler
+    gc.freeze()
+    gc.enable()
 
     with Display(json=as_json) as display:
         result = command(

@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from homespun.nn.torch_private import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode, storage_id, tree_leaves
+from homespun.nn.torch_private import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode, storage_id
 from homespun.nn.vocabulary_loss import repeat_context
 from homespun.planning.allocator import AllocatorModel, lstm_workspace_bytes
 
@@ -131,10 +132,10 @@ class StepTracer(TorchDispatchMode):
         self, func: OpOverload, types: Types, args: Arguments = (), kwargs: Keywords = None
     ) -> object:
         kwargs = kwargs or {}
-        inputs = tensors((args, kwargs))
         name = func.overloadpacket.__name__
         if name == "device":  # called twice for each operation, on fake tensors only
-            return inputs[0].device
+            return cast(Tensor, args[0]).device
+        inputs = tensors((args, kwargs))
         fake = any(isinstance(tensor, FakeTensor) for tensor in inputs)
         if fake and name == "_local_scalar_dense" and inputs[0].dtype == torch.bool:
             return False  # `mask.all()` of a mask that is too large to have values: the mask is needed
@@ -180,8 +181,11 @@ def _free(allocator: AllocatorModel, address: int, storages: dict[int, tuple[int
 
 
 def tensors(tree: object) -> list[Tensor]:
-    """Tensors among the arguments or results of an operator."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """Tensors among the arguments or results of an operator, in tuples, lists and dictionaries."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    parts = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, tuple | list) else ()
+    return [leaf for part in parts for leaf in tensors(part)]
 
 
 def _lstm_workspace(inputs: Tensor, recurrent_weight: Tensor) -> Tensor:
