@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,10 @@ from homespun.text.vocabularies import VOCABULARIES
 logger = logging.getLogger(__name__)
 
 _NATIVE, _HUGGING_FACE = "homespun.json", "config.json"
-_WITHOUT_NETWORK = ("linear.json", "average.json")  # `homespun.tasks.text_models`
+_WITHOUT_NETWORK = {  # `homespun.tasks.text_models`
+    "linear.json": "a linear model, not a network",
+    "average.json": "an average of a network and a linear model, not a network alone",
+}
 _DROPPED_HEAD = "a head, and the model is opened without it"
 
 
@@ -95,8 +99,9 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
             return _open_native(candidate, head)
     if (folder / _HUGGING_FACE).is_file():
         return open_huggingface(folder, head=head)
-    if any((candidate / name).is_file() for candidate in (folder, folder / "model") for name in _WITHOUT_NETWORK):
-        raise UserError(f"{folder} holds a linear model or an ensemble; use predict or evaluate")
+    for candidate, (name, title) in itertools.product((folder, folder / "model"), _WITHOUT_NETWORK.items()):
+        if (candidate / name).is_file():
+            raise UserError(f"{folder} holds {title}; {_suggest_networks(folder, candidate)}")
     if (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is a run without model/; finish it with --resume")
     if (folder / "state.json").is_file():
@@ -107,6 +112,15 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
     if (folder / "tokenizer.json").is_file():
         raise UserError(f"{folder} holds a tokenizer and no model; give the folder of a model or a run")
     raise UserError(f"{folder} holds no model: neither model/, nor {_NATIVE}, nor {_HUGGING_FACE} of Hugging Face")
+
+
+def _suggest_networks(run: Path, model: Path) -> str:
+    """Name the networks among the candidates of a fit, or in its average."""
+    candidates = [path.parents[1] for path in sorted(run.glob(f"candidates/*/model/{_NATIVE}"))]
+    networks = candidates or [path.parent for path in sorted(model.glob(f"*/{_NATIVE}"))]
+    if not networks:
+        return "predict, evaluate and export --to onnx --out FOLDER use it; fit with --from CHECKPOINT for a network"
+    return f"give {' or '.join(map(str, networks))}"
 
 
 def _open_native(folder: Path, head: str | None) -> OpenedModel:
