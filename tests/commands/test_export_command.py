@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,8 +29,14 @@ from homespun.config import dump
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf import upload as uploading
+from homespun.inference.predict import DecisionRule
+from homespun.linear import Candidate, fit_linear
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
+from homespun.ngrams import CHARACTERS, Ngrams, Texts
+from homespun.ngrams import WORDS as WORDS_ONLY
+from homespun.tasks.text_models import AverageTextModel, LinearTextModel, open_network, save_text_model
+from homespun.tasks.texts import LabelledData
 from homespun.text.tokenizer import Tokenizer
 
 SIZES: dict[str, Any] = {"hidden_size": 33, "num_attention_heads": 3, "intermediate_size": 47, "num_hidden_layers": 1}
@@ -86,11 +93,11 @@ def labelled_run(folder: Path, **settings: Any) -> Path:
     return made
 
 
-def run_alone(folder: Path, texts: list[str]) -> list[dict[str, Any]]:
-    """Predictions of the runner in a process where homespun, torch and transformers cannot be imported."""
+def run_alone(folder: Path, texts: list[str], without: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Predictions of the runner in a process where homespun, torch, transformers and others cannot be imported."""
     code = (
         "import json, runpy, sys\n"
-        "sys.modules.update(dict.fromkeys(['homespun', 'torch', 'transformers']))\n"
+        f"sys.modules.update(dict.fromkeys({['homespun', 'torch', 'transformers', *without]}))\n"
         "predict = runpy.run_path(sys.argv[1])['predict']\n"
         "print(json.dumps(list(predict(json.loads(sys.argv[2])))))\n"
     )
@@ -129,6 +136,106 @@ def test_the_runner_predicts_as_homespun_does(settings: Any, tmp_path: Path) -> 
         compare(run_alone(out, [text]), made, [text])
     lines = subprocess.run([sys.executable, out / "predict.py", "goal"], check=True, capture_output=True).stdout
     assert json.loads(lines)["probabilities"].keys() == {"food", "money", "sport"}
+
+
+NGRAM_TEXTS = [
+    *TEXTS,
+    "Goal, goal GOAL; a I x-ray's \u0130stanbul stra\u00dfe \u2003 naive\u0301 42_b",
+    "bank\x1cshare\u00a0price\n\tsoup ?!",
+]
+
+
+def linear_model(ngrams: Any, several: bool = False, classes: int = 3) -> LinearTextModel:
+    """A linear model of texts of two topics each."""
+    draw, names = random.Random(3), sorted(WORDS_BY_TOPIC)[:classes]
+    pairs = [tuple(sorted(draw.sample(names, draw.randint(0, 2) if several else 1))) for _ in range(60)]
+    texts = [" ".join(draw.choices([w for n in pair for w in WORDS_BY_TOPIC[n]] or ["none"], k=6)) for pair in pairs]
+    labels = Labels(tuple(names), several)
+    targets = labels.encode(pairs) if several else labels.encode([pair[0] for pair in pairs])
+    settings = Candidate(ngrams, 1.0, 0.0)
+    found = fit_linear(Texts([f"{text}. X-{text.title()}" for text in texts]), targets, labels, settings=settings)
+    rule = DecisionRule(temperature=0.3, thresholds=(0.2, 0.5, 0.8) if several else None)
+    return LinearTextModel(found.model, LabelledData(multi_label=several), rule)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ngrams": WORDS_ONLY},
+        {"ngrams": CHARACTERS},
+        {"ngrams": (Ngrams(analyzer="char_wb", shortest=4, longest=6),), "classes": 2},
+        {"ngrams": CHARACTERS, "several": True},
+    ],
+    ids=["words", "characters", "two-classes", "several-labels"],
+)
+def test_the_runner_of_a_linear_model_predicts_as_homespun_does(settings: Any, tmp_path: Path) -> None:
+    made, out = tmp_path / "run", tmp_path / "bundle"
+    save_text_model(made / "model", linear_model(**settings))
+    for _ in range(2):  # the second replaces the first
+        result = run("export", made, "--out", out)
+    assert {path.name for path in out.iterdir()} == {"linear", "labels.json", "predict.py"}
+    assert len((out / "predict.py").read_text().splitlines()) <= 51
+    assert result["inputs"] == []
+    assert result["checked"][-1]["largest_difference"] < 1e-12
+    found = run_alone(out, NGRAM_TEXTS, without=("onnxruntime", "tokenizers", "sklearn", "scipy", "safetensors"))
+    compare(found, made, NGRAM_TEXTS)
+    with pytest.raises(UserError, match=r"--quantize .*linear model"):
+        app(["export", str(made), "--out", str(out), "--quantize", "int8"], standalone_mode=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("several", [False, True])
+def test_the_runner_of_an_average_predicts_as_homespun_does(several: bool, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    decision = SEVERAL if several else RULE
+    network = open_network(classifier(tmp_path / "network", multi_label=several, decision=decision))
+    linear = linear_model(CHARACTERS, several)
+    rule = DecisionRule.model_validate({"temperature": 0.7} | ({"thresholds": [0.3, 0.4, 0.6]} if several else {}))
+    made, out = tmp_path / "run", tmp_path / "bundle"
+    save_text_model(made / "model", AverageTextModel({"a": network, "b": linear}, (0.3, 0.7), rule))
+    result = run("export", made, "--out", out)
+    assert {path.name for path in out.iterdir()} == {
+        *("model.onnx", "tokenizer.json", "linear", "labels.json", "predict.py")
+    }
+    assert len((out / "predict.py").read_text().splitlines()) <= 62
+    assert len(result["checked"]) == 4
+    compare(run_alone(out, NGRAM_TEXTS), made, NGRAM_TEXTS)
+
+    labelled = zip(NGRAM_TEXTS[1:], predict_texts(str(tmp_path / "network"), NGRAM_TEXTS[1:]), strict=True)
+    rows = [{"text": text, "label": one["label"]} for text, one in labelled if text.strip()]
+    (made / "data").mkdir()
+    (made / "data" / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = run("export", made, "--out", out, "--quantize", "int8")["quantization"]
+    assert found["accuracy"]["before"] == 1.0 or several  # with the thresholds of the average
+    assert found["accuracy"]["after"] >= found["accuracy"]["before"]
+    assert found["examples"] == len(rows)
+    assert found["bytes"]["after"] == (out / "model.onnx").stat().st_size < found["bytes"]["before"]
+    for one, expected in zip(run_alone(out, TEXTS), predict_texts(str(made), TEXTS), strict=True):
+        assert one["probabilities"] == pytest.approx(expected["probabilities"], abs=0.1)
+
+
+def test_a_network_is_suggested_where_a_linear_model_is_none(tmp_path: Path) -> None:
+    made, out = tmp_path / "run", str(tmp_path / "out")
+    linear = linear_model(WORDS_ONLY)
+    save_text_model(made / "model", linear)
+    requests = (
+        ["export", str(made), "--to", "sentence-transformers", "--out", out],
+        ["export", str(made), "--out", f"{out}.onnx"],
+        ["convert", str(made), "--to", "hf", "--out", out],
+    )
+    for words in requests:
+        with pytest.raises(UserError, match=r"linear model, .*--from CHECKPOINT"):
+            app(words, standalone_mode=False)
+    network = open_network(classifier(made / "candidates" / "own"))
+    save_text_model(made / "model", AverageTextModel({"network": network, "linear": linear}, (0.5, 0.5)))
+    for words in requests:
+        with pytest.raises(UserError, match=r"average .*give .*/run/candidates/own$"):
+            app(words, standalone_mode=False)
+    with pytest.raises(UserError, match=r"average .*give .*/run/model/network$"):
+        app(["export", str(made / "model"), "--to", "gguf", "--out", f"{out}.gguf"], standalone_mode=False)
+    with pytest.raises(UserError, match=r"homespun convert .*run --to hf --out"):
+        app(["export", str(made), "--to", "hf", "--out", out], standalone_mode=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_what_a_folder_is_not_for_is_one_line(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homespun.cli.options import Json, Out, check_choice, check_source, print_result
+from homespun.errors import UserError
 
 if TYPE_CHECKING:
     from homespun.config import Tree
@@ -82,6 +83,9 @@ def export(
     from homespun.commands.export import export as command
     from homespun.hf.family import STORED
 
+    if to == "hf":
+        others = ", ".join(TARGETS)
+        raise UserError(f"--to must be one of {others}, not 'hf'; use homespun convert {source} --to hf --out {out}")
     target = check_choice(to, TARGETS, "--to")
     weights = None if quantize is None else check_choice(quantize, QUANTIZATIONS, "--quantize")
     result = command(source, out, to=target, head=_head_kind(head, STORED), quantize=weights, push=push)
@@ -94,13 +98,13 @@ def export(
 
 def _onnx_facts(result: Tree) -> dict[str, str]:
     largest = max(check["largest_difference"] for check in result["checked"])
-    facts = {
-        "written": result["file"],
-        "inputs": ", ".join(result["inputs"]),
-        "output": result["output"],
-        "tokens": f"exactly {result['length']}" if result["length"] else f"up to {result['max_length']}",
-        "checked": f"{len(result['checked'])} batches differ by {largest:.1g}",
-    }
+    facts = {"written": result["file"]}
+    if result["inputs"]:  # of a network
+        facts["inputs"] = ", ".join(result["inputs"])
+    facts["output"] = result["output"]
+    if result["inputs"]:
+        facts["tokens"] = f"exactly {result['length']}" if result["length"] else f"up to {result['max_length']}"
+    facts["checked"] = f"{len(result['checked'])} batches differ by {largest:.1g}"
     if found := result.get("quantization"):
         size, accuracy = found["bytes"], found["accuracy"]
         facts["bytes"] = f"{size['before']:,} in float32, {size['after']:,} in {found['type']}"

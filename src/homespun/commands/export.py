@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal, cast
+
+import numpy as np
 
 from homespun.commands.convert import compare, refuse_own_folder
 from homespun.commands.provenance import restore_settings
@@ -21,13 +23,21 @@ from homespun.hf.gguf import export_gguf
 from homespun.hf.open import open_any
 from homespun.hf.sentence_transformers import LENGTH, MODULES, POOLING, export_sentence_transformers
 from homespun.hf.upload import check_repository, upload
-from homespun.inference.onnx_bundle import LABELS, MODEL, RUNNER, export_onnx_bundle, quantize_int8
-from homespun.inference.onnx_export import export_onnx
+from homespun.inference.onnx_bundle import LABELS, LINEAR, MODEL, RUNNER, quantize_int8, write_network, write_runner
+from homespun.inference.onnx_export import Comparison, OnnxReport, export_onnx
 from homespun.io.atomic import atomic_path
-from homespun.models.bundle import ModelBundle
+from homespun.linear import LinearModel
 from homespun.tasks.config import stored_task
-from homespun.tasks.network_text_model import TextTask
+from homespun.tasks.network_text_model import NetworkTextModel, TextTask
 from homespun.tasks.protocol import AnyTask
+from homespun.tasks.text_models import (
+    AverageTextModel,
+    LinearTextModel,
+    TextModel,
+    find_text_model,
+    open_text_model,
+    predict_examples,
+)
 from homespun.tasks.texts import LabelledText
 
 Target = Literal["onnx", "sentence-transformers", "gguf"]
@@ -35,6 +45,9 @@ TARGETS: tuple[Target, ...] = ("onnx", "sentence-transformers", "gguf")
 Quantization = Literal["int8"]
 QUANTIZATIONS: tuple[Quantization, ...] = ("int8",)
 _MOST_LOST = 0.01  # of the accuracy, by quantization
+_TOLERANCE = 1e-5  # of probabilities; a graph computes in float32
+_CHECKED = 8  # classes
+_FILE = "give --out FILE.onnx for the outputs of a network alone"
 _BATCH = 32
 
 
@@ -50,9 +63,9 @@ def export(
     """Write the model in ``source`` for other programs, and compare their outputs with its own.
 
     Args:
-        source: what `homespun.hf.open.open_any` opens.
+        source: what `homespun.hf.open.open_any` opens; for a folder also a linear model, or its average with a network.
         out: a file that ends in ``.onnx``, for the outputs of the model; or a folder, for a classifier of texts with
-            its tokenizer, labels and decision rule: see `export_onnx_bundle`. An older one is replaced.
+            its tokenizer, labels and decision rule: see `write_network` and `write_runner`. An older one is replaced.
         to: ``onnx``; ``sentence-transformers``, the folder of an encoder: see `export_sentence_transformers`; ``gguf``,
             the file of a decoder: see `export_gguf`.
         head: as in `open_any`.
@@ -85,9 +98,8 @@ def export(
         result = asdict(export_onnx(out, stored.model, stored.config))
     else:
         refuse_own_folder(out, Path(source))
-        check_replaceable(out, LABELS, RUNNER, weights=MODEL)
-        stored = open_any(source, head=head).stored
-        result = _export_classifier(stored, out, source, quantize is not None)
+        check_replaceable(out, LABELS, MODEL, weights=RUNNER, folders=[LINEAR])
+        result = _export_classifier(_open_classifier(source, head), out, source, quantize is not None)
     pushed = {} if push is None else {"pushed": upload(out, push)}
     return {"source": str(source), "to": to, **result, **pushed}
 
@@ -104,20 +116,68 @@ def _export_encoder(source: str | Path, out: Path) -> Tree:
     return result | {"max_length": max_length, "pooling": "mean", "check": check}
 
 
-def _export_classifier(stored: ModelBundle, out: Path, source: str | Path, quantize: bool) -> Tree:
-    file = "give --out FILE.onnx for the outputs of the model alone"
+def _open_classifier(source: str | Path, head: str | None) -> TextModel:
+    """Open a model; ``head`` of a network is as in `open_any`."""
+    if find_text_model(source) is not None:
+        return open_text_model(source)
+    stored = open_any(source, head=head).stored
     task = stored_task(stored, source=str(source))
-    if not isinstance(task, TextTask) or task.labels is None or task.data.kind != "texts":
-        raise UserError(f"{source} does not classify single texts, which a folder is for; {file}")
-    if task.data.truncation != TRUNCATE:
+    if not isinstance(task, TextTask):
+        raise UserError(f"{source} does not classify single texts, which a folder is for; {_FILE}")
+    return NetworkTextModel(stored, task)
+
+
+def _export_classifier(model: TextModel, out: Path, source: str | Path, quantize: bool) -> Tree:
+    labels = model.labels
+    if labels is None or model.data.kind != "texts":
+        raise UserError(f"{source} does not classify single texts, which a folder is for; {_FILE}")
+    average = cast(AverageTextModel, model) if model.kind == "average" else None
+    members = [model] if average is None else list(average.members.values())
+    by_kind = {one.kind: one for one in members}
+    network = cast(NetworkTextModel | None, by_kind.get("network"))
+    linear = cast(LinearTextModel | None, by_kind.get("linear"))
+    if len(members) != (network is not None) + (linear is not None):
+        raise UserError(f"{source} is an average of other models than one network and one linear model; {_FILE}")
+    if network is not None and network.data.truncation != TRUNCATE:
         raise UserError(
-            f"{source} reads long texts by data.truncation.kind={task.data.truncation.kind}, and the runner of a "
-            f"folder reads their first tokens alone; fine-tune with kind=truncate, or {file}"
+            f"{source} reads long texts by data.truncation.kind={network.data.truncation.kind}, and the runner of a "
+            f"folder reads their first tokens alone; fine-tune with kind=truncate, or {_FILE}"
         )
+    if quantize and network is None:
+        raise UserError(f"--quantize int8 is for networks, and {source} is a linear model; leave it out")
     with atomic_path(out) as made:
-        report = export_onnx_bundle(made, stored, task.labels, task.decision, max_length=task.data.max_length)
-        result = asdict(replace(report, file=str(out / MODEL)))
-        return _quantize(result, made, Path(source), task) if quantize else result
+        made.mkdir()
+        settings: dict[str, object] = {}
+        report = OnnxReport(str(out), (), "probabilities", None, None, (), ())
+        if network is not None:
+            length = network.data.max_length
+            report, settings = write_network(made, network.stored, labels, network.decision, max_length=length)
+            report = replace(report, file=str(out / MODEL if linear is None else out), max_length=length)
+        if linear is not None:
+            (made / LINEAR).mkdir()
+            linear.save(made / LINEAR)
+        if average is not None:
+            weights = {one.kind: weight for one, weight in zip(members, average.weights, strict=True)}
+            settings |= {"weights": weights, "temperature": average.decision.temperature}
+        write_runner(made, labels, model.decision, settings)
+        if linear is not None:
+            report = replace(report, checked=(*report.checked, _compare_runner(made, model, linear.model)))
+        result = asdict(report)
+        return _quantize(result, made, Path(source), cast(AnyTask, network.task)) if quantize and network else result
+
+
+def _compare_runner(folder: Path, model: TextModel, linear: LinearModel) -> Comparison:
+    """Compare the probabilities of the runner with those of the model, on texts of n-grams with large weights."""
+    texts = ["", *(" ".join(linear.top_ngrams(output)) for output in range(min(_CHECKED, len(linear.biases))))]
+    expected = predict_examples(model, [LabelledText(text, "") for text in texts])
+    tables = [
+        np.array([list(cast(dict[str, float], one["probabilities"]).values()) for one in found])
+        for found in (_runner(folder)(texts), expected)
+    ]
+    difference = float(np.abs(tables[0] - tables[1]).max())
+    if not difference <= _TOLERANCE:
+        raise RuntimeError(f"probabilities of {folder / RUNNER} differ by {difference:g} from the model's")
+    return {"shape": list(tables[0].shape), "largest_difference": difference}
 
 
 def _quantize(result: Tree, folder: Path, source: Path, task: AnyTask) -> Tree:
@@ -144,12 +204,14 @@ def _quantize(result: Tree, folder: Path, source: Path, task: AnyTask) -> Tree:
 
 
 def _validation_examples(run: Path, task: AnyTask) -> Sequence[LabelledText]:
-    """The examples that chose the checkpoint of a run.
+    """The examples that chose the checkpoint of a run, or the model of a fit.
 
     Raises:
         UserError: there is no run, its files are gone, or each fold has others.
     """
     if not (run / "config.yaml").is_file():
+        if (held_out := run / "data" / "validation.jsonl").is_file():  # of a fit
+            return cast(Sequence[LabelledText], task.data.read_files([str(held_out)]))
         raise UserError(f"{run} is not a run with validation examples")
     recipe = restore_settings(finetune_recipe(str(run / "config.yaml")), run, main=False)
     if recipe.folds is not None:
@@ -161,12 +223,22 @@ def _validation_examples(run: Path, task: AnyTask) -> Sequence[LabelledText]:
 
 
 def _accuracy(folder: Path, examples: Sequence[LabelledText]) -> float | None:
-    """Share of examples whose label, or whose set of labels, the runner in ``folder`` predicts; None without any."""
-    predict = runpy.run_path(str(folder / RUNNER))["predict"]
-    right = 0
+    """Share of examples whose label, or whose set of labels, the network in ``folder`` predicts; None without any."""
+    # a fit trains the linear part of an average on its validation examples too
+    predict, right = _runner(folder, network_alone=True), 0
     for start in range(0, len(examples), _BATCH):
         part = examples[start : start + _BATCH]
         for example, found in zip(part, predict([example.text for example in part]), strict=True):
             several = isinstance(example.label, tuple)
-            right += found["label"] == example.label if not several else set(found["label"]) == set(example.label)
+            label = cast(Sequence[str], found["label"])
+            right += set(label) == set(example.label) if several else label == example.label
     return right / len(examples) if examples else None
+
+
+def _runner(folder: Path, *, network_alone: bool = False) -> Callable[[Sequence[str]], Iterator[dict[str, object]]]:
+    """The function ``predict`` of the script in ``folder``."""
+    script = runpy.run_path(str(folder / RUNNER))
+    if network_alone and "weights" in script["config"]:
+        script["config"]["weights"] = {"network": 1.0, "linear": 0.0}
+    predict: Callable[[Sequence[str]], Iterator[dict[str, object]]] = script["predict"]
+    return predict

@@ -1,9 +1,9 @@
-"""Export of a classifier to a folder that needs no torch: ONNX graph, tokenizer, labels and a script."""
+"""Export of a classifier to a folder that needs no torch: graph or linear model, tokenizer, labels and a script."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -11,50 +11,66 @@ from tokenizers import Tokenizer as Engine
 
 from homespun.data.labels import Labels
 from homespun.inference.onnx_export import OnnxReport, Probabilities, export_onnx, quietly
-from homespun.io.atomic import atomic_path
 from homespun.metrics.calibration import DecisionRule
 from homespun.models.bundle import ModelBundle
 
-MODEL, LABELS, RUNNER = "model.onnx", "labels.json", "predict.py"
+MODEL, LINEAR, LABELS, RUNNER = "model.onnx", "linear", "labels.json", "predict.py"
 _TEMPLATE = Path(__file__).with_name("onnx_predict.py.txt")
 _MIN_LENGTH = 2  # tokens of a padded batch; the minimum of the graph
 
 
-def export_onnx_bundle(
-    folder: str | Path, stored: ModelBundle, labels: Labels, decision: DecisionRule, *, max_length: int
-) -> OnnxReport:
-    """Write a classifier of single texts to ``folder`` atomically; an existing folder is replaced.
+def write_network(
+    folder: Path, stored: ModelBundle, labels: Labels, decision: DecisionRule, *, max_length: int
+) -> tuple[OnnxReport, dict[str, object]]:
+    """Write ``model.onnx`` (outputs ``probabilities`` and ``logits``) and ``tokenizer.json`` of a classifier of texts.
+
+    The tokenizer adds special tokens and truncates texts.
 
     Args:
-        folder: for ``model.onnx`` (outputs ``probabilities`` and ``logits``), ``tokenizer.json`` (adds special tokens
-            and truncates texts), ``labels.json`` and ``predict.py``, which reads the other files.
+        folder: an existing folder.
         stored: model and tokenizer.
         labels: classes of the logits.
-        decision: temperature, a part of the graph, and thresholds, written to ``labels.json``.
+        decision: its temperature becomes a part of the graph.
         max_length: maximum number of tokens, special tokens included.
+
+    Returns:
+        The report, and the settings of `write_runner`.
 
     Raises:
         UserError: as in `export_onnx`.
     """
-    folder = Path(folder)
-    with atomic_path(folder) as temporary:
-        temporary.mkdir()
-        wrap = partial(Probabilities, temperature=decision.temperature, multi_label=labels.multi_label)
-        report = export_onnx(temporary / MODEL, stored.model, stored.config, probabilities=wrap)
-        engine = Engine.from_str(stored.tokenizer.for_transformers().content)
-        engine.enable_truncation(max_length)
-        engine.save(str(temporary / "tokenizer.json"))
-        description = {
-            "labels": labels.names,
-            "thresholds": (decision.thresholds or (0.5,) * len(labels)) if labels.multi_label else None,
-            "max_length": max_length,
-            "min_length": report.length or _MIN_LENGTH,
-            "pad_id": stored.tokenizer.pad_id,
-        }
-        text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
-        (temporary / LABELS).write_text(text, encoding="utf-8")
-        (temporary / RUNNER).write_bytes(_TEMPLATE.read_bytes())
-    return dataclasses.replace(report, file=str(folder / MODEL), max_length=max_length)
+    wrap = partial(Probabilities, temperature=decision.temperature, multi_label=labels.multi_label)
+    report = export_onnx(folder / MODEL, stored.model, stored.config, probabilities=wrap)
+    engine = Engine.from_str(stored.tokenizer.for_transformers().content)
+    engine.enable_truncation(max_length)
+    engine.save(str(folder / "tokenizer.json"))
+    settings: dict[str, object] = {
+        "max_length": max_length,
+        "min_length": report.length or _MIN_LENGTH,
+        "pad_id": stored.tokenizer.pad_id,
+    }
+    return report, settings
+
+
+def write_runner(folder: Path, labels: Labels, decision: DecisionRule, settings: Mapping[str, object]) -> None:
+    """Write ``labels.json`` and ``predict.py``, which averages the graph and the linear model that it finds.
+
+    Args:
+        folder: with the files of `write_network`, or the folder ``linear`` of a linear model, or both.
+        labels: the classes.
+        decision: thresholds.
+        settings: of `write_network`; of an average also ``weights`` of ``network`` and ``linear``, and ``temperature``.
+    """
+    import jinja2
+
+    thresholds = (decision.thresholds or (0.5,) * len(labels)) if labels.multi_label else None
+    description = {"labels": labels.names, "thresholds": thresholds, **settings}
+    text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
+    (folder / LABELS).write_text(text, encoding="utf-8")
+    source = _TEMPLATE.read_text(encoding="utf-8")
+    template = jinja2.Template(source, trim_blocks=True, keep_trailing_newline=True)
+    parts = {"network": (folder / MODEL).is_file(), "linear": (folder / LINEAR).is_dir()}
+    (folder / RUNNER).write_text(template.render(parts), encoding="utf-8", newline="\n")
 
 
 def quantize_int8(path: Path) -> None:

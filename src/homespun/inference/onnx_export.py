@@ -85,10 +85,10 @@ class OnnxReport:
 
     Args:
         file: the ONNX file.
-        inputs: names of the inputs, each (batch, length) int64.
+        inputs: names of the inputs, each (batch, length) int64; none of a linear model.
         output: name of the output, ``logits`` or ``last_hidden_state``; ``probabilities``, before ``logits``.
         length: length that texts must be padded to; None for any up to ``max_length``.
-        max_length: maximal length in tokens.
+        max_length: maximal length in tokens; None for any.
         checked: comparisons with the model.
         notes: limits of the file.
     """
@@ -97,7 +97,7 @@ class OnnxReport:
     inputs: tuple[str, ...]
     output: str
     length: int | None
-    max_length: int
+    max_length: int | None
     checked: tuple[Comparison, ...]
     notes: tuple[str, ...]
 
