@@ -24,7 +24,8 @@ from homespun.fitting.candidates import Candidate, Clock, average_candidate, can
 from homespun.fitting.inspection import Inspection, inspect
 from homespun.fitting.networks import Source, finetuning_settings, open_source, pretrain_on, texts_to_read, write_parts
 from homespun.report.console import Display
-from homespun.tasks.text_models import average, choose_decision, measure_outputs, open_network, to_predictions
+from homespun.tasks.network_text_model import open_network
+from homespun.tasks.text_outputs import average, choose_decision, measure_outputs, to_predictions
 
 SETS = ("phrasebank", "topics", "ag-news")
 CHANGES: dict[str, list[str]] = {

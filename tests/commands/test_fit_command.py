@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from commands_world import World, write_table
+from huggingface_hub import ModelCard
 
 from homespun.cli import app
 from homespun.errors import UserError
 from homespun.fitting import candidates, ladder
 from homespun.fitting.candidates import Clock, average_candidate, candidate, fit_linear_model
+from homespun.fitting.card import write_card
 from homespun.fitting.inspection import inspect
 from homespun.fitting.networks import declared_pooling, fit_frozen, open_source
 from homespun.tasks.text_models import measure, open_text_model, save_text_model
@@ -39,6 +41,50 @@ def test_it_selects_on_validation_and_reports_the_test(fitted: tuple[Path, dict[
     assert json.loads((out / "result.json").read_text())["selected"] == result["selected"]
     metrics = world.run("evaluate", out, "--data", world.test)
     assert metrics["accuracy"] == result["test"]["accuracy"]
+
+
+def test_the_card_has_the_results_and_no_texts(
+    fitted: tuple[Path, dict[str, Any]], world: World, tmp_path: Path
+) -> None:
+    out, result = fitted
+    assert not (out / "hf").exists()  # the network is frozen
+    card = ModelCard.load(out / "README.md")
+    values = {one.metric_type: one.metric_value for one in card.data.eval_results}
+    assert values == {"accuracy": result["test"]["accuracy"], "f1": result["test"]["macro_f1"]}
+    assert (card.data.library_name, card.data.pipeline_tag) == ("homespun", "text-classification")
+    assert all(name in card.text for name in ("money", "food", "sport", "majority class", "homespun.open"))
+    for file in (world.train, world.test):
+        sentences = [line.partition(".")[0].strip('"') for line in file.read_text().splitlines()[1:]]
+        assert not any(sentence in card.content for sentence in sentences)
+    assert str(out.parent) not in card.content
+    assert str(world.base) not in card.content
+
+
+def test_the_card_of_a_folder_for_transformers_and_of_odd_names(
+    fitted: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    out, result = fitted
+    run, odd = tmp_path / "a: [b] 'c' --- #", "x | y\n---\n# <script>alert(1)</script> ![i](j) `k`"
+    (run / "hf").mkdir(parents=True)
+    used = result["candidates"][1] | {"name": "finetuned-1", "title": f"{odd}, fine-tuned"}
+    described = result | {
+        "labels": [odd, "money", "sport"],
+        "title": used["title"],
+        "candidates": [used],
+        "never_predicted": [odd],
+        "settings": result["settings"] | {"start_from": ["owner/checkpoint"]},
+    }
+    for name, folder in (("BertModel", run), ("BertForSequenceClassification", run / "hf")):
+        (run / "hf" / "config.json").write_text(json.dumps({"architectures": [name]}))
+        assert write_card(described, run, open_text_model(out)) == folder / "README.md"
+        card = ModelCard.load(folder / "README.md")
+        assert card.data.model_name == run.name
+        assert card.data.base_model == ["owner/checkpoint"]
+        assert "<" not in card.text.replace("\\<", "")
+        assert "\n---" not in card.text
+        assert "![" not in card.text
+        assert ("from transformers import pipeline" in card.text) == (folder != run)
+        assert card.data.library_name == ("homespun" if folder == run else "transformers")
 
 
 def test_predictions_of_files_and_of_texts_agree(

@@ -8,6 +8,7 @@ from homespun.report.significance import (
     combine,
     difference_interval,
     holm,
+    macro_f1_interval,
     permutation_test,
     pooled_variance,
     seed_test,
@@ -106,3 +107,9 @@ def test_difference_interval_is_newcombes_and_antisymmetric() -> None:
     low, high = difference_interval(0.91, 0.90, 1000)
     assert difference_interval(0.90, 0.91, 1000) == pytest.approx((-high, -low))
     assert low < 0 < high
+
+
+def test_the_interval_of_macro_f1_is_that_of_the_accuracy_where_classes_are_alike() -> None:
+    counts = np.array([[83, 17, 0], [17, 83, 0], [0, 0, 0]])  # the third class does not occur
+    assert macro_f1_interval(counts) == pytest.approx(wilson_interval(0.83, 200), abs=0.01)
+    assert macro_f1_interval([[7, 0], [0, 11]]) == (1.0, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +26,7 @@ from homespun.fitting.candidates import (
     score,
     stopwatch,
 )
+from homespun.fitting.card import CARD, write_card
 from homespun.fitting.inspection import Inspection, TaskName, TextTaskName, inspect
 from homespun.fitting.networks import (
     MIN_CHARACTERS,
@@ -174,10 +176,13 @@ def fit_examples(
         display.line(f"warning: {line}")
     ladder = _Ladder(inspection, folder, settings, sources, display, start)
     ladder.climb()
-    result, predictions = summarise(inspection, ladder.candidates, ladder.final(), settings, ladder.skipped, start)
+    final = ladder.final()
+    result, predictions = summarise(inspection, ladder.candidates, final, settings, ladder.skipped, start)
     for name, rows in predictions.items():
         write_run_predictions(folder, name, rows.rows, rows.predictions)
     write_page(result, folder)
+    assert final.model is not None
+    write_card(result, folder, final.model)
     write_results(folder, result)
     return result
 
@@ -417,6 +422,9 @@ class _Ladder:
         model = model.refit(refit)
         save_text_model(self.folder / "model", model)
         hf = self._run(best.name) / "hf"
+        (self.folder / CARD).unlink(missing_ok=True)  # of a fit that is continued, as hf/
         if hf.is_dir():
             copy_folder(hf, self.folder / "hf")
+        else:
+            shutil.rmtree(self.folder / "hf", ignore_errors=True)
         return replace(best, model=model)

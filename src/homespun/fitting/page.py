@@ -38,7 +38,7 @@ def write_page(result: Tree, folder: Path) -> Path:
     test = Metrics.model_validate(result["test"])
     lead = paragraphs(" ".join(headline(result))) + notices(*problems(result))
     chapters = {
-        "Candidates": tabular(_candidates(result)) + gallery("", [_candidates_plot(result)], _note(result)),
+        "Candidates": tabular(candidates_table(result)) + gallery("", [_candidates_plot(result)], _note(result)),
         "What to do next": [block for step in result["next"] for block in paragraphs(step)],
         "Use": code("\n".join(commands(result, folder))),
         "Classes": _classes(test),
@@ -61,7 +61,8 @@ def _note(result: Tree) -> str:
     return f"On the {kind}{bars}."
 
 
-def _candidates(result: Tree) -> Table:
+def candidates_table(result: Tree) -> Table:
+    """Return the candidates with their metrics, the selected one marked."""
     metric, task = result["metric"], result["task"]
 
     def shown(number: object) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 LEVEL = 0.05
 DRAWS = 10_000
@@ -73,6 +73,26 @@ def bootstrap_interval(differences: Scores, *, seed: int = 0, draws: int = DRAWS
         rng=seed,
     ).confidence_interval
     return float(interval.low), float(interval.high)
+
+
+def macro_f1_interval(counts: ArrayLike, *, seed: int = 0, draws: int = 2_000) -> tuple[float, float]:
+    """95 % interval of macro F1 over samples of test examples (bootstrap, percentiles).
+
+    Args:
+        counts: (classes, classes) confusion matrix, rows are the truth.
+        seed: of the samples.
+        draws: number of samples.
+    """
+    table = np.asarray(counts, dtype=np.int64)
+    occupied = table > 0
+    generator, total, values = np.random.default_rng(seed), int(table.sum()), np.empty(draws)
+    for draw in range(draws):
+        sample = np.zeros_like(table)
+        sample[occupied] = generator.multinomial(total, table[occupied] / total)
+        both = sample.sum(axis=0) + sample.sum(axis=1)
+        values[draw] = (2 * sample.diagonal()[both > 0] / both[both > 0]).mean()
+    low, high = np.quantile(values, [LEVEL / 2, 1 - LEVEL / 2])
+    return float(low), float(high)
 
 
 def pooled_variance(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
