@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from homespun.commands.vectors import init_model, map_vectors, measure_vectors, train_vectors, vectors_config
     from homespun.compare.recipe import compare_recipe
     from homespun.compare.runner import run_comparison
-    from homespun.fitting.ladder import fit
+    from homespun.fitting.fit import fit
     from homespun.fitting.quickstart import quickstart
     from homespun.hf.open import load
     from homespun.report.comparison import write_comparison
@@ -60,7 +60,7 @@ _LAZY_IMPORTS = {
     "extend_tokenizer": "homespun.commands.preparation.extend_tokenizer",
     "file_lengths": "homespun.commands.preparation.file_lengths",
     "finetune": "homespun.commands.finetune.finetune",
-    "fit": "homespun.fitting.ladder.fit",
+    "fit": "homespun.fitting.fit.fit",
     "finetune_recipe": "homespun.commands.recipe.finetune_recipe",
     "generate": "homespun.commands.generate.generate",
     "generator": "homespun.commands.generate.generator",

@@ -16,8 +16,8 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from homespun.config import parse_bytes, parse_duration, parse_option
 from homespun.data.labels import Labels
+from homespun.fitting.fit import fit_examples
 from homespun.fitting.inspection import split_examples
-from homespun.fitting.ladder import fit_examples
 from homespun.fitting.results import FitSettings
 from homespun.report.console import Display
 from homespun.tasks.text_models import open_text_model

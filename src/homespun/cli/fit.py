@@ -48,8 +48,8 @@ def fit(
 ) -> None:
     """Train the best model of your files that a time allows, and prove it."""
     from homespun.config import parse_bytes, parse_duration, parse_option
+    from homespun.fitting.fit import fit as command
     from homespun.fitting.inspection import TASKS
-    from homespun.fitting.ladder import fit as command
     from homespun.report.console import Display
 
     with Display(json=as_json) as display:

@@ -8,9 +8,9 @@ from homespun.config import Tree
 from homespun.fitting.page import candidates_table
 from homespun.fitting.verdict import headline, metric_text, problems
 from homespun.hf import is_hub_name
-from homespun.inference.predict import DecisionRule
 from homespun.io.atomic import write_text
 from homespun.io.json import read_optional
+from homespun.metrics.calibration import DecisionRule
 from homespun.report import formats, tables
 from homespun.report.document import Document, code, markdown, paragraphs, tabular
 from homespun.report.significance import macro_f1_interval

@@ -1,4 +1,4 @@
-"""The ladder of a fit: models from the cheapest to the dearest until the time is used, then the best on validation."""
+"""The ladder of a fit: models from the cheapest to the dearest until the time is used."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import cast
 
-from homespun.commands.trials import write_run_predictions
-from homespun.config import Tree
-from homespun.errors import UserError
 from homespun.fitting.candidates import (
     METRICS,
     Candidate,
@@ -26,8 +22,8 @@ from homespun.fitting.candidates import (
     score,
     stopwatch,
 )
-from homespun.fitting.card import CARD, write_card
-from homespun.fitting.inspection import Inspection, TaskName, TextTaskName, inspect
+from homespun.fitting.card import CARD
+from homespun.fitting.inspection import Inspection
 from homespun.fitting.networks import (
     MIN_CHARACTERS,
     Source,
@@ -39,18 +35,10 @@ from homespun.fitting.networks import (
     texts_to_read,
     write_parts,
 )
-from homespun.fitting.page import write_page
 from homespun.fitting.results import (
-    RESULT,
-    SETTINGS,
     FitSettings,
     copy_folder,
-    open_folder,
-    summarise,
-    write_results,
 )
-from homespun.fitting.run_tasks import find_run_task
-from homespun.fitting.runs import fit_runs
 from homespun.fitting.verdict import metric_text
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object
@@ -67,128 +55,8 @@ _TEACHER_SHARE = 0.65  # of the time left, where a student follows
 _PRETRAINING_SHARE = 0.55  # of the time of an own network; the rest is for its fine-tuning
 
 
-def fit(
-    train: Sequence[str],
-    out: str | Path,
-    *,
-    test: Sequence[str] = (),
-    texts: Sequence[str] = (),
-    start_from: Sequence[str] = (),
-    seconds: float = 1800.0,
-    memory: int | None = None,
-    task: TaskName = "auto",
-    text: Sequence[str] = (),
-    label: str | None = None,
-    columns: Sequence[str] | None = None,
-    encoding: str | None = None,
-    seed: int = 0,
-    latency: float | None = None,
-    resume: bool = False,
-    display: Display | None = None,
-) -> Tree:
-    """Train the best model of a user's files that a time allows.
-
-    For classes and numbers: a linear model, then networks as far as the time goes, then the average of both. For tags,
-    for pairs of source and target, and for texts without labels: networks. The validation examples select the model;
-    the test examples are used once, for the result.
-
-    Args:
-        train: labelled files, globs or folders.
-        out: a new folder; with ``resume`` that of a stopped fit.
-        test: labelled files for the result; without them a fifth of ``train`` is held out.
-        texts: files without labels, to pretrain on.
-        start_from: pretrained models: runs, folders, or names on the hub.
-        seconds: for all of it.
-        memory: limit of a training, in bytes.
-        task: see `homespun.fitting.inspection.inspect`, as for the next four.
-        text: columns of the text.
-        label: column of the label.
-        columns: names of the columns of a csv without a header.
-        encoding: of text files.
-        seed: of splits and trainings.
-        latency: milliseconds that the prediction of one text may take here; a network that takes longer is distilled
-            into a smaller one.
-        resume: continue the fit in ``out``; finished candidates are kept.
-        display: shows decisions and progress.
-
-    Returns:
-        The content of ``result.json``.
-
-    Raises:
-        UserError: files or columns that cannot be used, a folder with other content, a checkpoint that cannot be
-            opened.
-    """
-    folder = Path(out)
-    settings = FitSettings(
-        train=list(train),
-        test=list(test),
-        texts=list(texts),
-        start_from=list(start_from),
-        seconds=seconds,
-        memory=memory,
-        task=task,
-        text=list(text),
-        label=label,
-        columns=None if columns is None else list(columns),
-        encoding=encoding,
-        seed=seed,
-        latency=latency,
-    )
-    if resume and (folder / RESULT).is_file() and settings.is_stored(folder / SETTINGS):
-        return read_object(folder / RESULT)
-    for read in (*train, *test, *texts):
-        if Path(read).is_dir() and folder.resolve().is_relative_to(Path(read).resolve()):
-            raise UserError(f"--out {folder} lies in {read}, whose files are read; give a folder outside it")
-    start = time.monotonic()
-    if (run_task := find_run_task(settings)) is not None:
-        display = display or Display(json=True)
-        return fit_runs(run_task, folder, settings, resume=resume, display=display, start=start)
-    kind = cast(TextTaskName, task)  # the other tasks have returned
-    inspection = inspect(train, test, text=text, label=label, columns=columns, encoding=encoding, task=kind, seed=seed)
-    return fit_examples(inspection, folder, settings, resume=resume, display=display, start=start)
-
-
-def fit_examples(
-    inspection: Inspection,
-    folder: Path,
-    settings: FitSettings,
-    *,
-    resume: bool = False,
-    display: Display | None = None,
-    start: float | None = None,
-) -> Tree:
-    """Train the best model of examples; see `fit`.
-
-    Args:
-        inspection: the examples.
-        folder: a new folder; with ``resume`` that of a stopped fit.
-        settings: time, texts and pretrained models; for ``resume`` they must be those of the stopped fit.
-        resume: continue the fit in ``folder``.
-        display: shows decisions and progress.
-        start: of the time, by `time.monotonic`; now by default.
-    """
-    display, start = display or Display(json=True), time.monotonic() if start is None else start
-    sources = [open_source(path, inspection) for path in settings.start_from]
-    open_folder(folder, settings, resume=resume)
-    for line in inspection.decisions:
-        display.line(line)
-    for line in inspection.warnings:
-        display.line(f"warning: {line}")
-    ladder = _Ladder(inspection, folder, settings, sources, display, start)
-    ladder.climb()
-    final = ladder.final()
-    result, predictions = summarise(inspection, ladder.candidates, final, settings, ladder.skipped, start)
-    for name, rows in predictions.items():
-        write_run_predictions(folder, name, rows.rows, rows.predictions)
-    write_page(result, folder)
-    assert final.model is not None
-    write_card(result, folder, final.model)
-    write_results(folder, result)
-    return result
-
-
 @dataclass
-class _Ladder:
+class Ladder:
     """State of a fit: candidates so far and the time that is left."""
 
     inspection: Inspection

@@ -14,7 +14,7 @@ from pathlib import Path
 from homespun.commands.preparation import clean_documents
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.fitting.ladder import fit
+from homespun.fitting.fit import fit
 from homespun.io.atomic import write_text
 from homespun.report.console import Display
 from homespun.text.clean import sentence_spans
@@ -47,7 +47,7 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
         display: where progress is shown.
 
     Returns:
-        The result of `homespun.fitting.ladder.fit`.
+        The result of `homespun.fitting.fit.fit`.
 
     Raises:
         UserError: ``out`` is not a new folder, or there is too little time or documentation.

@@ -45,7 +45,7 @@ LEVEL = 0.05
 
 
 class FitSettings(Config):
-    """Arguments of `homespun.fitting.ladder.fit`."""
+    """Arguments of `homespun.fitting.fit.fit`."""
 
     train: list[str]
     test: list[str] = Field(default_factory=list)

@@ -38,7 +38,7 @@ _MIN_SECONDS = 60.0
 def fit_runs(
     task: RunTask, folder: Path, settings: FitSettings, *, resume: bool, display: Display, start: float
 ) -> Tree:
-    """Train the best model of a task whose candidates are runs; see `homespun.fitting.ladder.fit`.
+    """Train the best model of a task whose candidates are runs; see `homespun.fitting.fit.fit`.
 
     Each checkpoint of ``settings.start_from`` is a candidate; without any, a model pretrained on the text is the only
     one. Candidates of labelled examples are fine-tuned, and selected on validation examples.
