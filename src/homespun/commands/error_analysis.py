@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,14 +82,14 @@ def find_leakage(task: Task[object, TaskRows], trials: Sequence[Trial]) -> dict[
     return found
 
 
-def describe_leakage(found: Mapping[int, NearDuplicatePairs]) -> str:
-    """Warning in one sentence; empty without near-duplicates."""
+def describe_leakage(found: Mapping[int, NearDuplicatePairs], part: Literal["test", "validation"] = "test") -> str:
+    """Warning in one sentence about the examples of a part; empty without near-duplicates."""
     near, same = sum(len(one.rows) for one in found.values()), sum(one.same for one in found.values())
     compared = sum(one.compared for one in found.values())
     if not near:
         return ""
     return (
-        f"{near:,} of {compared:,} test examples ({near / compared:.1%}) are near-duplicates of training examples "
+        f"{near:,} of {compared:,} {part} examples ({near / compared:.1%}) are near-duplicates of training examples "
         f"({same:,} word for word); metrics may be better than on new examples"
     )
 
