@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,12 +82,13 @@ def find_leakage(task: Task[object, TaskRows], trials: Sequence[Trial]) -> dict[
     return found
 
 
-def describe_leakage(found: Mapping[int, NearDuplicatePairs], part: Literal["test", "validation"] = "test") -> str:
-    """Warning in one sentence about the examples of a part; empty without near-duplicates."""
+def describe_leakage(found: Mapping[int, NearDuplicatePairs], *, tested: bool) -> str:
+    """Warning in one sentence about the test, or without one the validation examples; empty without near-duplicates."""
     near, same = sum(len(one.rows) for one in found.values()), sum(one.same for one in found.values())
     compared = sum(one.compared for one in found.values())
     if not near:
         return ""
+    part = "test" if tested else "validation"
     return (
         f"{near:,} of {compared:,} {part} examples ({near / compared:.1%}) are near-duplicates of training examples "
         f"({same:,} word for word); metrics may be better than on new examples"

@@ -84,8 +84,7 @@ def finetune(
     recipe = restore_settings(recipe, out, main=context.is_main) if resume else recipe
     inputs = read_inputs(recipe, start_from, vectors)
     leakage = find_leakage(inputs.task, inputs.largest) if context.is_main else {}
-    held_out = "validation" if inputs.test is None and recipe.folds is None else "test"
-    if sentence := describe_leakage(leakage, held_out):
+    if sentence := describe_leakage(leakage, tested=inputs.test is not None or recipe.folds is not None):
         logger.warning("%s", sentence)
     # before there is a run directory, so that a mistake in the recipe leaves none
     first = None if resume else prepare_trial(recipe, inputs.trials[0], inputs.task, inputs.model.stored, display)
