@@ -207,3 +207,15 @@ def test_nested_parts_of_an_architecture_are_words(tmp_path: Path, pretraining: 
         "3 layers × 128, sparse attention (window (radius 16, dilation 2) + random blocks (size 8, count 1), "
         "global_tokens (first 1))"
     )
+
+
+@pytest.mark.parametrize(("epoch", "state"), [(2.5, "budget used after 2.5 of 5 epochs"), (5.0, "budget used")])
+def test_the_state_names_epochs_that_were_not_done(tmp_path: Path, epoch: float, state: str) -> None:
+    events = [
+        {"event": "step", "step": 9, "time": 1.0, "epoch": epoch, "loss/total": 1.0},
+        {"event": "end", "step": 9, "reason": "budget"},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, events)))
+    (tmp_path / "config.yaml").write_text("train: {budget: {time: 60.0, epochs: 5}}")
+    table = tables.resources([read_run(tmp_path)])
+    assert table.rows[0][-1] == state

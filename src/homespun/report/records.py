@@ -170,7 +170,7 @@ def _events(path: Path) -> Iterator[Event]:
 
 
 def _read_metrics(record: RunRecord, path: Path) -> None:
-    own = {key: Series() for key in ("learning_rate", "seconds", "tokens")}
+    own = {key: Series() for key in ("learning_rate", "seconds", "tokens", "epoch")}
     last = Series()  # the time of each step
     parameters = peak = None
     for event in _events(path):
@@ -196,6 +196,7 @@ def _read_metrics(record: RunRecord, path: Path) -> None:
         "parameters": parameters,
         "steps": last.steps[-1] if last.steps else None,
         "tokens": own["tokens"].values[-1] if own["tokens"].values else None,
+        "epochs": own["epoch"].values[-1] if own["epoch"].values else None,
         "seconds": last.values[-1] if last.values else None,
         "seconds_per_step": median(own["seconds"].values) if own["seconds"].values else None,
         "peak_bytes": peak,

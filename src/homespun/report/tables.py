@@ -12,6 +12,7 @@ from homespun.report.records import (
     RunRecord,
     Tree,
     architecture,
+    as_tree,
     comparable,
     final_losses,
     flatten,
@@ -129,6 +130,10 @@ def resource_table(
 def _state(record: RunRecord) -> str | None:
     if record.end is None:
         return "unfinished" if record.warning else None
+    done, train = record.summary.get("epochs"), as_tree(record.config.get("train"))
+    planned = formats.number(as_tree(train.get("budget")).get("epochs"))
+    if record.end == "budget" and done is not None and planned is not None and done < 0.99 * planned:
+        return f"budget used after {done:.1f} of {planned:g} epochs"
     return _ENDS.get(record.end, record.end.replace("_", " "))
 
 
