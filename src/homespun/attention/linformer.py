@@ -137,6 +137,10 @@ class Linformer(nn.Module):
         dropout = self.dropout if self.training else 0.0
         return attend(query, key, value, table=projected_mask, dropout=dropout)
 
+    def bottleneck(self, length: int) -> str:
+        """Vectors that represent all ``length`` keys, in words."""
+        return f"{self.key_projection(torch.zeros(1, 1, length, 1), None).shape[2]} projections"
+
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}"
 

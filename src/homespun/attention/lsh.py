@@ -227,6 +227,10 @@ class LSH(nn.Module):
         buckets = buckets.permute(0, 3, 1, 2)
         return buckets if mask.keep is None else buckets.masked_fill(~mask.keep[:, None, None], product)
 
+    def hash_order(self, vectors: Tensor, mask: Mask) -> Tensor:
+        """(1, heads, seq, head_dim) -> (heads, seq) int64: tokens as the first round of hashing sorts them."""
+        return self.buckets(vectors, mask)[0, 0].argsort(dim=-1, stable=True)
+
     def _bias(
         self, vectors: Tensor, buckets: Tensor, positions: Tensor, windows: Tensor, neighbours: ChunkWindow, mask: Mask
     ) -> Tensor:

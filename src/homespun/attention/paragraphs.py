@@ -74,6 +74,10 @@ class ParagraphAttention(nn.Module):
         kernel: nn.Module = self.between.kernel
         return kernel
 
+    def bottleneck(self, length: int) -> str:
+        """Vectors that represent all tokens, in words."""
+        return "a vector a head\nand paragraph"
+
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden); `Mask.documents` holds paragraph numbers."""
         mask.refuse_cache("paragraphs attention")

@@ -185,6 +185,10 @@ class Performer(nn.Module):
         norm: Tensor = tokens.square().sum(-1, keepdim=True) * (0.5 * width**-0.5)
         return scores, norm
 
+    def bottleneck(self, length: int) -> str:
+        """Vectors that represent all keys, in words."""
+        return f"{self.num_features} random features"
+
     def extra_repr(self) -> str:
         return f"{self.num_features} features, {self.feature_map}, redraw_interval={self.redraw_interval}"
 

@@ -15,15 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from homespun.attention.blocked import Blocked
-from homespun.attention.disentangled import AddedScores
-from homespun.attention.full import DotProduct
-from homespun.attention.linformer import Linformer
-from homespun.attention.lsh import LSH
-from homespun.attention.ngram import NgramAttention
-from homespun.attention.paragraphs import ParagraphAttention
-from homespun.attention.performer import Performer
-from homespun.attention.relative_bias import BiasedDotProduct
 from homespun.models.encoder import EncoderConfig
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import FULL, Sparse
@@ -76,11 +67,11 @@ def compute_attention_map(attention: MultiHead, length: int, config: EncoderConf
     if sparse is not None or through:
         parts = _exact(sparse or FULL, length, causal=config.causal, full="compressed" if through else "full")
         return _pooled(parts, length, through)
-    kernel, table = _kernel(attention), probe_attention(attention, length, config)
-    if not isinstance(kernel, LSH):
+    table = probe_attention(attention, length, config)
+    if not hasattr(_kernel(attention), "hash_order"):
         return _pooled(_pieces(table, "near"), length)
     # in the order of the text it would be noise
-    order = _order_by_bucket(attention, kernel, length, config)[..., None]
+    order = _order_by_bucket(attention, length, config)[..., None]
     sorted_table = table.gather(1, order.expand_as(table)).gather(2, order.mT.expand_as(table))
     seen = _pooled(_pieces(sorted_table, "content"), length)
     union = np.packbits(table.any(0).numpy(), axis=1)
@@ -118,8 +109,8 @@ def needs_probe(attention: MultiHead) -> bool:
 def shows_structure(attention: MultiHead, length: int, config: EncoderConfig) -> bool:
     """True if a token attends to at most a third of a text of this length, or to all of it by design."""
     kernel, sparse = _kernel(attention), _sparse(attention)
-    if isinstance(kernel, LSH):  # its chunks are its structure
-        return length >= 8 * kernel.chunks.length
+    if hasattr(kernel, "hash_order"):  # its chunks are its structure
+        return bool(length >= 8 * kernel.chunks.length)
     if needs_probe(attention):
         table = probe_attention(attention, length, config)
     elif sparse is None or not sparse.patterns:
@@ -146,30 +137,20 @@ def pool_depth(depth: np.ndarray) -> np.ndarray:
     return np.where(least == 255, 0, least)
 
 
-def _kernel(attention: MultiHead) -> nn.Module:
+def _kernel(attention: MultiHead) -> Any:
     """Module that mixes tokens; n-gram attention is its own."""
-    kernel: object = getattr(attention, "kernel", attention)
-    assert isinstance(kernel, nn.Module)
-    return kernel
+    return getattr(attention, "kernel", attention)
 
 
 def _sparse(attention: MultiHead) -> Sparse | None:
     """The patterns of exact attention; None of any other."""
-    match kernel := _kernel(attention):
-        case Blocked() | DotProduct() | BiasedDotProduct() | AddedScores() | NgramAttention():
-            return kernel.sparse
-    return None
+    sparse: Sparse | None = getattr(_kernel(attention), "sparse", None)
+    return sparse
 
 
 def _through(attention: MultiHead, length: int) -> str:
-    if isinstance(attention, ParagraphAttention):
-        return "a vector a head\nand paragraph"
-    match kernel := _kernel(attention):
-        case Linformer():
-            return f"{kernel.key_projection(torch.zeros(1, 1, length, 1), None).shape[2]} projections"
-        case Performer():
-            return f"{kernel.num_features} random features"
-    return ""
+    module = next((each for each in (attention, _kernel(attention)) if hasattr(each, "bottleneck")), None)
+    return "" if module is None else str(module.bottleneck(length))
 
 
 def _pooled(tables: Iterable[dict[str, Tensor]], length: int, through: str = "") -> AttentionMap:
@@ -235,7 +216,7 @@ def probe_attention(attention: MultiHead, length: int, config: EncoderConfig) ->
         units = torch.zeros(length, width)
         units.diagonal(-start).fill_(1)
 
-        def put_in(_: nn.Module, given: Any, units: Tensor = units) -> tuple[object, ...]:
+        def put_in(_: nn.Module, given: tuple[*tuple[Tensor, ...], Mask], units: Tensor = units) -> tuple[object, ...]:
             *vectors, value, mask = given  # queries and keys are one, or two
             return (*vectors, units.expand_as(value), mask)
 
@@ -248,13 +229,14 @@ def probe_attention(attention: MultiHead, length: int, config: EncoderConfig) ->
     return torch.cat(pieces, dim=-1)[..., :length]
 
 
-def _order_by_bucket(attention: MultiHead, kernel: LSH, length: int, config: EncoderConfig) -> Tensor:
+def _order_by_bucket(attention: MultiHead, length: int, config: EncoderConfig) -> Tensor:
     """(heads, length) int64: the tokens in the order in which the first round of hashing cuts them into chunks."""
     found: list[Tensor] = []
+    kernel = _kernel(attention)
 
     def note(module: nn.Module, given: tuple[Tensor, Tensor, Mask]) -> None:
         vectors, _, mask = given
-        found.append(kernel.buckets(vectors, mask)[0, 0].argsort(dim=-1, stable=True))
+        found.append(kernel.hash_order(vectors, mask))
 
     _attend(attention, length, config, [kernel.register_forward_pre_hook(note)])
     return found[0]
