@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
@@ -38,6 +38,7 @@ class AlternatingAttentionConfig(Config):
     """Cycle of attention kinds over the layers: dense and banded (GPT-3), local and LSH (Reformer)."""
 
     kind: Literal["alternating"] = "alternating"
+    num_global_tokens: ClassVar[int] = 0
     cycle: list[Annotated[_Single, Field(discriminator="kind")]] = Field(min_length=1)
 
     @property

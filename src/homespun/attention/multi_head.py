@@ -254,6 +254,11 @@ class AttentionSettings(Config):
     supports_packing: ClassVar[bool] = True
     is_positional: ClassVar[bool] = False
 
+    @property
+    def num_global_tokens(self) -> int:
+        """Tokens at the start of each text that are always global."""
+        return 0
+
     def fixed_length_setting(self, max_position_embeddings: int) -> str | None:
         """Setting that keeps the shapes of the weights for longer sequences; None: there is no such setting."""
         return None

@@ -240,6 +240,10 @@ class SparseAttentionConfig(AttentionSettings):
     patterns: list[PatternConfig] = Field(default=[WindowConfig()], min_length=1)
     global_tokens: GlobalConfig | None = None
 
+    @property
+    def num_global_tokens(self) -> int:
+        return 0 if self.global_tokens is None else self.global_tokens.first
+
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_plain("sparse")
         patterns = tuple(pattern.build(spec) for pattern in self.patterns)

@@ -14,7 +14,6 @@ from homespun.models.bundle import ModelBundle
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.model import Model
 from homespun.models.weight_transfer import TransferReport, change_stacks, transfer_weights
-from homespun.objectives.electra import ElectraObjective
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_extension import AddedTokens, find_added_tokens
 
@@ -56,7 +55,12 @@ class Start:
             UserError: a generator that does not fit, or a length that a tensor cannot follow.
         """
         origins = transfer_weights(self.stored, model, config, words=self.words)
-        given = TransferReport() if self.generator is None else _take_generator(objective, self.generator, self.words)
+        given = TransferReport()
+        if self.generator is not None:
+            load = getattr(objective, "load_generator", None)
+            if load is None:
+                raise UserError("--generator is for objective electra, which has one")
+            given = load(self.generator, self.words)
         return _with_rest(origins, given, objective, model)
 
 
@@ -96,27 +100,6 @@ def _beyond(stored: ModelBundle, tokenizer: Tokenizer, source: str, corpus: str)
             f"`homespun tokenizer extend {source}` makes"
         )
     return words
-
-
-def _take_generator(objective: nn.Module, given: ModelBundle, words: AddedTokens) -> TransferReport:
-    if not isinstance(objective, ElectraObjective):
-        raise UserError("--generator is for objective electra, which has one")
-    wanted = objective.generator_config
-    theirs = given.config.backbone
-    for name in ("embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
-        ours, other = getattr(wanted.backbone, name), getattr(theirs, name)
-        if name == "embedding_size":
-            ours, other = ours or wanted.backbone.hidden_size, other or theirs.hidden_size
-        if ours != other:
-            raise UserError(
-                f"the generator given has {name}={other} and this recipe's has {ours}; set objective.generator_size "
-                f"and objective.generator_layers to its size, or leave --generator out"
-            )
-    # its embeddings are the discriminator's, which has taken its own: they stay
-    shared = {name: t.clone() for name, t in objective.discriminator.backbone.embeddings.state_dict().items()}
-    origins = transfer_weights(given, objective.generator, wanted, words=words)
-    objective.discriminator.backbone.embeddings.load_state_dict(shared)
-    return origins
 
 
 def _with_rest(

@@ -216,7 +216,7 @@ def probe_attention(attention: MultiHead, length: int, config: EncoderConfig) ->
         units = torch.zeros(length, width)
         units.diagonal(-start).fill_(1)
 
-        def put_in(_: nn.Module, given: tuple[*tuple[Tensor, ...], Mask], units: Tensor = units) -> tuple[object, ...]:
+        def put_in(_: nn.Module, given: Any, units: Tensor = units) -> tuple[object, ...]:
             *vectors, value, mask = given  # queries and keys are one, or two
             return (*vectors, units.expand_as(value), mask)
 

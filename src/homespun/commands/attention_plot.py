@@ -28,11 +28,9 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.inference.generation import TextGenerator
 from homespun.io.atomic import write_bytes
-from homespun.models.backbone import EncoderDecoder
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.recipes import recipe_names
 from homespun.report.attention import AttentionPanel, AttentionPlot, draw_alignment, draw_attention
 from homespun.text.tokenizer import Tokenizer
@@ -291,7 +289,7 @@ def _attention(stored: ModelBundle, run: str) -> AdditiveAttention:
 def _ids(stored: ModelBundle, text: str, option: str) -> list[int]:
     """Ids of a text in the template of training."""
     backbone = stored.config.backbone
-    assert isinstance(backbone, EncoderDecoderConfig)
+    assert backbone.has_decoder
     template = SourceTargetTemplate.for_encoder_decoder(
         stored.tokenizer, bos_id=backbone.bos_token_id, eos_id=backbone.eos_token_id
     )
@@ -305,7 +303,6 @@ def _ids(stored: ModelBundle, text: str, option: str) -> list[int]:
 def _weights(stored: ModelBundle, attention: AdditiveAttention, source: list[int], target: list[int]) -> Tensor:
     """Attention weights of each target token, (target, source)."""
     backbone = stored.model.eval().backbone
-    assert isinstance(backbone, EncoderDecoder)
     given = torch.tensor([[backbone.decoder_start_token_id, *target[:-1]]])
     rows: list[Tensor] = []
     hook = attention.register_forward_hook(lambda module, arguments, result: rows.append(result[1][0]))

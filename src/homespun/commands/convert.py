@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from homespun.attention.sparse import GlobalConfig, SparseAttentionConfig
 from homespun.errors import UserError
 from homespun.hf.export import CARD, CONFIG, REPORT, check_replaceable, export_huggingface, suggest_onnx
 from homespun.hf.family import STORED
@@ -18,8 +17,6 @@ from homespun.hf.open import OpenedModel, open_any
 from homespun.inference.onnx_export import make_small_batch, select_real_tokens
 from homespun.io.atomic import atomic_path
 from homespun.models.bundle import ModelBundle, save_model, weights_of
-from homespun.models.config import BackboneConfig
-from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
 
 Form = Literal["homespun", "hf"]
@@ -85,7 +82,7 @@ def compare(
         RuntimeError: they are not the same model.
     """
     given = make_small_batch(one.model, one.config)
-    own = [_global_by_itself(stored.config.backbone) for stored in (one, other)]
+    own = [stored.config.backbone.stacks[0].attention.num_global_tokens for stored in (one, other)]
     if own[0] != own[1]:
         positions = torch.arange(given["input_ids"].shape[1])
         given["global_attention_mask"] = (positions < max(own)).long().expand_as(given["input_ids"])
@@ -103,14 +100,6 @@ def compare(
         )
     lengths = given["attention_mask"].sum(1).tolist()
     return {"compared": what, "lengths": lengths, "largest_difference": difference}
-
-
-def _global_by_itself(backbone: BackboneConfig) -> int:
-    """Number of tokens at the start of a text that are always global."""
-    match backbone.stacks[0]:
-        case EncoderConfig(attention=SparseAttentionConfig(global_tokens=GlobalConfig(first=first))):
-            return first
-    return 0
 
 
 def _not_finite(stored: ModelBundle, names: Mapping[str, tuple[str, ...]], what: str) -> str:

@@ -26,8 +26,7 @@ from homespun.planning.budget import (
     forecast_loss,
     in_millions,
 )
-from homespun.training.config import Soap, TrainConfig
-from homespun.training.optim import LAST_EARLY_STEP, MAX_SIDE
+from homespun.training.config import TrainConfig, count_steps
 
 _UNPLANNED_SECONDS = 60.0  # a budget of time that is not worth the seconds of a plan
 _TOO_FEW = 1.0  # tokens a parameter
@@ -42,27 +41,14 @@ def training_warnings(train: TrainConfig, module: nn.Module, steps: int) -> list
         module: what is trained; tensors without values suffice.
         steps: that the budget is expected to reach; 0: not known.
     """
-    found = []
     warmup: float = getattr(train.schedule, "warmup", 0.0)
-    if steps and 0 < warmup * steps < 1:
-        found.append(
-            f"train.schedule.warmup={warmup:g} is less than one step of a budget of {_steps(steps)}, so the first step "
-            f"has the full learning rate; give at least {math.ceil(1 / warmup):,} steps"
-        )
-    if isinstance(train.optimizer, Soap):
-        shapes = [parameter.shape for parameter in module.parameters() if parameter.requires_grad]
-        if not any(len(shape) == 2 and min(shape) <= MAX_SIDE for shape in shapes):
-            found.append(
-                f"train.optimizer.kind=soap rotates matrices with a side of at most {MAX_SIDE:,}, and this model "
-                f"has none: AdamW trains all of it, at {train.optimizer.others:g} times train.optimizer.learning_rate; "
-                f"set train.optimizer.kind=adamw"
-            )
-        elif 0 < steps < LAST_EARLY_STEP:
-            found.append(
-                f"train.optimizer.kind=soap computes its first eigenvectors in steps 1 to {LAST_EARLY_STEP}, and the "
-                f"budget is {_steps(steps)}; give more, or set train.optimizer.kind=adamw"
-            )
-    return found
+    if not steps or not 0 < warmup * steps < 1:
+        return train.optimizer.warnings(module, steps)
+    early = (
+        f"train.schedule.warmup={warmup:g} is less than one step of a budget of {count_steps(steps)}, so the first "
+        f"step has the full learning rate; give at least {math.ceil(1 / warmup):,} steps"
+    )
+    return [early, *train.optimizer.warnings(module, steps)]
 
 
 @dataclass(frozen=True)
@@ -230,10 +216,6 @@ def check_first_step(seconds: float, budget: float) -> None:
             f"train.budget.time={budget:g} s is too small for one step, which takes about {seconds:.2g} s; give more, "
             f"lower train.batch_size, or take a smaller model"
         )
-
-
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count:,} steps"
 
 
 def _parameters(objective: nn.Module) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
@@ -16,7 +16,6 @@ from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.presets import kind_of_model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.config import PretrainingObjective
-from homespun.objectives.tbptt import StatefulCausalLM
 from homespun.recipes import recipe_with, refuse_other_kind
 from homespun.tasks.calibration import Calibration
 from homespun.tasks.classification import Classification
@@ -59,22 +58,9 @@ class PretrainRecipe(Config):
     objective: PretrainingObjective
     train: TrainConfig
 
-    @model_validator(mode="before")
-    @classmethod
-    def _default_streams(cls, tree: Any) -> object:
-        objective, train = (tree.get(name) if isinstance(tree, dict) else None for name in ("objective", "train"))
-        if not isinstance(objective, dict) or not isinstance(train, dict) or objective.get("kind") != "stateful_clm":
-            return tree
-        rows = train.get("batch_size", TrainConfig.model_fields["batch_size"].default)
-        return tree | {"objective": {"streams": rows} | {k: v for k, v in objective.items() if k != "streams" or v}}
-
     @model_validator(mode="after")
-    def _check_streams(self) -> PretrainRecipe:
-        if isinstance(self.objective, StatefulCausalLM) and 0 < self.objective.streams < self.train.batch_size:
-            raise ValueError(
-                f"train.batch_size={self.train.batch_size} rows of objective.streams={self.objective.streams} streams "
-                f"would go on from each other in one step; give as many streams, or leave objective.streams out"
-            )
+    def _pass_batch_size(self) -> PretrainRecipe:
+        self.__dict__["objective"] = self.objective.with_batch_size(self.train.batch_size)
         return self
 
     @property
@@ -139,18 +125,16 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRecipe | Fi
 
 def pretrain_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRecipe:
     """`load_recipe` for pretraining."""
-    recipe = load_recipe(name, overrides)
-    refuse_other_kind(name, recipe.kind, "pretrain")
-    assert isinstance(recipe, PretrainRecipe)
-    return recipe
+    tree = recipe_with(name, overrides)
+    refuse_other_kind(name, tree["kind"], "pretrain")
+    return validate(PretrainRecipe, tree, source=name)
 
 
 def finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRecipe:
     """`load_recipe` for fine-tuning."""
-    recipe = load_recipe(name, overrides)
-    refuse_other_kind(name, recipe.kind, "finetune")
-    assert isinstance(recipe, FinetuneRecipe)
-    return recipe
+    tree = recipe_with(name, overrides)
+    refuse_other_kind(name, tree["kind"], "finetune")
+    return validate(FinetuneRecipe, tree, source=name)
 
 
 def schema() -> Tree:

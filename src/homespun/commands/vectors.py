@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from pydantic import JsonValue
 
 from homespun.commands.recipe import pretrain_recipe
 from homespun.commands.workload import with_vocabulary
@@ -24,12 +21,11 @@ from homespun.models.config import ModelConfig
 from homespun.report.console import Display
 from homespun.report.plots import draw_embeddings
 from homespun.text.tokenizer import Tokenizer
-from homespun.vectors.cooccurrence import count_pairs
 from homespun.vectors.embedding_init import init_embeddings
 from homespun.vectors.evaluation import evaluate_vectors, read_lists
 from homespun.vectors.store import check_output_path, open_vectors, save_vectors
-from homespun.vectors.training import Glove, GloveConfig, VectorsConfig, Word2VecConfig, require_gensim, train_word2vec
-from homespun.vectors.word_file import OnProgress, WordFile, write_words
+from homespun.vectors.training import VectorsConfig, require_gensim
+from homespun.vectors.word_file import OnProgress, write_words
 from homespun.vectors.word_vectors import PROJECTIONS, Projection, WordVectors, frequent_words, project_2d
 
 METHODS = ("word2vec", "glove")
@@ -69,20 +65,16 @@ def train_vectors(
     display = display or Display(json=True)
     out = Path(out)
     check_output_path(out)
-    if isinstance(config.method, Word2VecConfig):
+    if config.method.uses_gensim:
         require_gensim()
     opened = Corpus.open(corpus)
     out.parent.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, float] = {}
+    stage = functools.partial(_TimedStage, seconds=seconds, display=display)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
-        with _TimedStage("counting words", seconds, display) as on_progress:
+        with stage("counting words") as on_progress:
             text = write_words(opened, Path(folder) / "words", on_progress=on_progress, **config.words.model_dump())
-        method = config.method
-        vectors, facts = (
-            _glove(text, method, config, Path(folder), seconds, display)
-            if isinstance(method, GloveConfig)
-            else _word2vec(text, method, config, Path(folder), seconds, display)
-        )
+        vectors, facts = config.method.train(text, Path(folder), stage, seed=config.seed, workers=config.workers)
         read = int(text.ends[-1])
         about = {"config": config.model_dump(mode="json"), "corpus": str(corpus), "text_words": read, **facts}
         save_vectors(WordVectors(text.words, vectors, text.counts, about), out)
@@ -109,45 +101,6 @@ class _TimedStage:
 
     def __exit__(self, *error: object) -> None:
         self.seconds[self.name] = round(time.perf_counter() - self.began, 3)
-
-
-def _glove(
-    text: WordFile,
-    method: GloveConfig,
-    config: VectorsConfig,
-    folder: Path,
-    seconds: dict[str, float],
-    display: Display,
-) -> tuple[NDArray[np.float32], dict[str, JsonValue]]:
-    with _TimedStage("counting pairs", seconds, display) as on_progress:
-        matrix = count_pairs(text, folder, window=method.window, workers=config.workers, on_progress=on_progress)
-    if not matrix.cells:
-        raise UserError("no two words of the corpus stand near each other; give documents of more than one word")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.workers or os.cpu_count() or 1)
-    try:
-        with _TimedStage("training", seconds, display) as on_progress:
-            glove = Glove(matrix, method, seed=config.seed)
-            for epoch in glove.epochs(method.epochs):
-                on_progress(epoch.share)
-    finally:
-        torch.set_num_threads(threads)
-    return glove.vectors, {"cells": matrix.cells, "loss": epoch.loss}
-
-
-def _word2vec(
-    text: WordFile,
-    method: Word2VecConfig,
-    config: VectorsConfig,
-    folder: Path,
-    seconds: dict[str, float],
-    display: Display,
-) -> tuple[NDArray[np.float32], dict[str, JsonValue]]:
-    with _TimedStage("training", seconds, display) as on_progress:
-        vectors = train_word2vec(
-            text, method, folder, seed=config.seed, workers=config.workers, on_progress=on_progress
-        )
-    return vectors, {}
 
 
 def measure_vectors(vectors: str | Path, data: str | Path) -> Tree:

@@ -11,13 +11,17 @@ from torch import nn
 from torch.nn import functional as F
 
 from homespun.batch import Batch, Loss, Term
+from homespun.errors import UserError
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig, initialise
 from homespun.models.heads import DiscriminatorHeadConfig, MaskedLMHeadConfig, enhanced_mask_decoder
 from homespun.models.model import Model
+from homespun.models.weight_transfer import TransferReport, transfer_weights
 from homespun.objectives.mlm import MlmCollator, gather_positions, replacement, require_bidirectional
 from homespun.objectives.protocol import PretrainingConfig, UnigramTerm, reuse_head
 from homespun.text.tokenizer import Tokenizer
+from homespun.text.vocabulary_extension import AddedTokens
 
 
 class Electra(PretrainingConfig):
@@ -104,6 +108,28 @@ class ElectraObjective(nn.Module):
         self.discriminator = discriminator
         self.config = config
         self.weight = weight
+
+    def load_generator(self, given: ModelBundle, words: AddedTokens) -> TransferReport:
+        """Copy weights of a checkpoint into the generator, except the embeddings, which are the discriminator's.
+
+        Raises:
+            UserError: a generator of another size.
+        """
+        mine, theirs = self.generator_config.backbone, given.config.backbone
+        for name in ("embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+            ours, other = getattr(mine, name), getattr(theirs, name)
+            if name == "embedding_size":
+                ours, other = ours or mine.hidden_size, other or theirs.hidden_size
+            if ours != other:
+                raise UserError(
+                    f"the generator given has {name}={other} and this recipe's has {ours}; set "
+                    f"objective.generator_size and objective.generator_layers to its size, or leave --generator out"
+                )
+        embeddings = self.discriminator.backbone.embeddings
+        shared = {name: tensor.clone() for name, tensor in embeddings.state_dict().items()}
+        origins = transfer_weights(given, self.generator, self.generator_config, words=words)
+        embeddings.load_state_dict(shared)
+        return origins
 
     def forward(self, batch: Batch) -> Loss:
         """Run the generator on the masked text, sample a token for each label, run the discriminator on the result."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -63,6 +63,14 @@ class PretrainingConfig(Config):
     def unigram_term(self) -> UnigramTerm | None:
         """Term with a unigram baseline; ``None``: the objective has none."""
         return None
+
+    def with_batch_size(self, batch_size: int) -> Self:
+        """Config for steps of ``batch_size`` rows.
+
+        Raises:
+            ValueError: it needs a smaller batch.
+        """
+        return self
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
         """Training rows of at most ``length`` tokens; by default packed documents."""

@@ -124,6 +124,14 @@ class StatefulCausalLM(PretrainingConfig):
     max_processes: ClassVar[int | None] = 1
     streams: int = Field(default=0, ge=0, description="parallel streams; 0: train.batch_size")
 
+    def with_batch_size(self, batch_size: int) -> StatefulCausalLM:
+        if 0 < self.streams < batch_size:
+            raise ValueError(
+                f"train.batch_size={batch_size} rows of objective.streams={self.streams} streams would go on from each "
+                f"other in one step; give as many streams, or leave objective.streams out"
+            )
+        return self.model_copy(update={"streams": self.streams or batch_size})
+
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> TbpttRows:
         return TbpttRows(corpus, documents, length=length, streams=self._count)
 

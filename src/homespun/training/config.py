@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
 from homespun.config import Bytes, Config, Count, Duration
-from homespun.training.optim import MAX_SIDE, OneSidedSoap, adamw, has_fused, parameter_groups
+from homespun.training.optim import LAST_EARLY_STEP, MAX_SIDE, OneSidedSoap, adamw, has_fused, parameter_groups
 
 Positive = Annotated[Count, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -134,7 +134,18 @@ Schedule = Annotated[
 ]
 
 
-class AdamW(Config):
+def count_steps(count: int) -> str:
+    """``1 step``, ``2,000 steps``."""
+    return "1 step" if count == 1 else f"{count:,} steps"
+
+
+class _OptimizerConfig(Config):
+    def warnings(self, module: nn.Module, steps: int) -> list[str]:
+        """Reasons why it does not suit the parameters, or a budget of ``steps`` (0: unknown), one line each."""
+        return []
+
+
+class AdamW(_OptimizerConfig):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), fused if the device has a kernel."""
 
     kind: Literal["adamw"] = "adamw"
@@ -156,7 +167,7 @@ class AdamW(Config):
         return adamw(groups, learning_rate=self.learning_rate, betas=self.betas, eps=self.eps)
 
 
-class Soap(Config):
+class Soap(_OptimizerConfig):
     """One-sided SOAP (Vyas et al. 2025), see `homespun.training.optim.OneSidedSoap`.
 
     Pretraining reaches a lower loss on the same tokens than with AdamW, which trains norms, biases and matrices with
@@ -175,6 +186,21 @@ class Soap(Config):
     eps: float = Field(default=1e-8, gt=0)
     layer_decay: LayerDecay = 1.0
 
+    def warnings(self, module: nn.Module, steps: int) -> list[str]:
+        shapes = [parameter.shape for parameter in module.parameters() if parameter.requires_grad]
+        if not any(len(shape) == 2 and min(shape) <= MAX_SIDE for shape in shapes):
+            return [
+                f"train.optimizer.kind=soap rotates matrices with a side of at most {MAX_SIDE:,}, and this model "
+                f"has none: AdamW trains all of it, at {self.others:g} times train.optimizer.learning_rate; "
+                f"set train.optimizer.kind=adamw"
+            ]
+        if 0 < steps < LAST_EARLY_STEP:
+            return [
+                f"train.optimizer.kind=soap computes its first eigenvectors in steps 1 to {LAST_EARLY_STEP}, and the "
+                f"budget is {count_steps(steps)}; give more, or set train.optimizer.kind=adamw"
+            ]
+        return []
+
     def build(self, module: nn.Module) -> torch.optim.Optimizer:
         """Optimizer of the trainable parameters; each group has its ``scale`` of the learning rate."""
         groups = parameter_groups(
@@ -191,7 +217,7 @@ class Soap(Config):
         )
 
 
-class Adafactor(Config):
+class Adafactor(_OptimizerConfig):
     """Adam with factored second moments: row and column means of a matrix (Shazeer and Stern 2018).
 
     The learning rate, at most ``1 / sqrt(step)``, is multiplied by the root mean square of the parameter, at least by

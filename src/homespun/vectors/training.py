@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, JsonValue
 from torch import Tensor
 
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.vectors.cooccurrence import Block, Cooccurrence
+from homespun.vectors.cooccurrence import Block, Cooccurrence, count_pairs
 from homespun.vectors.word_file import OnProgress, Unit, WordFile
+
+Stage = Callable[[str], AbstractContextManager[OnProgress]]
+Trained = tuple[NDArray[np.float32], dict[str, JsonValue]]
 
 _LINE = 10_000  # words of a line, the maximum of gensim
 _EPS = 1e-8  # of AdaGrad
@@ -38,6 +42,7 @@ class Word2VecConfig(Config):
     """word2vec with negative sampling and subsampling (Mikolov et al. 2013), by gensim."""
 
     kind: Literal["word2vec"] = "word2vec"
+    uses_gensim: ClassVar[bool] = True
     architecture: Literal["skipgram", "cbow"] = Field(
         default="skipgram",
         description="skipgram: a word predicts its neighbours; cbow: the neighbours predict the word",
@@ -49,11 +54,17 @@ class Word2VecConfig(Config):
     epochs: int = Field(default=10, ge=1)
     learning_rate: float = Field(default=0.025, gt=0, description="initial; decays linearly to zero")
 
+    def train(self, text: WordFile, folder: Path, stage: Stage, *, seed: int, workers: int | None) -> Trained:
+        """Train (words, size) vectors of ``text`` in timed stages; also returns values for the result."""
+        with stage("training") as on_progress:
+            return train_word2vec(text, self, folder, seed=seed, workers=workers, on_progress=on_progress), {}
+
 
 class GloveConfig(Config):
     """GloVe (Pennington et al. 2014): weighted least squares on the logarithms of co-occurrence counts."""
 
     kind: Literal["glove"] = "glove"
+    uses_gensim: ClassVar[bool] = False
     size: int = Field(default=100, ge=1, description="dimensions of a vector")
     window: int = Field(
         default=10, ge=1, le=1000, description="maximum distance of a co-occurrence, which counts 1 / distance"
@@ -62,6 +73,27 @@ class GloveConfig(Config):
     learning_rate: float = Field(default=0.15, gt=0, description="of AdaGrad; a step is a block of the matrix")
     x_max: float = Field(default=100.0, gt=0, description="count from which the weight is 1")
     alpha: float = Field(default=0.75, ge=0, le=1, description="below x_max the weight is (count / x_max) ** alpha")
+
+    def train(self, text: WordFile, folder: Path, stage: Stage, *, seed: int, workers: int | None) -> Trained:
+        """As `Word2VecConfig.train`.
+
+        Raises:
+            UserError: no pairs of words.
+        """
+        with stage("counting pairs") as on_progress:
+            matrix = count_pairs(text, folder, window=self.window, workers=workers, on_progress=on_progress)
+        if not matrix.cells:
+            raise UserError("no two words of the corpus stand near each other; give documents of more than one word")
+        threads = torch.get_num_threads()
+        torch.set_num_threads(workers or os.cpu_count() or 1)
+        try:
+            with stage("training") as on_progress:
+                glove = Glove(matrix, self, seed=seed)
+                for epoch in glove.epochs(self.epochs):
+                    on_progress(epoch.share)
+        finally:
+            torch.set_num_threads(threads)
+        return glove.vectors, {"cells": matrix.cells, "loss": epoch.loss}
 
 
 VectorsMethod = Annotated[Word2VecConfig | GloveConfig, Field(discriminator="kind")]
