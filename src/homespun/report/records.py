@@ -321,8 +321,6 @@ def config_text(record: RunRecord) -> str:
 
 def architecture(record: RunRecord) -> str | None:
     """The model in short: ``3 layers × 128, 2 heads``, and its differences from BERT."""
-    if record.result.architecture:
-        return record.result.architecture
     backbone = _find(record.config, "num_hidden_layers")
     if backbone is None:
         return f"from {record.result.start_from}" if record.result.start_from else None
