@@ -217,9 +217,15 @@ def test_old_model_folder_is_read(tmp_path: Path) -> None:
 def test_old_runs_are_reported(tmp_path: Path) -> None:
     config = {"model": {"kind": "recurrent", "num_hidden_layers": 2, "hidden_size": 8, "cell": "lstm", "apart": True}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    (tmp_path / "result.json").write_text(json.dumps({"task": "span_answers"}))
+    old = {"task": "span_answers", "frequencies": {"mlm": 6.5}, "most_wrong": [{"text": "x"}], "tuning": {"rows": 7}}
+    (tmp_path / "result.json").write_text(json.dumps(old))
     record = read_run(tmp_path)
-    assert record.result.task == "question_answering"
+    assert record.result.to_json() == {
+        "task": "question_answering",
+        "unigram_baseline": {"mlm": 6.5},
+        "top_errors": [{"text": "x"}],
+        "decision_rule": {"rows": 7},
+    }
     assert architecture(record) == "2 LSTM layers × 8, independent directions"
     (tmp_path / "comparison.yaml").write_text(yaml.safe_dump({"kind": "compare", "about": "x", "measure": None}))
     assert read_comparison(tmp_path).recipe == {"kind": "compare", "description": "x", "benchmark": None}

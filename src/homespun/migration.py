@@ -58,6 +58,9 @@ RENAMED_FLAGS = {
 RENAMED_FILES = {"begun.json": "inputs.json"}
 """Files of a run directory."""
 
+RENAMED_RESULT_KEYS = {"frequencies": "unigram_baseline", "most_wrong": "top_errors", "tuning": "decision_rule"}
+"""Keys of ``result.json``."""
+
 TASK_PATH = ("data", "objective")
 """Path for `migrate` of the ``task`` in a model folder."""
 
@@ -69,6 +72,11 @@ def find_new_key(path: Sequence[str], allowed: Iterable[str] | None = None) -> s
         if key == path[-1] and set(above) <= set(path[:-1]) and (allowed is None or new in allowed):
             return new
     return None
+
+
+def migrate_result(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename keys in a ``result.json`` of an earlier version."""
+    return {RENAMED_RESULT_KEYS.get(key, key): value for key, value in tree.items()}
 
 
 def migrate(value: Any, path: tuple[str, ...] = ()) -> Any:

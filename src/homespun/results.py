@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.io.json import read_optional
-from homespun.migration import migrate
+from homespun.migration import migrate, migrate_result
 
 VERSION = 1
 """Version of the files; a file without one has version 1."""
@@ -164,7 +164,7 @@ class ExamplePrediction(Part):
     score: Number | None = None
 
 
-class Tuning(Part):
+class DecisionRule(Part):
     """Temperature and decision thresholds found on the validation examples, with reasons if none was."""
 
     temperature: Number | None = None
@@ -280,7 +280,7 @@ class ResultFile(Part):
         Raises:
             UserError: the file is damaged, or of another version.
         """
-        tree = read_optional(path)
+        tree = migrate_result(read_optional(path))
         if tree.get("version", VERSION) != VERSION:
             version = tree["version"]
             raise UserError(
@@ -301,7 +301,6 @@ class RunResult(ResultFile):
     kind: str | None = None
     name: str | None = None
     start_from: str | None = None
-    architecture: str | None = None
     parameters: Number | None = None
     flops_per_token: Number | None = None
     steps: Number | None = None
@@ -313,7 +312,7 @@ class RunResult(ResultFile):
     train: dict[str, Number | None] = {}
     validation: Validation = Validation()
     corpus: Corpus | None = None
-    frequencies: dict[str, Number | None] = {}  # unigram baseline by term of the loss
+    unigram_baseline: dict[str, Number | None] = {}  # loss by term
     task: str = "classification"
     task_description: str = ""
     count_titles: dict[str, str] = {}  # counts of examples to show, by key
@@ -324,10 +323,10 @@ class RunResult(ResultFile):
     seeds: list[Metrics] = []
     baselines: dict[str, Metrics] = {}
     curve: list[CurvePoint] = []
-    tuning: Tuning = Tuning()
+    decision_rule: DecisionRule = DecisionRule()
     calibration: Calibration | None = None
     overlap: Leakage | None = None
-    most_wrong: list[ExamplePrediction] = []
+    top_errors: list[ExamplePrediction] = []
     most_confident: list[ExamplePrediction] = []
     lengths: list[dict[str, JsonValue]] = []
     layers: LayerMix | None = None

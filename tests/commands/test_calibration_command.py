@@ -90,11 +90,11 @@ def read(file: Path) -> Any:
 
 def test_thresholds_are_found_kept_and_used(run: Path, folder: Path, tmp_path: Path) -> None:
     result = read(run / "result.json")
-    tuning = result["tuning"]
-    assert tuning["rows"] == 211
-    assert tuning["micro_f1_held_up"] > tuning["micro_f1_before"]
-    threshold = tuning["thresholds"][0]
-    assert tuning["thresholds"] == [threshold] * 3
+    rule = result["decision_rule"]
+    assert rule["rows"] == 211
+    assert rule["micro_f1_held_up"] > rule["micro_f1_before"]
+    threshold = rule["thresholds"][0]
+    assert rule["thresholds"] == [threshold] * 3
     assert threshold != 0.5
     again = evaluate(str(run), [str(folder / "test.csv")])
     assert again["micro_f1"] == pytest.approx(result["test"]["micro_f1"])
@@ -117,8 +117,8 @@ def test_the_probabilities_are_those_of_the_temperature(run: Path) -> None:
     assert result["test"]["ece"] == off["after"]["ece"]
     assert result["test"]["log_loss"] == pytest.approx(off["after"]["log_loss"], rel=1e-4)
     assert sum(one["count"] for one in off["before"]["bins"]) == 40 * 3
-    if result["tuning"]["temperature"] != 1.0:
-        assert result["tuning"]["log_loss"] < result["tuning"]["log_loss_before"]
+    if result["decision_rule"]["temperature"] != 1.0:
+        assert result["decision_rule"]["log_loss"] < result["decision_rule"]["log_loss_before"]
 
 
 def test_leakage_is_counted_and_logged(run: Path) -> None:
@@ -135,7 +135,7 @@ def test_of_several_trainings_temperature_and_calibration_are_those_of_the_one_t
     result = read(folder / "seeds/result.json")
     trials = [read(folder / f"seeds/trials/seed-{seed}/result.json") for seed in range(2)]
     kept = max(trials, key=lambda trial: float(trial["score"]))
-    assert (result["tuning"], result["calibration"]) == (kept["tuning"], kept["test"]["calibration"])
+    assert (result["decision_rule"], result["calibration"]) == (kept["decision_rule"], kept["test"]["calibration"])
 
 
 def test_how_good_it_is_at_the_others_is_over_the_trainings_that_were_compared(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_how_good_it_is_at_the_others_is_over_the_trainings_that_were_compared(t
 
 
 def test_the_worst_comes_first_and_is_text_on_the_page(run: Path) -> None:
-    wrong = read(run / "result.json")["most_wrong"]
+    wrong = read(run / "result.json")["top_errors"]
     losses = [one["loss"] for one in wrong]
     assert losses == sorted(losses, reverse=True)
     lines = [json.loads(line) for line in (run / "predictions/model.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -173,7 +173,7 @@ def test_a_text_that_is_markup_is_shown_as_it_is(folder: Path) -> None:
     made = folder / "markup"
     write(folder / "one.csv", [(BAD, "sport,money,food"), ("a of the", "")])
     finetune(recipe(folder, f"data.test={folder / 'one.csv'}"), made, start_from=str(folder / "base"))
-    assert read(made / "result.json")["most_wrong"][0]["text"] == BAD
+    assert read(made / "result.json")["top_errors"][0]["text"] == BAD
     page = (made / "report" / "index.html").read_text(encoding="utf-8")
     assert BAD not in page
     assert "&lt;script&gt;" in page
@@ -182,7 +182,7 @@ def test_a_text_that_is_markup_is_shown_as_it_is(folder: Path) -> None:
 def test_nothing_is_tuned_on_what_is_measured(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         result = finetune(recipe(folder, test=False), folder / "untested", start_from=str(folder / "base"))
-    assert result["tuning"] == {}
+    assert result["decision_rule"] == {}
     assert result["measured_on"] == "validation"
     assert "decision" not in homespun_task(folder / "untested")
     assert "word for word" not in caplog.text

@@ -34,10 +34,10 @@ def test_worst_and_most_confident_predictions() -> None:
     trial = Trial("seed-0", 0, 0, None, [], [f"text {i}" for i in range(5)], None, np.arange(10, 15), [])
     task: Any = Texts()
     found = notable_predictions(task, trial, predictions)
-    assert [one["row"] for one in found["most_wrong"]] == [12, 10]
+    assert [one["row"] for one in found["top_errors"]] == [12, 10]
     assert [one["text"] for one in found["most_confident"]] == ["text 3", "text 1"]
     for prediction in predictions:
         del prediction["loss"]
     found = notable_predictions(task, trial, predictions)
-    assert [one["row"] for one in found["most_wrong"]] == [10, 12]
+    assert [one["row"] for one in found["top_errors"]] == [10, 12]
     assert found["most_confident"] == []

@@ -19,7 +19,7 @@ def test_a_language_model_is_trained_over_streams_and_writes(world: World, tmp_p
     assert result["export"]["folder"] is None
     assert "recurrent" in result["export"]["notes"][0]
     assert {"causal", "causal_accuracy"} <= set(result["validation"]["losses"])
-    assert 0 < result["frequencies"]["causal"] < result["validation"]["losses"]["causal"]  # of three steps
+    assert 0 < result["unigram_baseline"]["causal"] < result["validation"]["losses"]["causal"]  # of three steps
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"text": "the market"}) + "\n", encoding="utf-8")
     asked = ["generate", tmp_path / "lm", "--input", prompts, "--out", tmp_path / "written.jsonl"]

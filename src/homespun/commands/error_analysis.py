@@ -27,7 +27,7 @@ def notable_predictions(
     """Examples to show in a report.
 
     Returns:
-        ``most_wrong``: predictions with the largest loss or the lowest score, the worst first; without losses and
+        ``top_errors``: predictions with the largest loss or the lowest score, the worst first; without losses and
         scores the first wrong ones. ``most_confident``: right predictions with the smallest loss; empty without losses.
     """
     known = [index for index, prediction in enumerate(predictions) if prediction["truth"] is not None]
@@ -43,7 +43,7 @@ def notable_predictions(
         ]
 
     return {
-        "most_wrong": described(sorted(wrong, key=lambda index: _sort_key(predictions[index]))[:_MAX_WRONG]),
+        "top_errors": described(sorted(wrong, key=lambda index: _sort_key(predictions[index]))[:_MAX_WRONG]),
         "most_confident": described(sorted(right, key=lambda index: predictions[index]["loss"])[:_MAX_CONFIDENT]),
     }
 

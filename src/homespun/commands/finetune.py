@@ -33,7 +33,9 @@ from homespun.commands.trials import (
 from homespun.config import Tree
 from homespun.hf.match import dropped_head_warning
 from homespun.hf.open import open_for_training
+from homespun.io.json import read_object
 from homespun.metrics.classification import Metrics
+from homespun.migration import migrate_result
 from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.tasks.protocol import Measured, Task, TaskRows
@@ -178,7 +180,7 @@ def _train_trials(
             trial_run = Run.create(folder, with_seed(recipe, trial), resume=resume, main=main)
         finished = folder / "result.json"
         if several and finished.is_file():
-            results.append(TrialResult.model_validate_json(finished.read_bytes()))
+            results.append(TrialResult.model_validate(migrate_result(read_object(finished))))
             continue
         prepared, first = first or prepare_trial(recipe, trial, inputs.task, inputs.model.stored, display), None
         results.append(train_trial(prepared, inputs.task, inputs.model, trial_run, display))
@@ -216,10 +218,10 @@ def _summarise(
         "measured_on": "folds" if recipe.folds else "test" if test is not None else "validation",
         "test": average_metrics(measured),
         "seeds": measured if len(measured) > 1 else [],
-        "tuning": best.tuning,
+        "decision_rule": best.decision_rule,
         "calibration": best.test.get("calibration", {}),
         "overlap": summarize_leakage(leakage, task, inputs.largest, folders).model_dump(exclude_unset=True),
-        "most_wrong": best.most_wrong,
+        "top_errors": best.top_errors,
         "most_confident": best.most_confident,
         "lengths": task_lengths(task, inputs.model.stored.tokenizer, parts),
         "seconds_all": sum(result.summary["seconds"] or 0.0 for result in trained),

@@ -319,7 +319,7 @@ def _summarise(run: Run, setup: _Setup, inputs: _Inputs, trainer: Trainer, held_
     result |= {} if setup.size is None else {"size": size_to_dict(setup.size)}
     return result | {
         "trained_parameters": sum(p.numel() for p in setup.objective.parameters()),
-        "frequencies": unigram_losses(term, lambda: corpus.counts(0), held_out.once(), corpus.tokenizer),
+        "unigram_baseline": unigram_losses(term, lambda: corpus.counts(0), held_out.once(), corpus.tokenizer),
         "corpus": {
             "documents": len(corpus),
             "tokens": corpus.num_tokens,

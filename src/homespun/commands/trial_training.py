@@ -40,8 +40,8 @@ class TrialResult(BaseModel):
         score: best validation metric, higher is better.
         summary: fields that the result of the run takes from the best trial.
         test: test metrics.
-        tuning: temperature and thresholds chosen on the validation examples.
-        most_wrong: the worst predictions.
+        decision_rule: temperature and thresholds chosen on the validation examples.
+        top_errors: the worst predictions.
         most_confident: the right predictions with the smallest loss.
         counts: truncated inputs and the like, over all parts.
     """
@@ -50,8 +50,8 @@ class TrialResult(BaseModel):
     score: float = 0.0
     summary: Tree = {}
     test: Metrics = {}
-    tuning: Tree = {}
-    most_wrong: list[Tree] = []
+    decision_rule: Tree = {}
+    top_errors: list[Tree] = []
     most_confident: list[Tree] = []
     counts: dict[str, int] = {}
 
@@ -186,7 +186,7 @@ def _evaluate(
         score=validation.score(prepared.config.best_metric),
         summary=summary,
         test=measured.metrics,
-        tuning=calibrated.result,
+        decision_rule=calibrated.result,
         counts={name: sum(rows.counts[name] for rows in parts) for name in parts[0].counts},
         **notable_predictions(task, trial, measured.predictions),
     )

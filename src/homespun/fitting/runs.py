@@ -129,7 +129,7 @@ class _RunFit:
         with stopwatch() as watch:
             run, trained = self.pretrain(read, recipe, path, _TRAINING_SHARE * self.left())
         title = "own language model" if path is None else f"{Path(path).name}, trained further"
-        unigram = next(iter(trained["frequencies"].values()))
+        unigram = next(iter(trained["unigram_baseline"].values()))
         row = {"name": "model", "title": title, "parameters": trained["parameters"], **_seconds(asdict(watch.spent))}
         losses = _losses(trained["validation"]["loss"])
         rows = [

@@ -72,7 +72,8 @@ def calibration_table(record: RunRecord, name: str) -> Table | None:
     found = _calibration(record)
     if not found:
         return None
-    temperature, why = record.result.tuning.temperature, record.result.tuning.temperature_why
+    rule = record.result.decision_rule
+    temperature, why = rule.temperature, rule.temperature_why
     rows = [("as trained", 1.0, found.before)]
     if temperature is not None and temperature != 1.0:
         rows.append(("with temperature", temperature, found.after))
@@ -91,18 +92,18 @@ def calibration_table(record: RunRecord, name: str) -> Table | None:
 
 def thresholds_table(record: RunRecord, name: str) -> Table | None:
     """Decision thresholds of labels, found on the validation examples."""
-    tuning = record.result.tuning
-    thresholds = tuning.thresholds
+    rule = record.result.decision_rule
+    thresholds = rule.thresholds
     if not thresholds:
         return None
     labels = [formats.text(label) for label in record.result.labels or ()]
-    measure = formats.text(tuning.thresholds_for)
-    scores = [tuning.number(key) for key in (f"{measure}_before", measure, f"{measure}_held_up")]
+    measure = formats.text(rule.thresholds_for)
+    scores = [rule.number(key) for key in (f"{measure}_before", measure, f"{measure}_held_up")]
     note = (
         f"{measure.replace('_', ' ').replace('f1', 'F1')} on the validation examples: {formats.share(scores[0])} with "
         f"0.5, {formats.share(scores[1])} with these thresholds, {formats.share(scores[2])} cross-validated."
     )
-    if why := tuning.thresholds_why:
+    if why := rule.thresholds_why:
         note += f" {_sentence(why)}"
     one = len(set(thresholds)) == 1
     rows = (("all", thresholds[0]),) if one else tuple(zip(labels, thresholds, strict=False))
@@ -142,7 +143,7 @@ def reliability_plot(record: RunRecord, name: str) -> Plot | None:
 def top_errors_table(record: RunRecord, name: str) -> Table:
     """Examples with the largest loss or lowest score."""
     note = "Check the labels of these examples first. Row numbers start at 0."
-    return _predictions(name, f"Top errors of {record.name}", record.result.most_wrong, note)
+    return _predictions(name, f"Top errors of {record.name}", record.result.top_errors, note)
 
 
 def confident_table(record: RunRecord, name: str) -> Table:

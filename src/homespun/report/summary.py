@@ -109,7 +109,7 @@ def _against_unigram(records: Sequence[RunRecord]) -> list[tuple[str, float, flo
     """Mean held-out loss and unigram baseline by the kind of predicted tokens."""
     found = []
     for term, tokens in _TOKENS.items():
-        known = [(final_losses(r)[1].get(term), r.result.frequencies.get(term)) for r in records]
+        known = [(final_losses(r)[1].get(term), r.result.unigram_baseline.get(term)) for r in records]
         pairs = [(loss, level) for loss, level in known if loss is not None and level is not None]
         if pairs:
             loss, level = (fmean(values) for values in zip(*pairs, strict=True))

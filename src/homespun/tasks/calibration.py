@@ -39,7 +39,7 @@ def calibrate(
     Each is kept only if it is better in cross-validation.
 
     Returns:
-        The decision rule, and the values for ``tuning`` in the result.
+        The decision rule, and the values for ``decision_rule`` in the result.
     """
     values = logits.astype(np.float64)
     temperature, reason = cross_val_temperature(values, truth) if settings.temperature else (1.0, "disabled")

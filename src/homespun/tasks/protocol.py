@@ -140,7 +140,7 @@ class TrainingSetup:
 
 @dataclass(frozen=True)
 class CalibratedTask:
-    """Task with a calibrated decision rule, and the values for ``tuning`` in the result."""
+    """Task with a calibrated decision rule, and the values for ``decision_rule`` in the result."""
 
     task: AnyTask
     result: dict[str, object]
