@@ -6,7 +6,7 @@ import pytest
 
 from homespun.commands.recipe import load_recipe
 from homespun.models.config import BackboneConfig
-from homespun.planning.budget import CLASSIFIERS, CURVES, LearningCurve, LossForecast, forecast_loss
+from homespun.planning.budget import CURVES, THRESHOLD, LearningCurve, LossForecast, forecast_loss
 
 CURVE = CURVES[0]
 
@@ -65,14 +65,15 @@ def test_what_was_not_measured_has_no_loss(changes: dict[str, object]) -> None:
     assert found.summary() is None
 
 
-def test_the_threshold_is_the_first_that_beat_tf_idf() -> None:
-    won = [found.tokens for found in CLASSIFIERS if found.accuracy > found.tfidf]
-    below, above = predicted(min(won) - 1), predicted(min(won))
+def test_fewer_tokens_than_the_threshold_are_a_warning() -> None:
+    tokens = THRESHOLD.tokens
+    assert THRESHOLD.accuracy > THRESHOLD.tfidf
+    below, above = predicted(tokens - 1), predicted(tokens)
     assert below.below_threshold
     assert not above.below_threshold
     assert above.warning() is None
-    assert below.to_dict()["threshold_tokens"] == min(won)
-    assert below.seconds_to_threshold == pytest.approx(min(won) / 1000)
-    assert "train.budget.time=4h" in str(predicted(7, tokens_per_second=min(won) / (3.5 * 3600)).warning())
-    assert "train.budget.time=90m" in str(predicted(7, tokens_per_second=min(won) / (90 * 60)).warning())
+    assert below.to_dict()["threshold_tokens"] == tokens
+    assert below.seconds_to_threshold == pytest.approx(tokens / 1000)
+    assert "train.budget.time=4h" in str(predicted(7, tokens_per_second=tokens / (3.5 * 3600)).warning())
+    assert "train.budget.time=90m" in str(predicted(7, tokens_per_second=tokens / (90 * 60)).warning())
     assert "tokens" in str(predicted(7, tokens_per_second=None).warning())

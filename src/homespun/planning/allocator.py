@@ -8,6 +8,7 @@ neighbour. `AllocatorModel` replays the malloc and free calls of a step.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 _ALIGNMENT = 64  # bytes, of PyTorch's tensors on a CPU
 _HEADER = 16  # bytes before each block
@@ -92,7 +93,7 @@ class AllocatorModel:
         del self._blocks[bisect_left(self._blocks, (size, address))]
 
 
-def lstm_workspace_bytes(seq: int, rows: int, *, input_size: int, hidden_size: int, itemsize: int) -> int:
+def lstm_workspace_bytes(shape: Sequence[int], hidden_size: int, itemsize: int) -> int:
     """Bytes that oneDNN's LSTM keeps for the backward pass of one layer and direction over (seq, rows, input_size).
 
     Gates, outputs, cell states and their float32 gradients; states twice, with the initial one (`set_workspace_sizes`
@@ -104,6 +105,7 @@ def lstm_workspace_bytes(seq: int, rows: int, *, input_size: int, hidden_size: i
         padded = -(-width // line) * line
         return (padded + line if padded % _ALIASED == 0 else padded) * itemsize
 
+    seq, rows, input_size = shape
     states, widest = 2 * (seq + 1) * rows, max(input_size, hidden_size)
     parts = [
         seq * rows * padded(4 * hidden_size, itemsize),  # gates

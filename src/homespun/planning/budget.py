@@ -1,6 +1,6 @@
 """Forecasts for a training budget: steps, tokens and epochs, the model size that suits it, and the held-out loss.
 
-The loss follows from measured runs; add new ones to `CURVES` and `CLASSIFIERS`.
+The loss follows from measured runs; add new ones to `CURVES`.
 """
 
 from __future__ import annotations
@@ -191,19 +191,15 @@ class LearningCurve:
     text: str
     vocabulary: int
     unigram: float  # loss of the unigram baseline
-    runs: tuple[PretrainingRun, ...]  # at least two
+    runs: tuple[PretrainingRun, ...]  # of several sizes and numbers of tokens
     source: str
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """Evaluate ``E + A N^-0.34 + B D^-0.28`` for N parameters and D tokens, with least squares coefficients.
-
-        A is 0 for runs of one size.
-        """
+        """Evaluate ``E + A N^-0.34 + B D^-0.28`` for N parameters and D tokens, with least squares coefficients."""
         sizes, seen, losses = np.array(self.runs, dtype=float).T
-        several = float(len({*sizes}) > 1)
-        terms = np.stack([np.ones_like(sizes), several * sizes**-SIZE_EXPONENT, seen**-TOKEN_EXPONENT], axis=1)
+        terms = np.stack([np.ones_like(sizes), sizes**-SIZE_EXPONENT, seen**-TOKEN_EXPONENT], axis=1)
         weights = np.linalg.lstsq(terms, losses, rcond=None)[0]
-        return float(weights @ [1.0, several * parameters**-SIZE_EXPONENT, tokens**-TOKEN_EXPONENT])
+        return float(weights @ [1.0, parameters**-SIZE_EXPONENT, tokens**-TOKEN_EXPONENT])
 
     def covers(self, parameters: float, vocabulary: int, tokens: float) -> bool:
         """True if model, vocabulary and tokens are close enough to the measured ones."""
@@ -248,16 +244,9 @@ CURVES = (
     ),
 )
 
-CLASSIFIERS = (
-    ClassifierRun("financial topics", "spun-decoder-mini", 1_050_000, 83.9, 85.1, "results/efficiency.md"),
-    ClassifierRun("packages of Python", "spun-decoder-tiny", 1_420_000, 83.4, 88.1, "results/quickstart.md"),
-    ClassifierRun("AG News", "causal-mini", 5_400_000, 90.95, 91.70, "results/agnews.md"),
-    ClassifierRun("AG News", "causal-mini", 11_500_000, 92.18, 91.70, "results/agnews.md"),
-    ClassifierRun("AG News", "spun-decoder-mini", 13_500_000, 92.54, 91.70, "results/agnews.md"),
-    ClassifierRun("financial topics", "causal-mini", 12_500_000, 79.1, 85.1, "results/financial.md"),
-    ClassifierRun("financial topics", "causal-mini", 48_600_000, 86.9, 85.1, "results/financial.md"),
-    ClassifierRun("Financial PhraseBank", "causal-mini", 48_600_000, 80.7, 79.1, "results/financial.md"),
-)
+THRESHOLD = ClassifierRun("AG News", "causal-mini", 11_500_000, 92.18, 91.70, "results/agnews.md")
+"""Fewest tokens after which a classifier beat TF-IDF; after 1 M, 1.4 M and 5.4 M none did (results/efficiency.md,
+quickstart.md, agnews.md)."""
 
 
 @dataclass(frozen=True)
@@ -267,13 +256,12 @@ class LossForecast:
     tokens: int  # of the budget
     loss: float | None  # held-out, on the curve's text; None if no curve covers the model
     curve: LearningCurve | None
-    threshold: ClassifierRun  # the run of fewest tokens whose classifier beat TF-IDF
-    seconds_to_threshold: float | None  # time of the threshold's tokens; None if the rate is unknown
+    seconds_to_threshold: float | None  # time of the tokens of `THRESHOLD`; None if the rate is unknown
 
     @property
     def below_threshold(self) -> bool:
         """True if no classifier beat TF-IDF after so few tokens of pretraining."""
-        return self.tokens < self.threshold.tokens
+        return self.tokens < THRESHOLD.tokens
 
     def summary(self) -> str | None:
         """One line with the expected loss; None if no curve covers the model."""
@@ -291,7 +279,7 @@ class LossForecast:
         """Warn if the budget is below the threshold."""
         if not self.below_threshold:
             return None
-        best = self.threshold
+        best = THRESHOLD
         budget = f"{in_millions(best.tokens)} tokens"
         if self.seconds_to_threshold is not None:
             minutes = math.ceil(self.seconds_to_threshold / 60)
@@ -309,8 +297,8 @@ class LossForecast:
             "tokens": self.tokens,
             "loss": self.loss,
             **{name: getattr(self.curve, name, None) for name in ("unigram", "text", "source")},
-            "threshold_tokens": self.threshold.tokens,
-            "threshold_source": self.threshold.source,
+            "threshold_tokens": THRESHOLD.tokens,
+            "threshold_source": THRESHOLD.source,
             "below_threshold": self.below_threshold,
             "seconds_to_threshold": self.seconds_to_threshold,
         }
@@ -341,7 +329,6 @@ def forecast_loss(
         and is_of_family(backbone, curve.family)
     )
     curve = next(curves, None)
-    threshold = min((run for run in CLASSIFIERS if run.accuracy > run.tfidf), key=lambda run: run.tokens)
     loss = None if curve is None else curve.loss(parameters, tokens)
-    seconds = threshold.tokens / tokens_per_second if tokens_per_second else None
-    return LossForecast(tokens, loss, curve, threshold, seconds)
+    seconds = THRESHOLD.tokens / tokens_per_second if tokens_per_second else None
+    return LossForecast(tokens, loss, curve, seconds)

@@ -92,11 +92,11 @@ class StepTracer(TorchDispatchMode):
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Count operations under ``name``."""
-        outer, self._span = self._span, self.spans.setdefault(name, Counter())
+        self._span = self.spans.setdefault(name, Counter())
         try:
             yield
         finally:
-            self._span = outer
+            self._span = None
 
     def sum(self, name: str, value: Callable[[Operation], float]) -> float:
         """Sum ``value`` over all calls in the span ``name``."""
@@ -143,7 +143,8 @@ class StepTracer(TorchDispatchMode):
             with self._fake:
                 result = func(*args, **kwargs)
                 if name == "mkldnn_rnn_layer":  # fake tensors have no workspace
-                    result = (*result[:-1], _lstm_workspace(inputs[0], inputs[2]))
+                    size = lstm_workspace_bytes(inputs[0].shape, inputs[2].shape[1], inputs[0].element_size())
+                    result = (*result[:-1], torch.empty(size, dtype=torch.uint8))
         else:
             result = self._compute(func, name, args, kwargs)
         outputs = tensors(result)
@@ -186,14 +187,6 @@ def tensors(tree: object) -> list[Tensor]:
         return [tree]
     parts = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, tuple | list) else ()
     return [leaf for part in parts for leaf in tensors(part)]
-
-
-def _lstm_workspace(inputs: Tensor, recurrent_weight: Tensor) -> Tensor:
-    """``inputs`` (seq, rows, input_size), ``recurrent_weight`` (4 * hidden_size, hidden_size)."""
-    seq, rows, width = inputs.shape
-    hidden_size, itemsize = recurrent_weight.shape[1], inputs.element_size()
-    size = lstm_workspace_bytes(seq, rows, input_size=width, hidden_size=hidden_size, itemsize=itemsize)
-    return torch.empty(size, dtype=torch.uint8)
 
 
 def _has_values(name: str, inputs: Sequence[Tensor], args: Arguments, kwargs: Mapping[str, object]) -> bool:
