@@ -206,7 +206,7 @@ def test_every_member_of_a_union_has_its_own_tag() -> None:
 
 
 KINDS_ASKED = {  # isinstance checks on kinds of configs, without `hf/`, which translates them, and `build` methods
-    "commands": 22,
+    "commands": 13,
 }
 
 
