@@ -1,11 +1,12 @@
 """The architecture, checked by reading the source: layers, forbidden calls, sizes, docstrings, unions."""
 
 import ast
+import functools
 import importlib
 import re
 import typing
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,26 @@ def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Every node of a file, the module first."""
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+
+
+def name_called(node: ast.Call) -> str:
+    """``f`` or ``module.f``; empty for what is called in another way."""
+    match node.func:
+        case ast.Name(name):
+            return name
+        case ast.Attribute(ast.Name(owner), name):
+            return f"{owner}.{name}"
+    return ""
+
+
 def imports(path: Path) -> Iterator[tuple[str, int]]:
     """Every module that a file imports, those inside functions too, with the line."""
     inside = path.relative_to(PACKAGE.parent).parts[:-1] if path.is_relative_to(PACKAGE) else ()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -115,18 +132,21 @@ FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "mars
 FORBIDDEN_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system", "os.popen"}
 
 
-def unsafe_calls(tree: ast.AST) -> Iterator[tuple[str, int]]:
+UNSAFE_KEYWORDS = ("allow_pickle", "shell", "trust_remote_code")
+
+
+def unsafe_calls(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     """Calls through which a file or an argument could run code."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Call):
             continue
-        called = ast.unparse(node.func)
-        keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
+        called = name_called(node)
+        keywords = {k.arg: ast.unparse(k.value) for k in node.keywords if k.arg in (*UNSAFE_KEYWORDS, "weights_only")}
         if called in FORBIDDEN_CALLS:
             yield called, node.lineno
         if called == "torch.load" and keywords.get("weights_only") != "True":
             yield "torch.load without weights_only=True", node.lineno
-        for name in ("allow_pickle", "shell", "trust_remote_code"):
+        for name in UNSAFE_KEYWORDS:
             if keywords.get(name, "False") != "False":
                 yield f"{called}({name}={keywords[name]})", node.lineno
 
@@ -134,8 +154,7 @@ def unsafe_calls(tree: ast.AST) -> Iterator[tuple[str, int]]:
 def test_untrusted_input_stays_data() -> None:
     wrong = []
     for path in CODE:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        wrong += [f"{where(path, line)}: {what}" for what, line in unsafe_calls(tree)]
+        wrong += [f"{where(path, line)}: {what}" for what, line in unsafe_calls(nodes_of(path))]
         wrong += [f"{where(path, n)}: {m}" for m, n in imports(path) if m.partition(".")[0] in FORBIDDEN_MODULES]
     assert not wrong, "\n".join(wrong)
 
@@ -156,7 +175,7 @@ def test_untrusted_input_stays_data() -> None:
     ],
 )
 def test_unsafe_calls_are_recognised(code: str, found: int) -> None:
-    assert len(list(unsafe_calls(ast.parse(code)))) == found
+    assert len(list(unsafe_calls(ast.walk(ast.parse(code))))) == found
 
 
 def test_files_stay_small() -> None:
@@ -166,9 +185,7 @@ def test_files_stay_small() -> None:
 
 def test_every_module_has_a_docstring() -> None:
     silent = [
-        where(path, 1)
-        for path in CODE
-        if (source := path.read_text(encoding="utf-8")).strip() and ast.get_docstring(ast.parse(source)) is None
+        where(path, 1) for path in CODE if (module := nodes_of(path)[0]).body and ast.get_docstring(module) is None
     ]
     assert not silent
 
@@ -212,20 +229,19 @@ KINDS_ASKED = {  # isinstance checks on kinds of configs, without `hf/`, which t
 
 def test_few_modules_ask_for_the_class_of_a_config() -> None:
     """A new kind must not need a case elsewhere: what others ask of a config is an attribute or method of it."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
-    classes = [node for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef)]
+    classes = [node for path in MODULES for node in nodes_of(path)[0].body if isinstance(node, ast.ClassDef)]
     kinds = {
         node.name
         for node in classes
         if any(isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == "kind" for line in node.body)
     }
     asked: Counter[str] = Counter()
-    for path, tree in trees.items():
+    for path in MODULES:
         package = path.relative_to(PACKAGE).parts[0]
-        builds = {id(n) for f in ast.walk(tree) if getattr(f, "name", "") == "build" for n in ast.walk(f)}
-        for node in ast.walk(tree):
+        builds = {id(n) for f in nodes_of(path) if getattr(f, "name", "") == "build" for n in ast.walk(f)}
+        for node in nodes_of(path):
             names: set[str] = set()
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+            if isinstance(node, ast.Call) and name_called(node) == "isinstance":
                 names = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
             elif isinstance(node, ast.MatchClass):
                 names = {ast.unparse(node.cls)}

@@ -18,48 +18,52 @@ from homespun.tasks.text_models import LinearTextModel, save_text_model
 from homespun.tasks.texts import LabelledData
 
 SETTINGS = Path(__file__).resolve().parents[1] / "src" / "homespun" / "recipes" / "settings.json"
-COMMAND = """
+COMMANDS = {
+    "recipes list": 0,
+    "predict --nosuch": 2,
+    "predict /nosuch text": 2,
+    "evaluate /nosuch --data a.csv": 2,
+    "fit /nosuch.csv": 2,
+    "corpus build --input /nosuch.txt --tokenizer t --out c": 2,
+    "compare nosuch": 2,
+    "plan nosuch": 2,
+    "pretrain bert-mini trian.seed=1": 2,
+    "pretrain bert-mini train.budget.time=soon": 2,
+    "pretrain classify": 2,
+    "finetune classify data.train=/nosuch.csv --from /nosuch": 2,
+    "show batch bert-mini objective.probability=2": 2,
+}
+HEAVY = {"torch", "numpy", "scipy", "sklearn", "pandas", "pyarrow", "accelerate", "matplotlib", "onnx", "transformers"}
+PROGRAM = """
 import json, sys
 from homespun.cli import main
-sys.argv[0] = "homespun"
-try:
-    main()
-finally:
-    print(json.dumps(sorted(sys.modules)))
+found = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["homespun", *words]
+    try:
+        main()
+        status = 0
+    except SystemExit as error:
+        status = error.code or 0
+    found.append((status, sorted(sys.modules)))
+print(json.dumps(found))
 """
-HEAVY = {"torch", "numpy", "scipy", "sklearn", "pandas", "pyarrow", "accelerate", "matplotlib", "onnx", "transformers"}
 
 
-def modules_of(*words: str, status: int) -> set[str]:
-    """Modules that a command imports."""
+def run_all(commands: list[list[str]]) -> list[tuple[int, set[str]]]:
+    """Exit code of each command, one after another in one process, and the modules that are imported by then."""
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, *words], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", PROGRAM, json.dumps(commands)], capture_output=True, text=True, check=False, timeout=300
     )
-    assert done.returncode == status, done.stderr
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    assert done.returncode == 0, done.stderr
+    return [(status, set(modules)) for status, modules in json.loads(done.stdout.splitlines()[-1])]
 
 
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [
-        (["recipes", "list"], 0),
-        (["predict", "--nosuch"], 2),
-        (["predict", "/nosuch", "a text"], 2),
-        (["evaluate", "/nosuch", "--data", "a.csv"], 2),
-        (["fit", "/nosuch.csv"], 2),
-        (["corpus", "build", "--input", "/nosuch.txt", "--tokenizer", "t", "--out", "c"], 2),
-        (["compare", "nosuch"], 2),
-        (["plan", "nosuch"], 2),
-        (["pretrain", "bert-mini", "trian.seed=1"], 2),
-        (["pretrain", "bert-mini", "train.budget.time=soon"], 2),
-        (["pretrain", "classify"], 2),
-        (["finetune", "classify", "data.train=/nosuch.csv", "--from", "/nosuch"], 2),
-        (["show", "batch", "bert-mini", "objective.probability=2"], 2),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_errors_of_arguments_need_no_torch(words: list[str], status: int) -> None:
-    assert not modules_of(*words, status=status) & HEAVY
+def test_errors_of_arguments_need_no_torch() -> None:
+    found = zip(COMMANDS, run_all([command.split() for command in COMMANDS]), strict=True)
+    assert {command: (status, modules & HEAVY) for command, (status, modules) in found} == {
+        command: (status, set()) for command, status in COMMANDS.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +79,17 @@ def linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_linear_models_predict_without_torch_and_scikit_learn(linear: Path) -> None:
     unused = HEAVY - {"numpy", "scipy", "pyarrow"}
-    assert not modules_of("predict", str(linear), "good soup", status=0) & unused
-    files = ["--input", str(linear / "texts.csv"), "--out", str(linear / "out.jsonl")]
-    assert not modules_of("predict", str(linear), *files, status=0) & unused
-    assert "torch" not in modules_of("evaluate", str(linear), "--data", str(linear / "texts.csv"), status=0)
+    files = str(linear / "texts.csv"), str(linear / "out.jsonl")
+    found = run_all(
+        [
+            ["predict", str(linear), "good soup"],
+            ["predict", str(linear), "--input", files[0], "--out", files[1]],
+            ["evaluate", str(linear), "--data", files[0]],
+        ]
+    )
+    assert [status for status, _ in found] == [0, 0, 0]
+    assert not found[1][1] & unused
+    assert "torch" not in found[2][1]
 
 
 @pytest.mark.slow
