@@ -39,49 +39,23 @@ def from_probabilities(probabilities: Tensor, uniforms: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("chunk", [1, 53, 3 * 53, 7 * 53 + 5, 10**6], ids=lambda c: f"chunk{c}")
-def test_loss_and_gradients_are_those_of_cross_entropy(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("unlabelled", [[], [0, 1, 2, 7, 16]], ids=["all", "some"])
+def test_loss_and_gradients_are_those_of_cross_entropy(
+    unlabelled: list[int], smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vocabulary_loss, "_CHUNK", chunk)
     hidden, weight, bias, labels = given(17, 5, 53)
-    prediction = predict_tokens(hidden, weight, bias, labels)
+    labels[unlabelled] = -1
+    prediction = predict_tokens(hidden, weight, bias, labels, label_smoothing=smoothing)
     logits = F.linear(hidden, weight, bias)
-    expected = F.cross_entropy(logits, labels, reduction="sum")
+    expected = F.cross_entropy(logits, labels, ignore_index=-1, label_smoothing=smoothing, reduction="sum")
     torch.testing.assert_close(prediction.loss, expected)
     assert int(prediction.correct) == int((logits.argmax(-1) == labels).sum())
     assert prediction.samples is None
     scale = 0.37  # what comes from above is not one: the loss is divided by its count and weighted
     ours = torch.autograd.grad(scale * prediction.loss, (hidden, weight, bias))
     theirs = torch.autograd.grad(scale * expected, (hidden, weight, bias))
-    for gradient, truth in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(gradient, truth)
-
-
-@pytest.mark.parametrize("smoothing", [0.1, 0.7])
-def test_smoothed_labels_are_those_of_cross_entropy(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary_loss, "_CHUNK", 3 * 53)
-    hidden, weight, bias, labels = given(17, 5, 53)
-    labels[[0, 5, 16]] = -1
-    prediction = predict_tokens(hidden, weight, bias, labels, label_smoothing=smoothing)
-    logits = F.linear(hidden, weight, bias)
-    expected = F.cross_entropy(logits, labels, ignore_index=-1, label_smoothing=smoothing, reduction="sum")
-    torch.testing.assert_close(prediction.loss, expected)
-    assert int(prediction.correct) == int((logits.argmax(-1) == labels).sum())
-    ours = torch.autograd.grad(0.37 * prediction.loss, (hidden, weight, bias))
-    theirs = torch.autograd.grad(0.37 * expected, (hidden, weight, bias))
-    for gradient, truth in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(gradient, truth)
-
-
-def test_what_has_no_label_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary_loss, "_CHUNK", 3 * 53)
-    hidden, weight, bias, labels = given(17, 5, 53)
-    labels[torch.tensor([0, 1, 2, 7, 16])] = -1
-    prediction = predict_tokens(hidden, weight, bias, labels)
-    logits = F.linear(hidden, weight, bias)
-    expected = F.cross_entropy(logits, labels, reduction="sum", ignore_index=-1)
-    torch.testing.assert_close(prediction.loss, expected)
-    assert int(prediction.correct) == int((logits.argmax(-1) == labels).sum())
-    ours = torch.autograd.grad(prediction.loss, (hidden, weight, bias))
-    theirs = torch.autograd.grad(expected, (hidden, weight, bias))
     for gradient, truth in zip(ours, theirs, strict=True):
         torch.testing.assert_close(gradient, truth)
 
