@@ -17,8 +17,8 @@ export NO_PYTHON
 .DELETE_ON_ERROR:
 .PHONY: help quickstart lint test test-all docs wheel lock clean
 
-# A file's tests go to one worker, so that its fixtures are built once.
-PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# A file's tests go to one worker, so that its fixtures are built once. Bytecode is kept for the other processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z.]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
