@@ -245,9 +245,15 @@ def test_half_precision(config: Any, tokenizer: Tokenizer) -> None:
         assert parameter.grad.isfinite().all()
 
 
+@pytest.fixture
+def compiled_rnns() -> Iterator[None]:
+    with torch._dynamo.config.patch(allow_rnn=True):  # else the compiler goes around recurrent networks
+        yield
+
+
 @for_each(CONFIGS, fast={"mlm", "denoising"})
+@pytest.mark.usefixtures("compiled_rnns")
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # oneDNN has none; ours is quiet where nothing is compiled
-@torch._dynamo.config.patch(allow_rnn=True)  # else it goes around recurrent networks
 def test_compiles_without_a_break(config: Any, tokenizer: Tokenizer) -> None:
     objective = build(config, tokenizer, hidden_dropout_prob=0.1, num_hidden_layers=1).train()
     batch = batch_for(config, tokenizer, rows_with(config, tokenizer, [13] * 3))
