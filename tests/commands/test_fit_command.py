@@ -181,6 +181,7 @@ def test_the_console_leads_with_the_verdict(world: World, tmp_path: Path, capsys
 def test_frozen_encoders_equal_their_stored_models(world: World, tmp_path: Path) -> None:
     inspection = inspect([str(world.train)], [str(world.test)])
     source = open_source(str(world.base), inspection)
+    assert 1 < source.tokens_per_word < 5
     model, choice = fit_frozen(source, inspection)
     assert "pooling" in choice
     linear, _ = fit_linear_model(inspection, inspection.train)

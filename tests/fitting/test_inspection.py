@@ -33,6 +33,7 @@ def test_columns_and_task_are_found(tmp_path: Path) -> None:
     assert found.labels.names == ("a", "b")
     assert (len(found.train), len(found.validation), len(found.test)) == (40, 8, 12)
     assert found.test_from == "split"
+    assert any(line.startswith("texts: 7 words in the median, 8 or fewer") for line in found.decisions)
 
 
 def test_a_label_without_a_known_name_is_found_by_its_repeated_values(tmp_path: Path) -> None:

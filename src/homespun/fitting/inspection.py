@@ -319,6 +319,9 @@ def _split(
         rest, labels, min(_VALIDATION_SHARE, _MAX_VALIDATION / len(rest)), seed, "validation"
     )
     decisions.append(f"train {len(learned):,}, validation {len(validation):,}, test {len(held_out):,} examples")
+    words = [len(text.split()) for text in readable_texts(learned)]
+    median, most = (f"{value:,.0f}" for value in np.percentile(words, (50, 95)))
+    decisions.append(f"texts: {median} words in the median, {most} or fewer in 95 % of them")
     return learned, validation, held_out
 
 

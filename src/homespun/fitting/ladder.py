@@ -51,6 +51,7 @@ _LINEAR_SHARE = 0.25  # of the time, at most, for the linear model
 _MIN_NETWORK = 60.0  # seconds that a network needs at least
 _REST = 2.0  # seconds for the average, the test and the report, besides their predictions
 _REFIT = 0.5  # of the time of a linear model with its search, without a search
+_MANY_TOKENS = 2.5  # of a word, from which a tokenizer does not suit the texts
 _TEACHER_SHARE = 0.65  # of the time left, where a student follows
 _PRETRAINING_SHARE = 0.55  # of the time of an own network; the rest is for its fine-tuning
 
@@ -123,6 +124,11 @@ class Ladder:
             f"{name}: inputs of {source.length} tokens, which hold 95 % of the training texts or are the most that is "
             f"read; {source.texts_per_second:.0f} texts/s"
         )
+        if source.tokens_per_word > _MANY_TOKENS:
+            self.display.line(
+                f"warning: {name} splits a word into {source.tokens_per_word:.1f} tokens, as a model of other texts "
+                f"or of another language does"
+            )
         started = time.monotonic()
         seconds -= 2 * self.evaluation(source)  # of the frozen encoder and of the fine-tuned one
         if frozen <= seconds:

@@ -69,12 +69,14 @@ class Source:
         stored: the model without a head.
         length: tokens of a text that it is given.
         texts_per_second: measured rate of prediction.
+        tokens_per_word: of the training texts; words are separated by white space.
     """
 
     path: str
     stored: ModelBundle
     length: int
     texts_per_second: float
+    tokens_per_word: float
 
 
 def open_source(path: str, inspection: Inspection) -> Source:
@@ -90,7 +92,8 @@ def open_source(path: str, inspection: Inspection) -> Source:
         raise UserError(f"{path} is an encoder-decoder; fit classifies with an encoder or a decoder alone")
     sample = list(inspection.train[:: max(1, len(inspection.train) // 2_000)])
     texts = [f"{example.text} {example.second or ''}" for example in sample]
-    tokens = np.array([len(ids) for ids in stored.tokenizer.encode_batch(texts)]) + 3
+    pieces = np.array([len(ids) for ids in stored.tokenizer.encode_batch(texts)])
+    tokens = pieces + 3
     longest = min(MAX_LENGTH, stored.config.backbone.max_position_embeddings)
     length = int(np.clip(8 * np.ceil(np.percentile(tokens, 95) / 8), 16, longest))
     data = inspection.data_for(length)
@@ -98,7 +101,8 @@ def open_source(path: str, inspection: Inspection) -> Source:
     pooled(stored, data, few[:8])
     start = time.perf_counter()
     pooled(stored, data, few)
-    return Source(path, stored, length, len(few) / (time.perf_counter() - start))
+    rate, words = len(few) / (time.perf_counter() - start), sum(len(text.split()) for text in texts)
+    return Source(path, stored, length, rate, float(pieces.sum()) / max(1, words))
 
 
 def pooled(stored: ModelBundle, data: TextsData, examples: Sequence[LabelledText]) -> dict[str, NDArray[np.float32]]:

@@ -113,6 +113,7 @@ def _candidates_plot(result: Tree) -> Plot | None:
             canvas.axes.annotate(shown, (end, row), (4, 0), textcoords="offset points", va="center")
         canvas.axes.set_yticks(range(len(found)), [_short(one) for one in reversed(found)])
         canvas.axes.margins(x=0.18)
+        canvas.axes.grid(visible=False)
     return canvas.plot
 
 
