@@ -29,13 +29,14 @@ from homespun.config import dump
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf import upload as uploading
-from homespun.inference.predict import DecisionRule
 from homespun.linear import Candidate, fit_linear
+from homespun.metrics.calibration import DecisionRule
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
 from homespun.ngrams import CHARACTERS, Ngrams, Texts
 from homespun.ngrams import WORDS as WORDS_ONLY
-from homespun.tasks.text_models import AverageTextModel, LinearTextModel, open_network, save_text_model
+from homespun.tasks.network_text_model import open_network
+from homespun.tasks.text_models import AverageTextModel, LinearTextModel, save_text_model
 from homespun.tasks.texts import LabelledData
 from homespun.text.tokenizer import Tokenizer
 

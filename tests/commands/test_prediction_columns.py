@@ -29,8 +29,8 @@ class Food:
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = SimpleNamespace(labels=SimpleNamespace(names=("food", "sport")), model=None, task={})
-    monkeypatch.setattr("homespun.commands.predict.open_model", lambda run: stored)
-    monkeypatch.setattr("homespun.commands.predict.stored_task", lambda *arguments, **settings: Food())
+    monkeypatch.setattr("homespun.hf.open.open_model", lambda run: stored)
+    monkeypatch.setattr("homespun.tasks.config.stored_task", lambda *arguments, **settings: Food())
 
 
 def predicted(folder: Path, suffix: str, *records: dict[str, Any]) -> list[dict[str, Any]]:

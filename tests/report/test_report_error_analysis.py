@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from homespun.report.error_analysis import calibration_table, reliability_plot
+from homespun.report.error_analysis import calibration_of, calibration_table, reliability_plot
 from homespun.report.records import RunRecord, read_run
 from homespun.report.summary import leakage
 
@@ -52,4 +52,4 @@ def test_temperature_is_shown_with_its_effect(tmp_path: Path, finetuning: Make, 
 def test_result_without_training_has_no_table(tmp_path: Path, finetuning: Make) -> None:
     run = run_with(tmp_path / "a", finetuning, [off(0.3, 0.3), off(0.2, 0.1)])
     assert calibration_table(run, "calibration") is None
-    assert reliability_plot(run, "reliability") is None
+    assert reliability_plot(calibration_of(run), "reliability") is None

@@ -246,6 +246,9 @@ def pretrain_on(
     tokenizer = folder / "tokenizer"
     if start_from is None and not (tokenizer / "tokenizer.json").is_file():
         size = _vocabulary_size(read)
+        display.line(
+            f"vocabulary: {size:,} tokens, one for {_CHARACTERS_PER_TOKEN} characters of text, at most {_VOCABULARY:,}"
+        )
         sentinels = _SENTINELS if recipe == "spun-encoder-decoder" else 0
         train_tokenizer(read, tokenizer, kind="bpe", vocab_size=size + sentinels, sentinels=sentinels)
     if not (folder / "corpus" / "corpus.json").is_file():
@@ -299,6 +302,11 @@ def finetune_source(
         else:
             name, settings = finetuning_settings(source, inspection, files, own=own, seconds=seconds, memory=memory)
             recipe = finetune_recipe(name, settings)
+        train = recipe.train
+        display.line(
+            f"fine-tuning: at most {train.budget.epochs:g} epochs in batches of {train.batch_size}, learning rate "
+            f"{train.optimizer.learning_rate:g}; of four validations in an epoch the best is kept"
+        )
         finetune(recipe, run, start_from=source.path, resume=resume, display=display)
     return open_network(run).calibrated(inspection.validation)
 

@@ -24,11 +24,12 @@ from homespun.report.document import (
     value,
     write_document,
 )
-from homespun.report.error_analysis import confusion
+from homespun.report.error_analysis import confusion, reliability_plot
 from homespun.report.figure import PALETTE, Curve, Look, Plot, drawing
 from homespun.report.page import confusion_blocks
 from homespun.results import Metrics
 
+_CALIBRATION = "Larger points: more test examples. As trained: without the temperature that the model is stored with."
 _GREY = "#b8bcc0"
 
 
@@ -42,6 +43,7 @@ def write_page(result: Tree, folder: Path) -> Path:
         "What to do next": [block for step in result["next"] for block in paragraphs(step)],
         "Use": code("\n".join(commands(result, folder))),
         "Classes": _classes(test),
+        "Calibration": gallery("", [reliability_plot(test.calibration, "reliability")], _CALIBRATION),
         "Confident errors": tabular(_errors(result["errors"])),
         "Would more labels help?": gallery(
             "", [_curve(result)], f"Linear model on words, {formats.metric_title(metric)} on the validation examples."

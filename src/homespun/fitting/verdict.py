@@ -55,6 +55,9 @@ def headline(result: Tree) -> list[str]:
     if "seconds_per_1000" in cost:
         wall, processor = (formats.duration(cost[f"{kind}seconds_per_1000"]) for kind in ("", "processor_"))
         timed = f"; {wall} for 1,000 texts ({processor} of processor time)"
+    calibration = test.get("calibration", {}).get("after", {}).get("ece")
+    if calibration is not None:
+        lines.append(f"Confidence and accuracy differ by {_percent(calibration)} in the mean (calibration error).")
     return [*lines, f"{cost['parameters']:,} parameters{timed}."]
 
 

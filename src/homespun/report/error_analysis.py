@@ -60,7 +60,7 @@ def overlap_table(record: RunRecord, name: str) -> Table:
     )
 
 
-def _calibration(record: RunRecord) -> Calibration | None:
+def calibration_of(record: RunRecord) -> Calibration | None:
     """Calibration of the saved model."""
     tests = record.tests()
     found = tests[0].calibration if len(tests) == 1 else record.result.calibration
@@ -69,7 +69,7 @@ def _calibration(record: RunRecord) -> Calibration | None:
 
 def calibration_table(record: RunRecord, name: str) -> Table | None:
     """Temperature, calibration error and log loss on the test set, before and after temperature scaling."""
-    found = _calibration(record)
+    found = calibration_of(record)
     if not found:
         return None
     rule = record.result.decision_rule
@@ -116,9 +116,8 @@ def _sentence(words: object) -> str:
     return f"{written[:1].upper()}{written[1:]}."
 
 
-def reliability_plot(record: RunRecord, name: str) -> Plot | None:
+def reliability_plot(found: Calibration | None, name: str) -> Plot | None:
     """Reliability diagram: accuracy by confidence."""
-    found = _calibration(record)
     if not found:
         return None
     drawn = [("as trained", found.before, PALETTE[1])]

@@ -132,7 +132,7 @@ def _calibration(record: RunRecord, end: str) -> list[Block]:
         error_analysis.calibration_table(record, f"calibration{end}"),
         error_analysis.thresholds_table(record, f"thresholds{end}"),
     )
-    plot = error_analysis.reliability_plot(record, f"reliability{end}")
+    plot = error_analysis.reliability_plot(error_analysis.calibration_of(record), f"reliability{end}")
     return found + gallery(record.name, [plot], "Larger points: more test examples.")
 
 
