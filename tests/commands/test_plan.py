@@ -299,7 +299,7 @@ def test_a_plan_has_the_precision_that_its_training_takes(
     short = plan(given)
     assert short["chosen"]["precision"] == "float32"
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    monkeypatch.setattr(precision, "_LEAST_FLOPS", 0.0)
+    monkeypatch.setattr(precision, "_MIN_FLOPS", 0.0)
     monkeypatch.setattr(precision, "_bf16_speedup", lambda threads: ratio)
     planned = plan(given)
     assert planned["chosen"]["precision"] == name
