@@ -48,6 +48,7 @@ _SENTINELS = 100  # of a new vocabulary for text to text
 _CONTINUE = ('train.optimizer={"kind": "adamw", "learning_rate": 1e-4}', "train.schedule.kind=linear")
 _CONTINUE_MLM = ("objective.probability=0.15",)
 _MEASURED_TEXTS = 64
+_SMALL = 12_000_000  # parameters, below which a checkpoint is fine-tuned as an own network (results/efficiency.md)
 _EPOCHS, _STUDENT_EPOCHS = 4, 8
 _MODERNBERT_HEAD = {
     "kind": "pooled",
@@ -290,7 +291,8 @@ def finetune_source(
         inspection: the examples.
         files: written by `write_parts`.
         run: run folder.
-        own: a small model pretrained here, with ModernBERT's head; a checkpoint has one on the mean of the tokens.
+        own: a model pretrained here, with ModernBERT's head; a checkpoint has one on the mean of the tokens, or a CNN
+            if it is small.
         seconds: time of the training.
         memory: limit in bytes.
         display: shows progress.
@@ -365,16 +367,20 @@ def finetuning_settings(
     settings: dict[str, object] = {f"data.{name}": value for name, value in columns.items()} | {
         "data.train": str(files["train"]),
         "data.validation": str(files["validation"]),
-        "objective.head": _MODERNBERT_HEAD if own else {"kind": "mean"},
         "train.budget.time": round(seconds),
         "train.budget.epochs": _EPOCHS,
         "train.validate_every": 0.25,
         "train.best_metric": METRICS[inspection.task],
         "baselines": False,
     }
+    small = own or sum(parameter.numel() for parameter in source.stored.model.parameters()) < _SMALL
+    if own:
+        settings["objective.head"] = _MODERNBERT_HEAD
+    elif numbers or not small:
+        settings["objective.head"] = {"kind": "mean"}
     if memory is not None:
         settings["train.budget.memory"] = memory
     if numbers:
         settings["train.optimizer.learning_rate"] = 1e-3 if own else 3e-4
-    name = "similarity" if numbers else "classify-cnn" if own else "classify"
+    name = "similarity" if numbers else "classify-cnn" if small else "classify"
     return name, [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
