@@ -55,7 +55,7 @@ wheel: .venv/.installed ## the wheel, into dist/
 lock: ## renew requirements.lock with the newest versions that pyproject.toml allows
 	@test -n "$(PYTHON)" || { echo "$$NO_PYTHON" >&2; exit 1; }
 	$(PYTHON) -m venv --clear .venv-lock
-	.venv-lock/bin/pip install --disable-pip-version-check '.[dev,docs,track,export,gguf,metrics,vectors,sentencepiece,tune,ray,peers]' hatchling editables torch==$(TORCH)
+	.venv-lock/bin/pip install --disable-pip-version-check '.[dev,docs,track,export,gguf,metrics,vectors,sentencepiece,tune,ray,serve,peers]' hatchling editables torch==$(TORCH)
 	{ sed -n '/^#/p' requirements.lock; .venv-lock/bin/pip freeze --all --exclude homespun --exclude pip \
 		| sed 's/+.*//' | grep -viE '^(nvidia|cuda|triton)'; } > requirements.lock.new
 	mv requirements.lock.new requirements.lock
