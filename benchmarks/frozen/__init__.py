@@ -1,1 +1,0 @@
-"""Frozen results of small trainings; see `benchmarks.frozen.__main__`."""
