@@ -130,21 +130,23 @@ class Ladder:
                 f"or of another language does"
             )
         started = time.monotonic()
-        seconds -= 2 * self.evaluation(source)  # of the frozen encoder and of the fine-tuned one
-        if frozen <= seconds:
-            self._rung(
-                f"frozen-{number}",
-                f"{name}, frozen, with a linear classifier",
-                frozen,
-                lambda: fit_frozen(source, self.inspection)[0],
-            )
+        rate = source.texts_per_second
+
+        def fit() -> TextModel:
+            nonlocal rate
+            model, rate = fit_frozen(source, self.inspection)
+            return model
+
+        if frozen <= (available := seconds - 2 * self.evaluation(source)):
+            self._rung(f"frozen-{number}", f"{name}, frozen, with a linear classifier", frozen, fit)
         else:
             self._skip(
-                f"{name}, frozen: about {formats.duration(frozen)} of {formats.duration(max(0.0, seconds))} left"
+                f"{name}, frozen: about {formats.duration(frozen)} of {formats.duration(max(0.0, available))} left"
             )
-        seconds -= time.monotonic() - started
+        source = replace(source, texts_per_second=rate)  # of all texts, where the first measurement was of few
+        seconds -= time.monotonic() - started + 2 * self.evaluation(source)  # for the frozen and the fine-tuned one
         # forward and backward pass cost three times a prediction, and the network needs one epoch at least
-        epoch = 3.3 * len(self.inspection.train) / source.texts_per_second
+        epoch = 3.3 * len(self.inspection.train) / rate
         if seconds < max(_MIN_NETWORK, epoch):
             self._skip(
                 f"{name}, fine-tuned: an epoch takes about {formats.duration(epoch)}, and "

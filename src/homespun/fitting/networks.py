@@ -120,19 +120,20 @@ def declared_pooling(path: str) -> str | None:
     return next((name for name, key in names.items() if settings.get(key) is True), None)
 
 
-def fit_frozen(source: Source, inspection: Inspection) -> tuple[NetworkTextModel, str]:
+def fit_frozen(source: Source, inspection: Inspection) -> tuple[NetworkTextModel, float]:
     """Fit a linear classifier or regression on the vectors of a frozen encoder.
 
     Pooling (unless the checkpoint declares one) and regularisation are chosen on the validation examples.
 
     Returns:
-        The model, and the choice in words.
+        The model, and the texts a second of the encoder.
     """
-    data = inspection.data_for(source.length)
+    data, start = inspection.data_for(source.length), time.perf_counter()
     vectors, held_out = (pooled(source.stored, data, part) for part in (inspection.train, inspection.validation))
+    rate = (len(inspection.train) + len(inspection.validation)) / (time.perf_counter() - start)
     targets = targets_of(inspection.train, inspection.labels)
     declared, metric = declared_pooling(source.path), METRICS[inspection.task]
-    best: tuple[float, str, float, nn.Linear] | None = None
+    best: tuple[float, str, nn.Linear] | None = None
     for kind in [declared] if declared in vectors else list(vectors):
         for strength in _STRENGTHS:
             layer = _fit_layer(vectors[kind], targets, inspection.labels, strength)
@@ -142,10 +143,10 @@ def fit_frozen(source: Source, inspection: Inspection) -> tuple[NetworkTextModel
             measured = measure_outputs(values, inspection.validation, inspection.labels, DEFAULT_RULE)
             found = score(measured.metrics, metric)
             if best is None or found > best[0]:
-                best = found, kind, strength, layer
+                best = found, kind, layer
     assert best is not None
-    _, kind, strength, layer = best
-    return _with_layer(source.stored, kind, layer, data, inspection), f"{kind} pooling, C={strength:g}"
+    _, kind, layer = best
+    return _with_layer(source.stored, kind, layer, data, inspection), rate
 
 
 def _fit_layer(
