@@ -1,4 +1,4 @@
-"""Checkpoints to continue pretraining from: with added tokens, longer texts, another attention or depth."""
+"""Checkpoints to continue pretraining from, with added tokens, longer inputs, another attention or another depth."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Start:
         source: name or folder of the checkpoint.
         stored: the checkpoint.
         backbone: its config with the changes and the corpus's vocabulary.
-        words: tokens of the corpus's tokenizer that the checkpoint's has not.
-        generator: checkpoint of ELECTRA's generator, if one was given.
+        words: tokens of the corpus's tokenizer that the checkpoint's tokenizer lacks.
+        generator: checkpoint of ELECTRA's generator; None: the generator is initialised.
     """
 
     source: str
@@ -38,30 +38,30 @@ class Start:
 
     @property
     def config(self) -> ModelConfig:
-        """Changed backbone under the checkpoint's head."""
+        """Config of the changed backbone with the checkpoint's head."""
         return self.stored.config.model_copy(update={"backbone": self.backbone})
 
     def fill(self, objective: nn.Module, model: Model, config: ModelConfig) -> TransferReport:
         """Copy weights of the checkpoint into a new objective: its model, and ELECTRA's generator.
 
-        Other modules of the objective, such as a head for next sentences, are reported as initialised.
+        Other modules of the objective, such as the head of next sentence prediction, are reported as initialised.
 
         Args:
             objective: module to fill.
-            model: the model that it exports.
-            config: config of that model.
+            model: model that ``objective`` exports.
+            config: config of ``model``.
 
         Raises:
-            UserError: a generator that does not fit, or a length that a tensor cannot follow.
+            UserError: the generator does not fit, or a tensor cannot be resized to the new length.
         """
         origins = transfer_weights(self.stored, model, config, words=self.words)
-        given = TransferReport()
+        generator = TransferReport()
         if self.generator is not None:
             load = getattr(objective, "load_generator", None)
             if load is None:
-                raise UserError("--generator is for objective electra, which has one")
-            given = load(self.generator, self.words)
-        return _with_rest(origins, given, objective, model)
+                raise UserError("--generator needs objective.kind=electra; leave it out for other objectives")
+            generator = load(self.generator, self.words)
+        return _add_other_parameters(origins, generator, objective, model)
 
 
 def open_start(
@@ -72,47 +72,54 @@ def open_start(
     changes: Mapping[str, object] | None = None,
     generator: str | None = None,
 ) -> Start:
-    """Open a checkpoint to continue with ``tokenizer``.
+    """Open a checkpoint to continue pretraining with ``tokenizer``.
+
+    Args:
+        source: a run, a ``model/`` folder, or a Hugging Face folder or name.
+        tokenizer: tokenizer of the corpus.
+        corpus: name of the corpus, for errors.
+        changes: changes to the backbone, of `homespun.models.weight_transfer.CHANGEABLE`.
+        generator: checkpoint of ELECTRA's generator.
 
     Raises:
-        UserError: no checkpoint; a tokenizer that is neither its own nor an extension of it;
-            changes that cannot be made.
+        UserError: ``source`` is not a checkpoint, ``tokenizer`` is neither its tokenizer nor an extension of it, the
+            generator has another tokenizer, or a change is not possible.
     """
     stored = open_for_training(source)
-    words = _beyond(stored, tokenizer, source, corpus)
+    words = _find_added_tokens(stored, tokenizer, source, corpus)
     backbone = change_stacks(stored.config.backbone, changes or {})
     backbone = backbone.with_tokens(max(backbone.vocab_size, tokenizer.vocab_size), tokenizer.pad_id)
-    given = None
+    stored_generator = None
     if generator is not None:
-        given = open_for_training(generator)
-        given.config.one_stack("a generator")
-        if given.tokenizer.fingerprint != stored.tokenizer.fingerprint:
-            raise UserError(f"{generator} has another tokenizer than {source}; a generator shares the words")
-    return Start(str(source), stored, backbone, words, given)
+        stored_generator = open_for_training(generator)
+        stored_generator.config.one_stack("a generator")
+        if stored_generator.tokenizer.fingerprint != stored.tokenizer.fingerprint:
+            raise UserError(f"--generator {generator} has another tokenizer than {source}; give one with the same")
+    return Start(str(source), stored, backbone, words, stored_generator)
 
 
-def _beyond(stored: ModelBundle, tokenizer: Tokenizer, source: str, corpus: str) -> AddedTokens:
+def _find_added_tokens(stored: ModelBundle, tokenizer: Tokenizer, source: str, corpus: str) -> AddedTokens:
     words = find_added_tokens(stored.tokenizer, tokenizer)
     if words is None:
         raise UserError(
             f"{source} has tokenizer {stored.tokenizer.fingerprint}, corpus {corpus} has {tokenizer.fingerprint}, "
-            f"which is not an extension of it; build the corpus with the tokenizer of {source}, or with one that "
-            f"`homespun tokenizer extend {source}` makes"
+            f"which is not an extension of it; build the corpus with the tokenizer of {source}, or with one made by "
+            f"`homespun tokenizer extend {source}`"
         )
     return words
 
 
-def _with_rest(
+def _add_other_parameters(
     origins: TransferReport, generator: TransferReport, objective: nn.Module, model: Model
 ) -> TransferReport:
-    """Report with the parameters that the objective trains and does not export; ``generator``: those of ELECTRA's."""
-    kept = {id(parameter) for parameter in model.parameters()}
-    rest = [name for name, parameter in objective.named_parameters() if id(parameter) not in kept]
+    """Add the parameters that the objective trains but does not export; ``generator``: report of ELECTRA's."""
+    exported = {id(parameter) for parameter in model.parameters()}
+    others = [name for name, parameter in objective.named_parameters() if id(parameter) not in exported]
     copied = {f"generator.{name}" for name in generator.copied}
     changed = {f"generator.{name}": how for name, how in generator.changed.items()}
     return dataclasses.replace(
         origins,
-        copied=(*origins.copied, *(name for name in rest if name in copied)),
-        changed={**origins.changed, **{name: changed[name] for name in rest if name in changed}},
-        initialized=(*origins.initialized, *(name for name in rest if name not in copied and name not in changed)),
+        copied=(*origins.copied, *(name for name in others if name in copied)),
+        changed={**origins.changed, **{name: changed[name] for name in others if name in changed}},
+        initialized=(*origins.initialized, *(name for name in others if name not in copied and name not in changed)),
     )

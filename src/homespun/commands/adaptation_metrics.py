@@ -1,4 +1,4 @@
-"""A changed checkpoint compared with the original before training, in ``adaptation.json`` and the report."""
+"""Comparison of a changed checkpoint with the original before training, for ``adaptation.json`` and the report."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from homespun.text.vocabulary_extension import AddedTokens
 from homespun.training.validation import EvalResult
 
 FILE = "adaptation.json"
-_ROWS = 16  # held-out rows on which outputs are compared: 16 of 512 tokens fix a mean cosine to three digits
-_AT_ONCE = 4
+_ROWS = 16  # held-out rows to compare hidden states on: 16 of 512 tokens fix a mean cosine to three digits
+_BATCH_SIZE = 4
 
 
 def measure_adaptation(
@@ -43,16 +43,21 @@ def measure_adaptation(
     corpus: Corpus,
     model: Model,
 ) -> Tree:
-    """Losses and hidden states of the changed checkpoint; read from ``adaptation.json`` if the run has it.
+    """Measure the held-out loss of a changed checkpoint and the distance of its hidden states from the original.
+
+    Writes ``adaptation.json``; a run that has it is not measured again.
 
     Args:
-        path: the run.
+        path: run folder.
         start: checkpoint and its changes.
         transfer: origins of the model's tensors.
-        evaluate: held-out loss of the changed model.
+        evaluate: returns the held-out loss of the changed model.
         held_out: rows to compare hidden states on.
-        corpus: the text.
+        corpus: corpus, for tokens per word.
         model: the changed model.
+
+    Returns:
+        The content of ``adaptation.json``.
     """
     file = path / FILE
     if file.is_file():
@@ -67,7 +72,7 @@ def measure_adaptation(
         "tokens_per_word": _tokens_per_word(corpus, start.words),
         "layers": list(transfer.layers),
         **_shapes(before, start.backbone),
-        "moved": _moved(start, model.backbone, held_out, corpus.tokenizer),
+        "moved": _compare_hidden_states(start, model.backbone, held_out, corpus.tokenizer),
         "tensors": _summarize_transfer(transfer),
     }
     write_text(file, json.dumps(result, indent=1, ensure_ascii=False))
@@ -75,7 +80,7 @@ def measure_adaptation(
 
 
 def _summarize_transfer(transfer: TransferReport) -> Tree:
-    """Tensors by origin; copied ones are counted."""
+    """Number of copied tensors, and names of the others by origin."""
     return {
         "copied": len(transfer.copied),
         "changed": dict(transfer.changed),
@@ -100,7 +105,7 @@ def _tokens_per_word(corpus: Corpus, words: AddedTokens) -> Tree | None:
 
 
 def _shapes(before: BackboneConfig, after: BackboneConfig) -> Tree:
-    """Depth, length and attention before and after, of the encoder and of the decoder if both have one."""
+    """Depth, length and attention before and after the change, of the encoder and, if both have one, of the decoder."""
     result = _shape(before.stacks[0], after.stacks[0])
     if len(before.stacks) == len(after.stacks) == 2:
         result["decoder"] = _shape(before.stacks[-1], after.stacks[-1])
@@ -115,16 +120,16 @@ def _shape(before: EncoderConfig | RecurrentConfig, after: EncoderConfig | Recur
     }
 
 
-def _moved(start: Start, after: Backbone, held_out: Rows, tokenizer: Tokenizer) -> list[Tree]:
-    """Distance of the hidden states from the checkpoint's, at its length and at the new one.
+def _compare_hidden_states(start: Start, after: Backbone, held_out: Rows, tokenizer: Tokenizer) -> list[Tree]:
+    """Compare the hidden states with the checkpoint's, at the length of the checkpoint and at the new length.
 
-    At the new length the checkpoint reads consecutive pieces. Decoders are compared on the text that the encoder reads.
-    Empty if only the vocabulary changed.
+    At the new length, the checkpoint encodes consecutive pieces. Decoders are compared on the input of the encoder.
+    The result is empty if only the vocabulary changed.
     """
     checkpoint, changed = start.stored.config.backbone, start.backbone
     if changed.with_tokens(checkpoint.vocab_size, checkpoint.pad_token_id) == checkpoint:
         return []
-    # the checkpoint cannot read the added tokens: it gets them too, and no other change
+    # the checkpoint has no embeddings of the added tokens: they are added to it too
     config = ModelConfig(backbone=checkpoint.with_tokens(changed.vocab_size, changed.pad_token_id))
     with torch.random.fork_rng(devices=[]):
         before = config.build()
@@ -133,13 +138,13 @@ def _moved(start: Start, after: Backbone, held_out: Rows, tokenizer: Tokenizer) 
     old, new = checkpoint.stacks[0], changed.stacks[0]
     packed = old.attention.supports_packing and new.attention.supports_packing
     rows = [_plain(held_out[index], packed) for index in range(min(_ROWS, len(held_out)))]
-    reach = old.max_position_embeddings, new.max_position_embeddings
-    result = _distances(_reader(before.backbone), _reader(after), rows, *reach)
+    lengths = old.max_position_embeddings, new.max_position_embeddings
+    result = _distances(_reader(before.backbone), _reader(after), rows, *lengths)
     if len(checkpoint.stacks) == 1 or len(changed.stacks) == 1:
         return result
-    both = [min(stack.max_position_embeddings for stack in backbone.stacks) for backbone in (checkpoint, changed)]
-    written = _distances(before.backbone, after, rows, *both)
-    return [{"stack": "encoder"} | row for row in result] + [{"stack": "decoder"} | row for row in written]
+    limits = [min(stack.max_position_embeddings for stack in backbone.stacks) for backbone in (checkpoint, changed)]
+    decoders = _distances(before.backbone, after, rows, *limits)
+    return [{"stack": "encoder"} | row for row in result] + [{"stack": "decoder"} | row for row in decoders]
 
 
 def _reader(backbone: Backbone) -> Encoder:
@@ -148,7 +153,7 @@ def _reader(backbone: Backbone) -> Encoder:
 
 
 def _distances(before: Backbone, after: Backbone, rows: Sequence[Row], old: int, new: int) -> list[Tree]:
-    """Distances at the length that both read (at most ``old`` and ``new`` tokens), and at the length of ``after``."""
+    """Distances at the longest input of both models (``old`` and ``new`` tokens), and at that of ``after``."""
     longest = max(len(row.input_ids) for row in rows)
     result = []
     for length in sorted({min(longest, old, new), min(longest, new)}):
@@ -163,21 +168,21 @@ def _plain(row: Row, packed: bool) -> Row:
 
 @torch.no_grad()
 def _distance(before: Backbone, after: Backbone, rows: Sequence[Row], length: int, piece: int) -> Tree:
+    """Mean cosine and relative distance per token; ``before`` encodes pieces of ``piece`` tokens."""
     was_training = after.training
     device = next(after.parameters()).device
     before.to(device).eval()
     after.eval()
     cosine = distance = 0.0
     tokens = 0
-    for first in range(0, len(rows), _AT_ONCE):
-        selected = [_cut(row, 0, length) for row in rows[first : first + _AT_ONCE]]
-        ours = _read(after, selected, device)
-        for row, mine in zip(selected, ours, strict=True):
+    for first in range(0, len(rows), _BATCH_SIZE):
+        selected = [_cut(row, 0, length) for row in rows[first : first + _BATCH_SIZE]]
+        for row, changed in zip(selected, _hidden_states(after, selected, device), strict=True):
             parts = [_cut(row, at, at + piece) for at in range(0, len(row.input_ids), piece)]
-            theirs = torch.cat([_read(before, [part], device)[0] for part in parts])
-            cosine += float(torch.cosine_similarity(mine, theirs, dim=-1).sum())
-            distance += float(((mine - theirs).norm(dim=-1) / theirs.norm(dim=-1).clamp(min=1e-12)).sum())
-            tokens += len(mine)
+            original = torch.cat([_hidden_states(before, [part], device)[0] for part in parts])
+            cosine += float(torch.cosine_similarity(changed, original, dim=-1).sum())
+            distance += float(((changed - original).norm(dim=-1) / original.norm(dim=-1).clamp(min=1e-12)).sum())
+            tokens += len(changed)
     after.train(was_training)
     return {"cosine": cosine / tokens, "relative_distance": distance / tokens, "rows": len(rows)}
 
@@ -192,7 +197,7 @@ def _cut(row: Row, start: int, end: int) -> Row:
     )
 
 
-def _read(backbone: Backbone, rows: Sequence[Row], device: torch.device) -> list[Tensor]:
+def _hidden_states(backbone: Backbone, rows: Sequence[Row], device: torch.device) -> list[Tensor]:
     """Hidden states of each row, (tokens, hidden)."""
     batch = pad(rows, 0).to(device)
     hidden = backbone(batch.input_ids, **batch.context).double()

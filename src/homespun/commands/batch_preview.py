@@ -1,4 +1,4 @@
-"""First batch of a recipe, decoded: tokens, padding and labels as training draws them."""
+"""First batch of a recipe, decoded: tokens, padding and labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from homespun.report.console import Display
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
 
-_LABELS = 20  # labelled positions of a row that are listed
+_MAX_LABELS = 20  # labelled positions to list per row
 
 DecodedRow = dict[str, Any]
 
@@ -37,20 +37,22 @@ def show_batch(
 
     Args:
         recipe: name of a recipe, or a .yaml file.
-        overrides: changes to it, ``KEY=VALUE``.
-        start_from: checkpoint that the training starts from; fine-tuning needs it for its tokenizer.
-        rows: rows of the batch to decode.
+        overrides: changes to the recipe, ``KEY=VALUE``.
+        start_from: checkpoint that the training starts from; fine-tuning needs its tokenizer.
+        rows: number of rows to decode, at least 1.
 
     Returns:
-        ``objective``; ``batch``, its ``rows``, ``length`` and share of ``padding``; ``targets``, the number of targets
-        by term of the loss; and ``rows``, a list with, for each row, ``tokens`` (without padding) and ``padding`` (its
-        number of tokens), of an encoder-decoder also ``decoder_tokens`` and ``decoder_padding``, and its labels:
-        ``labels``, the first 20 labelled positions {``position``, ``input``, ``target``}, with their number
-        ``num_labels``; or ``label``, the class name(s), number or answer of the row. ``source_labels`` are labels of
-        the encoder, ``pair_label`` is the label of next sentence prediction.
+        ``objective``: kind of the objective.
+        ``batch``: number of ``rows``, ``length`` in tokens, share of ``padding``.
+        ``targets``: number of targets by term of the loss.
+        ``rows``: for each row, ``tokens`` without padding and ``padding``, the number of padding tokens; for an
+        encoder-decoder also ``decoder_tokens`` and ``decoder_padding``. Token labels are ``labels``, the first 20
+        labelled positions {``position``, ``input``, ``target``}, and their number ``num_labels``; ``source_labels`` are
+        those of the encoder. Labels of rows are ``label`` (class names, number or answer) and ``pair_label`` (next
+        sentence prediction).
 
     Raises:
-        UserError: no corpus, a fine-tuning recipe without ``start_from``, a recipe that cannot be built.
+        UserError: the corpus is missing, a fine-tuning recipe has no ``start_from``, or the recipe is invalid.
     """
     if rows < 1:
         raise UserError(f"--rows={rows} must be at least 1")
@@ -60,7 +62,7 @@ def show_batch(
         source = _pretraining_source(loaded, start_from, changes)
     else:
         if changes:
-            raise UserError("fine-tuning takes its model as it is; leave out model.KEY=VALUE")
+            raise UserError("model.KEY=VALUE cannot change the model of a fine-tuning; leave it out")
         source = _finetuning_source(loaded, start_from)
     batch = source.first_batch(loaded.train)
     decoder = _Decoder(batch, source.tokenizer, source.labels)
@@ -78,7 +80,7 @@ def show_batch(
 
 @dataclass(frozen=True)
 class _Source:
-    """Rows of a training and what their ids mean; ``labels`` is None if labels are tokens or numbers."""
+    """Rows of a training, and the names of their ids; ``labels`` is None if labels are tokens or numbers."""
 
     rows: Rows
     collate: Collate
@@ -87,14 +89,14 @@ class _Source:
     labels: Labels | None
 
     def first_batch(self, train: TrainConfig) -> Batch:
-        """All rows of step 0, in one batch."""
+        """Return all rows of step 0, in one batch."""
         loader = Loader(self.rows, self.collate, batch_size=train.batch_size, seed=train.seed, order=self.order)
         return loader.step(0)[0]
 
 
 def _pretraining_source(recipe: PretrainRecipe, start_from: str | None, changes: Mapping[str, object]) -> _Source:
     if not recipe.data.corpus:
-        raise UserError("which corpus? give data.corpus=FOLDER, made by `homespun corpus build`")
+        raise UserError("data.corpus is missing; give data.corpus=FOLDER, made by `homespun corpus build`")
     corpus = Corpus.open(recipe.data.corpus)
     start = None
     if start_from is not None:
@@ -107,8 +109,8 @@ def _pretraining_source(recipe: PretrainRecipe, start_from: str | None, changes:
 
 def _finetuning_source(recipe: FinetuneRecipe, start_from: str | None) -> _Source:
     if start_from is None:
-        raise UserError("fine-tuning needs the tokenizer of a model; give --from: a run, a model folder or a hub name")
-    budget = recipe.train.budget.model_copy(update={"memory": None})  # nothing is trained
+        raise UserError("--from is missing: fine-tuning needs a model; give a run, a model folder or a hub name")
+    budget = recipe.train.budget.model_copy(update={"memory": None})  # no step is made
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"budget": budget})})
     inputs = read_inputs(recipe, start_from, None)
     task, stored = inputs.task, inputs.model.stored
@@ -118,14 +120,14 @@ def _finetuning_source(recipe: FinetuneRecipe, start_from: str | None) -> _Sourc
 
 @dataclass(frozen=True)
 class _Decoder:
-    """Rows of a batch as tokens and names."""
+    """Decodes rows of a batch to tokens and names of labels."""
 
     batch: Batch
     tokenizer: Tokenizer
     labels: Labels | None
 
     def row(self, index: int) -> DecodedRow:
-        """Row of this index: a sequence, or the sequences of a text that is read in chunks."""
+        """Decode a row: one sequence, or the chunks of a long text."""
         batch = self.batch
         sequences = [index] if batch.chunks is None else [i for i in batch.chunks[index].tolist() if i >= 0]
         row = self._tokens("", sequences, batch.input_ids, batch.attention_mask)
@@ -146,8 +148,8 @@ class _Decoder:
     def _labels(self, index: int, labels: Tensor) -> DecodedRow:
         batch = self.batch
         if batch.positions is not None:
-            read = batch.input_ids if batch.decoder_input_ids is None else batch.decoder_input_ids
-            return self._positions("", index, read, batch.positions, labels, names=self.labels)
+            ids = batch.input_ids if batch.decoder_input_ids is None else batch.decoder_input_ids
+            return self._positions("", index, ids, batch.positions, labels, names=self.labels)
         if batch.sentences is not None:
             numbers = [number for number in dict.fromkeys(batch.sentences[index].tolist()) if number >= 0]
             return {"label": [self._class(int(labels[number])) for number in numbers]}
@@ -167,11 +169,11 @@ class _Decoder:
         labels: Tensor,
         names: Labels | None = None,
     ) -> DecodedRow:
-        """Labelled positions of a row; ``positions`` are into the flattened ``ids``, (batch, seq)."""
+        """Labelled positions of a row; ``positions`` index the flattened ``ids``, (batch, seq)."""
         width = ids.shape[1]
         found = (positions // width == index).nonzero().flatten()
         listed: list[dict[str, int | str]] = []
-        for number in found[:_LABELS].tolist():
+        for number in found[:_MAX_LABELS].tolist():
             position, label = int(positions[number]) % width, int(labels[number])
             target = self._name(label) if names is None else names.names[label]
             listed.append({"position": position, "input": self._name(int(ids[index, position])), "target": target})

@@ -1,4 +1,4 @@
-"""Latency and memory of inference by length of the text."""
+"""Latency and memory of inference by input length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from homespun.hf.open import open_model
 from homespun.models.bundle import ModelBundle
 from homespun.training.devices import DistributedContext, PeakMemory
 
-_LEAST, _MOST, _SECONDS = 3, 50, 0.5  # passes a length, and for how long they go on
+_MIN_PASSES, _MAX_PASSES, _SECONDS = 3, 50, 0.5  # forward passes per length; no pass starts after the seconds
 
 
 class InferenceCost(TypedDict):
@@ -27,7 +27,7 @@ class InferenceCost(TypedDict):
 
 
 class Benchmark(TypedDict):
-    """Size of a model and its cost by input length."""
+    """Number of parameters of a model, and its cost by input length."""
 
     parameters: int
     device: str
@@ -36,45 +36,47 @@ class Benchmark(TypedDict):
 
 
 def benchmark(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int = 1) -> Benchmark:
-    """Time and memory of the model in ``run``, on texts of random tokens, all of one length.
+    """Measure time and memory of inference on random tokens.
 
-    A fine-tuned model is measured with its head, another without: what a head over the vocabulary costs depends on how
-    many of its logits are wanted. An encoder with a decoder reads a text and is given one as long.
+    The head of a fine-tuned model is included. Other models are measured without a head, because the cost of a head
+    over the vocabulary depends on the number of positions that need logits. The decoder of an encoder-decoder gets as
+    many tokens as the encoder.
 
     Args:
-        run: a run, a ``model/`` folder, or whatever else `open_model` opens.
-        lengths: tokens a text; those that the model cannot read are left out.
-        batch_size: texts at a time.
+        run: a run, a ``model/`` folder, or another source for `homespun.hf.open.open_model`.
+        lengths: input lengths in tokens; those above the model's maximum are skipped.
+        batch_size: texts per batch.
 
     Raises:
-        UserError: there is no such model, or it can read none of the lengths.
+        UserError: there is no such model, or all ``lengths`` exceed its maximum.
     """
     if not lengths or min(lengths) < 1 or batch_size < 1:
-        raise UserError(f"lengths and the batch size must be 1 or more, not {list(lengths)} and {batch_size}")
+        raise UserError(f"--lengths {list(lengths)} and --batch-size {batch_size} must be at least 1")
     stored = open_model(run)
     limit = stored.config.backbone.max_position_embeddings
-    fitting = sorted({length for length in lengths if length <= limit})
-    if not fitting:
-        raise UserError(f"{run} reads {limit} tokens at most, fewer than {min(lengths)}; give --lengths {limit}")
+    allowed = sorted({length for length in lengths if length <= limit})
+    if not allowed:
+        raise UserError(
+            f"--lengths {min(lengths)} exceeds max_position_embeddings={limit} of {run}; give {limit} or less"
+        )
     device = DistributedContext.join().device
     model = stored.model.to(device).eval()
-    rows = [_measured(stored, length, batch_size, device) for length in fitting]
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "device": str(device),
         "threads": torch.get_num_threads(),
-        "inference": rows,
+        "inference": [_measure(stored, length, batch_size, device) for length in allowed],
     }
 
 
-def _measured(stored: ModelBundle, length: int, batch_size: int, device: torch.device) -> InferenceCost:
-    use = _use(stored, length, batch_size, device)
+def _measure(stored: ModelBundle, length: int, batch_size: int, device: torch.device) -> InferenceCost:
+    forward = _forward_pass(stored, length, batch_size, device)
     with torch.inference_mode(), PeakMemory(device) as memory:
-        use()  # the first pass makes what later ones find made
+        forward()  # warm-up: the first pass allocates memory and fills caches
         seconds: list[float] = []
-        while len(seconds) < _LEAST or (len(seconds) < _MOST and sum(seconds) < _SECONDS):
+        while len(seconds) < _MIN_PASSES or (len(seconds) < _MAX_PASSES and sum(seconds) < _SECONDS):
             started = time.perf_counter()
-            use()
+            forward()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - started)
@@ -86,11 +88,11 @@ def _measured(stored: ModelBundle, length: int, batch_size: int, device: torch.d
     }
 
 
-def _use(stored: ModelBundle, length: int, batch_size: int, device: torch.device) -> Callable[[], object]:
-    """Function that makes one pass over the same batch of random tokens."""
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(stored.tokenizer.vocab_size, (batch_size, length), generator=draw).to(device)
-    used = stored.model if stored.labels is not None else stored.model.backbone
+def _forward_pass(stored: ModelBundle, length: int, batch_size: int, device: torch.device) -> Callable[[], object]:
+    """Return a function that runs the model on one batch of random tokens."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(stored.tokenizer.vocab_size, (batch_size, length), generator=generator).to(device)
+    model = stored.model if stored.labels is not None else stored.model.backbone
     if stored.config.backbone.has_decoder:
-        return lambda: used(tokens, decoder_input_ids=tokens)
-    return lambda: used(tokens)
+        return lambda: model(tokens, decoder_input_ids=tokens)
+    return lambda: model(tokens)
