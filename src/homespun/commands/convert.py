@@ -21,36 +21,36 @@ from homespun.models.model import Model
 
 Form = Literal["homespun", "hf"]
 FORMS: tuple[Form, ...] = ("homespun", "hf")
-# files of a folder of each form, other than weights and tokenizer; the first describes the model
+# files of each form besides weights and tokenizer; the first describes the model
 _FILES = {"homespun": ("homespun.json",), "hf": (CONFIG, CARD)}
-_TOLERANCE = 1e-5  # of the largest value: maps that multiply a tensor and divide it again may round
+_TOLERANCE = 1e-5  # relative to the largest value: a tensor that is multiplied and divided again is rounded
 
 
 def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head: str | None = STORED) -> dict[str, Any]:
-    """Write the model in ``source`` in another form, load it again, and compare the two on a small batch.
+    """Write the model in ``source`` in another form, load the result, and compare both on a small batch.
 
     Args:
-        source: what `homespun.hf.open.open_any` opens.
-        out: a new or empty folder, or one of this form, which is replaced.
-        to: ``homespun``, a ``model/`` folder, or ``hf``, a folder that transformers opens.
-        head: as in `open_any`.
+        source: a model in any form, see `homespun.hf.open.open_any`.
+        out: a new or empty folder, or a folder of the same form, which is replaced.
+        to: ``homespun`` (``model/`` folder) or ``hf`` (folder for transformers).
+        head: head to load, as in `open_any`.
 
     Returns:
-        What ``conversion.json`` holds, in the folder: ``source``, ``out``, ``to``, ``architecture`` there and here,
-        ``parameters``, ``mapped`` {their name: [ours]}, ``dropped`` {name: reason}, ``new`` {name: reason},
-        ``notes``, ``check`` {what was compared, the largest difference}.
+        The content of ``conversion.json`` in ``out``: ``source``, ``out``, ``to``, ``architecture`` (``from``, ``to``),
+        ``parameters``, ``mapped`` {tensor of the source: [tensors of the result]}, ``dropped`` {tensor: reason},
+        ``new`` {tensor: reason}, ``notes``, and ``check``, see `compare`.
 
     Raises:
-        UserError: there is no such model, or no form of it; its weights are not all numbers; ``out`` holds something
-            else, or cannot be made.
+        UserError: there is no such model, the model has no such form or weights that are not finite, or ``out`` holds
+            other files or cannot be written.
     """
     out = Path(out)
-    _refuse_other_things(out, Path(source), to)
+    _check_arguments(out, Path(source), to)
     opened = open_any(source, head=head)
     try:
-        with atomic_path(out) as made:
-            notes = _write(made, opened.stored, to)
-            back = open_any(made)
+        with atomic_path(out) as folder:
+            notes = _write(folder, opened.stored, to)
+            back = open_any(folder)
             check = compare(opened.stored, back.stored, names=opened.mapped)
             report = {
                 "source": str(source),
@@ -62,57 +62,63 @@ def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head:
                 "notes": [*opened.notes, *(note for note in notes if note not in opened.notes)],
                 "check": check,
             }
-            (made / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            (folder / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{out} cannot be made: {error.strerror}; give another folder") from error
+        raise UserError(f"cannot write {out}: {error.strerror}; give another folder") from error
     return report
 
 
 def compare(
     one: ModelBundle, other: ModelBundle, *, names: Mapping[str, tuple[str, ...]] | None = None
 ) -> dict[str, Any]:
-    """The largest difference of two models on two texts of random tokens, the second one padded.
+    """Compare the outputs of two models on two texts of random tokens, of which the second is padded.
 
-    Where only one has a head, the hidden states are compared. Where they make other tokens global by themselves, which
-    Longformer's files do not say, both are given the same. ``names`` are those of the first one's files, and ours of
-    what each holds.
+    Compares logits if both models have a head, else hidden states. Longformer's files do not store the global tokens:
+    if the defaults of the two models differ, both get the larger number.
+
+    Args:
+        one: source of a conversion.
+        other: result of the conversion.
+        names: tensors of ``one``'s files, each with its names in ``one.model``; for errors.
+
+    Returns:
+        ``compared`` (``logits`` or ``hidden states``), ``lengths`` of the texts, ``largest_difference``.
 
     Raises:
-        UserError: what the first one gives are not all numbers.
-        RuntimeError: they are not the same model.
+        UserError: the outputs of ``one`` are not finite.
+        RuntimeError: the outputs differ.
     """
-    given = make_small_batch(one.model, one.config)
-    own = [stored.config.backbone.stacks[0].attention.num_global_tokens for stored in (one, other)]
-    if own[0] != own[1]:
-        positions = torch.arange(given["input_ids"].shape[1])
-        given["global_attention_mask"] = (positions < max(own)).long().expand_as(given["input_ids"])
+    batch = make_small_batch(one.model, one.config)
+    global_tokens = [stored.config.backbone.stacks[0].attention.num_global_tokens for stored in (one, other)]
+    if global_tokens[0] != global_tokens[1]:
+        positions = torch.arange(batch["input_ids"].shape[1])
+        batch["global_attention_mask"] = (positions < max(global_tokens)).long().expand_as(batch["input_ids"])
     headless = one.config.head is None or other.config.head is None
     with torch.no_grad():
-        results = [_hidden(m, given) if headless else m(**given) for m in (one.model, other.model)]
-    mine, back = (select_real_tokens(result, given) for result in results)
-    difference = float((mine - back).abs().max())
-    what = "hidden states" if headless else "logits"
-    if not bool(mine.isfinite().all()):
-        raise UserError(_not_finite(one, names or {}, what))
-    if not difference <= _TOLERANCE * max(1.0, float(mine.abs().max())):
-        raise RuntimeError(
-            f"the {what} of the model that was written differ by {difference:g} from those of its source"
-        )
-    lengths = given["attention_mask"].sum(1).tolist()
-    return {"compared": what, "lengths": lengths, "largest_difference": difference}
+        results = [_hidden_states(m, batch) if headless else m(**batch) for m in (one.model, other.model)]
+    expected, actual = (select_real_tokens(result, batch) for result in results)
+    difference = float((expected - actual).abs().max())
+    compared = "hidden states" if headless else "logits"
+    if not bool(expected.isfinite().all()):
+        raise UserError(_describe_not_finite(one, names or {}, compared))
+    if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
+        raise RuntimeError(f"the {compared} of the written model differ by {difference:g} from those of its source")
+    lengths = batch["attention_mask"].sum(1).tolist()
+    return {"compared": compared, "lengths": lengths, "largest_difference": difference}
 
 
-def _not_finite(stored: ModelBundle, names: Mapping[str, tuple[str, ...]], what: str) -> str:
-    """Error for outputs ``what`` that are not all finite."""
-    theirs = {ours: name for name, many in names.items() for ours in many}
+def _describe_not_finite(stored: ModelBundle, names: Mapping[str, tuple[str, ...]], outputs: str) -> str:
+    """Error for ``outputs`` that are not all finite, with the first tensor that is not."""
+    source_names = {ours: name for name, many in names.items() for ours in many}
     for name, tensor in weights_of(stored.model).items():
         if not bool(tensor.isfinite().all()):
-            return f"{theirs.get(name, name)} holds NaN or infinity, and so do the {what} of the model; train it again"
-    return f"the {what} of the model hold NaN or infinity, though its weights do not; they are too large to be used"
+            source_name = source_names.get(name, name)
+            return f"{source_name} holds NaN or infinity, and so do the {outputs} of the model; train it again"
+    return f"the {outputs} of the model hold NaN or infinity, but its weights are finite: they are too large"
 
 
-def _hidden(model: Model, given: Mapping[str, Tensor]) -> Tensor:
-    return Model(model.backbone).eval()(**given)  # type: ignore[no-any-return]
+def _hidden_states(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+    return Model(model.backbone).eval()(**batch)  # type: ignore[no-any-return]
 
 
 def _write(folder: Path, stored: ModelBundle, to: Form) -> tuple[str, ...]:
@@ -125,7 +131,7 @@ def _write(folder: Path, stored: ModelBundle, to: Form) -> tuple[str, ...]:
     return report.notes
 
 
-def _refuse_other_things(out: Path, source: Path, to: Form) -> None:
+def _check_arguments(out: Path, source: Path, to: Form) -> None:
     if to not in FORMS:
         raise UserError(f"--to must be one of {', '.join(FORMS)}, not {to!r}")
     refuse_own_folder(out, source)
@@ -133,22 +139,22 @@ def _refuse_other_things(out: Path, source: Path, to: Form) -> None:
 
 
 def refuse_own_folder(out: Path, source: Path) -> None:
-    """Raise `UserError` if ``out`` is the folder of the model or holds it."""
+    """Raise `UserError` if ``out`` is the folder of the model or contains it."""
     if out.exists() and source.exists() and (out.samefile(source) or out.resolve() in source.resolve().parents):
-        raise UserError(f"{out} holds the model itself; give another folder")
+        raise UserError(f"--out {out} contains the model itself; give another folder")
 
 
 def _tensors(opened: OpenedModel, back: OpenedModel) -> dict[str, object]:
-    """Mapping of the source's tensors, and tensors of the result that are new."""
+    """Mapped and dropped tensors of the source, and new tensors of the result."""
     dropped = {left.name: left.reason for left in opened.unused_tensors}
-    kept = {name for names in back.mapped.values() for name in names}
-    here = {name: names for name, names in opened.mapped.items() if kept.issuperset(names)}
-    lost = dict.fromkeys(opened.mapped.keys() - here.keys(), "of a head that the result has no place for")
-    # in a folder for transformers stands what its classes must have, and what reading it again leaves out
+    tensors = {name for names in back.mapped.values() for name in names}
+    kept = {name: names for name, names in opened.mapped.items() if tensors.issuperset(names)}
+    lost = dict.fromkeys(opened.mapped.keys() - kept.keys(), "part of a head that the output format does not have")
+    # constants that the classes of transformers require; loading skips them
     new = {left.name: f"{left.reason}; constant, for transformers" for left in back.unused_tensors}
     written = {ours: name for name, names in back.mapped.items() for ours in names}
     mapped = {
         name: list(names) if back.architecture is None else sorted({written[ours] for ours in names})
-        for name, names in here.items()
+        for name, names in kept.items()
     }
     return {"mapped": mapped, "dropped": dropped | lost, "new": new}

@@ -1,7 +1,7 @@
 """Checks of this machine and installation: `homespun doctor`.
 
-Checks change nothing but a file in the temporary folder, which is removed. A check that fails reports its error, so
-that a broken installation gives a description instead of a traceback.
+Checks write a file to the temporary folder and remove it. A check that raises is reported as failed, so that a broken
+installation gives a description instead of a traceback.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import psutil
 GIB = 1024**3
 COMFORTABLE_MEMORY = 4 * GIB
 COMFORTABLE_DISK = 5 * GIB
-# extra: its module and what it is for; the extras left out are for work on homespun itself
+# module and purpose of each extra; extras for development of homespun are left out
 EXTRAS = {
     "track": ("tensorboard", "TensorBoard curves"),
     "export": ("onnxruntime", "ONNX files, by `homespun export`"),
@@ -40,7 +40,7 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: ``warn`` costs speed or a feature, ``fail`` means that homespun will not work."""
+    """Result of one check: ``warn`` costs speed or a feature, ``fail`` means that homespun does not work."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -55,10 +55,10 @@ def _judge(name: str, good: bool, detail: str, advice: str, otherwise: Literal["
 def examine() -> list[Check]:
     """Run all checks, most important first; takes about five seconds after the import of torch."""
     checks: list[Check] = []
-    for name, look in _CHECKS.items():
+    for name, check in _CHECKS.items():
         try:
-            checks.extend(look())
-        except Exception as error:  # whatever is broken here is the finding
+            checks.extend(check())
+        except Exception as error:  # any error is a finding
             checks.append(Check(name, "fail", f"{type(error).__name__}: {' '.join(str(error).split())}"))
     return checks
 
@@ -112,7 +112,7 @@ def _disk() -> Iterator[Check]:
     if not os.access(here, os.W_OK):
         yield Check("disk", "warn", f"cannot write to {here}", "run homespun in a folder of your own")
     else:
-        advice = "corpora and checkpoints are written here: make room, or go elsewhere"
+        advice = "corpora and checkpoints are written here: free space, or use another folder"
         yield _judge("disk", usage.free >= COMFORTABLE_DISK, detail, advice)
 
 
@@ -130,7 +130,7 @@ def _gpus() -> Iterator[Check]:
     elif torch.backends.mps.is_available():
         yield Check("gpu", "ok", "Apple GPU (mps), memory shared with the CPU")
     elif shutil.which("nvidia-smi"):
-        detail = f"there is an NVIDIA driver, and torch {torch.__version__} does not see a GPU"
+        detail = f"an NVIDIA driver is installed, but torch {torch.__version__} finds no GPU"
         yield Check("gpu", "warn", detail, "install a CUDA build of torch that the driver supports")
     else:
         yield Check("gpu", "ok", "none: everything runs on the CPU")
@@ -138,7 +138,7 @@ def _gpus() -> Iterator[Check]:
 
 def _compiler() -> Iterator[Check]:
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-    # torch.compile links its CPU kernels to Python, whose headers Debian and Fedora ship apart
+    # torch.compile links its CPU kernels to Python; Debian and Fedora ship the headers in another package
     headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
     if compiler is None:
         yield Check("compiler", "warn", "no C++ compiler: no torch.compile", "install g++ or clang to train faster")
@@ -179,7 +179,7 @@ def _rates() -> Iterator[Check]:
     rates = machine_rates(DistributedContext.join().device, remeasure=True)
     products, moved, call = rates.products / 1e9, rates.moved / 1e9, 1e6 * rates.call
     measured = f"{products:.0f} GFLOP/s of products, {moved:.0f} GB/s of memory, {call:.1f} µs a call"
-    yield Check("plans", "ok", f"go by what was measured now: {measured}")
+    yield Check("plans", "ok", f"use rates measured now: {measured}")
 
 
 def _attention() -> Iterator[Check]:

@@ -17,14 +17,14 @@ from homespun.tasks.protocol import Task, TaskRows
 from homespun.text.clean import THRESHOLD, NearDuplicatePairs, find_near_duplicates
 
 _MAX_WRONG, _MAX_CONFIDENT = 20, 5
-_CHARACTERS = 320  # of a text that is shown
-_KEPT = ("truth", "predicted", "loss", "score")
+_MAX_CHARACTERS = 320  # of a shown text
+_FIELDS = ("truth", "predicted", "loss", "score")
 
 
 def notable_predictions(
     task: Task[object, TaskRows], trial: Trial, predictions: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Examples to show in a report.
+    """Select examples to show in a report.
 
     Returns:
         ``top_errors``: predictions with the largest loss or the lowest score, the worst first; without losses and
@@ -38,7 +38,7 @@ def notable_predictions(
         texts = task.texts([trial.measured[index] for index in indices])
         return [
             {"row": int(trial.measured_rows[index]), "text": shorten(text)}
-            | {name: predictions[index][name] for name in _KEPT if name in predictions[index]}
+            | {name: predictions[index][name] for name in _FIELDS if name in predictions[index]}
             for index, text in zip(indices, texts, strict=True)
         ]
 
@@ -60,20 +60,20 @@ def _sort_key(prediction: Mapping[str, Any]) -> float:
 
 
 def shorten(text: str) -> str:
-    """Text on one line, cut to the characters that are shown."""
+    """Return ``text`` on one line, truncated to 320 characters."""
     plain = " ".join(text.split())
-    return plain if len(plain) <= _CHARACTERS else f"{plain[: _CHARACTERS - 1]}…"
+    return plain if len(plain) <= _MAX_CHARACTERS else f"{plain[: _MAX_CHARACTERS - 1]}…"
 
 
-_PAIRS = 5  # near-duplicates that are listed
+_MAX_PAIRS = 5  # near-duplicates to list
 
 
 def find_leakage(task: Task[object, TaskRows], trials: Sequence[Trial]) -> dict[int, NearDuplicatePairs]:
     """Find near-duplicates between training and test examples, by fold.
 
     Args:
-        task: gives the texts of examples.
-        trials: those with the most training examples.
+        task: returns the texts of examples.
+        trials: trials with the most training examples.
     """
     found: dict[int, NearDuplicatePairs] = {}
     for trial in trials:
@@ -83,7 +83,12 @@ def find_leakage(task: Task[object, TaskRows], trials: Sequence[Trial]) -> dict[
 
 
 def describe_leakage(found: Mapping[int, NearDuplicatePairs], *, tested: bool) -> str:
-    """Warning in one sentence about the test, or without one the validation examples; empty without near-duplicates."""
+    """Describe near-duplicates in one sentence; empty without any.
+
+    Args:
+        found: near-duplicates by fold, from `find_leakage`.
+        tested: compared with test examples (True) or validation examples (False).
+    """
     near, same = sum(len(one.rows) for one in found.values()), sum(one.same for one in found.values())
     compared = sum(one.compared for one in found.values())
     if not near:
@@ -101,13 +106,13 @@ def summarize_leakage(
     trials: Sequence[Trial],
     folders: Sequence[Path],
 ) -> Leakage:
-    """Counts of near-duplicates, a few of them, and the mean score on all and on unseen examples.
+    """Count near-duplicates, list a few, and compute the mean score on all and on unseen examples.
 
     Args:
         found: near-duplicates by fold, from `find_leakage`.
-        task: gives the texts of examples.
-        trials: as given to `find_leakage`.
-        folders: their runs.
+        task: returns the texts of examples.
+        trials: as in `find_leakage`.
+        folders: run folder of each trial.
     """
     near = sum(len(one.rows) for one in found.values())
     pairs: list[DuplicatePair] = []
@@ -117,7 +122,7 @@ def summarize_leakage(
         runs = [(trial, folder) for trial, folder in zip(trials, folders, strict=True) if trial.fold == fold]
         first, _ = runs[0]
         for row, other, similarity in zip(one.rows, one.of, one.similarity, strict=True):
-            if len(pairs) < _PAIRS:
+            if len(pairs) < _MAX_PAIRS:
                 pairs.append(
                     DuplicatePair(
                         row=int(first.measured_rows[row]),
@@ -127,7 +132,7 @@ def summarize_leakage(
                     )
                 )
         for trial, folder in runs:
-            # with fewer examples than there are, each seed draws its own; only those of the first were compared
+            # a subset of the examples differs between seeds; only that of the first seed was compared
             if trial.training == first.training:
                 scores.append(_example_scores(folder / PREDICTIONS / "model.jsonl"))
                 seen.append(np.isin(np.arange(len(scores[-1])), one.rows))
@@ -149,9 +154,9 @@ def summarize_leakage(
 
 
 def _example_scores(file: Path) -> NDArray[np.float64]:
-    """(examples,) scores, or 1 for right predictions; NaN without a truth."""
+    """Score of each example, (examples,): 1 for right predictions without a score, NaN without a truth."""
     with file.open(encoding="utf-8") as stream:
         lines = [json.loads(line) for line in stream]
     values = [line.get("score", line["predicted"] == line["truth"]) for line in lines]
-    nothing = [line["truth"] is None or value is None for line, value in zip(lines, values, strict=True)]
-    return np.array([np.nan if none else float(v) for v, none in zip(values, nothing, strict=True)])
+    missing = [line["truth"] is None or value is None for line, value in zip(lines, values, strict=True)]
+    return np.array([np.nan if absent else float(v) for v, absent in zip(values, missing, strict=True)])
