@@ -229,13 +229,13 @@ def test_a_plan_has_a_teacher(world: World, teacher: Path) -> None:
 
 
 def test_what_does_not_go_together(world: World, teacher: Path) -> None:
-    with pytest.raises(UserError, match="--from-scratch draws"):
+    with pytest.raises(UserError, match=r"--from-scratch .*--layers"):
         distil(world, teacher, "no", "--from-scratch", "--layers", "0")
-    with pytest.raises(UserError, match="are no numbers"):
+    with pytest.raises(UserError, match="whole numbers"):
         distil(world, teacher, "no", "--layers", "a")
     with pytest.raises(UserError, match=" 0 to 3"):
         distil(world, teacher, "no", "--layers", "4")
-    with pytest.raises(UserError, match="as it is"):
+    with pytest.raises(UserError, match=r"--from .*--layers"):
         distil(world, teacher, "no", "--from", str(world.base), "--layers", "0")
     with pytest.raises(UserError, match="teacher"):
         run(

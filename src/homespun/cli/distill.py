@@ -48,7 +48,7 @@ def distill_pretrain(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Distil in pretraining: masked tokens, the teacher's logits and hidden states (DistilBERT)."""
+    """Distil in pretraining, on masked tokens and the teacher's logits and hidden states (DistilBERT)."""
     _distill("pretrain", recipe, overrides, out, teacher, start_from, layers, from_scratch, resume, as_json)
 
 
@@ -63,7 +63,7 @@ def distill_finetune(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Distil in fine-tuning: labels, and the logits of a fine-tuned teacher."""
+    """Distil in fine-tuning, on labels and the logits of a fine-tuned teacher."""
     _distill("finetune", recipe, overrides, out, teacher, start_from, layers, False, resume, as_json)
 
 
@@ -110,4 +110,4 @@ def _parse_layers(given: str | None) -> list[int] | None:
     try:
         return [int(part) for part in found]
     except ValueError:
-        raise UserError(f"--layers {given} are no numbers; write them like 0,2,5") from None
+        raise UserError(f"--layers takes whole numbers, such as 0,2,5, not {given!r}") from None

@@ -35,9 +35,8 @@ from homespun.training.validation import evaluate_loss
 
 logger = logging.getLogger(__name__)
 
-_LEAST, _MOST, _SECONDS = 5, 60, 2.0  # turns of both models, and for how long they go on
-_BATCH = 32
-_ROWS = 32  # of held-out text at a time
+_MIN_PASSES, _MAX_PASSES, _SECONDS = 5, 60, 2.0  # forward passes of each model; no pass starts after the seconds
+_BATCH_SIZE = 32  # texts or held-out rows
 
 
 def distill(
@@ -52,50 +51,59 @@ def distill(
     resume: bool = False,
     display: Display | None = None,
 ) -> Tree:
-    """Train a student with a teacher into the run directory ``out``; returns its ``result.json``.
+    """Train a student with a teacher into the run directory ``out``.
 
-    ``distillation`` of the result has sizes, speed and quality of both, or the reason for missing quality
-    (``quality_why``). A student built from its teacher is saved in ``OUT-student``, a converted teacher in
-    ``OUT-teacher``; a resumed run keeps them.
+    A student built from its teacher is saved in ``OUT-student``, a converted teacher in ``OUT-teacher``; a resumed run
+    keeps them.
 
     Args:
-        recipe: of masked language modelling, or of classification.
-        out: as in `homespun.commands.pretrain.pretrain` and `homespun.commands.finetune.finetune`.
-        teacher: a run, a ``model/`` folder, a Hugging Face folder or name.
-        start_from: the student, where there is one already.
-        layers: of the teacher, which the student begins as; by default every second.
-        changes: to that student, of what `homespun.models.weight_transfer.CHANGEABLE` names.
-        from_scratch: draw the recipe's model, in place of the teacher's layers; in pretraining.
-        resume: go on with the run in ``out``.
+        recipe: recipe of masked language modelling or classification.
+        out: a new folder; with ``resume`` a run that was stopped.
+        teacher: a run, a ``model/`` folder, or a Hugging Face folder or name.
+        start_from: an existing student.
+        layers: layers of the teacher to initialise the student with; every second by default.
+        changes: changes to the student, of `homespun.models.weight_transfer.CHANGEABLE`.
+        from_scratch: initialise the recipe's model at random instead of from layers of the teacher; pretraining only.
+        resume: continue the run in ``out``.
         display: where progress is shown; nowhere by default.
 
+    Returns:
+        The content of ``result.json``; empty in all processes but the first. ``distillation`` has sizes, speed and
+        quality of both models, or the reason for missing quality (``quality_why``).
+
     Raises:
-        UserError: an objective that no teacher stands around, a teacher or layers that do not fit, other layers or
-            changes than those of the student of a run that goes on, something else in one of these folders, and what
-            the jobs raise.
+        UserError: the objective takes no teacher, the teacher or the layers do not fit, a resumed run has another
+            student, or a folder holds other files; see also `homespun.commands.pretrain.pretrain` and
+            `homespun.commands.finetune.finetune`.
     """
     _check(recipe, start_from, layers, changes, from_scratch=from_scratch)
     if unmeasured := _unmeasured(recipe):
-        logger.warning("the qualities of teacher and student will not be compared: %s", unmeasured)
+        logger.warning("metrics of teacher and student are not compared: %s", unmeasured)
     path, stored = Path(out), open_model(teacher)
     context = DistributedContext.join()
-    given = identify_model(teacher, stored)
+    teacher_weights = identify_model(teacher, stored)
     initial_models: dict[Path, tuple[ModelBundle, RunInputs]] = {}
     try:
         source = teacher_folder(teacher)
-    except UserError:  # in the form of another library
+    except UserError:  # a model in another form, which is converted
         source = _sibling_folder(path, "teacher")
-        initial_models[source] = stored, {"--teacher": given}
+        initial_models[source] = stored, {"--teacher": teacher_weights}
     recipe = with_teacher(recipe, str(source))
     student, chosen = start_from, None
     if student is None and not from_scratch:
-        made, origins = build_student(stored, layers=layers, changes=changes)
+        initial_student, origins = build_student(stored, layers=layers, changes=changes)
         folder, chosen = _sibling_folder(path, "student"), list(origins.layers)
         if folder.resolve() == source.resolve():
-            raise UserError(f"the teacher {teacher} is where the student of {path} would be kept; give another --out")
+            raise UserError(f"the student of {path} would replace the teacher {teacher}; give another --out")
         changed = json.dumps(to_jsonable_python(changes), sort_keys=True) if changes else None
-        numbers = ",".join(map(str, chosen))
-        initial_models[folder] = made, {"--teacher": given, "--layers": _plain(numbers), "changes": _plain(changed)}
+        initial_models[folder] = (
+            initial_student,
+            {
+                "--teacher": teacher_weights,
+                "--layers": _as_input(",".join(map(str, chosen))),
+                "changes": _as_input(changed),
+            },
+        )
         student = str(folder)
     if context.is_main:
         _save_initial_models(path, initial_models, resume=resume)
@@ -107,12 +115,12 @@ def distill(
         finetune(recipe, path, start_from=student, resume=resume, display=display)
     if not context.is_main:
         return {}
-    learned = open_model(path)
-    summary: Tree = {"teacher": teacher, "layers": chosen} | _sizes(stored, learned)
+    trained = open_model(path)
+    summary: Tree = {"teacher": teacher, "layers": chosen} | _sizes(stored, trained)
     result: Tree = json.loads((path / "result.json").read_text(encoding="utf-8"))
-    summary["quality"] = _quality(recipe, stored, learned, result, context.device)
+    summary["quality"] = _quality(recipe, stored, trained, result, context.device)
     summary |= {"quality_why": unmeasured} if unmeasured else {}
-    summary["speed"] = compare_speed(stored, learned, length=int(learned.task["max_length"]), device=context.device)
+    summary["speed"] = compare_speed(stored, trained, length=int(trained.task["max_length"]), device=context.device)
     result["distillation"] = summary
     Run(path).write_result(result)
     write_report([path], path / "report", title=f"Distillation: {path.name}")
@@ -120,16 +128,16 @@ def distill(
 
 
 def with_teacher(recipe: PretrainRecipe | FinetuneRecipe, source: str) -> PretrainRecipe | FinetuneRecipe:
-    """Copy of the recipe with this teacher in its objective.
+    """Return a copy of the recipe with the teacher in ``source``.
 
     Raises:
-        UserError: its objective has none.
+        UserError: the objective takes no teacher.
     """
     objective = recipe.objective
     if "teacher" not in type(objective).model_fields:
         raise UserError(
-            f"objective.kind={objective.kind} takes no teacher; distil with mlm in pretraining, or with classification "
-            f"in fine-tuning"
+            f"objective.kind={objective.kind} takes no teacher; use objective.kind=mlm in pretraining, or "
+            f"classification in fine-tuning"
         )
     tree = objective.model_dump(exclude_unset=True)
     tree["teacher"] = (tree.get("teacher") or {}) | {"source": source}
@@ -146,43 +154,45 @@ def _check(
 ) -> None:
     if from_scratch and (layers is not None or start_from is not None or changes):
         raise UserError(
-            "--from-scratch draws the recipe's model; leave out --from, --layers and changes to a teacher's layers"
+            "--from-scratch initialises the recipe's model at random; leave out --from, --layers and model.KEY=VALUE"
         )
     if from_scratch and isinstance(recipe, FinetuneRecipe):
         raise UserError(
-            "a fresh model is pretrained first: homespun distill pretrain ... --from-scratch, then give --from it"
+            "--from-scratch is for pretraining; run `homespun distill pretrain ... --from-scratch`, then give that run "
+            "as --from"
         )
     if start_from is not None and (layers is not None or changes):
-        raise UserError("--from gives the student as it is; leave out --layers and model.KEY=VALUE")
+        raise UserError("--from is a complete student; leave out --layers and model.KEY=VALUE")
 
 
-def _sibling_folder(out: Path, what: str) -> Path:
-    return out.with_name(f"{out.name}-{what}")
+def _sibling_folder(out: Path, suffix: str) -> Path:
+    return out.with_name(f"{out.name}-{suffix}")
 
 
-def _plain(value: str | None) -> InitialWeights | None:
+def _as_input(value: str | None) -> InitialWeights | None:
+    """Setting that a resumed run must keep, recorded as the initial weights are."""
     return None if value is None else InitialWeights(name=value, fingerprint=value)
 
 
 def _save_initial_models(run: Path, models: Mapping[Path, tuple[ModelBundle, RunInputs]], *, resume: bool) -> None:
-    """Save the models in their folders, but those that the run goes on with: parts of a student are drawn.
+    """Save each model in its folder. A resumed run keeps its own, because parts of a student are random.
 
     Raises:
-        UserError: nothing can begin or go on in ``run``, a folder holds something else, or its model is another one.
+        UserError: ``run`` can be neither created nor resumed, or a folder holds other files or a model with
+            other inputs.
     """
-    goes_on = holds_run(run, resume=resume)
+    resumed = holds_run(run, resume=resume)
     for folder, (_, inputs) in models.items():
-        # folders of earlier versions have no such file
-        ours = (folder / "homespun.json").is_file() and (goes_on or (folder / FILE).is_file())
-        if folder.exists() and not ours:
+        # folders of earlier versions have no FILE
+        is_saved = (folder / "homespun.json").is_file() and (resumed or (folder / FILE).is_file())
+        if folder.exists() and not is_saved:
             raise UserError(
-                f"{folder}, where a model for {run} would be kept, holds something else; give another --out, or move "
-                f"it away"
+                f"{folder} is needed for a model of {run}, but holds other files; give another --out, or move it away"
             )
-        if goes_on:
+        if resumed:
             check_inputs(folder, inputs)
     for folder, (stored, inputs) in models.items():
-        if not (goes_on and folder.exists()):
+        if not (resumed and folder.exists()):
             save_model(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels, task=stored.task)
             write_inputs(folder, inputs)
 
@@ -192,7 +202,7 @@ def _pair(teacher: ModelBundle, student: ModelBundle) -> dict[str, ModelBundle]:
 
 
 def _sizes(teacher: ModelBundle, student: ModelBundle) -> dict[str, dict[str, int]]:
-    """Parameters and bytes of the weights of both models."""
+    """Number of parameters and bytes of both models."""
     pair = _pair(teacher, student)
     counts = {name: [p.numel() for p in stored.model.parameters()] for name, stored in pair.items()}
     sizes = {name: [p.nbytes for p in stored.model.parameters()] for name, stored in pair.items()}
@@ -203,15 +213,15 @@ def _sizes(teacher: ModelBundle, student: ModelBundle) -> dict[str, dict[str, in
 
 
 def _unmeasured(recipe: PretrainRecipe | FinetuneRecipe) -> str:
-    """Reason why teacher and student have no common test data; empty if they have."""
+    """Reason why there is no common test data for teacher and student; empty if there is."""
     if isinstance(recipe, PretrainRecipe) or recipe.data.test:
         return ""
     if recipe.folds is not None:
         return (
-            "a teacher that was tuned on data.train has seen the labels of every fold, and the student's figures are "
-            "flattered too; give data.test=FILE in place of folds"
+            "a teacher fine-tuned on data.train has seen the test labels of every fold, so that both metrics would be "
+            "too good; give data.test=FILE instead of folds"
         )
-    return "there is no test, and the validation chose the student; give data.test=FILE"
+    return "data.test is missing, and the validation examples chose the student's checkpoint; give data.test=FILE"
 
 
 def _quality(
@@ -221,41 +231,42 @@ def _quality(
     result: Tree,
     device: torch.device,
 ) -> dict[str, dict[str, float]]:
-    """Both on what neither was trained on: the test texts, or the held-out rows. Empty without test texts.
+    """Metrics of teacher and student on test examples or held-out rows; empty without test examples.
 
-    A student of several trainings has the mean of them, and ``std``.
+    With several seeds, the student has the mean of its trials and ``std``.
     """
     for stored in (teacher, student):
         stored.model.to(device).eval()
     if isinstance(recipe, PretrainRecipe):
-        summary = {name: _masked(recipe, stored, student, device) for name, stored in _pair(teacher, student).items()}
+        summary = {
+            name: _evaluate_mlm(recipe, stored, student, device) for name, stored in _pair(teacher, student).items()
+        }
         return {key: {name: values[key] for name, values in summary.items()} for key in summary["student"]}
     examples = recipe.data.read("test")
     if examples is None:
         return {}
     task = task_from_metadata(recipe.data, teacher, source="the teacher")
-    best = task.measure(teacher.model, task.rows(examples), batch_size=_BATCH).metrics
+    measured = task.measure(teacher.model, task.rows(examples), batch_size=_BATCH_SIZE).metrics
     mean, deviations = result["test"], result["test"].get("std", {})
     return {
-        key: {"teacher": best[key], "student": mean[key]} | ({"std": deviations[key]} if key in deviations else {})
+        key: {"teacher": measured[key], "student": mean[key]} | ({"std": deviations[key]} if key in deviations else {})
         for key in task.reported_metrics
-        if key in best and key in mean
+        if key in measured and key in mean
     }
 
 
-def _masked(
+def _evaluate_mlm(
     recipe: PretrainRecipe, stored: ModelBundle, student: ModelBundle, device: torch.device
 ) -> dict[str, float]:
-    """Loss and accuracy on the same masked tokens for both models."""
+    """Loss and accuracy of ``stored`` on held-out rows, with the same masks for teacher and student."""
     corpus = Corpus.open(recipe.data.corpus)
-    # the student's backbone decides which rows there are, and whether packed documents are masked
+    # the student's backbone decides the length of rows and whether packed documents are masked
     _, rows = pretraining_rows(recipe.model_copy(update={"model": student.config.backbone}), corpus)
     collate = recipe.objective.model_copy(update={"teacher": None}).collate(corpus.tokenizer)
     objective = MaskedLMObjective(stored.model, stored.config, None)
-    found = evaluate_loss(
-        objective, Loader(rows, collate, batch_size=_ROWS, seed=recipe.data.split_seed).once(), device
-    )
-    return {"mlm_accuracy": found.losses["mlm_accuracy"], "mlm_loss": found.losses["mlm"]}
+    loader = Loader(rows, collate, batch_size=_BATCH_SIZE, seed=recipe.data.split_seed)
+    losses = evaluate_loss(objective, loader.once(), device).losses
+    return {"mlm_accuracy": losses["mlm_accuracy"], "mlm_loss": losses["mlm"]}
 
 
 def compare_speed(
@@ -264,32 +275,40 @@ def compare_speed(
     *,
     length: int,
     device: torch.device,
-    batch_sizes: Sequence[int] = (1, _BATCH),
+    batch_sizes: Sequence[int] = (1, _BATCH_SIZE),
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[dict[str, float]]:
-    """Median seconds per text of both models, measured in turns so that other load slows both.
+    """Measure the median seconds per text of both models, in turns so that other load slows both.
 
-    A fine-tuned model is measured with its head, another without.
+    The head of a fine-tuned model is included; other models are measured without a head.
 
     Args:
-        length: tokens a text, drawn at random.
-        batch_sizes: texts at a time; of one text this is the latency.
-        clock: seconds; `time.process_time` where others use the machine too.
+        teacher: the teacher.
+        student: the student.
+        length: tokens per text, drawn at random.
+        batch_sizes: texts per batch; 1 measures latency.
+        device: device to run on.
+        clock: returns seconds; `time.process_time` excludes other processes on a busy machine.
+
+    Returns:
+        For each batch size ``length``, ``batch_size``, and seconds per text of ``teacher`` and ``student``.
     """
-    pair = [_use(stored, device) for stored in (teacher, student)]
+    pair = [_prepare(stored, device) for stored in (teacher, student)]
     limit = min(stored.config.backbone.max_position_embeddings for stored in (teacher, student))
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     rows = []
     for size in batch_sizes:
-        tokens = torch.randint(student.tokenizer.vocab_size, (size, min(length, limit)), generator=draw).to(device)
+        tokens = torch.randint(student.tokenizer.vocab_size, (size, min(length, limit)), generator=generator).to(device)
         seconds: tuple[list[float], list[float]] = ([], [])
         with torch.inference_mode():
-            for use in pair:
-                use(tokens)
-            while len(seconds[0]) < _LEAST or (len(seconds[0]) < _MOST and sum(map(sum, seconds)) < _SECONDS):
-                for use, found in zip(pair, seconds, strict=True):
+            for model in pair:
+                model(tokens)  # warm-up
+            while len(seconds[0]) < _MIN_PASSES or (
+                len(seconds[0]) < _MAX_PASSES and sum(map(sum, seconds)) < _SECONDS
+            ):
+                for model, found in zip(pair, seconds, strict=True):
                     started = clock()
-                    use(tokens)
+                    model(tokens)
                     if device.type == "cuda":
                         torch.cuda.synchronize(device)
                     found.append(clock() - started)
@@ -300,6 +319,7 @@ def compare_speed(
     return rows
 
 
-def _use(stored: ModelBundle, device: torch.device) -> Callable[[torch.Tensor], object]:
+def _prepare(stored: ModelBundle, device: torch.device) -> Callable[[torch.Tensor], object]:
+    """Model on ``device`` in evaluation mode; without its head unless it is fine-tuned."""
     model = stored.model.to(device).eval()
     return model if stored.labels is not None else model.backbone
