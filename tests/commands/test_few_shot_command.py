@@ -9,7 +9,7 @@ import pytest
 import torch
 from commands_world import run, write_table
 
-from homespun.commands.few_shot import Prompting, _examples, few_shot
+from homespun.commands.few_shot import Prompting, _draw_examples, few_shot
 from homespun.errors import UserError
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
@@ -67,11 +67,11 @@ def ask(world: Path, model: str = "causal", **fields: Any) -> Any:
     ("model", "fields", "message"),
     [
         ("short", {"shots": [0, 1, 9]}, r" 9 examples .*=331; [1-8] .*--shots"),
-        ("short", {"template": {"instruction": "do it " * 300}}, "without any"),
+        ("short", {"template": {"instruction": "do it " * 300}}, "without examples"),
         ("causal", {"answers": {"foot": "x"}}, "'foot'.*'food'"),
-        ("causal", {"answers": {"food": "sport"}}, "two labels.*'sport'"),
+        ("causal", {"answers": {"food": "sport"}}, "labels .*'sport'"),
         ("causal", {"answers": {"food": " "}}, "'food' is empty"),
-        ("causal", {"shots": [99]}, "99 examples.* 60"),
+        ("causal", {"shots": [99]}, "99 .* 60"),
         ("bert", {}, "bidirectional"),
     ],
 )
@@ -91,13 +91,13 @@ def test_what_the_options_cannot_be() -> None:
 
 def test_examples_are_nested_and_balanced() -> None:
     targets = np.array([0] * 41 + [1] * 7 + [2] * 5)
-    few, more = (_examples(targets, shots, (3, 1), balanced=True) for shots in (6, 15))
+    few, more = (_draw_examples(targets, shots, (3, 1), balanced=True) for shots in (6, 15))
     assert set(few) < set(more)
     assert np.bincount(targets[few]).tolist() == [2, 2, 2]
     assert np.bincount(targets[more]).tolist() == [5, 5, 5]
-    many = _examples(targets, 53, (3, 1), balanced=True)  # all there are, whatever the classes
+    many = _draw_examples(targets, 53, (3, 1), balanced=True)  # all there are, whatever the classes
     assert sorted(many) == list(range(53))
     shares = np.mean(
-        [np.bincount(targets[_examples(targets, 7, (s, 0), balanced=False)], minlength=3) for s in range(200)], 0
+        [np.bincount(targets[_draw_examples(targets, 7, (s, 0), balanced=False)], minlength=3) for s in range(200)], 0
     )
     np.testing.assert_allclose(shares / 7, np.bincount(targets) / 53, atol=0.05)

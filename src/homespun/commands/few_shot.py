@@ -41,42 +41,42 @@ class Prompting(Config):
     """Settings of the prompts and of the number of draws."""
 
     template: PromptTemplate = PromptTemplate()
-    answers: dict[str, str] = Field(default={}, description="word for a label; default: the label")
-    shots: tuple[int, ...] = Field(default=(0, 1, 4), min_length=1, description="examples in the prompt")
-    repeats: int = Field(default=3, ge=1, description="times that examples are drawn, of each number")
-    balanced: bool = Field(default=True, description="as many examples of each class as can be; false: as they come")
+    answers: dict[str, str] = Field(default={}, description="answer word by label; default: the label")
+    shots: tuple[int, ...] = Field(default=(0, 1, 4), min_length=1, description="numbers of examples in the prompt")
+    repeats: int = Field(default=3, ge=1, description="random draws of examples per number")
+    balanced: bool = Field(default=True, description="balance the classes of the examples; false: draw uniformly")
     score: Literal["likelihood", "per_token", "generated"] = Field(
         default="likelihood", description="log-likelihood of the answer, its mean per token, or generated text"
     )
-    calibrated: bool = Field(default=False, description="less what the prompt says for each answer without a text")
-    seed: int = Field(default=0, ge=0, description="of the test rows and of the examples")
-    limit: int = Field(default=500, ge=1, description="at most so many texts are asked about")
-    text_tokens: int | None = Field(default=None, ge=1, description="so many tokens of each text are kept")
-    batch_size: int = Field(default=16, ge=1, description="texts at a time")
+    calibrated: bool = Field(default=False, description="subtract the scores of a prompt without text")
+    seed: int = Field(default=0, ge=0, description="seed of test examples and draws")
+    limit: int = Field(default=500, ge=1, description="maximum number of test examples")
+    text_tokens: int | None = Field(default=None, ge=1, description="truncate texts to this number of tokens")
+    batch_size: int = Field(default=16, ge=1, description="texts per batch")
 
     @field_validator("shots")
     @classmethod
-    def _in_order(cls, shots: tuple[int, ...]) -> tuple[int, ...]:
+    def _sort_shots(cls, shots: tuple[int, ...]) -> tuple[int, ...]:
         if min(shots) < 0:
-            raise ValueError(f"numbers of examples are 0 or more, unlike {min(shots)}")
+            raise ValueError(f"must be at least 0, not {min(shots)}")
         return tuple(sorted(set(shots)))
 
     @model_validator(mode="after")
-    def _goes_together(self) -> Prompting:
+    def _check_calibration(self) -> Prompting:
         if self.calibrated and self.score == "generated":
-            raise ValueError("what is generated has no score to calibrate; leave one of the two out")
+            raise ValueError("calibrated=true needs scores, which score=generated does not have; change one of them")
         return self
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Texts and their class numbers."""
+    """Texts and their class numbers, (texts,)."""
 
     texts: list[str]
     targets: NDArray[np.int64]
 
     def take(self, rows: NDArray[np.int64]) -> Labelled:
-        """Some of them."""
+        """Select rows."""
         return Labelled([self.texts[row] for row in rows], self.targets[rows])
 
 
@@ -93,53 +93,68 @@ def few_shot(
     prompting: Prompting | None = None,
     display: Display | None = None,
 ) -> dict[str, Any]:
-    """Ask a model of texts whose labels are known; into ``out`` go ``in_context.json`` and the page ``index.html``.
+    """Evaluate few-shot prompting of a generative model, and write ``in_context.json`` and ``index.html`` into ``out``.
 
-    The examples of one draw are nested: those of fewer shots are among those of more. Without ``test`` the texts asked
-    about are drawn from ``data``, at most half of them, and the examples from the others.
+    The examples of one draw are nested: smaller numbers of shots use a subset of the examples of larger ones.
+
+    Args:
+        run: a generative model, see `homespun.hf.open.open_model`.
+        data: labelled files with the examples of the prompts.
+        out: output folder.
+        text: text column, or several, which are joined.
+        label: label column.
+        test: labelled files with the test examples; without them, at most half of ``data`` is drawn for the test, and
+            the rest for the prompts.
+        encoding: character encoding of the files; detected by default.
+        columns: column names of a csv without a header.
+        prompting: settings of the prompts.
+        display: where progress is shown; nowhere by default.
 
     Returns:
-        ``shots``: for each number of examples ``accuracy``, ``macro_f1`` and the accuracy of ``tfidf`` learned from the
-        same examples, as means, with ``draws`` of each; ``majority`` and ``chance``; ``prompt``, one that was asked.
+        ``shots``: for each number of examples the means of ``accuracy``, ``macro_f1`` and ``tfidf`` (accuracy of a
+        TF-IDF classifier trained on the same examples), and ``draws``, the values of each draw. ``majority`` and
+        ``chance``: accuracies of baselines. ``prompt``: an example of a prompt. ``page``: the written page.
 
     Raises:
-        UserError: a model that does not write, labels that there are none of, too few examples, or a prompt longer
-            than the model, saying how many examples fit.
+        UserError: the model does not generate text, ``data`` has too few examples or not all labels of
+            ``prompting.answers`` and ``test``, or a prompt is too long.
     """
-    asking = prompting or Prompting()
+    settings = prompting or Prompting()
     display = display or Display(json=True)
     stored = open_model(run)
     texts, names = read_labelled_texts(data, text=text, label=label, encoding=encoding, columns=columns)
     labels = Labels.collect(names)
-    words = _words(labels, asking.answers)
-    known = Labelled(_cut(texts, stored.tokenizer, asking.text_tokens), labels.encode(names))
-    random = np.random.default_rng(asking.seed)
+    words = _answer_words(labels, settings.answers)
+    known = Labelled(_truncate(texts, stored.tokenizer, settings.text_tokens), labels.encode(names))
+    random = np.random.default_rng(settings.seed)
     if test is None:
         rows = random.permutation(len(known.texts))
-        count = min(asking.limit, len(rows) // 2)
+        count = min(settings.limit, len(rows) // 2)
         asked, pool = known.take(rows[:count]), known.take(rows[count:])
     else:
         texts, names = read_labelled_texts(test, text=text, label=label, encoding=encoding, columns=columns)
-        every = Labelled(_cut(texts, stored.tokenizer, asking.text_tokens), labels.encode(names))
-        asked, pool = every.take(random.permutation(len(texts))[: asking.limit]), known
-    if max(asking.shots) > len(pool.texts):
-        raise UserError(f"{max(asking.shots)} examples of {len(pool.texts)} texts; give more, or fewer shots")
+        test_set = Labelled(_truncate(texts, stored.tokenizer, settings.text_tokens), labels.encode(names))
+        asked, pool = test_set.take(random.permutation(len(texts))[: settings.limit]), known
+    if max(settings.shots) > len(pool.texts):
+        raise UserError(
+            f"--shots {max(settings.shots)} exceeds the {len(pool.texts)} examples for prompts; lower it or give more"
+        )
 
-    task = display.task("asking", total=float(sum(asking.repeats if shots else 1 for shots in asking.shots)))
+    task = display.task("evaluating", total=float(sum(settings.repeats if shots else 1 for shots in settings.shots)))
     measured: list[dict[str, Any]] = []
     shown = ""
-    for shots in asking.shots:
+    for shots in settings.shots:
         draws = []
-        for draw in range(asking.repeats if shots else 1):
-            examples = pool.take(_examples(pool.targets, shots, (asking.seed, draw), balanced=asking.balanced))
+        for draw in range(settings.repeats if shots else 1):
+            examples = pool.take(_draw_examples(pool.targets, shots, (settings.seed, draw), balanced=settings.balanced))
             answered = [(t, words[target]) for t, target in zip(examples.texts, examples.targets, strict=True)]
-            prompts = _fitting(asking, stored.tokenizer, answered, asked.texts, words, stored.config.backbone)
-            predicted = _predict(stored.model, prompts, answered, words, stored.tokenizer, asking)
+            prompts = _build_prompts(settings, stored.tokenizer, answered, asked.texts, words, stored.config.backbone)
+            predicted = _predict(stored.model, prompts, answered, words, stored.tokenizer, settings)
             draws.append(_measure(labels, asked.targets, predicted))
             if shots:
                 learned = tfidf(examples.texts, examples.targets, asked.texts, asked.targets, labels)
                 draws[-1]["tfidf"] = learned.metrics["accuracy"]
-            shown = asking.template.before(answered) + asking.template.question(asked.texts[0])
+            shown = settings.template.before(answered) + settings.template.question(asked.texts[0])
             task.update(float(sum(len(found["draws"]) for found in measured) + len(draws)))
         means = {name: float(np.mean([found[name] for found in draws])) for name in draws[0]}
         measured.append({"shots": shots, **means, "draws": draws})
@@ -149,7 +164,7 @@ def few_shot(
         "labels": list(labels.names),
         "answers": dict(zip(labels.names, words, strict=True)),
         "rows": len(asked.texts),
-        "settings": asking.model_dump(mode="json"),
+        "settings": settings.model_dump(mode="json"),
         "majority": majority(pool.targets, asked.targets, labels).metrics["accuracy"],
         "chance": 1 / len(labels),
         "shots": measured,
@@ -161,31 +176,33 @@ def few_shot(
     return result | {"page": str(page)}
 
 
-def _words(labels: Labels, given: Mapping[str, str]) -> list[str]:
+def _answer_words(labels: Labels, given: Mapping[str, str]) -> list[str]:
     for name in given:
         if name not in labels.names:
             raise UserError(f"--answers has no label {name!r}{nearest(name, labels.names)}")
     words = [given.get(name, name) for name in labels.names]
     if empty := [name for name, word in zip(labels.names, words, strict=True) if not word.strip()]:
-        raise UserError(f"the answer of label {empty[0]!r} is empty; name a word for it with --answers LABEL=WORD")
+        raise UserError(f"the answer of label {empty[0]!r} is empty; set it with --answers LABEL=WORD")
     if len(set(words)) < len(words):
         twice = next(word for word in words if words.count(word) > 1)
-        raise UserError(f"two labels have the answer {twice!r}; give each its own with --answers LABEL=WORD")
+        raise UserError(f"several labels have the answer {twice!r}; set different ones with --answers LABEL=WORD")
     return words
 
 
-def _cut(texts: Sequence[str], tokenizer: Tokenizer, tokens: int | None) -> list[str]:
+def _truncate(texts: Sequence[str], tokenizer: Tokenizer, tokens: int | None) -> list[str]:
     if tokens is None:
         return list(texts)
     ids = tokenizer.encode_batch(texts)
     return [t if len(i) <= tokens else tokenizer.decode(i[:tokens]) for t, i in zip(texts, ids, strict=True)]
 
 
-def _examples(targets: NDArray[np.int64], shots: int, seed: tuple[int, int], *, balanced: bool) -> NDArray[np.int64]:
-    """(shots,) rows: the first of an order that a draw has for all numbers of examples, themselves in any order."""
+def _draw_examples(
+    targets: NDArray[np.int64], shots: int, seed: tuple[int, int], *, balanced: bool
+) -> NDArray[np.int64]:
+    """Draw rows of examples, (shots,), in random order. The rows of one seed are nested over ``shots``."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(targets))
-    if balanced:  # the first of each class, then the second of each, classes in an order of chance
+    if balanced:  # the first example of each class, then the second of each, with classes in random order
         seen: dict[int, int] = {}
         classes = random.permutation(int(targets.max()) + 1)
         ranks = []
@@ -198,15 +215,15 @@ def _examples(targets: NDArray[np.int64], shots: int, seed: tuple[int, int], *, 
     return chosen
 
 
-def _fitting(
-    asking: Prompting,
+def _build_prompts(
+    settings: Prompting,
     tokenizer: Tokenizer,
     examples: Sequence[tuple[str, str]],
     texts: Sequence[str],
     words: Sequence[str],
     backbone: BackboneConfig,
 ) -> Prompts:
-    prompts = Prompts.of(asking.template, tokenizer, examples=examples, texts=texts, answers=words)
+    prompts = Prompts.of(settings.template, tokenizer, examples=examples, texts=texts, answers=words)
     limit = backbone.max_position_embeddings
     seq2seq = backbone.has_decoder
     if prompts.max_length(seq2seq=seq2seq) <= limit:
@@ -214,17 +231,17 @@ def _fitting(
     fit = len(examples)
 
     def longest(examples: Sequence[tuple[str, str]]) -> int:
-        (before,) = tokenizer.encode_batch([asking.template.before(examples)])
-        begins, _ = tokenizer.template
-        return prompts.max_length(seq2seq=seq2seq) - len(prompts.before) + len(begins) + len(before)
+        (before,) = tokenizer.encode_batch([settings.template.before(examples)])
+        prefix, _ = tokenizer.template
+        return prompts.max_length(seq2seq=seq2seq) - len(prompts.before) + len(prefix) + len(before)
 
     while fit and longest(examples[:fit]) > limit:
         fit -= 1
     without = longest([])
-    what = f"{fit} of them fit" if without <= limit else f"without any it has {without}"
+    hint = f"{fit} examples fit" if without <= limit else f"it has {without} tokens without examples"
     raise UserError(
         f"the longest prompt with {len(examples)} examples has {prompts.max_length(seq2seq=seq2seq)} tokens, which "
-        f"exceeds the model's max_position_embeddings={limit}; {what}: lower --shots, or cut the texts with "
+        f"exceeds the model's max_position_embeddings={limit}; {hint}: lower --shots, or truncate the texts with "
         "--text-tokens"
     )
 
@@ -235,20 +252,20 @@ def _predict(
     examples: Sequence[tuple[str, str]],
     words: Sequence[str],
     tokenizer: Tokenizer,
-    asking: Prompting,
+    settings: Prompting,
 ) -> NDArray[np.int64]:
-    """(texts,) class numbers; -1 where what was written is no answer."""
-    if asking.score == "generated":
-        return match_answers(generate_answers(model, prompts, tokenizer, batch_size=asking.batch_size), words)
+    """Class numbers, (texts,); -1 if the generated text is no answer."""
+    if settings.score == "generated":
+        return match_answers(generate_answers(model, prompts, tokenizer, batch_size=settings.batch_size), words)
 
-    def scored(asked: Prompts) -> NDArray[np.float64]:
-        scores = score_answers(model, asked, tokenizer, batch_size=asking.batch_size)
-        return normalize_by_length(scores, asked.answers) if asking.score == "per_token" else scores
+    def score(prompts: Prompts) -> NDArray[np.float64]:
+        scores = score_answers(model, prompts, tokenizer, batch_size=settings.batch_size)
+        return normalize_by_length(scores, prompts.answers) if settings.score == "per_token" else scores
 
-    scores = scored(prompts)
-    if asking.calibrated:
-        nothing = Prompts.of(asking.template, tokenizer, examples=examples, texts=_CONTENT_FREE, answers=words)
-        scores = calibrate_scores(scores, scored(nothing))
+    scores = score(prompts)
+    if settings.calibrated:
+        content_free = Prompts.of(settings.template, tokenizer, examples=examples, texts=_CONTENT_FREE, answers=words)
+        scores = calibrate_scores(scores, score(content_free))
     chosen: NDArray[np.int64] = scores.argmax(1)
     return chosen
 
