@@ -77,7 +77,7 @@ def test_two_stacks_are_taught_and_their_alignment_is_drawn(world: World, tmp_pa
     ):
         with pytest.raises(UserError, match=message):
             world.run("show", "alignment", run, *words_given)
-    with pytest.raises(UserError, match="aligns no texts"):
+    with pytest.raises(UserError, match="additive attention"):
         world.run("show", "alignment", world.base, "--source", "the market")
 
 

@@ -35,8 +35,9 @@ from homespun.recipes import recipe_names
 from homespun.report.attention import AttentionPanel, AttentionPlot, draw_alignment, draw_attention
 from homespun.text.tokenizer import Tokenizer
 
-SHORTEST, LONGEST_TRIED = 32, 4096
-_HEADS, _PANELS = 4, 8  # at most so many panels of a layer, and in all, where nobody asked for a layer
+SHORTEST, LONGEST_TRIED = 32, 4096  # tokens; attention without a fixed pattern is probed up to the second
+_MAX_HEADS, _MAX_PANELS = 4, 8  # panels per layer, and number from which no layer is added; without --layers
+_MAX_NEW_TOKENS = 64
 T = TypeVar("T")
 
 
@@ -49,31 +50,32 @@ def show_attention(
     stack: str | None = None,
     out: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Draw the attention of a recipe, a run or a model: what the tokens of one text see of each other.
+    """Plot the attention pattern of a recipe, a run or a model, and its receptive field by depth.
 
     Args:
-        source: a pretraining recipe, or whatever `homespun.hf.open.open_model` opens.
+        source: a pretraining recipe, or a model for `homespun.hf.open.open_model`.
         overrides: ``KEY=VALUE`` changes to a recipe.
-        length: tokens of the text; where not given, the shortest that shows the pattern.
-        layers: those to draw, from 1, with all their heads; where not given, the first ones that differ. The reach is
-            always through all layers.
-        stack: of a model of two, ``encoder`` or ``decoder``; the encoder where not given.
-        out: a .svg or .png file to write; none where not given.
+        length: number of tokens; by default the smallest that shows the pattern.
+        layers: layers to plot, from 1, with all heads; by default the first layers that differ. The receptive field
+            always includes all layers.
+        stack: ``encoder`` (default) or ``decoder`` of an encoder-decoder.
+        out: a .svg or .png file to write; no file by default.
 
     Returns:
-        ``source``, ``stack`` (None of a model of one), ``length``, ``layers`` [{``layer``, ``share``: of pairs seen by
-        some head, ``heads``: the share of each}], ``reached`` (after each layer, the share of pairs that may be reached
-        at all: with causal attention the earlier tokens), ``all_reach_all`` (after how many layers that is 1; None: not
-        within the model) and ``out``.
+        ``source``, ``stack`` (None for a model with one stack), ``length``, ``out``.
+        ``layers``: for each layer its number ``layer``, ``share`` of all pairs of tokens that any head attends to, and
+        ``heads``, the share of each head.
+        ``reached``: after each layer, the share of pairs in the receptive field, of those that causality allows.
+        ``all_reach_all``: number of layers after which that share is 1; None if it is never.
 
     Raises:
-        UserError: no such recipe or model, a length beyond the model, layers or a stack that are not there, another
-            suffix.
+        UserError: there is no such recipe, model, layer or stack, ``length`` exceeds the model's maximum, or ``out``
+            has another suffix.
     """
     path = None if out is None else Path(out)
     if path is not None and path.suffix not in (".svg", ".png"):
         raise UserError(f"--out must end in .svg or .png, not {path.name!r}")
-    stack, config = _stack(_model(source, overrides), stack)
+    stack, config = _select_stack(_model_config(source, overrides), stack)
     attentions = build_attentions(config)
     chosen = _chosen_layers(layers, len(attentions))
     length = _checked_length(length, config, attentions)
@@ -83,10 +85,10 @@ def show_attention(
     reached = [min(1.0, share / possible) for share in shares]
     if path is not None:
         groups = _panels(maps, chosen, config.num_attention_heads)
-        shown = groups if layers is not None else _first(groups)
+        shown = groups if layers is not None else _first_panels(groups)
         picture = AttentionPlot(
             title=source if source in recipe_names() else Path(source).absolute().name,
-            about=_about(config, stack, length, more=shown != groups),
+            about=_describe(config, stack, length, more=shown != groups),
             length=length,
             cell=cell_size(length),
             groups=shown,
@@ -107,25 +109,26 @@ def show_attention(
     }
 
 
-def _model(source: str, overrides: Sequence[str]) -> ModelConfig:
-    known = source in recipe_names() or source.endswith((".yaml", ".yml"))
-    if known or not ("/" in source or Path(source).exists()):  # of an unknown name it says which ones are near
+def _model_config(source: str, overrides: Sequence[str]) -> ModelConfig:
+    is_recipe = source in recipe_names() or source.endswith((".yaml", ".yml"))
+    # the error of load_recipe suggests similar recipes for an unknown name
+    if is_recipe or not ("/" in source or Path(source).exists()):
         recipe = load_recipe(source, overrides)
         if not isinstance(recipe, PretrainRecipe):
-            raise UserError(f"recipe {source!r} has no model of its own; give the run that it is to start from")
+            raise UserError(f"fine-tuning recipe {source!r} has no model; give the run or model that it starts from")
         return ModelConfig(backbone=recipe.backbone)
     if overrides:
-        raise UserError(f"{overrides[0]!r}: only a recipe can be changed, and {source} is a model")
+        raise UserError(f"{overrides[0]!r} changes a recipe, but {source} is a model; leave it out")
     return open_model(source).config
 
 
-def _stack(model: ModelConfig, name: str | None) -> tuple[str | None, EncoderConfig]:
-    """Name of the stack that is plotted, None for a model with one stack, and its config."""
+def _select_stack(model: ModelConfig, name: str | None) -> tuple[str | None, EncoderConfig]:
+    """Name and config of the stack to plot; the name is None for a model with one stack."""
     if name not in (None, "encoder", "decoder"):
-        raise UserError(f"--stack is encoder or decoder, not {name!r}")
+        raise UserError(f"--stack must be encoder or decoder, not {name!r}")
     if not model.backbone.has_decoder:
         if name is not None:
-            raise UserError(f"--stack {name}: the model is one stack; leave --stack out")
+            raise UserError(f"--stack {name} needs an encoder-decoder; leave it out for a model with one stack")
         return None, model.one_stack("the picture")
     stack = model.backbone.decoder if name == "decoder" else model.backbone.encoder
     return name or "encoder", ModelConfig(backbone=stack).one_stack("the picture")
@@ -136,60 +139,63 @@ def _chosen_layers(layers: Sequence[int] | None, count: int) -> list[int]:
         return [*range(1, count + 1)]
     for number in layers:
         if not 1 <= number <= count:
-            raise UserError(f"there is no layer {number}; the model has layers 1 to {count}")
+            raise UserError(f"--layers {number} must be in 1 to {count}, the layers of the model")
     return sorted(set(layers))
 
 
 def _checked_length(length: int | None, config: EncoderConfig, attentions: Sequence[MultiHead]) -> int:
     longest = config.max_position_embeddings
-    tried = any(map(needs_probe, attentions))
+    probed = any(map(needs_probe, attentions))
     if length is None:
-        longest = min(longest, LONGEST_TRIED) if tried else longest
-        readable = SHORTEST
-        while readable < longest and not all(shows_structure(attention, readable, config) for attention in attentions):
-            readable *= 2
-        return min(readable, longest)
+        longest = min(longest, LONGEST_TRIED) if probed else longest
+        length = SHORTEST
+        while length < longest and not all(shows_structure(attention, length, config) for attention in attentions):
+            length *= 2
+        return min(length, longest)
     if not 1 <= length <= longest:
-        raise UserError(f"--length {length} is not in 1 to max_position_embeddings={longest}, the longest input")
-    if tried and length > LONGEST_TRIED:
-        raise UserError(f"--length {length}: attention that is no fixed pattern is tried out, up to {LONGEST_TRIED}")
+        raise UserError(f"--length {length} must be in 1 to max_position_embeddings={longest}")
+    if probed and length > LONGEST_TRIED:
+        raise UserError(
+            f"--length {length} exceeds {LONGEST_TRIED}, the maximum for attention without a fixed pattern; lower it"
+        )
     return length
 
 
 def _panels(maps: Sequence[AttentionMap], chosen: Sequence[int], heads: int) -> list[list[AttentionPanel]]:
-    """Panels by group of equal layers, one panel per group of equal heads."""
+    """Panels for each group of equal layers, one panel per group of equal heads."""
     groups = []
-    for numbers in _sets(chosen, lambda a, b: _equal_parts(maps[a - 1].parts, maps[b - 1].parts)):
+    for numbers in _group_equal(chosen, lambda a, b: _equal_parts(maps[a - 1].parts, maps[b - 1].parts)):
         layer = maps[numbers[0] - 1]
-        words = f"all tokens, through\n{layer.through}" if layer.through else ""
+        note = f"all tokens, through\n{layer.through}" if layer.through else ""
         panels = []
-        for group in _sets(range(len(layer.parts)), lambda a, b, of=layer.parts: _equal_parts([of[a]], [of[b]])):  # type: ignore[misc]
-            which = "all heads" if len(group) == len(layer.parts) else _numbered("head", [head + 1 for head in group])
-            which = "" if heads == 1 else f" · {which}"
-            title = f"{_numbered('layer', numbers)}{which}"
-            panels.append(AttentionPanel(title, layer.shares[group[0]], layer.parts[group[0]], words, layer.order))
+        for group in _group_equal(range(len(layer.parts)), lambda a, b, of=layer.parts: _equal_parts([of[a]], [of[b]])):  # type: ignore[misc]
+            title = _numbered("layer", numbers)
+            if heads > 1:
+                all_heads = len(group) == len(layer.parts)
+                title += f" · {'all heads' if all_heads else _numbered('head', [head + 1 for head in group])}"
+            panels.append(AttentionPanel(title, layer.shares[group[0]], layer.parts[group[0]], note, layer.order))
         groups.append(panels)
     return groups
 
 
-def _first(groups: Sequence[list[AttentionPanel]]) -> list[list[AttentionPanel]]:
+def _first_panels(groups: Sequence[list[AttentionPanel]]) -> list[list[AttentionPanel]]:
     shown: list[list[AttentionPanel]] = []
     for group in groups:
-        if sum(map(len, shown)) < _PANELS:
-            shown.append(group[:_HEADS])
+        if sum(map(len, shown)) < _MAX_PANELS:
+            shown.append(group[:_MAX_HEADS])
     return shown
 
 
-def _sets(items: Sequence[T], equal: Callable[[T, T], bool]) -> list[list[T]]:
+def _group_equal(items: Sequence[T], equal: Callable[[T, T], bool]) -> list[list[T]]:
     """Group equal items, in the order of their first occurrence."""
-    sets: list[list[T]] = []
+    groups: list[list[T]] = []
     for item in items:
-        own = next((found for found in sets if equal(found[0], item)), None)
-        if own is None:
-            sets.append([item])
+        group = next((group for group in groups if equal(group[0], item)), None)
+        if group is None:
+            groups.append([item])
         else:
-            own.append(item)
-    return sets
+            group.append(item)
+    return groups
 
 
 def _equal_parts(one: Sequence[dict[str, np.ndarray]], other: Sequence[dict[str, np.ndarray]]) -> bool:
@@ -214,7 +220,7 @@ def _layer_summary(number: int, layer: AttentionMap, heads: int) -> dict[str, An
     return {"layer": number, "share": round(float(union), 6), "heads": [round(share, 6) for share in shares]}
 
 
-def _about(config: EncoderConfig, stack: str | None, length: int, *, more: bool) -> str:
+def _describe(config: EncoderConfig, stack: str | None, length: int, *, more: bool) -> str:
     cell = cell_size(length)
     parts = [
         *([] if stack is None else [stack]),
@@ -231,63 +237,60 @@ def _about(config: EncoderConfig, stack: str | None, length: int, *, more: bool)
     return " · ".join(parts)
 
 
-_MAX_NEW_TOKENS = 64  # where no target text is given
-
-
 def show_alignment(
     run: str, *, source: str, target: str | None = None, out: str | Path | None = None
 ) -> dict[str, Any]:
-    """Draw the alignment of a pair of texts by a model that writes through additive attention.
+    """Plot the attention of each target token to the source tokens, in a model with additive attention.
 
     Args:
         run: a run or a model.
-        source: the text to be read.
-        target: what is written of it; what the model itself writes where not given.
-        out: a .svg or .png file to write; none where not given.
+        source: source text.
+        target: target text; by default the model generates it.
+        out: a .svg or .png file to write; no file by default.
 
     Returns:
-        ``source`` and ``target``, the tokens; ``alignment``, for each of the target's the weights of the source's,
-        which sum to 1; ``written`` (the text, where the model wrote it) and ``out``.
+        ``source`` and ``target``: tokens. ``alignment``: for each target token the attention probabilities of the
+        source tokens. ``written``: the generated text; None with ``target``. ``out``: the file.
 
     Raises:
-        UserError: a model that has no such attention, a text without tokens, another suffix.
+        UserError: the model has no additive attention, a text is empty, or ``out`` has another suffix.
     """
     path = None if out is None else Path(out)
     if path is not None and path.suffix not in (".svg", ".png"):
         raise UserError(f"--out must end in .svg or .png, not {path.name!r}")
     stored = open_model(run)
-    attention = _attention(stored, run)
-    read, written = _ids(stored, source, "--source"), None
+    attention = _find_attention(stored, run)
+    source_ids, written = _encode(stored, source, "--source"), None
     if target is None:
         (texts,) = TextGenerator(stored).generate([source], max_new_tokens=_MAX_NEW_TOKENS)
         target = written = texts[0].text
-    target_ids = _ids(stored, target, "--target")
-    weights = _weights(stored, attention, read, target_ids)
-    tokens, words = _character_ids(stored.tokenizer, read), _character_ids(stored.tokenizer, target_ids)
+    target_ids = _encode(stored, target, "--target")
+    weights = _attention_weights(stored, attention, source_ids, target_ids)
+    source_tokens, target_tokens = (_decode_each(stored.tokenizer, ids) for ids in (source_ids, target_ids))
     if path is not None:
-        plot = draw_alignment(tokens, words, weights.numpy())
+        plot = draw_alignment(source_tokens, target_tokens, weights.numpy())
         write_bytes(path, plot.svg if path.suffix == ".svg" else plot.png)
     return {
-        "source": tokens,
-        "target": words,
+        "source": source_tokens,
+        "target": target_tokens,
         "alignment": [[round(weight, 6) for weight in row] for row in weights.tolist()],
         "written": written,
         "out": None if path is None else str(path),
     }
 
 
-def _attention(stored: ModelBundle, run: str) -> AdditiveAttention:
+def _find_attention(stored: ModelBundle, run: str) -> AdditiveAttention:
     found = [module for module in stored.model.modules() if isinstance(module, AdditiveAttention)]
     if not found:
         raise UserError(
-            f"{run} aligns no texts: it has no decoder with additive attention; take one such as a run of recipe "
+            f"{run} has no decoder with additive attention, which aligns texts; use a run of a recipe such as "
             f"rnn-seq2seq-mini"
         )
     return found[0]
 
 
-def _ids(stored: ModelBundle, text: str, option: str) -> list[int]:
-    """Ids of a text in the template of training."""
+def _encode(stored: ModelBundle, text: str, option: str) -> list[int]:
+    """Token ids of a text with the special tokens of training."""
     backbone = stored.config.backbone
     assert backbone.has_decoder
     template = SourceTargetTemplate.for_encoder_decoder(
@@ -300,19 +303,21 @@ def _ids(stored: ModelBundle, text: str, option: str) -> list[int]:
 
 
 @torch.no_grad()
-def _weights(stored: ModelBundle, attention: AdditiveAttention, source: list[int], target: list[int]) -> Tensor:
-    """Attention weights of each target token, (target, source)."""
+def _attention_weights(
+    stored: ModelBundle, attention: AdditiveAttention, source: list[int], target: list[int]
+) -> Tensor:
+    """Attention probabilities of each target token, (target, source)."""
     backbone = stored.model.eval().backbone
-    given = torch.tensor([[backbone.decoder_start_token_id, *target[:-1]]])
+    decoder_input_ids = torch.tensor([[backbone.decoder_start_token_id, *target[:-1]]])
     rows: list[Tensor] = []
     hook = attention.register_forward_hook(lambda module, arguments, result: rows.append(result[1][0]))
     try:
-        backbone.decode(given, backbone.encode(torch.tensor([source])))
+        backbone.decode(decoder_input_ids, backbone.encode(torch.tensor([source])))
     finally:
         hook.remove()
     return torch.stack(rows).float()
 
 
-def _character_ids(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+def _decode_each(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     names = tokenizer.tokens
     return [tokenizer.decode([i], skip_special_tokens=False).strip() or names[i] for i in ids]
