@@ -64,10 +64,10 @@ def finetune(
     those of the validation examples, which also chose the checkpoint: ``measured_on`` is then ``validation``.
 
     Args:
-        recipe: see `homespun.commands.recipe.finetune_recipe`.
+        recipe: fine-tuning recipe, see `homespun.commands.recipe.finetune_recipe`.
         out: a new folder; with ``resume`` a run that was stopped.
         start_from: pretrained model: a run, a ``model/`` folder, or a Hugging Face folder or name.
-        vectors: word vectors to initialise its embeddings with.
+        vectors: word vectors to initialise the embeddings with.
         resume: continue the run in ``out``.
         display: where progress is shown; nowhere by default.
 
@@ -75,7 +75,7 @@ def finetune(
         The content of ``result.json``; empty in all processes but the first.
 
     Raises:
-        UserError: data that cannot be used, a model that cannot be opened or does not fit, an interrupted run.
+        UserError: the data or the model cannot be used, or the run was interrupted.
     """
     display = display or Display(json=True)
     if (count := processes_to_start(recipe.train)) > 1:
@@ -86,12 +86,12 @@ def finetune(
     recipe = restore_settings(recipe, out, main=context.is_main) if resume else recipe
     inputs = read_inputs(recipe, start_from, vectors)
     leakage = find_leakage(inputs.task, inputs.largest) if context.is_main else {}
-    if sentence := describe_leakage(leakage, tested=inputs.test is not None or recipe.folds is not None):
-        logger.warning("%s", sentence)
-    # before there is a run directory, so that a mistake in the recipe leaves none
+    if warning := describe_leakage(leakage, tested=inputs.test is not None or recipe.folds is not None):
+        logger.warning("%s", warning)
+    # before the run directory is created, so that a mistake in the recipe leaves none
     first = None if resume else prepare_trial(recipe, inputs.trials[0], inputs.task, inputs.model.stored, display)
-    if first is not None and context.is_main and (left := dropped_head_warning(first.setup.export_model()[1])):
-        logger.warning("%s", left)
+    if first is not None and context.is_main and (warning := dropped_head_warning(first.setup.export_model()[1])):
+        logger.warning("%s", warning)
     run = create_run(out, recipe, inputs.identities, resume=resume, main=context.is_main)
     trained = _train_trials(recipe, inputs, run, first, display, resume=resume)
     if not context.is_main:
@@ -99,7 +99,7 @@ def finetune(
     result = _summarise(recipe, inputs, run, trained, leakage)
     if recipe.baselines:
         line = display.task("baselines", total=1.0)
-        baselines = _baselines(inputs.task, inputs.trials, run.path)
+        baselines = _measure_baselines(inputs.task, inputs.trials, run.path)
         result["baselines"] = baselines[inputs.most]
         line.update(1.0)
     if recipe.train_sizes is not None:
@@ -115,12 +115,12 @@ class FinetuningInputs:
     """Examples, pretrained model and trials.
 
     Attributes:
-        everything: training examples, before a part is held out.
-        test: test examples, if there are any.
+        everything: training examples, with the share that is held out for validation.
+        test: test examples; None without data.test.
         model: the pretrained model.
-        task: reads examples and measures predictions.
-        trials: trainings, by fold, number of examples and seed.
-        coverage: tokens that have a word vector, if vectors were given.
+        task: makes rows of examples and measures predictions.
+        trials: one for each fold, number of examples and seed.
+        coverage: tokens that have a word vector; None without word vectors.
         identities: names and digests of the initial weights, by option.
     """
 
@@ -134,7 +134,7 @@ class FinetuningInputs:
 
     @property
     def most(self) -> int:
-        """Largest number of training examples that the recipe names; 0 if it names none."""
+        """Largest number in ``train_sizes`` of the recipe; 0 without ``train_sizes``."""
         return max(trial.size or 0 for trial in self.trials)
 
     @property
@@ -148,6 +148,7 @@ class FinetuningInputs:
 
 
 def read_inputs(recipe: FinetuneRecipe, start_from: str, vectors: str | Path | None) -> FinetuningInputs:
+    """Read the examples, open the model and plan the trials; see `finetune`."""
     everything = recipe.data.read("train")
     assert everything is not None
     stored = open_for_training(start_from)
@@ -171,7 +172,7 @@ def _train_trials(
     *,
     resume: bool,
 ) -> list[TrialResult]:
-    """Train each trial, or read its result if an earlier call finished it; ``first`` is prepared already."""
+    """Train each trial, or read its result if it is finished; ``first`` is the prepared first trial."""
     results: list[TrialResult] = []
     several, main = len(inputs.trials) > 1, DistributedContext.join().is_main
     for trial in inputs.trials:
@@ -229,12 +230,14 @@ def _summarise(
     return result if inputs.coverage is None else result | {"vectors": inputs.coverage.summary()}
 
 
-def _baselines(task: Task[object, TaskRows], trials: Sequence[Trial], out: Path) -> dict[int, dict[str, Metrics]]:
-    """Metrics of the baselines by number of examples, averaged over folds; their predictions go to each trial's run."""
+def _measure_baselines(
+    task: Task[object, TaskRows], trials: Sequence[Trial], run: Path
+) -> dict[int, dict[str, Metrics]]:
+    """Metrics of the baselines by number of examples, averaged over folds; writes predictions into each trial's run."""
     measured: dict[int, list[Mapping[str, Measured]]] = {}
     for group, report in group_baselines(task, trials):
         for trial in group:
-            folder = out if len(trials) == 1 else out / "trials" / trial.name
+            folder = run if len(trials) == 1 else run / "trials" / trial.name
             for name, baseline in report.items():
                 write_run_predictions(folder, name, trial.measured_rows, baseline.predictions)
         measured.setdefault(group[0].size or 0, []).append(report)
@@ -248,18 +251,18 @@ def _curve(
     curve = []
     for size in sorted({trial.size or 0 for trial in trials}):
         measured = [result.test for trial, result in zip(trials, results, strict=True) if trial.size == size]
-        lines = {name: _plain(metrics) for name, metrics in baselines.get(size, {}).items()}
+        lines = {name: _without_tables(metrics) for name, metrics in baselines.get(size, {}).items()}
         curve.append(
             {
                 "examples": size,
-                "test": _plain(average_metrics(measured)),
-                "seeds": [_plain(metrics) for metrics in measured] if len(measured) > 1 else [],
+                "test": _without_tables(average_metrics(measured)),
+                "seeds": [_without_tables(metrics) for metrics in measured] if len(measured) > 1 else [],
                 "baselines": lines,
             }
         )
     return curve
 
 
-def _plain(metrics: Metrics) -> Metrics:
-    """Metrics without tables by class."""
+def _without_tables(metrics: Metrics) -> Metrics:
+    """Numbers and their deviations alone, without tables by class."""
     return {name: value for name, value in metrics.items() if isinstance(value, int | float) or name == "std"}

@@ -1,4 +1,4 @@
-"""Writing with a run: one prompt, or a file of them."""
+"""Text generation and summarisation of files."""
 
 from __future__ import annotations
 
@@ -33,16 +33,30 @@ def generate(
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
 ) -> dict[str, object]:
-    """Write after each text of ``inputs``: into ``out`` (.jsonl) each record with ``generated``, and ``tokens``.
+    """Generate text from each prompt of ``inputs``, and write the records into ``out``.
 
-    ``generated`` is a list where there are several texts to a prompt. The file is written as
-    `homespun.commands.predict.write_predictions` does.
+    A record gets ``generated`` (a list if there are several texts per prompt) and ``tokens``, the number of generated
+    tokens.
+
+    Args:
+        run: a generative model, see `homespun.hf.open.open_model`.
+        inputs: files, globs, folders, archives, URLs or hub names.
+        out: a .jsonl file, written by `homespun.commands.predict.write_predictions`.
+        text: columns of the prompt, which are joined.
+        stop: strings that end generation.
+        arguments: keyword arguments of `homespun.inference.generation.TextGenerator.generate`.
+        batch_size: prompts per batch.
+        encoding: character encoding of the inputs; detected by default.
+        columns: column names of a csv without a header.
+        progress: called with 0 and the number of written records.
+        read_progress: updated with the bytes that are read.
 
     Returns:
-        ``rows``, ``tokens``, ``out``.
+        ``out``, ``rows``, and ``tokens``, the total number of generated tokens.
 
     Raises:
-        UserError: the model does not write, a prompt is empty or too long, another suffix than .jsonl.
+        UserError: the model does not generate text, a prompt is empty or too long, there are no prompts, or ``out`` is
+            no .jsonl file.
     """
     path = Path(out)
     if path.suffix != ".jsonl":
@@ -61,8 +75,8 @@ def generate(
 
     def pairs() -> Iterator[tuple[Mapping[str, object], Prediction]]:
         nonlocal tokens
-        for rows, written in enumerate(generator.generate(prompts(), batch_size=batch_size, **arguments), start=1):
-            texts, counts = [each.text for each in written], [each.tokens for each in written]
+        for rows, generated in enumerate(generator.generate(prompts(), batch_size=batch_size, **arguments), start=1):
+            texts, counts = [each.text for each in generated], [each.tokens for each in generated]
             tokens += sum(counts)
             if progress is not None:
                 progress(0, rows)
@@ -70,7 +84,7 @@ def generate(
 
     rows = write_predictions(path, pairs())
     if not rows:
-        raise UserError(f"{', '.join(inputs)} holds no prompts")
+        raise UserError(f"{', '.join(inputs)} has no prompts; give a file with one prompt per record")
     return {"out": str(path), "rows": rows, "tokens": tokens}
 
 
@@ -83,41 +97,41 @@ def summarize(
     read_progress: ReadProgress | None = None,
     **options: Unpack[ReadOptions],
 ) -> dict[str, object]:
-    """`homespun.commands.predict.predict`, of a model that was fine-tuned to write texts of texts.
+    """Predict the target texts of a model that was fine-tuned on text to text, see `homespun.commands.predict.predict`.
 
     Raises:
-        UserError: it was not; and as there.
+        UserError: the model has another task; see also `homespun.commands.predict.predict`.
     """
-    stored = _open_text_writer(run)
+    stored = _open_seq2seq(run)
     return predict(run, inputs, out, stored=stored, progress=progress, read_progress=read_progress, **options)
 
 
 def summaries(run: str, inputs: Sequence[str], **options: Unpack[ReadOptions]) -> Iterator[str]:
-    """The texts alone, in the order of the records of ``inputs``, as they are written.
+    """Yield the predicted target text of each record of ``inputs``, in their order.
 
     Raises:
-        UserError: as `summarize`.
+        UserError: the model has another task, or ``inputs`` have no records.
     """
-    stored = _open_text_writer(run)
+    stored = _open_seq2seq(run)
     task = stored_task(stored, source=run, **options)
     empty = True
     for _, prediction in predict_records(task_predictor(stored, task), inputs, options.get("encoding")):
         empty = False
         yield prediction["text"]
     if empty:
-        raise UserError(f"{', '.join(inputs)} holds no rows to summarise")
+        raise UserError(f"{', '.join(inputs)} has no records to summarise; give a file with one text per record")
 
 
-def _open_text_writer(run: str) -> ModelBundle:
+def _open_seq2seq(run: str) -> ModelBundle:
     stored = open_model(run)
     if stored.task.get("kind") != "seq2seq":
         raise UserError(
-            f"{run} was not fine-tuned to write of texts; take a run of homespun finetune summarize, or homespun "
-            f"generate for a model that goes on with them, or homespun predict for a classifier"
+            f"{run} was not fine-tuned on text to text; give a run of `homespun finetune summarize`, or use `homespun "
+            f"generate` for a language model and `homespun predict` for a classifier"
         )
     return stored
 
 
 def generator(run: str, *, stop: Sequence[str] = ()) -> TextGenerator:
-    """Text generator of a run, for single prompts."""
+    """Open a model for text generation; ``stop``: strings that end generation."""
     return TextGenerator(open_model(run), stop=stop)

@@ -1,4 +1,4 @@
-"""Choices of the planner for this machine: size of the model, micro-batches within a memory limit, precision."""
+"""Choice of model size, micro-batches and precision for this machine."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Machine:
 
     @classmethod
     def here(cls, *, clock: Clock = "wall") -> Machine:
-        """With the process's memory, measured once in some ten seconds and kept in the user's cache folder."""
+        """Measure rates and process memory in about ten seconds, or read them from the user's cache folder."""
         machine = cls.timed(clock=clock)
         if machine.device.type == "cpu" and not machine.rates.base:
-            # memory of a process besides its tensors: of a model that has almost none
+            # peak memory of a tiny model less its tensors
             small = run_probe(ProbeJob(recipe=_SMALL, rows=2, clock=clock, predict=True))
             base = float(max(0, small.peak_bytes - (small.predicted_bytes or 0)))
             machine = cls(machine.device, save_rates(machine.device, dataclasses.replace(machine.rates, base=base)))
@@ -56,16 +56,16 @@ class Machine:
 
     @classmethod
     def timed(cls, *, clock: Clock = "wall") -> Machine:
-        """With the rates alone, measured in about two seconds, for plans without a memory limit."""
+        """Measure the rates alone, in about two seconds, for plans without a memory limit."""
         device = DistributedContext.join().device
         return cls(device, machine_rates(device, clock=CLOCKS[clock]))
 
     def choose(self, workload: Workload, memory: int | None) -> Choice:
-        """See `homespun.planning.predict.choose`."""
+        """Choose micro-batches within ``memory`` bytes, see `homespun.planning.predict.choose`."""
         return choose(workload, memory=memory, predict=self.predict())
 
     def predict(self) -> Callable[[Workload, int, bool], Prediction]:
-        """The prediction of each workload and size, made once."""
+        """Return a function that predicts a step, with a cache; see `homespun.planning.predict.predict`."""
 
         @functools.cache
         def cached(workload: Workload, rows: int, accumulate: bool) -> Prediction:
@@ -77,10 +77,18 @@ class Machine:
 def fit_memory(
     config: TrainConfig, work: Callable[[], Work], display: Display
 ) -> tuple[TrainConfig, dict[str, int | str]]:
-    """Config with the choices for its memory limit, and the choices; unchanged without a limit.
+    """Choose micro-batches, gradient checkpointing and precision for the memory limit of ``config``.
+
+    Args:
+        config: training settings; without a memory limit they stay unchanged.
+        work: returns the workload of the training.
+        display: where the choice is shown.
+
+    Returns:
+        The new config, and the choice for result files; empty without a memory limit.
 
     Raises:
-        UserError: nothing fits, or not what is given.
+        UserError: nothing fits into the limit, or a setting of ``config`` excludes what fits.
     """
     memory = config.budget.memory
     if memory is None:
@@ -91,15 +99,15 @@ def fit_memory(
     choice = machine.choose(workload, memory)
     line.update(1.0, note=describe_choice(choice))
     planned = choice.workload.train
-    # the trainer chooses what was measured once more, and records why; what was narrowed to fit is set
+    # the trainer chooses an automatic precision again and records the reason; one that was changed to fit is set
     precision = config.precision if planned.precision == workload.train.precision else planned.precision
     return planned.model_copy(update={"micro_batch_size": choice.rows, "precision": precision}), choice_to_dict(choice)
 
 
 def with_precision(work: Work, device: torch.device) -> Work:
-    """The work in the precision that its training would choose; ``auto`` stays where that is float32.
+    """Set precision ``auto`` to the precision that the training would choose; ``auto`` stays if that is float32.
 
-    `homespun.planning.predict.choose` may then still narrow it to fit a memory limit.
+    `homespun.planning.predict.choose` may then lower it to fit a memory limit.
     """
     train, dataset = work.workload.train, work.dataset
     if train.precision != "auto":
@@ -120,7 +128,7 @@ def with_precision(work: Work, device: torch.device) -> Work:
 
 
 def choice_to_dict(choice: Choice) -> dict[str, int | str]:
-    """Choice as plain values, for result files."""
+    """Return a choice as plain values, for result files."""
     train = choice.workload.train
     return {
         "micro_batch_size": choice.rows,
@@ -131,17 +139,17 @@ def choice_to_dict(choice: Choice) -> dict[str, int | str]:
 
 
 def _precision(train: TrainConfig) -> str:
-    """The name; what `with_precision` left open is float32."""
+    """Name of the precision; ``auto`` is float32 after `with_precision`."""
     return "float32" if train.precision == "auto" else train.precision
 
 
 def describe_choice(choice: Choice) -> str:
-    """Choice in one line, for the display."""
+    """Describe a choice in one line."""
     train = choice.workload.train
-    again = ", layers computed again" if train.gradient_checkpointing else ""
+    checkpointing = ", gradient checkpointing" if train.gradient_checkpointing else ""
     peak = formats.memory(choice.prediction.memory.peak)
     rows = f"micro-batches of {choice.rows} rows, {choice.accumulation} a step"
-    return f"{rows}, precision {_precision(train)}{again}: {peak} at the peak"
+    return f"{rows}, precision {_precision(train)}{checkpointing}: {peak} at the peak"
 
 
 def probe_choice(
@@ -153,7 +161,7 @@ def probe_choice(
     changes: Mapping[str, object] | None,
     clock: Clock,
 ) -> ProbeResult:
-    """Measure steps of a choice with micro-batches of ``rows`` rows."""
+    """Measure steps with the settings of ``choice`` in micro-batches of ``rows`` rows."""
     tree = recipe.model_dump(mode="json")
     tree["train"] |= {name: choice_to_dict(choice)[name] for name in ("gradient_checkpointing", "precision")}
     return run_probe(
@@ -169,21 +177,22 @@ def probe_choice(
 
 
 WorkFactory = Callable[[PretrainRecipe], Work]
-"""What a recipe of known size trains."""
+"""Returns the workload of a recipe with a known model size."""
 
 
 def with_size(
     recipe: PretrainRecipe, machine: Callable[[], Machine], work: WorkFactory, display: Display
 ) -> tuple[PretrainRecipe, SizeChoice | None]:
-    """The recipe with a model of known size, and the choice; unchanged where the size is known.
-
-    Among several processes the first one chooses for all.
+    """Choose the size of a model with ``size=auto``; the first process chooses for all.
 
     Args:
-        recipe: with its data and budget.
-        machine: where it is trained; asked for where a size is to be timed.
-        work: what a recipe of known size trains.
+        recipe: pretraining recipe.
+        machine: returns the machine; called only if a step must be timed.
+        work: returns the workload of a recipe with a known size.
         display: where the choice and its reason are shown.
+
+    Returns:
+        The recipe with a model of known size, and the choice. If the size is known, the recipe itself and None.
 
     Raises:
         UserError: see `size_for`.
@@ -192,10 +201,10 @@ def with_size(
         return recipe, None
     context = DistributedContext.join()
     line = display.task("model", total=1.0)
-    found: list[SizeChoice | None] = [size_for(recipe, recipe.model, machine, work) if context.is_main else None]
-    if context.world_size > 1:  # measured rates differ from process to process
-        broadcast_object_list(found)
-    choice = found[0]
+    choices: list[SizeChoice | None] = [size_for(recipe, recipe.model, machine, work) if context.is_main else None]
+    if context.world_size > 1:  # measured rates differ between processes
+        broadcast_object_list(choices)
+    choice = choices[0]
     assert choice is not None
     line.update(1.0, note=choice.reason())
     return recipe.model_copy(update={"model": recipe.model.candidates()[choice.chosen.name]}), choice
@@ -204,22 +213,22 @@ def with_size(
 def size_for(
     recipe: PretrainRecipe, model: AutoSizeConfig, machine: Callable[[], Machine], work: WorkFactory
 ) -> SizeChoice:
-    """The size of a family that suits the recipe's budget, by `homespun.planning.budget.choose_size`.
+    """Choose the size for the recipe's budget, see `homespun.planning.budget.choose_size`.
 
     Args:
-        recipe: its data, objective and training.
-        model: the family.
-        machine: where it is trained; asked for where the budget is of time or memory.
-        work: what a recipe of known size trains.
+        recipe: data, objective and training.
+        model: model family.
+        machine: returns the machine; called only for a budget of time or memory.
+        work: returns the workload of a recipe with a known size.
 
     Raises:
-        UserError: not even the smallest size can be trained, or the budget is of epochs of a text that is not known.
+        UserError: the smallest size does not fit into memory, or a budget of epochs has no corpus.
     """
     return choose_size(_candidates(recipe, model, machine, work))
 
 
 def size_to_dict(choice: SizeChoice) -> dict[str, object]:
-    """The choice for result files."""
+    """Return a choice of size as plain values, for result files."""
     chosen = choice.chosen
     return {
         "name": chosen.name,
@@ -237,7 +246,7 @@ def _candidates(
     for number, (name, backbone) in enumerate(model.candidates().items()):
         sized = work(recipe.model_copy(update={"model": backbone}))
         row_tokens, seconds = sized.row_tokens, None
-        if budget.time is None and budget.memory is None:  # then all sizes see as many tokens
+        if budget.time is None and budget.memory is None:  # the number of tokens does not depend on the size
             with StepTracer():
                 parameters = sum(parameter.numel() for parameter in sized.workload.build().parameters())
         else:

@@ -1,4 +1,4 @@
-"""Progress display and result summary of trainings."""
+"""Progress display and result fields of trainings."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ _MEASURED = ("seconds", "seconds_per_step", "tokens_per_second")
 
 
 def watch(trainer: Trainer, display: Display, description: str) -> None:
-    """Run ``trainer`` to its end, and show each step: share of the budget, rate, time left, loss."""
+    """Run ``trainer`` to its end, and show share of the budget, rate, remaining time and loss of each step."""
     if trainer.config.precision == "auto":
-        chosen = trainer.precision
-        display.line(f"precision: {chosen.name}: {chosen.reason}")
+        display.line(f"precision: {trainer.precision.name}: {trainer.precision.reason}")
     task = display.task(description, total=1.0)
     validated = ""
     for step in trainer:
@@ -36,20 +35,20 @@ def watch(trainer: Trainer, display: Display, description: str) -> None:
 
 
 def validate_result(result: Mapping[str, object]) -> Tree:
-    """Plain values of a result, with the types of `homespun.results.RunResult`."""
+    """Return a result as plain values, validated by `homespun.results.RunResult`."""
     return RunResult.model_validate(to_jsonable_python(result)).to_json()
 
 
 def summarise(
     path: Path, *, kind: str, parameters: int, precision: Precision | None = None, flops_per_token: float | None = None
 ) -> Tree:
-    """Fields of ``result.json`` that all runs have, from their metrics.
+    """Return the fields of ``result.json`` that all runs have.
 
     Args:
-        path: the run directory.
+        path: run directory.
         kind: ``pretrain`` or ``finetune``.
         parameters: number of parameters of the model.
-        precision: precision of a training that ended.
+        precision: precision of the training.
         flops_per_token: FLOPs of forward and backward pass, if counted.
     """
     record = read_run(path)

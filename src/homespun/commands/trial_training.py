@@ -1,4 +1,4 @@
-"""One training of a fine-tuning: its rows and model, its steps, its metrics."""
+"""Preparation, training and evaluation of one trial of a fine-tuning."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class TrialResult(BaseModel):
     """``result.json`` of one trial.
 
     Args:
-        trial: its name.
+        trial: name of the trial.
         score: best validation metric, higher is better.
         summary: fields that the result of the run takes from the best trial.
         test: test metrics.
         decision_rule: temperature and thresholds chosen on the validation examples.
-        top_errors: the worst predictions.
-        most_confident: the right predictions with the smallest loss.
-        counts: truncated inputs and the like, over all parts.
+        top_errors: predictions with the largest losses.
+        most_confident: right predictions with the smallest losses.
+        counts: counts of rows, such as truncated inputs, over all parts.
     """
 
     trial: str = ""
@@ -58,7 +58,7 @@ class TrialResult(BaseModel):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Pretrained model by the name that was given, with its weights."""
+    """Pretrained model and its name in the options."""
 
     name: str
     stored: ModelBundle
@@ -66,11 +66,11 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class PreparedTrial:
-    """A trial that can be trained.
+    """Trial that is ready to train.
 
     Attributes:
-        recipe: with the seed of the trial.
-        trial: its examples.
+        recipe: recipe with the seed of the trial.
+        trial: examples.
         config: training settings, with the micro-batches that fit into memory.
         plan: choices for a memory limit; empty without one.
         parts: rows for training, validation and, if there are test examples, test.
@@ -86,7 +86,7 @@ class PreparedTrial:
 
 
 def with_seed(recipe: FinetuneRecipe, trial: Trial) -> FinetuneRecipe:
-    """Copy of the recipe with the seed of the trial."""
+    """Return a copy of the recipe with the seed of the trial."""
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": trial.seed})})
 
 
@@ -140,7 +140,7 @@ def train_trial(
 
     trainer = Trainer(setup.objective, loader, config, run, validate=evaluate)
     watch(trainer, display, f"fine-tuning {run.path.name}")
-    context.wait()  # the main process writes the checkpoints that all read now
+    context.wait()  # for the main process, which writes the checkpoints
     best = run.best_checkpoint()
     if best is not None:
         load_weights(setup.objective, best.tensors("model"), source=str(best.path))
@@ -150,7 +150,7 @@ def train_trial(
 
 
 def rows_that_fit(trainer: Trainer) -> int:
-    """Rows that were trained on at once without running out of memory."""
+    """Return the micro-batch size of the training, which fits into memory."""
     return trainer.loader.micro_batch_size or trainer.config.batch_size
 
 

@@ -1,4 +1,4 @@
-"""Trials of a fine-tuning by fold, number of examples and seed, averages of their metrics, and baselines."""
+"""Trials of a fine-tuning by fold, number of examples and seed; averages of metrics; baselines."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ Rows = NDArray[np.int64]
 class Trial:
     """One training: seed, training examples, validation examples that choose the checkpoint, test examples.
 
-    Trials that differ in nothing but their seed are of one ``fold`` and one ``size``. A size is the same in every fold,
-    or ``all`` would be another in each: it is the number of examples of the smallest fold.
+    Trials with one ``fold`` and one ``size`` differ only in their seed. The size of ``all`` in ``train_sizes`` is the
+    number of examples of the smallest fold, so that it is equal in all folds.
     """
 
     name: str
     seed: int
     fold: int
-    size: int | None  # the number of training examples, where the recipe asks for several; None: all there are
+    size: int | None  # number of training examples, by train_sizes; None without train_sizes
     training: Sequence[object]
     validation: Sequence[object]
     test: Sequence[object] | None
-    measured_rows: Rows  # the numbers, in their file, of the examples that it is measured on
-    baseline_examples: Sequence[object]  # with the validation examples where there is a test: baselines need none
+    measured_rows: Rows  # row numbers of `measured` in its files
+    # training examples; with a test set also the held-out share if all are used, because baselines need no validation
+    baseline_examples: Sequence[object]
 
     @property
     def measured(self) -> Sequence[object]:
-        """Test examples, or the validation examples without any."""
+        """Test examples, or validation examples if there are no test examples."""
         return self.validation if self.test is None else self.test
 
 
@@ -61,23 +62,23 @@ def plan_trials(
     """Plan the trials of a recipe: for each fold, each number of examples, each seed.
 
     Args:
-        recipe: the recipe.
-        task: gives the classes that splits keep in proportion, and refuses examples that it cannot learn.
-        everything: training examples, of which a share is held out without validation examples.
+        recipe: fine-tuning recipe.
+        task: returns the classes that splits keep in proportion, and checks the examples.
+        everything: training examples; a share is held out if ``validation`` is None.
         validation: examples that choose the checkpoint.
         test: test examples.
 
     Raises:
-        UserError: folds and a test, or splits that cannot be made.
+        UserError: there are folds and test examples, the task refuses examples, or there are too few for the splits.
     """
     if recipe.folds is not None and test is not None:
-        raise UserError("give either folds or data.test: with folds every row is tested once")
+        raise UserError("give either folds or data.test, not both: with folds each example is tested once")
     with prefix_errors(recipe.data.train):
         strata = task.stratify_by(everything)
     for given, files in ((validation, recipe.data.validation), (test, recipe.data.test)):
         if given is not None:
             with prefix_errors(files):
-                task.stratify_by(given)  # a label unseen in training is an error now, not after the training
+                task.stratify_by(given)  # labels unseen in training are an error before the training
     return list(_trials(recipe, strata, everything, validation, test))
 
 
@@ -89,36 +90,36 @@ def _trials(
     test: Sequence[object] | None,
 ) -> Iterator[Trial]:
     first, share, split_seed = recipe.train.seed, recipe.data.share, recipe.data.split_seed
-    everyone = np.arange(len(everything))
-    # folds and validation are the same for every seed, or seeds would measure the split too
-    folds = [(everyone, None)] if recipe.folds is None else list(stratified_folds(strata, recipe.folds, split_seed))
-    own = np.arange(len(validation or ()))
-    divided = [(rows, own) if share is None else _divided(rows, strata, share, split_seed) for rows, _ in folds]
-    sizes = _sizes(recipe, min(len(training) for training, _ in divided))
-    for fold, ((_, held_out), (training, chosen)) in enumerate(zip(folds, divided, strict=True)):
-        choosing = list(validation or ()) if share is None else _take(everything, chosen)
-        measured = chosen if held_out is None and test is None else np.arange(len(test or ()))
-        tested = test if held_out is None else _take(everything, held_out)
-        for size, taken in sizes.items():
+    # folds and validation examples are equal for all seeds, so that seeds do not measure the split
+    all_rows = np.arange(len(everything))
+    folds = [(all_rows, None)] if recipe.folds is None else list(stratified_folds(strata, recipe.folds, split_seed))
+    given = np.arange(len(validation or ()))
+    splits = [(rows, given) if share is None else _split(rows, strata, share, split_seed) for rows, _ in folds]
+    sizes = _sizes(recipe, min(len(training) for training, _ in splits))
+    for fold, ((_, fold_rows), (training, chosen)) in enumerate(zip(folds, splits, strict=True)):
+        validation_examples = list(validation or ()) if share is None else _take(everything, chosen)
+        measured = chosen if fold_rows is None and test is None else np.arange(len(test or ()))
+        test_examples = test if fold_rows is None else _take(everything, fold_rows)
+        for size, count in sizes.items():
             for seed in range(first, first + recipe.seeds):
-                learned = _subset(training, strata, taken, seed)
+                rows = _subset(training, strata, count, seed)
                 names = [f"fold-{fold}"] if recipe.folds is not None else []
                 names += [f"examples-{size}"] if size is not None else []
-                complete = len(learned) == len(training) and tested is not None and share is not None
+                complete = len(rows) == len(training) and test_examples is not None and share is not None
                 yield Trial(
                     name="-".join([*names, f"seed-{seed}"]),
                     seed=seed,
                     fold=fold,
                     size=size,
-                    training=_take(everything, learned),
-                    validation=choosing,
-                    test=tested,
-                    measured_rows=measured if held_out is None else held_out,
-                    baseline_examples=[*_take(everything, learned), *(choosing if complete else ())],
+                    training=_take(everything, rows),
+                    validation=validation_examples,
+                    test=test_examples,
+                    measured_rows=measured if fold_rows is None else fold_rows,
+                    baseline_examples=[*_take(everything, rows), *(validation_examples if complete else ())],
                 )
 
 
-def _divided(rows: Rows, strata: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
+def _split(rows: Rows, strata: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
     training, chosen = stratified_split(strata[rows], share, seed)
     return rows[training], rows[chosen]
 
@@ -128,14 +129,12 @@ def _take(examples: Sequence[object], rows: Rows) -> list[object]:
 
 
 def _sizes(recipe: FinetuneRecipe, available: int) -> dict[int | None, int | None]:
-    """Sizes, with the number of examples of a fold that each takes; ``None``: all."""
+    """Number of examples to draw from a fold, by size; None: all."""
     if recipe.train_sizes is None:
         return {None: None}
     given = sorted({size for size in recipe.train_sizes if isinstance(size, int)})
     if given and given[-1] > available:
-        raise UserError(
-            f"train_sizes={given[-1]}, but there are {available} to train with; give that many at most, or write all"
-        )
+        raise UserError(f"train_sizes={given[-1]} exceeds the {available} training examples; lower it, or use all")
     sizes: dict[int | None, int | None] = {size: size for size in given}
     if "all" in recipe.train_sizes:
         sizes[available] = None
@@ -149,16 +148,16 @@ def _subset(rows: Rows, strata: Rows, size: int | None, seed: int) -> Rows:
 
 
 def average_metrics(measured: Sequence[Metrics]) -> Metrics:
-    """Metrics of one trial; of several the means, with deviations in ``std``."""
+    """Return the metrics of a single trial, or the means over several with standard deviations in ``std``."""
     if len(measured) == 1:
         return measured[0]
-    over = summarise(measured)
-    means: Metrics = {name: values["mean"] for name, values in over.items()}
-    return means | {"rows": measured[0]["rows"], "std": {name: values["std"] for name, values in over.items()}}
+    statistics = summarise(measured)
+    means: Metrics = {name: values["mean"] for name, values in statistics.items()}
+    return means | {"rows": measured[0]["rows"], "std": {name: values["std"] for name, values in statistics.items()}}
 
 
 def write_run_predictions(run: Path, name: str, rows: Rows, predictions: Sequence[Mapping[str, object]]) -> None:
-    """Write ``predictions/NAME.jsonl``: one line per example, with its number in its file."""
+    """Write ``predictions/NAME.jsonl``: one line per example, with its row number in its file."""
     folder = run / PREDICTIONS
     folder.mkdir(exist_ok=True)
     lines = (
@@ -169,14 +168,14 @@ def write_run_predictions(run: Path, name: str, rows: Rows, predictions: Sequenc
 
 
 def copy_model(out: Path, trial: Path) -> None:
-    """Copy a trial's model to where a run has its model."""
+    """Copy ``model/`` and ``hf/`` of a trial into the run directory ``out``."""
     for name in ("model", "hf"):
         if (trial / name).is_dir():
             with atomic_path(out / name) as temporary:
                 shutil.copytree(trial / name, temporary)
 
 
-# by kind of data, what says how much of it a model is given, and how it writes
+# settings of the data that baselines ignore, by kind of data: lengths of inputs, and generation
 _MODEL_FIELDS = {
     "texts": {"max_length", "truncation"},
     "sentence_pairs": {"max_length"},
@@ -185,21 +184,24 @@ _MODEL_FIELDS = {
     "questions": {"max_length", "stride", "max_question_length", "max_answer_length", "n_best", "null_threshold"},
     "source_target": {"max_source_length", "max_target_length", "prefix", "separator", "generation"},
 }
-_TRUTH_FIELDS = {"kind", "range", "out_of_range", "levels"}  # what of an objective says what the truth is
+_TRUTH_FIELDS = {"kind", "range", "out_of_range", "levels"}  # settings of an objective that change the labels
 
 
 def measure_baselines(recipe: FinetuneRecipe, out: str | Path, *, start_from: str, resume: bool = False) -> Tree:
     """Measure the baselines of a recipe on the test examples of `finetune`.
 
     Args:
-        recipe: the fine-tuning.
-        out: folder for ``result.json`` (``kind``, ``of``: the `baseline_settings`, ``baselines``) and
-            ``predictions/BASELINE.jsonl``, one line per test example; with folds, each example once.
-        start_from: pretrained model, whose tokenizer the task may need.
+        recipe: fine-tuning recipe.
+        out: folder for ``result.json`` and ``predictions/BASELINE.jsonl``, one line per test example; with folds, each
+            example once.
+        start_from: pretrained model; tasks may need its tokenizer.
         resume: measure again in the folder of a stopped measurement.
 
+    Returns:
+        The content of ``result.json``, in which the file also has ``version`` and ``of``, the `baseline_settings`.
+
     Raises:
-        UserError: data that cannot be used, or a model that cannot be opened.
+        UserError: the data or the model cannot be used.
     """
     data = recipe.data
     everything, test = data.read("train"), data.read("test")
@@ -227,19 +229,19 @@ def measure_baselines(recipe: FinetuneRecipe, out: str | Path, *, start_from: st
 def group_baselines(
     task: Task[object, TaskRows], trials: Sequence[Trial]
 ) -> Iterator[tuple[list[Trial], Mapping[str, Measured]]]:
-    """Trials that differ in their seed alone, and the baselines of each such group."""
+    """Yield groups of trials that differ only in their seed, with the baselines of each group."""
     for _, found in groupby(trials, key=lambda trial: (trial.fold, trial.size)):
         group = list(found)
         yield group, task.baselines(group[0].baseline_examples, group[0].measured)
 
 
 def average_baselines(reports: Sequence[Mapping[str, Measured]]) -> dict[str, Metrics]:
-    """Metrics of each baseline, averaged over folds."""
+    """Average the metrics of each baseline over folds."""
     return {name: average_metrics([report[name].metrics for report in reports]) for name in reports[0]}
 
 
 def baseline_settings(recipe: FinetuneRecipe) -> dict[str, object]:
-    """Settings that the baselines depend on: equal for recipes with the same baselines."""
+    """Return the settings that baselines depend on; recipes with equal settings have equal baselines."""
     data, objective = recipe.data, recipe.objective
     return {
         "data": data.model_dump(mode="json", exclude=_MODEL_FIELDS[data.kind]),
