@@ -143,9 +143,9 @@ def test_changes_to_a_checkpoint_are_planned(world: World) -> None:
     assert after["parameters"]["total"] == before["parameters"]["total"] + 2 * layer
     with pytest.raises(UserError, match=r"model\.hidden_size .*checkpoint"):
         planned_from(world, "--from", str(world.base), "model.hidden_size=64")
-    with pytest.raises(UserError, match="want --from"):
+    with pytest.raises(UserError, match="need --from"):
         plan(recipe(), changes={"num_hidden_layers": 3})
-    with pytest.raises(UserError, match="model as it is"):
+    with pytest.raises(UserError, match=r"model\.KEY=VALUE"):
         world.run("plan", "classify", "--from", world.base, "model.num_hidden_layers=3")
 
 

@@ -1,4 +1,4 @@
-"""Predicted memory, time and reach of a recipe on this machine."""
+"""Prediction of memory, time and trained tokens of a recipe on this machine."""
 
 from __future__ import annotations
 
@@ -51,22 +51,27 @@ def plan(
     display: Display | None = None,
     clock: Clock = "wall",
 ) -> Tree:
-    """Plan a recipe; returns plain values, which ``docs/planning.md`` explains.
+    """Predict memory, time and trained tokens of a recipe, and choose micro-batches.
+
+    ``time``, ``tokens`` and ``steps`` replace the budget of the recipe if one of them is given.
 
     Args:
-        recipe: see `homespun.commands.recipe.load_recipe`. A pretraining recipe needs no corpus: text is then made up.
-        memory: what the run may take at its peak, such as ``"12GB"``; else what the recipe's budget says.
-        time: seconds, or such as ``"10h"``. Where one of ``time``, ``tokens``, ``steps`` is given, they are the budget.
-        tokens: tokens to see, such as ``"10M"``.
-        steps: optimizer steps.
-        probe: make a few real steps, in processes of their own, and correct the prediction by them.
-        start_from: what to go on from; a fine-tuning needs it.
-        changes: to its backbone, as in `homespun.commands.pretrain.pretrain`.
-        display: where progress is shown.
+        recipe: see `homespun.commands.recipe.load_recipe`. Without a corpus, pretraining is planned on random text.
+        memory: limit of the peak memory in bytes, or a string such as ``"12GB"``; default: that of the recipe.
+        time: budget in seconds, or a string such as ``"10h"``.
+        tokens: budget in tokens, or a string such as ``"10M"``.
+        steps: budget in optimizer steps, or a string such as ``"250k"``.
+        probe: correct the prediction by a few real steps, measured in new processes.
+        start_from: checkpoint to start from; required for fine-tuning.
+        changes: changes to its backbone, as in `homespun.commands.pretrain.pretrain`.
+        display: where progress is shown; nowhere by default.
         clock: ``wall``, or ``process`` on a busy machine, with one thread.
 
+    Returns:
+        Plain values, described in ``docs/planning.md``.
+
     Raises:
-        UserError: a recipe that cannot be built, nonsense in a limit, a memory limit that nothing fits.
+        UserError: the recipe is invalid, a limit is not a positive number, or nothing fits into the memory limit.
     """
     display = display or Display(json=True)
     budget = _budget(recipe.train.budget, memory=memory, time=time, tokens=tokens, steps=steps)
@@ -77,12 +82,12 @@ def plan(
     with ExitStack() as stack:
         size = None
 
-        def sized(of: Recipe) -> Work:
-            return stack.enter_context(recipe_work(of, start_from=start_from, changes=changes))
+        def work_of(sized: Recipe) -> Work:
+            return stack.enter_context(recipe_work(sized, start_from=start_from, changes=changes))
 
         if isinstance(recipe, PretrainRecipe) and start_from is None:
-            recipe, size = with_size(recipe, lambda: machine, sized, display)
-        work = sized(recipe)
+            recipe, size = with_size(recipe, lambda: machine, work_of, display)
+        work = work_of(recipe)
 
         def on_pass(rows: int) -> None:
             line.update(next(passes), note=f"of {rows} rows")
@@ -90,14 +95,14 @@ def plan(
         work = dataclasses.replace(work, workload=dataclasses.replace(work.workload, on_pass=on_pass))
         work = with_precision(work, machine.device)
         choice = machine.choose(work.workload, budget.memory)
-        found = (
-            _corrected(recipe, work, choice, machine, start_from, changes, clock)
+        result = (
+            _probe(recipe, work, choice, machine, start_from, changes, clock)
             if probe
-            else _described(recipe, work, choice, machine)
+            else _describe(recipe, work, choice, machine)
         )
         return (
-            found
-            | _checked(recipe, work, found, sized, machine, from_scratch=start_from is None)
+            result
+            | _check(recipe, work, result, work_of, machine, from_scratch=start_from is None)
             | {"size": None if size is None else size_to_dict(size)}
         )
 
@@ -106,35 +111,35 @@ def plan(
 def recipe_work(
     recipe: Recipe, *, start_from: str | None = None, changes: Mapping[str, object] | None = None
 ) -> Iterator[Work]:
-    """Workload of a recipe on its data, or on made-up text for pretraining without a corpus.
+    """Yield the workload of a recipe on its data; without a corpus, that of pretraining on random text.
 
     Raises:
-        UserError: it cannot be built.
+        UserError: the recipe is invalid.
     """
     if isinstance(recipe, FinetuneRecipe):
         if changes:
-            raise UserError("a fine-tuning takes its model as it is; leave out model.KEY=VALUE")
+            raise UserError("model.KEY=VALUE cannot change the model of a fine-tuning; leave it out")
         if start_from is None:
-            raise UserError("a fine-tuning is planned for a model; give --from: a run, a model folder or a hub name")
+            raise UserError("--from is missing: fine-tuning needs a model; give a run, a model folder or a hub name")
         everything = recipe.data.read("train")
         assert everything is not None
         stored = open_model(start_from)
         task = recipe.data.task(recipe.objective, stored, everything)
         trials = plan_trials(recipe, task, everything, recipe.data.read("validation"), recipe.data.read("test"))
-        most = max((trial.training for trial in trials), key=len)
-        work = finetuning_work(task, recipe.objective, stored, task.rows(most), recipe.train)
-        yield dataclasses.replace(work, shares=[len(trial.training) / len(most) for trial in trials])
+        largest = max((trial.training for trial in trials), key=len)
+        work = finetuning_work(task, recipe.objective, stored, task.rows(largest), recipe.train)
+        yield dataclasses.replace(work, shares=[len(trial.training) / len(largest) for trial in trials])
     elif changes and start_from is None:
-        raise UserError("changes to a checkpoint want --from, the checkpoint")
+        raise UserError("changes to a checkpoint need --from, the checkpoint")
     elif recipe.data.corpus:
         corpus = Corpus.open(recipe.data.corpus)
-        begin = None
+        start = None
         if start_from is not None:
-            begin = open_start(start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes)
-        yield pretraining_work(recipe, corpus, begin)
+            start = open_start(start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes)
+        yield pretraining_work(recipe, corpus, start)
     else:
         if start_from is not None:
-            raise UserError("which corpus? with --from give data.corpus=FOLDER, whose tokenizer is the model's")
+            raise UserError("--from needs data.corpus=FOLDER, a corpus with the tokenizer of the model")
         with made_up_corpus(recipe) as corpus:
             work = pretraining_work(recipe, corpus, None)
             yield dataclasses.replace(work, made_up=True, dataset=DatasetSize(None, None))
@@ -158,21 +163,21 @@ def _budget(
         return budget.model_copy(update={"memory": limit})
     for name, value in given.items():
         if value is not None and value <= 0:
-            raise UserError(f"--{name} must be above zero, not {value}")
+            raise UserError(f"--{name} must be positive, not {value}")
     return Budget.model_validate(given | {"memory": limit})
 
 
-def _described(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> Tree:
+def _describe(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> Tree:
     prediction, budget = choice.prediction, recipe.train.budget
     memory = prediction.memory
     tokens = prediction.rows * prediction.tokens
     names = {"forward": prediction.flops_forward, "backward": prediction.flops_backward}
     per_token = {name: value / tokens for name, value in names.items()}
-    expected, *others = _expected(budget, work, prediction, choice.step_seconds)
+    expected, *trainings = _expected(budget, work, prediction, choice.step_seconds)
     warnings = [
         epochs_warning(budget, work.dataset.with_row_tokens(prediction.tokens)),
         step_warning(budget, expected),
-        None if recipe.train.processes in (1, "auto") else "planned for one process, whatever train.processes is",
+        None if recipe.train.processes in (1, "auto") else "the plan is for one process; it ignores train.processes",
     ]
     return {
         "kind": recipe.kind,
@@ -193,32 +198,32 @@ def _described(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> 
         "tokens_per_row": prediction.tokens,
         "seconds_per_step": choice.step_seconds,
         "expected": asdict(expected),
-        "trainings": {"count": len(others)}
-        | {name: sum(getattr(other, name) for other in others) for name in ("steps", "tokens", "seconds")},
+        "trainings": {"count": len(trainings)}
+        | {name: sum(getattr(training, name) for training in trainings) for name in ("steps", "tokens", "seconds")},
         "made_up_text": work.made_up,
         "warnings": [warning for warning in warnings if warning is not None],
         "probe": None,
     }
 
 
-def _checked(
+def _check(
     recipe: Recipe,
     work: Work,
     planned: Tree,
-    sized: WorkFactory,
+    work_of: WorkFactory,
     machine: Machine,
     *,
     from_scratch: bool,
 ) -> Tree:
-    """The warnings of a plan with those of `homespun.commands.preflight`, and the forecast of a pretraining."""
+    """Warnings of a plan and of `homespun.commands.preflight`, and the loss forecast of a pretraining."""
     reach = BudgetForecast(**planned["expected"])
     with StepTracer():
         objective: Any = work.workload.build()
     if not isinstance(recipe, PretrainRecipe):
-        found = training_warnings(recipe.train, objective, reach.steps)
-        return {"warnings": [*planned["warnings"], *found], "forecast": None}
+        warnings = training_warnings(recipe.train, objective, reach.steps)
+        return {"warnings": [*planned["warnings"], *warnings], "forecast": None}
     _, config = objective.export_model()
-    checked = check_pretraining(recipe, objective, config, reach, sized, lambda: machine, from_scratch=from_scratch)
+    checked = check_pretraining(recipe, objective, config, reach, work_of, lambda: machine, from_scratch=from_scratch)
     return {
         "warnings": [*planned["warnings"], *checked.warnings],
         "forecast": None if checked.forecast is None else checked.forecast.to_dict(),
@@ -226,16 +231,16 @@ def _checked(
 
 
 def _expected(budget: Budget, work: Work, prediction: Prediction, step_seconds: float) -> list[BudgetForecast]:
-    """Of the training that is planned, and then of each that the recipe asks for."""
+    """Forecast of the planned training, followed by those of all trainings of the recipe."""
     batch = work.workload.train.batch_size
-    texts = [work.dataset.scaled(part) for part in (1.0, *work.shares)]
+    datasets = [work.dataset.scaled(share) for share in (1.0, *work.shares)]
     return [
-        forecast_budget(budget, text, batch_size=batch, row_tokens=prediction.tokens, step_seconds=step_seconds)
-        for text in texts
+        forecast_budget(budget, dataset, batch_size=batch, row_tokens=prediction.tokens, step_seconds=step_seconds)
+        for dataset in datasets
     ]
 
 
-def _corrected(
+def _probe(
     recipe: Recipe,
     work: Work,
     choice: Choice,
@@ -244,11 +249,11 @@ def _corrected(
     changes: Mapping[str, object] | None,
     clock: Clock,
 ) -> Tree:
-    """The plan with memory and time from real steps.
+    """Plan with memory and time corrected by real steps.
 
-    Memory beside the process grows in the prediction's proportion from what the larger of two probes took: a line
-    through both was measured to be worse, as what two small steps differ by is little beside what the heap happens to
-    keep. Time is the line through the medians.
+    The predicted memory of tensors is scaled by the measured memory of the larger of two probes. A line through both
+    probes was measured to be worse: the heap varies by more than two small steps differ. Time is a line through the
+    medians of both.
     """
     predicted = machine.predict()
     accumulate = choice.accumulation > 1
@@ -259,27 +264,27 @@ def _corrected(
     last, expected = points[-1], predicted(choice.workload, points[-1].rows, accumulate)
     seconds = LinearFit.through([point.rows for point in points], [point.seconds for point in points])
     process = expected.memory.process
-    grown = max(0, last.peak_bytes - process) / (expected.memory.peak - process)
+    ratio = max(0, last.peak_bytes - process) / (expected.memory.peak - process)
 
-    def corrected(workload: Workload, rows: int, several: bool) -> Prediction:
-        found = predicted(workload, rows, several)
-        peak = round(process + grown * (found.memory.peak - process))
+    def corrected(workload: Workload, rows: int, accumulate: bool) -> Prediction:
+        prediction = predicted(workload, rows, accumulate)
+        peak = round(process + ratio * (prediction.memory.peak - process))
         same_checkpointing = workload.train.gradient_checkpointing == choice.workload.train.gradient_checkpointing
         slower = last.seconds / expected.seconds
         return dataclasses.replace(
-            found,
-            memory=dataclasses.replace(found.memory, peak=peak),
-            seconds=seconds.at(rows) if same_checkpointing else slower * found.seconds,
+            prediction,
+            memory=dataclasses.replace(prediction.memory, peak=peak),
+            seconds=seconds.at(rows) if same_checkpointing else slower * prediction.seconds,
             update_seconds=last.update_seconds,
         )
 
     limit = recipe.train.budget.memory
     prediction = corrected(choice.workload, choice.rows, accumulate)
-    better = Choice(choice.workload, choice.rows, prediction)
+    corrected_choice = Choice(choice.workload, choice.rows, prediction)
     if limit is not None and prediction.memory.peak > limit:
-        better = choose(work.workload, memory=limit, predict=corrected)
-    before = _described(recipe, work, choice, machine)
-    return _described(recipe, work, better, machine) | {
+        corrected_choice = choose(work.workload, memory=limit, predict=corrected)
+    before = _describe(recipe, work, choice, machine)
+    return _describe(recipe, work, corrected_choice, machine) | {
         "probe": {
             "points": [point.model_dump(exclude={"predicted_bytes"}) for point in points],
             "peak_before": before["memory"]["peak"],

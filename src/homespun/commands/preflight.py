@@ -1,4 +1,4 @@
-"""Checks before training: budget, size, optimizer and export that do not suit each other."""
+"""Checks of budget, model size, optimizer and export before training."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from homespun.planning.budget import (
 )
 from homespun.training.config import TrainConfig, count_steps
 
-_UNPLANNED_SECONDS = 60.0  # a budget of time that is not worth the seconds of a plan
-_TOO_FEW = 1.0  # tokens a parameter
-_FAR_OFF = 2.0  # a step / the budget of time, from which a prediction of the step is enough to refuse
+_UNPLANNED_SECONDS = 60.0  # shorter time budgets are not planned, because a plan takes seconds
+_MIN_TOKENS_PER_PARAMETER = 1.0
+_MAX_STEP_RATIO = 2.0  # predicted step / time budget; above it the budget is refused, in spite of prediction errors
 
 
 def training_warnings(train: TrainConfig, module: nn.Module, steps: int) -> list[str]:
-    """Schedules and optimizers that do not suit the budget, one line each.
+    """Return warnings about the schedule and the optimizer, one line each.
 
     Args:
-        train: of the recipe.
-        module: what is trained; tensors without values suffice.
-        steps: that the budget is expected to reach; 0: not known.
+        train: training settings.
+        module: trained module; tensors without values suffice.
+        steps: expected number of optimizer steps; 0 if unknown.
     """
     warmup: float = getattr(train.schedule, "warmup", 0.0)
     if not steps or not 0 < warmup * steps < 1:
@@ -56,8 +56,8 @@ class Preflight:
     """Forecast and warnings of a pretraining before its first step.
 
     Args:
-        forecast: expected loss; None when continuing from a checkpoint, for a model with a decoder, or if the reach of
-            the budget is not known.
+        forecast: expected loss; None when continuing from a checkpoint, for a model with a decoder, or if the number of
+            tokens is unknown.
         warnings: one line each.
     """
 
@@ -75,24 +75,24 @@ def check_pretraining(
     *,
     from_scratch: bool,
 ) -> Preflight:
-    """Compare the model, its training and its export with what the budget reaches.
+    """Check the model, its training and its export for the expected steps and tokens.
 
     Args:
-        recipe: of known size where it is trained from scratch.
-        objective: built from it; tensors without values suffice.
-        config: config of the model that is kept.
-        reach: of its budget; of 0 tokens where it is not known.
-        work: what a recipe trains, and
-        machine: where, to find the size that suits the budget.
+        recipe: recipe with a known model size, unless it continues from a checkpoint.
+        objective: objective of the recipe; tensors without values suffice.
+        config: config of the exported model.
+        reach: expected totals of the budget; 0 tokens if unknown.
+        work: returns the workload of a recipe, to find a size that suits the budget.
+        machine: returns the machine, for the same.
         from_scratch: the model has no weights from a checkpoint.
     """
-    found: list[str | None] = [*training_warnings(recipe.train, objective, reach.steps), export_warning(config)]
-    expected = None
+    warnings: list[str | None] = [*training_warnings(recipe.train, objective, reach.steps), export_warning(config)]
+    forecast = None
     if from_scratch and reach.tokens:
         parameters = _parameters(objective)
-        found.append(_size_warning(recipe, config.backbone, parameters, reach, work, machine))
+        warnings.append(_size_warning(recipe, config.backbone, parameters, reach, work, machine))
         if not recipe.objective.target_length(recipe.data.max_length):
-            expected = forecast_loss(
+            forecast = forecast_loss(
                 config.backbone,
                 objective=recipe.objective.kind,
                 optimizer=recipe.train.optimizer.kind,
@@ -100,8 +100,8 @@ def check_pretraining(
                 tokens=reach.tokens,
                 tokens_per_second=reach.tokens / reach.seconds if reach.seconds else None,
             )
-            found.append(expected.warning())
-    return Preflight(expected, tuple(warning for warning in found if warning is not None))
+            warnings.append(forecast.warning())
+    return Preflight(forecast, tuple(warning for warning in warnings if warning is not None))
 
 
 def preflight_pretraining(
@@ -112,15 +112,15 @@ def preflight_pretraining(
     start: Start | None,
     machine: Callable[[], Machine],
 ) -> Preflight:
-    """Forecast what a run reaches, and compare its settings with that.
+    """Forecast the steps, tokens and loss of a run, and check its settings.
 
     Args:
-        recipe: of known size, with the backbone that is trained.
-        objective: built from it.
-        config: config of the model that is kept.
-        corpus: text to train on.
-        start: checkpoint to continue from; None: the weights are new.
-        machine: rates of this machine, measured if a step has to be planned.
+        recipe: recipe with the trained backbone.
+        objective: objective of the recipe.
+        config: config of the exported model.
+        corpus: corpus to train on.
+        start: checkpoint to continue from; None: from scratch.
+        machine: returns the machine; called only if a step must be timed.
 
     Raises:
         UserError: see `check_first_step`.
@@ -130,7 +130,7 @@ def preflight_pretraining(
     if mixes_documents(recipe):
         kind = recipe.backbone.attention.kind
         early.append(f"{kind} attention does not mask packed documents: tokens of a row attend to other documents")
-    recipe = _without_time(recipe)
+    recipe = _without_time_limit(recipe)
     checked = check_pretraining(
         recipe,
         objective,
@@ -143,8 +143,8 @@ def preflight_pretraining(
     return Preflight(checked.forecast, (*(warning for warning in early if warning is not None), *checked.warnings))
 
 
-def _without_time(recipe: PretrainRecipe) -> PretrainRecipe:
-    """Recipe without its time limit if it has another limit: which ends first is not worth the seconds of a plan."""
+def _without_time_limit(recipe: PretrainRecipe) -> PretrainRecipe:
+    """Remove the time limit if there is another limit: to find the smaller one would take seconds of planning."""
     budget = recipe.train.budget
     if all(limit is None for limit in (budget.tokens, budget.steps, budget.epochs)):
         return recipe
@@ -172,7 +172,7 @@ def _size_warning(
     machine: Callable[[], Machine],
 ) -> str | None:
     ratio = reach.tokens / parameters
-    if ratio >= _TOO_FEW:
+    if ratio >= _MIN_TOKENS_PER_PARAMETER:
         return None
     family = next((name for name in AUTO_SIZE_FAMILIES if is_of_family(backbone, name)), None)
     if family is None:  # with the compute of this budget, C = 6 N D
@@ -189,29 +189,29 @@ def _size_warning(
 
 
 def export_warning(config: ModelConfig) -> str | None:
-    """Warning about a setting that no Hugging Face family has; None if the model can be exported.
+    """Return a warning if no Hugging Face family has a setting of the model; None if the model can be exported.
 
     Args:
-        config: of the model that is left after training; its weights are not needed.
+        config: config of the exported model.
     """
     match, notes = match_architecture(config)
     if match is not None and (config.head is None or match.architecture.kind is not None):
         return None
-    left = "no hf/ will be written" if match is None else "hf/ will be written without the head"
-    return f"{left}: {notes[0]}"
+    result = "no hf/ will be written" if match is None else "hf/ will be written without the head"
+    return f"{result}: {notes[0]}"
 
 
 def check_first_step(seconds: float, budget: float) -> None:
-    """Refuse a budget of time that does not hold a step.
+    """Refuse a time budget that is too small for one step.
 
     Args:
-        seconds: that a step is predicted to take.
-        budget: seconds.
+        seconds: predicted duration of a step.
+        budget: time budget in seconds.
 
     Raises:
-        UserError: a step is predicted to take twice the budget or more.
+        UserError: the step takes at least twice the budget.
     """
-    if seconds >= _FAR_OFF * budget:
+    if seconds >= _MAX_STEP_RATIO * budget:
         raise UserError(
             f"train.budget.time={budget:g} s is too small for one step, which takes about {seconds:.2g} s; give more, "
             f"lower train.batch_size, or take a smaller model"

@@ -1,7 +1,7 @@
-"""Measure a few real training steps in a process of their own: ``python -m homespun.commands.probe``.
+"""Measurement of a few training steps in a new process: ``python -m homespun.commands.probe``.
 
-The process reads a `ProbeJob` as JSON from standard input and prints a `ProbeResult`. Its peak memory is that of the
-steps alone. A mistake in the job is the last line of standard error, with exit code 2.
+The process reads a `ProbeJob` as JSON from standard input and prints a `ProbeResult`. It does nothing else, so that its
+peak memory is that of the steps. A `UserError` is the last line of standard error, with exit code 2.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from homespun.training.step import TrainingStep
 
 Clock = Literal["wall", "process"]
 CLOCKS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "process": time.process_time}
-_MAX_SECONDS = 20.0  # after which no further step starts
+_MAX_SECONDS = 20.0  # no step starts later
 _TIMEOUT = 600  # seconds
 
 
@@ -34,11 +34,11 @@ class ProbeJob(BaseModel):
     """Steps to measure.
 
     Args:
-        recipe: as a tree.
-        rows: of a micro-batch.
+        recipe: settings of the training, as plain values.
+        rows: rows per micro-batch.
         start_from: a run or model to continue from.
-        changes: to its backbone.
-        accumulate: make two micro-batches a step.
+        changes: changes to its backbone.
+        accumulate: make two micro-batches per step instead of one.
         clock: ``wall``, or ``process`` on a busy machine, with one thread.
         predict: also predict the memory of the tensors.
     """
@@ -64,14 +64,14 @@ class ProbeResult(BaseModel):
 
 @dataclass(frozen=True)
 class LinearFit:
-    """``intercept + slope * rows``."""
+    """Line ``intercept + slope * rows``."""
 
     intercept: float
     slope: float
 
     @classmethod
     def through(cls, rows: Sequence[int], values: Sequence[float]) -> LinearFit:
-        """Through one value (in proportion) or two; neither coefficient is negative."""
+        """Fit a line with coefficients of at least 0 to one value (proportional) or two."""
         if len(values) == 1:
             return cls(0.0, values[0] / rows[0])
         slope = max(0.0, (values[-1] - values[0]) / (rows[-1] - rows[0]))
@@ -79,12 +79,12 @@ class LinearFit:
         return cls(intercept, slope) if intercept >= 0 else cls(0.0, values[-1] / rows[-1])
 
     def at(self, rows: int) -> float:
-        """The value for so many rows."""
+        """Evaluate the line for a number of rows."""
         return self.intercept + self.slope * rows
 
 
 def probe_sizes(rows: int) -> list[int]:
-    """Two sizes below that of the run, so that the probe costs less than a step of it; one where it is 1."""
+    """Return one or two micro-batch sizes, below ``rows`` so that a probe costs less than a step of the run."""
     return sorted({max(1, rows // 4), max(min(rows, 2), rows // 2)})
 
 
@@ -92,7 +92,7 @@ def run_probe(job: ProbeJob) -> ProbeResult:
     """Measure a job in a new process.
 
     Raises:
-        UserError: the recipe cannot be run so.
+        UserError: the steps failed or took more than ten minutes.
     """
     command = [sys.executable, "-m", "homespun.commands.probe"]
     try:
@@ -113,10 +113,10 @@ def run_probe(job: ProbeJob) -> ProbeResult:
 
 
 def measure(workload: Workload, rows: int, *, accumulate: bool, steps: int = 5, clock: Clock = "wall") -> ProbeResult:
-    """Make ``steps`` steps in this process, which should have done nothing else.
+    """Measure ``steps`` steps in this process, which must be new: its peak memory is measured.
 
     Raises:
-        UserError: they do not fit into memory.
+        UserError: the steps do not fit into memory.
     """
     seconds = CLOCKS[clock]
     context = DistributedContext.join()
@@ -125,12 +125,12 @@ def measure(workload: Workload, rows: int, *, accumulate: bool, steps: int = 5, 
     torch.manual_seed(workload.train.seed)
     training_step = TrainingStep(workload.build(), workload.train, Accelerator(mixed_precision="no"), compiled=False)
     largest, typical = workload.batches(rows, 2)
-    began, parts, updates = seconds(), [], []
+    begin, forward_backward, updates = seconds(), [], []
     with PeakMemory(context.device) as memory:
         for number in range(steps):
-            if number > 2 and seconds() - began > _MAX_SECONDS:
+            if number > 2 and seconds() - begin > _MAX_SECONDS:
                 break
-            # the first two steps are warm-up and have the peak memory
+            # the first two steps are warm-up, and measure the peak memory on the largest micro-batch
             step = [typical] if number > 1 else [largest, largest] if accumulate else [largest]
             targets = {name: sum(part.targets[name] for part in step) for name in step[0].targets}
             start = seconds()
@@ -142,12 +142,12 @@ def measure(workload: Workload, rows: int, *, accumulate: bool, steps: int = 5, 
             training_step.update(gradients, targets, learning_rate=1e-6)
             synchronize(context.device)
             if number > 1:
-                parts.append(middle - start)
+                forward_backward.append(middle - start)
                 updates.append(seconds() - middle)
     return ProbeResult(
         rows=rows,
         peak_bytes=memory.peak_bytes,
-        seconds=statistics.median(parts),
+        seconds=statistics.median(forward_backward),
         update_seconds=statistics.median(updates),
     )
 
@@ -155,7 +155,7 @@ def measure(workload: Workload, rows: int, *, accumulate: bool, steps: int = 5, 
 def main() -> int:
     """Run the job on standard input; returns the exit code."""
     job = ProbeJob.model_validate_json(sys.stdin.read())
-    # a run has these loaded, so the probe needs them to use as much memory
+    # a run has these modules loaded, and their memory counts
     import homespun.commands.finetune  # noqa: F401
     from homespun.commands.plan import recipe_work
     from homespun.commands.recipe import as_recipe

@@ -18,10 +18,10 @@ Job = Callable[..., Tree]
 
 
 def processes_to_start(config: TrainConfig) -> int:
-    """Number of processes to start for a training; 1: train in this process.
+    """Return the number of processes to start for a training; 1: train in this process.
 
     Raises:
-        UserError: ``train.processes`` cannot be had on this machine or with this budget.
+        UserError: ``train.processes`` is above 1 on a GPU or with a memory limit.
     """
     count = 1 if config.processes == "auto" else config.processes
     if count == 1 or is_launched():
@@ -30,14 +30,14 @@ def processes_to_start(config: TrainConfig) -> int:
         raise UserError(f"train.processes={count} is for CPUs; set it to 1, or start GPUs with torchrun")
     if config.budget.memory is not None:
         raise UserError(
-            f"train.budget.memory is planned for one process, and train.processes={count}; set train.processes=1 or "
-            f"leave the memory out"
+            f"train.budget.memory is planned for one process, but train.processes={count}; set train.processes=1, or "
+            f"leave out train.budget.memory"
         )
     return count
 
 
 def check_processes(objective: PretrainingObjective, count: int) -> None:
-    """Refuse more processes than the objective trains in.
+    """Check that the objective can train in ``count`` processes.
 
     Raises:
         UserError: ``count`` exceeds ``objective.max_processes``.
@@ -45,8 +45,8 @@ def check_processes(objective: PretrainingObjective, count: int) -> None:
     limit = objective.max_processes
     if limit is not None and count > limit:
         raise UserError(
-            f"objective.kind={objective.kind} trains in at most {limit} process, and there are {count}; set "
-            f"train.processes={limit}, or take objective.kind=clm"
+            f"objective.kind={objective.kind} trains in at most {limit} process, not in {count}; set "
+            f"train.processes={limit} or objective.kind=clm"
         )
 
 
@@ -56,9 +56,9 @@ def run_in_processes(
     """Call ``job(recipe, out, display=..., **options)`` in ``count`` processes; returns the ``result.json`` in ``out``.
 
     Raises:
-        UserError: what the job raises, or a process was killed.
+        UserError: the job raised it, or a process was killed.
     """
-    display.stop()  # the first process shows its own
+    display.stop()  # the first process has its own display
     launch(count, _run, job, recipe, out, display.json, options)
     result: Tree = json.loads((Path(out) / "result.json").read_text(encoding="utf-8"))
     return result
