@@ -309,7 +309,7 @@ def test_a_tokenizer_that_is_no_extension_and_a_model_with_a_decoder(
     save_model(tmp_path / "two", config.build(), config, tokenizer)
     with pytest.raises(UserError, match="one stack"):
         go_on(world, tmp_path / "two", tmp_path / "run")
-    with pytest.raises(UserError, match="want --from"):
+    with pytest.raises(UserError, match="need --from"):
         world.run(
             *("pretrain", "roberta-mini", f"data.corpus={world.corpus}", *STEPS),
             *("--generator", masked, "--out", tmp_path / "run"),

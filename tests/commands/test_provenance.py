@@ -109,9 +109,9 @@ def test_error_names_both_inputs(tmp_path: Path) -> None:
         tmp_path, inputs | {"--generator": InitialWeights(name="elsewhere/g", fingerprint="5"), "--vectors": None}
     )
     for generator, message in (
-        (None, "--generator g, and not without --generator"),
-        (InitialWeights(name="h", fingerprint="7"), "--generator g, and not with --generator h"),
-        (InitialWeights(name="g", fingerprint="7"), "--generator g, which is another now"),
+        (None, "--generator g, not without --generator"),
+        (InitialWeights(name="h", fingerprint="7"), "--generator g, not with --generator h"),
+        (InitialWeights(name="g", fingerprint="7"), "--generator g, whose weights have changed"),
     ):
         with pytest.raises(UserError, match=message):
             check_inputs(tmp_path, inputs | {"--generator": generator})

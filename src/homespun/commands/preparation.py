@@ -1,4 +1,4 @@
-"""From raw files to a tokenizer and a corpus, and length statistics of both."""
+"""Tokenizers and corpora from raw files, and statistics of text lengths."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ Duplicates = Literal["keep", "exact", "near"]
 
 @dataclass(frozen=True)
 class Reading:
-    """Inputs and how to read them, as a stream.
+    """Settings to read documents from files.
 
     Args:
-        inputs: files, globs, folders, archives, URLs, hub names.
-        text_fields: columns of the text, in formats that have columns; several are joined with a space.
-        label_field: column of a label to keep in the corpus.
-        encoding: of text files; detected where not given.
-        columns: names of the columns of a csv without a header.
-        normalise: Unicode NFC, control characters and surplus white space out.
-        duplicates: `exact` drops texts seen before, `near` those that share most of their word sequences too, `keep`
-            none.
+        inputs: files, globs, folders, archives, URLs or hub names.
+        text_fields: text columns, in formats with columns; several are joined with a space.
+        label_field: label column to keep in the corpus.
+        encoding: character encoding of text files; detected by default.
+        columns: column names of a csv without a header.
+        normalise: apply Unicode NFC, and remove control characters and surplus white space.
+        duplicates: ``exact`` drops repeated texts, ``near`` drops near-duplicates too, ``keep`` drops none.
     """
 
     inputs: tuple[str, ...]
@@ -49,12 +48,12 @@ class Reading:
     duplicates: Duplicates = "exact"
 
     def documents(self, read_progress: ReadProgress | None = None) -> Iterator[Document]:
-        """The documents, cleaned as asked, in the order of the inputs; ``read_progress`` is updated."""
+        """Yield the cleaned documents in the order of the inputs; updates ``read_progress``."""
         stream = self._joined(read_progress) if len(self.text_fields) > 1 else self._single(read_progress)
         return clean_documents(stream, normal=self.normalise, duplicates=self.duplicates)
 
     def texts(self, *, progress: Progress | None, read_progress: ReadProgress | None) -> Iterator[str]:
-        """Texts of `documents`; calls ``progress`` with the numbers of characters and documents every 256 documents."""
+        """Yield the texts of `documents`; every 256, ``progress`` gets the numbers of characters and documents."""
         done = 0
         for number, document in enumerate(self.documents(read_progress), start=1):
             done += len(document.text)
@@ -82,16 +81,16 @@ class Reading:
             yield Document(text, label, where)
 
     def describe(self) -> str:
-        """The same for the same reading of the same files: what a half-built corpus is held against.
+        """Describe settings and content of the files in JSON, to decide whether a stopped build can be resumed.
 
         Raises:
-            UserError: an input that is missing.
+            UserError: an input is missing.
         """
         return json.dumps(asdict(self) | {"files": digest_files(self.inputs)}, sort_keys=True)
 
 
 def clean_documents(documents: Iterable[Document], *, normal: bool, duplicates: Duplicates) -> Iterator[Document]:
-    """The documents with their texts normalised, and without repeated ones, as asked."""
+    """Yield documents with normalised texts if ``normal``, and without ``duplicates``; see `Reading`."""
     filters: list[ExactDuplicates | NearDuplicates] = []
     if duplicates != "keep":
         filters.append(ExactDuplicates())
@@ -104,16 +103,16 @@ def clean_documents(documents: Iterable[Document], *, normal: bool, duplicates: 
 
 
 def tokenizer_folder(out: str | Path) -> Path:
-    """Folder to save a tokenizer in.
+    """Return the folder to save a tokenizer in.
 
     Raises:
-        UserError: it is a file, or holds something else.
+        UserError: ``out`` is a file, or a folder with other files.
     """
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; a tokenizer needs a folder of its own")
+        raise UserError(f"--out {folder} is a file; give a new or empty folder")
     if folder.exists() and any(folder.iterdir()) and not (folder / "tokenizer.json").exists():
-        raise UserError(f"{folder} exists and is not a tokenizer; give another --out")
+        raise UserError(f"--out {folder} has files, but no tokenizer; give a new or empty folder")
     return folder
 
 
@@ -128,13 +127,20 @@ def train_tokenizer(
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
 ) -> Tokenizer:
-    """Train a tokenizer on what is read, and save it in the folder ``out``.
+    """Train a tokenizer and save it in ``out``.
 
     Args:
-        sentinels: how many of its tokens stand for what T5 cuts out of a text (`homespun.text.vocabulary_extension`).
+        reading: training text.
+        out: a new or empty folder, or a tokenizer, which is replaced.
+        kind: kind of the tokenizer.
+        vocab_size: number of tokens, special tokens and sentinels included.
+        lowercase: lower-case all text.
+        sentinels: number of sentinel tokens of T5 (`homespun.text.vocabulary_extension`).
+        progress: called with numbers of characters and documents.
+        read_progress: updated with the bytes that are read.
 
     Raises:
-        UserError: nothing to read, a vocabulary larger than the text allows, or ``out`` holds something else.
+        UserError: there is no text, the vocabulary is too large for the text, or ``out`` has other files.
     """
     folder = tokenizer_folder(out)
     texts = reading.texts(progress=progress, read_progress=read_progress)
@@ -155,14 +161,22 @@ def extend_tokenizer(
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
 ) -> tuple[Tokenizer, list[Word]]:
-    """Add ``add`` words of the text to the tokenizer of a checkpoint (or a tokenizer folder), and save it in ``out``.
+    """Add words of a text and sentinels to a tokenizer, and save the result in ``out``.
 
     Args:
-        reading: where the words are taken from; None: no words are added.
-        sentinels: how many to add behind them (`homespun.text.vocabulary_extension`).
+        source: a tokenizer folder, or a checkpoint with a tokenizer.
+        reading: text to take words from; None: add no words.
+        out: a new or empty folder, or a tokenizer, which is replaced.
+        add: number of words to add.
+        sentinels: number of sentinel tokens of T5 to add after the words (`homespun.text.vocabulary_extension`).
+        progress: called with numbers of characters and documents.
+        read_progress: updated with the bytes that are read.
+
+    Returns:
+        The tokenizer, and the added words.
 
     Raises:
-        UserError: nothing to add, no tokenizer there, too few words, or ``out`` holds something else.
+        UserError: there is nothing to add, no tokenizer, too few words, or ``out`` has other files.
     """
     if reading is None and not sentinels:
         raise UserError("nothing to add; give --add COUNT words of --input, or --sentinels COUNT")
@@ -178,7 +192,7 @@ def extend_tokenizer(
 
 
 def open_tokenizer(source: str | Path) -> Tokenizer:
-    """The tokenizer of a run, of a model in any form, or of a tokenizer's own folder."""
+    """Open a tokenizer folder, or the tokenizer of a run or a model in any form."""
     folder = Path(source).expanduser()
     for candidate in (folder, folder / "model"):
         if (candidate / "tokenizer.json").is_file():
@@ -196,10 +210,19 @@ def make_corpus(
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
 ) -> Corpus:
-    """Encode what is read into the corpus folder ``out``; a build that was killed goes on where it was.
+    """Encode documents into the corpus folder ``out``, or resume a build that was killed.
+
+    Args:
+        reading: documents.
+        tokenizer: tokenizer, or its folder.
+        out: corpus folder.
+        workers: number of threads; default: one per core.
+        sentences: store sentence ends, for next sentence prediction.
+        progress: called with numbers of bytes and documents, see `homespun.data.corpus.Progress`.
+        read_progress: updated with the bytes that are read.
 
     Raises:
-        UserError: no tokenizer there, nothing to read, or ``out`` holds something else.
+        UserError: there is no tokenizer or no text, or ``out`` has other files.
     """
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     return build_corpus(
@@ -214,7 +237,7 @@ def make_corpus(
 
 
 def describe_corpus(corpus: Corpus, path: str | Path) -> dict[str, object]:
-    """Sizes of a corpus, for output."""
+    """Return the sizes of a corpus as plain values, for output."""
     return {
         "corpus": str(path),
         "documents": len(corpus),
@@ -237,22 +260,25 @@ def reading(
     normalise: bool = True,
     duplicates: Duplicates = "exact",
 ) -> Reading:
-    """A `Reading` from plain lists.
+    """Make a `Reading` of lists.
 
     Raises:
-        UserError: nothing to read.
+        UserError: ``inputs`` is empty.
     """
     if not inputs:
-        raise UserError("nothing to read: give --input at least once")
+        raise UserError("--input is missing; give a file, glob, folder, archive, URL or hub name")
     named = None if columns is None else tuple(columns)
     return Reading(tuple(inputs), tuple(text_fields), label_field, encoding, named, normalise, duplicates)
 
 
-_CHUNK = 1024  # texts encoded at a time
+_BATCH_SIZE = 1024  # texts to encode at once
 
 
 def corpus_lengths(path: str | Path) -> list[dict[str, object]]:
-    """Length statistics of a corpus, by class if it has labels; see `homespun.data.lengths.length_statistics`."""
+    """Compute length statistics of a corpus, by class if it has labels.
+
+    See `homespun.data.lengths.length_statistics` for the result.
+    """
     corpus = Corpus.open(path)
     labels = corpus.labels()
     classes = labels if any(label is not None for label in labels) else None
@@ -268,7 +294,7 @@ def file_lengths(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> list[dict[str, object]]:
-    """Length statistics of files, each one split, such as train.csv and test.csv."""
+    """Compute length statistics of files, with one split per input, such as train.csv and test.csv."""
     loaded = Tokenizer.load(tokenizer)
     lengths: list[int] = []
     classes: list[str | None] = []
@@ -283,7 +309,7 @@ def file_lengths(
             columns=columns,
             duplicates="keep",
         ).documents()
-        while chunk := list(islice(documents, _CHUNK)):
+        while chunk := list(islice(documents, _BATCH_SIZE)):
             lengths += map(len, loaded.encode_batch([document.text for document in chunk]))
             classes += [document.label for document in chunk]
         splits[entry] = np.arange(start, len(lengths))
@@ -293,14 +319,14 @@ def file_lengths(
 def task_lengths(
     task: Task[object, TaskRows], tokenizer: Tokenizer, parts: Mapping[str, Sequence[object]]
 ) -> list[dict[str, object]]:
-    """Length statistics of the texts of a task, by part, and by class if each example has one."""
+    """Compute length statistics of the texts of a task, by part, and by class if each example has one class."""
     lengths: list[int] = []
     classes: list[str | None] = []
     splits: dict[str, np.ndarray] = {}
     for name, examples in parts.items():
         start, texts, classes_of = len(lengths), task.texts(examples), task.stratify_by(examples)
-        for first in range(0, len(texts), _CHUNK):
-            lengths += map(len, tokenizer.encode_batch(list(texts[first : first + _CHUNK])))
+        for first in range(0, len(texts), _BATCH_SIZE):
+            lengths += map(len, tokenizer.encode_batch(list(texts[first : first + _BATCH_SIZE])))
         splits[name] = np.arange(start, len(lengths))
         if task.labels is not None and not task.labels.multi_label and classes_of.ndim == 1:
             classes += [task.labels.names[number] for number in classes_of.tolist()]

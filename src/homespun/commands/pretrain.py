@@ -69,26 +69,27 @@ def pretrain(
     """Pretrain a model into the run directory ``out``.
 
     Args:
-        recipe: see `homespun.commands.recipe.pretrain_recipe`.
-        out: a new folder; with ``resume`` a run that was stopped, or that gets a larger budget.
+        recipe: pretraining recipe, see `homespun.commands.recipe.pretrain_recipe`.
+        out: a new folder; with ``resume`` a stopped run, or a finished run to extend with a larger budget.
         start_from: checkpoint to continue from, in place of the recipe's model: a run, a ``model/`` folder, or a
             Hugging Face folder or name. Its backbone is used, and its head if it is the objective's. Its tokenizer must
             be the corpus's, or the corpus's an extension of it (`homespun.commands.preparation.extend_tokenizer`).
         changes: changes to that backbone, of `homespun.models.weight_transfer.CHANGEABLE`, such as
-            ``{"max_position_embeddings": 4096}``. The result's ``adaptation`` measures how far its outputs moved.
-        generator: checkpoint of the generator of objective electra, which is initialised without one.
+            ``{"max_position_embeddings": 4096}``. ``adaptation`` of the result compares the outputs before and after.
+        generator: checkpoint of the generator, for objective electra; by default the generator is initialised.
         vectors: word vectors to initialise the embeddings with, see
-            `homespun.vectors.embedding_init.init_embeddings`; the result's ``vectors`` counts the tokens that have one.
+            `homespun.vectors.embedding_init.init_embeddings`; ``vectors`` of the result counts the covered tokens.
         resume: continue the run in ``out``.
-        preflight: warn before the first step of a budget, size, optimizer or model that do not suit each other
-            (`homespun.commands.preflight`). A budget of time alone, of more than a minute, is planned for that.
+        preflight: check budget, model size, optimizer and export before the first step, and log warnings
+            (`homespun.commands.preflight`). If time is the only limit and longer than a minute, a step is timed for it.
         display: where progress is shown; nowhere by default.
 
     Returns:
         The content of ``result.json``; empty in all processes but the first.
 
     Raises:
-        UserError: no corpus, a recipe that cannot be built, a budget too small for one step, an interrupted run.
+        UserError: the corpus is missing, the recipe is invalid, the budget is too small for one step, or the run was
+            interrupted.
     """
     display = display or Display(json=True)
     options = {"start_from": start_from, "changes": changes, "generator": generator, "vectors": vectors}
@@ -104,7 +105,7 @@ def pretrain(
     setup = _build(recipe, inputs, machine, display)
     checked = None
     if preflight and context.is_main and recipe.train.budget.steps != 0:
-        # after the objective is built, so that a recipe that cannot be built gives one error and no warnings
+        # after the objective is built, so that an invalid recipe gives one error and no warnings
         checked = _check(setup, inputs, machine, display)
     initial = _initialize(setup, inputs, fresh=not (resume and Run(out).latest_state()))
     run = create_run(out, setup.recipe, inputs.identities, resume=resume, main=context.is_main)
@@ -136,8 +137,8 @@ class _Inputs:
 
     Attributes:
         corpus: text and tokenizer.
-        start: checkpoint to continue from; None: the weights are new.
-        vectors: word vectors for the embeddings.
+        start: checkpoint to continue from; None: from scratch.
+        vectors: word vectors for the embeddings; None without them.
         identities: names and digests of the initial weights, by option.
     """
 
@@ -152,15 +153,15 @@ class _Setup:
     """Objective and rows of a run, ready to train.
 
     Attributes:
-        recipe: with a model of known size and the tokenizer's vocabulary.
+        recipe: recipe with a model of known size and the tokenizer's vocabulary.
         config: training settings, with the micro-batches that fit into memory.
         objective: module that returns the loss.
-        export_model: the model to keep of the objective.
+        export_model: returns the model to save, and its config.
         training: training rows.
         validation: held-out rows.
         collate: rows to a batch, with masks and noise.
         plan: choices for a memory limit; empty without one.
-        size: choice of the model's size; None if the recipe gives it.
+        size: choice of the model size; None if the recipe gives a size.
     """
 
     recipe: PretrainRecipe
@@ -174,9 +175,9 @@ class _Setup:
     size: SizeChoice | None
 
     def loaders(self, context: DistributedContext) -> tuple[Loader, Loader]:
-        """Batches of training rows and of held-out rows.
+        """Return loaders of training rows and of held-out rows.
 
-        Held-out rows keep the masks of epoch 0, so that losses compare over time and over seeds.
+        Held-out rows keep the masks of epoch 0, so that losses of different steps and seeds are comparable.
         """
         collate, config = self.collate, self.config
         training = Loader(
@@ -210,13 +211,13 @@ def _read_inputs(
     vectors: str | Path | None,
 ) -> _Inputs:
     if not recipe.data.corpus:
-        raise UserError("which corpus? give data.corpus=FOLDER, made by `homespun corpus build`")
+        raise UserError("data.corpus is missing; give data.corpus=FOLDER, made by `homespun corpus build`")
     check_best_metric(recipe.train.best_metric, recipe.objective.kind)
     corpus = Corpus.open(recipe.data.corpus)
     if vectors is not None and start_from is not None:
-        raise UserError("--from brings embeddings of its own; give it or --vectors, not both")
+        raise UserError("--from and --vectors both set the embeddings; give either --from or --vectors, not both")
     if start_from is None and (changes or generator is not None):
-        raise UserError("changes to a checkpoint and --generator want --from, the checkpoint")
+        raise UserError("changes to a checkpoint and --generator need --from, the checkpoint")
     opened = None if vectors is None else open_vectors(vectors)
     start = None
     if start_from is not None:
@@ -232,7 +233,7 @@ def _read_inputs(
 
 
 def _build(recipe: PretrainRecipe, inputs: _Inputs, machine: Callable[[], Machine], display: Display) -> _Setup:
-    """Choose size and micro-batches, and build the objective with its seed."""
+    """Choose model size and micro-batches, and build the objective."""
     corpus, start, size = inputs.corpus, inputs.start, None
     if start is None:
         recipe, size = with_size(recipe, machine, lambda sized: pretraining_work(sized, corpus, None), display)
@@ -258,12 +259,12 @@ def _check(setup: _Setup, inputs: _Inputs, machine: Callable[[], Machine], displ
 
 
 def _initialize(setup: _Setup, inputs: _Inputs, *, fresh: bool) -> _InitialWeights:
-    """Initialise weights from word vectors, a checkpoint, or counts if ``fresh``: not about to be resumed."""
+    """Initialise weights from word vectors, a checkpoint, or, if ``fresh`` (no checkpoint to resume), from counts."""
     transfer, coverage = None, None
     if inputs.vectors is not None:
-        name = inputs.identities["--vectors"]
-        assert name is not None
-        coverage = init_embeddings(setup.objective, inputs.corpus.tokenizer, inputs.vectors, source=name.name)
+        identity = inputs.identities["--vectors"]
+        assert identity is not None
+        coverage = init_embeddings(setup.objective, inputs.corpus.tokenizer, inputs.vectors, source=identity.name)
     elif inputs.start is not None:
         transfer = inputs.start.fill(setup.objective, *setup.export_model())
     elif fresh:
@@ -285,7 +286,7 @@ def start_embeddings(objective: nn.Module, recipe: PretrainRecipe, corpus: Corpu
 def _measure_initial(
     setup: _Setup, inputs: _Inputs, initial: _InitialWeights, run: Run, held_out: Loader, context: DistributedContext
 ) -> Tree:
-    """FLOPs per token, and the changed checkpoint compared with the original, before the first step."""
+    """Measure FLOPs per token, and compare a changed checkpoint with the original, before the first step."""
     batch = typical_batch(setup.training, setup.collate, setup.config.seed)
     result: Tree = {"flops_per_token": flops_per_token(setup.objective, batch)}
     if inputs.start is not None and initial.transfer is not None:

@@ -1,4 +1,4 @@
-"""Initial weights and settings that a resumed run must keep, beyond its recipe."""
+"""Initial weights and settings, besides the recipe, that a resumed run must keep."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class InitialWeights(Config):
     fingerprint: str
 
 
-RunInputs = Mapping[str, InitialWeights | None]  # by option; None: it was not given
+RunInputs = Mapping[str, InitialWeights | None]  # by option; None: the option is not set
 
 
 def identify_model(name: str | Path | None, stored: ModelBundle | None) -> InitialWeights | None:
-    """Name and digest of a model's weights."""
+    """Return name and digest of a model's weights."""
     if name is None or stored is None:
         return None
     return InitialWeights(name=str(name), fingerprint=fingerprint(stored.model))
 
 
 def identify_vectors(name: str | Path | None, vectors: WordVectors | None) -> InitialWeights | None:
-    """Name and digest of word vectors."""
+    """Return name and digest of word vectors."""
     if name is None or vectors is None:
         return None
     digest = hashlib.blake2b(json.dumps(list(vectors.words)).encode(), digest_size=16)
@@ -64,14 +64,14 @@ def create_run(
 ) -> Run:
     """Create or resume a run; a resumed run must have the same initial weights.
 
-    A run without recorded initial weights resumes with those given, which are recorded.
+    If a run has no record of its initial weights, ``inputs`` are recorded.
 
     Args:
-        out: its folder.
-        recipe: its config.
-        inputs: its initial weights, by option.
+        out: run folder.
+        recipe: config of the run.
+        inputs: initial weights by option.
         resume: as in `Run.create`.
-        main: whether this process writes, one of several.
+        main: True in the process that writes.
 
     Raises:
         UserError: the run has other initial weights; see also `Run.create`.
@@ -85,7 +85,7 @@ def create_run(
 
 
 def check_inputs(folder: Path, inputs: RunInputs) -> None:
-    """Refuse other initial weights than those recorded in ``folder``.
+    """Compare ``inputs`` with the initial weights recorded in ``folder``, if there is a record.
 
     Raises:
         UserError: the initial weights differ.
@@ -99,15 +99,16 @@ def check_inputs(folder: Path, inputs: RunInputs) -> None:
         tree, now = known.get(option), inputs.get(option)
         before = None if tree is None else validate(InitialWeights, tree, source=str(path))
         if (before and before.fingerprint) != (now and now.fingerprint):
-            altered = before is not None and now is not None and before.name == now.name
-            other = "which is another now" if altered else f"and not {_label(option, now)}"
+            same_name = before is not None and now is not None and before.name == now.name
+            difference = "whose weights have changed" if same_name else f"not {_label(option, now)}"
             raise UserError(
-                f"{folder} was begun {_label(option, before)}, {other}; go on with the same, or give --out a new folder"
+                f"{folder} was started {_label(option, before)}, {difference}; resume it with the same, or give --out "
+                f"a new folder"
             )
 
 
 def write_inputs(folder: Path, inputs: RunInputs) -> None:
-    """Write the initial weights of ``folder``."""
+    """Record initial weights in ``folder``."""
     tree = {option: None if given is None else given.model_dump() for option, given in inputs.items()}
     write_text(folder / FILE, json.dumps(tree, indent=1, ensure_ascii=False))
 
@@ -117,16 +118,16 @@ def _label(option: str, given: InitialWeights | None) -> str:
 
 
 def restore_settings(recipe: R, out: str | Path, *, main: bool = True) -> R:
-    """``recipe`` with the ``data.split_seed`` and the chosen size of the run in ``out``, where they are not given.
+    """Set ``data.split_seed`` and ``model.size=auto`` of a recipe to the values of the run in ``out``.
 
-    A size of ``auto`` becomes the run's size, unless the run's model has no size of that family. Before there was a
-    ``data.split_seed`` rows were divided by ``train.seed``; a run from then goes on with the rows that it has, and its
-    configs say so from now on.
+    ``data.split_seed`` stays if it is set, ``auto`` if the model of the run has no size of the family. Runs of early
+    versions have no ``data.split_seed`` and split rows by ``train.seed``, which becomes the ``data.split_seed`` of the
+    recipe and of the run's configs.
 
     Args:
-        recipe: what the run is to go on with.
-        out: its folder.
-        main: whether this process writes, one of several.
+        recipe: recipe to resume the run with.
+        out: run folder.
+        main: True in the process that writes.
 
     Raises:
         UserError: the run's config is damaged.
@@ -147,7 +148,7 @@ def restore_settings(recipe: R, out: str | Path, *, main: bool = True) -> R:
 
 
 def _sized(model: AutoSizeConfig, tree: Mapping[str, object]) -> BackboneConfig | AutoSizeConfig:
-    """The size of ``model`` that the config of a run has; ``model`` where it has another model."""
+    """Size of ``model`` in the config of a run; ``model`` itself if the config has another model."""
     try:
         known = TypeAdapter[BackboneConfig](BackboneConfig).validate_python(tree.get("model"))
     except ValidationError:
@@ -163,7 +164,7 @@ def _seed(tree: Mapping[str, object], section: str, key: str) -> int | None:
 
 
 def _write_split_seed(run: Path, seed: int) -> None:
-    """Into the configs of a run and its trainings; its own last, since that is the one that is asked."""
+    """Write the seed to the configs of a run and its trials; last to that of the run, which a resumed run reads."""
     for path in (*sorted(run.glob("trials/*/config.yaml")), run / "config.yaml"):
         tree = read_yaml(path)
         data = tree.get("data")

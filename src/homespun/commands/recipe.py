@@ -44,7 +44,7 @@ RecipeModel = Annotated[
 
 
 class PretrainRecipe(Config):
-    """Pretraining: a corpus, a model, an objective, a training plan."""
+    """Pretraining: corpus, model, objective and training settings."""
 
     kind: Literal["pretrain"] = "pretrain"
     description: str = Field(default="", description="purpose, in one line")
@@ -52,8 +52,8 @@ class PretrainRecipe(Config):
     model: RecipeModel
     embeddings: Literal["random", "cooccurrence"] = Field(
         default="random",
-        description="how word embeddings start without --from and --vectors; cooccurrence: from counts over the "
-        "corpus, which takes seconds and saves tokens (`homespun.vectors.embedding_init`)",
+        description="initial word embeddings without --from and --vectors; cooccurrence: from counts over the corpus, "
+        "which takes seconds and saves tokens (`homespun.vectors.embedding_init`)",
     )
     objective: PretrainingObjective
     train: TrainConfig
@@ -65,19 +65,19 @@ class PretrainRecipe(Config):
 
     @property
     def backbone(self) -> BackboneConfig:
-        """The model, where its size is known.
+        """Config of the model.
 
         Raises:
-            UserError: it is still to be chosen (``model.size=auto``).
+            UserError: its size is not chosen yet (``model.size=auto``).
         """
         if isinstance(self.model, AutoSizeConfig):
             sizes = ", ".join(self.model.candidates())
-            raise UserError(f"model.size=auto is chosen by pretrain and plan alone; set model.size to one of {sizes}")
+            raise UserError(f"model.size=auto is only for pretrain and plan; set model.size to one of {sizes}")
         return self.model
 
 
 class FinetuneRecipe(Config):
-    """Fine-tuning: data, what is learned from it on a pretrained backbone, a training plan."""
+    """Fine-tuning of a pretrained model: data, objective and training settings."""
 
     kind: Literal["finetune"] = "finetune"
     description: str = Field(default="", description="purpose, in one line")
@@ -97,7 +97,7 @@ class FinetuneRecipe(Config):
     @model_validator(mode="before")
     @classmethod
     def _default_kinds(cls, tree: object) -> object:
-        # recipes and run directories from before there were other kinds
+        # recipes and runs of early versions have no kinds
         if not isinstance(tree, dict):
             return tree
         kinds = {"data": "texts", "objective": "classification"}
@@ -114,36 +114,36 @@ _KINDS: dict[str, type[PretrainRecipe] | type[FinetuneRecipe]] = {
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRecipe | FinetuneRecipe:
-    """A recipe with ``KEY=VALUE`` overrides applied, validated.
+    """Load a recipe, apply ``KEY=VALUE`` overrides and validate it.
 
     Raises:
-        UserError: unknown recipe, key or value, each with what is near or allowed.
+        UserError: unknown recipe, key or value; the error suggests similar or allowed ones.
     """
     tree = recipe_with(name, overrides)
     return validate(_KINDS[tree["kind"]], tree, source=name)
 
 
 def pretrain_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRecipe:
-    """`load_recipe` for pretraining."""
+    """Load a pretraining recipe, see `load_recipe`."""
     tree = recipe_with(name, overrides)
     refuse_other_kind(name, tree["kind"], "pretrain")
     return validate(PretrainRecipe, tree, source=name)
 
 
 def finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRecipe:
-    """`load_recipe` for fine-tuning."""
+    """Load a fine-tuning recipe, see `load_recipe`."""
     tree = recipe_with(name, overrides)
     refuse_other_kind(name, tree["kind"], "finetune")
     return validate(FinetuneRecipe, tree, source=name)
 
 
 def schema() -> Tree:
-    """The JSON schema of every recipe, for editors."""
+    """Return the JSON schema of recipes, for editors."""
     return json_schema(Recipe)
 
 
 def settings_schema() -> str:
-    """``settings.json`` of `homespun.recipes`: the schema without texts, and of defaults the kinds alone."""
+    """Return ``settings.json`` of `homespun.recipes`: the schema without texts and without defaults except kinds."""
     return json.dumps(_without_texts(schema()), indent=1) + "\n"
 
 
@@ -165,5 +165,5 @@ def _without_texts(schema: Tree) -> Tree:
 
 
 def as_recipe(tree: Mapping[str, object]) -> PretrainRecipe | FinetuneRecipe:
-    """A recipe from the complete config of a run."""
+    """Return the recipe of the complete config of a run."""
     return TypeAdapter[PretrainRecipe | FinetuneRecipe](Recipe).validate_python(tree)

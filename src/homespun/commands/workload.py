@@ -1,4 +1,4 @@
-"""Rows, backbone and planner workload of a recipe: real rows, or made-up text without a corpus."""
+"""Rows, backbone and planner workload of a recipe, on its data or on random text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from homespun.training.config import TrainConfig
 
 
 def with_backbone(recipe: PretrainRecipe, tokenizer: Tokenizer, start: Start | None) -> PretrainRecipe:
-    """Copy of the recipe with the backbone that is trained: new or from a checkpoint, with the tokenizer's vocabulary.
+    """Return a copy of the recipe with the backbone of the recipe or checkpoint, and the tokenizer's vocabulary.
 
     Raises:
         UserError: see `with_vocabulary`.
@@ -53,35 +53,36 @@ def with_backbone(recipe: PretrainRecipe, tokenizer: Tokenizer, start: Start | N
 
 
 def model_config(recipe: PretrainRecipe, start: Start | None) -> ModelConfig:
-    """Config to build the objective with: a new backbone without a head, or the checkpoint's model."""
+    """Return the config to build the objective with: a new backbone without a head, or the checkpoint's model."""
     return ModelConfig(backbone=recipe.backbone) if start is None else start.config
 
 
 def with_vocabulary(
     backbone: BackboneConfig, tokenizer: Tokenizer, length: int, *, target_length: int = 0
 ) -> BackboneConfig:
-    """Config of the backbone with the tokenizer's vocabulary, checked for rows of ``length`` tokens.
+    """Set the vocabulary of a backbone to the tokenizer's, and check the length of rows.
 
     A vocabulary larger than the tokenizer's stays: released checkpoints are often padded to a round number.
 
     Args:
-        backbone: config as given.
+        backbone: config of the backbone.
         tokenizer: tokenizer of the text.
-        length: tokens in a row.
-        target_length: most tokens that its decoder writes.
+        length: tokens per row.
+        target_length: maximum number of tokens of the decoder; 0 without a decoder.
 
     Raises:
-        UserError: rows longer than the model, a vocabulary smaller than the tokenizer's, or no padding token for a
-            bidirectional model.
+        UserError: the rows are longer than the model's maximum, the vocabulary is smaller than the tokenizer's, or a
+            bidirectional model has no padding token.
     """
     if backbone.needs_padding_token and "pad" not in tokenizer.roles:
         raise UserError(
-            "the tokenizer names no padding, which a model that reads both ways needs; name one as pad_token in its "
+            "the tokenizer has no padding token, which a bidirectional model needs; set pad_token in its "
             "tokenizer_config.json"
         )
     if 0 < backbone.vocab_size < tokenizer.vocab_size:
         raise UserError(
-            f"model.vocab_size={backbone.vocab_size}, but the tokenizer has {tokenizer.vocab_size} tokens; leave it out"
+            f"model.vocab_size={backbone.vocab_size} is less than the {tokenizer.vocab_size} tokens of the tokenizer; "
+            f"leave it out"
         )
     backbone.check_length(length, target_length)
     size = max(backbone.vocab_size, tokenizer.vocab_size)
@@ -89,22 +90,22 @@ def with_vocabulary(
 
 
 def mixes_documents(recipe: PretrainRecipe) -> bool:
-    """Return True if tokens attend to other documents that are packed into their row."""
+    """Return True if tokens attend to other documents of a packed row."""
     return recipe.objective.packs and not recipe.backbone.attention.supports_packing
 
 
 def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows]:
-    """Training and held-out rows, from different documents.
+    """Return training and held-out rows, of different documents.
 
     Raises:
-        UserError: less text than one row.
+        UserError: the training documents do not fill one row.
     """
     data, seed = recipe.data, recipe.train.seed
     training, held_out = corpus.split(data.validation, data.split_seed)
     tokens = int(corpus.lengths[training].sum())
     if tokens < data.max_length:
         raise UserError(
-            f"{tokens:,} tokens to train on do not fill one row of data.max_length={data.max_length}; give more text"
+            f"{tokens:,} training tokens do not fill one row of data.max_length={data.max_length}; give more text"
         )
     rows = recipe.objective.rows(corpus, training, length=data.max_length, seed=seed)
     validation = recipe.objective.rows(corpus, held_out, length=data.max_length, seed=data.split_seed)
@@ -114,7 +115,7 @@ def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows
 
 
 class FirstRows:
-    """The first ``count`` rows, or all where there are fewer."""
+    """First ``count`` rows, or all if there are fewer."""
 
     def __init__(self, rows: Rows, count: int) -> None:
         self.rows = rows
@@ -129,7 +130,7 @@ class FirstRows:
 
 M = TypeVar("M", bound=nn.Module)
 
-MADE_UP_VOCABULARY = 30_522  # BERT's, where the recipe has none of its own
+MADE_UP_VOCABULARY = 30_522  # BERT's vocabulary size, for recipes without model.vocab_size
 _MADE_UP_TOKENS = 2**19
 _SENTINELS = 100
 _SENTENCE_LENGTH = 23  # words
@@ -137,14 +138,14 @@ _SENTENCE_LENGTH = 23  # words
 
 @dataclass(frozen=True)
 class Work:
-    """Workload and its data.
+    """Workload of a training, and its data.
 
     Args:
-        workload: of one training: of several that with the most examples.
-        dataset: training data of that training.
+        workload: workload; of several trainings, that with the most examples.
+        dataset: size of its training data.
         row_tokens: mean length of its rows.
-        shares: of the trainings that the recipe asks for, what each has of that.
-        made_up: the text means nothing.
+        shares: number of examples of each training of the recipe, relative to ``dataset``.
+        made_up: the text is random.
     """
 
     workload: Workload
@@ -163,15 +164,20 @@ def build_work(
     sorted_: bool,
     lighter: str = "",
 ) -> Work:
-    """Work of training on ``rows``.
+    """Make the work of a training.
 
-    ``sorted_``: rows of like length come together, so that the longest are met in one micro-batch. ``lighter``: a
-    setting that would take less memory.
+    Args:
+        rows: training rows.
+        collate: rows to a batch.
+        build: builds the objective.
+        train: training settings.
+        sorted_: batches have rows of similar length, so that one micro-batch may have the longest rows.
+        lighter: setting that takes less memory, for errors.
     """
 
     def batches(size: int, count: int) -> list[Batch]:
         order = np.argsort(-rows.lengths, kind="stable") if sorted_ else np.arange(len(rows))
-        # the heaviest first, then what is met as a rule
+        # the largest micro-batch first, then typical ones
         starts = [0, *[(len(rows) - size) // 2 if sorted_ else size * number for number in range(1, count)]]
         return [
             _batch(rows, collate, train.seed, [int(order[(s + i) % len(rows)]) for i in range(size)]) for s in starts
@@ -182,7 +188,7 @@ def build_work(
 
 
 def typical_batch(rows: Rows, collate: Collate, seed: int) -> Batch:
-    """Batch of one row of median length."""
+    """Return a batch of one row, of median length."""
     return _batch(rows, collate, seed, [int(np.argsort(rows.lengths, kind="stable")[len(rows) // 2])])
 
 
@@ -191,7 +197,7 @@ def _batch(rows: Rows, collate: Collate, seed: int, numbers: list[int]) -> Batch
 
 
 def pretraining_work(recipe: PretrainRecipe, corpus: Corpus, start: Start | None) -> Work:
-    """Work of a pretraining recipe on ``corpus``.
+    """Make the work of a pretraining recipe on ``corpus``.
 
     Raises:
         UserError: the objective cannot be built.
@@ -211,7 +217,7 @@ def pretraining_work(recipe: PretrainRecipe, corpus: Corpus, start: Start | None
 def finetuning_work(
     task: Task[object, TaskRows], objective: TaskObjective, stored: ModelBundle, training: TaskRows, train: TrainConfig
 ) -> Work:
-    """Work of fine-tuning; its model is built, not copied, so that tracing takes no memory."""
+    """Make the work of a fine-tuning. The stored weights are not copied, so that tracing takes no memory."""
 
     def setup() -> TrainingSetup:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # fake tensors have no address to copy
@@ -224,7 +230,7 @@ def finetuning_work(
 
 @contextmanager
 def made_up_corpus(recipe: PretrainRecipe) -> Iterator[Corpus]:
-    """A corpus of the recipe's vocabulary and length, for as long as it is needed."""
+    """Yield a temporary corpus of random text with the recipe's vocabulary and length."""
     vocabulary = recipe.model.vocab_size or MADE_UP_VOCABULARY
     words = max(vocabulary - _SENTINELS, 16)
     tokenizer = with_sentinels(made_up_tokenizer(words), vocabulary - words)
@@ -236,13 +242,13 @@ def made_up_corpus(recipe: PretrainRecipe) -> Iterator[Corpus]:
 
 
 def made_up_tokenizer(vocab_size: int) -> Tokenizer:
-    """A tokenizer of ``vocab_size`` tokens, one for each word of `made_up_texts`."""
+    """Train a tokenizer of ``vocab_size`` tokens, one for each word of `made_up_texts`."""
     words = (f"w{number}" for number in range(vocab_size))
     return Tokenizer.train([" ".join([".", *words])], kind="words", vocab_size=vocab_size, lowercase=True)
 
 
 def made_up_texts(vocab_size: int, *, tokens: int, seed: int = 0) -> Iterator[str]:
-    """Endless texts of ``tokens`` uniformly drawn words each, in sentences."""
+    """Yield random texts without end, each of ``tokens`` uniformly drawn words in sentences."""
     draw = random.Random(seed)
     highest = max(1, vocab_size - 8)
     while True:
