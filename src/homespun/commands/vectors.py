@@ -1,4 +1,4 @@
-"""Word vectors: training on a corpus, evaluation, plots, and models that start from them."""
+"""Word vectors: training on a corpus, evaluation, plots, and models initialised with them."""
 
 from __future__ import annotations
 
@@ -32,35 +32,36 @@ METHODS = ("word2vec", "glove")
 
 
 def vectors_config(method: str, overrides: Sequence[str] = ()) -> VectorsConfig:
-    """The settings of ``method`` with ``KEY=VALUE`` overrides: ``method.size=50``, ``words.min_count=2``.
+    """Return the settings of ``method`` with ``KEY=VALUE`` overrides, such as ``method.size=50``.
 
     Raises:
-        UserError: an unknown method, key or value.
+        UserError: unknown method, key or value.
     """
     if method not in METHODS:
-        raise UserError(f"vectors are trained by {' or '.join(METHODS)}, not {method!r}")
+        raise UserError(f"method must be {' or '.join(METHODS)}, not {method!r}")
     return validate(VectorsConfig, override({"method": {"kind": method}}, overrides), source=f"vectors train {method}")
 
 
 def train_vectors(
     corpus: str | Path, config: VectorsConfig, out: str | Path, *, display: Display | None = None
 ) -> dict[str, object]:
-    """Train word vectors of ``corpus`` and write them to ``out``; returns what came of it.
+    """Train word vectors on a corpus and write them to ``out``.
+
+    The folder of ``out`` also needs space for temporary files: word numbers of the text, and pair counts of GloVe.
 
     Args:
-        corpus: made by `homespun corpus build`, with any tokenizer.
-        config: of `vectors_config`.
-        out: a folder, or a file of word2vec's that ends in .txt, .vec or .bin. All words in numbers, and the counts of
-            pairs for GloVe, are written to the same folder meanwhile.
+        corpus: corpus of `homespun corpus build`, with any tokenizer.
+        config: settings of `vectors_config`.
+        out: a folder, or a word2vec file .txt, .vec or .bin.
         display: where progress is shown; nowhere by default.
 
     Returns:
-        ``vectors``, ``words``, ``size``, ``text_words`` (how many were read, those of rare words left out), ``cells``
-        (of GloVe's matrix), ``loss`` (GloVe's, of the last epoch), ``seconds`` {counting words, counting pairs,
-        training}.
+        ``vectors`` (the path), ``words`` (number of words), ``size``, ``text_words`` (words of the text without rare
+        ones), ``cells`` (of GloVe's matrix), ``loss`` (GloVe's, of the last epoch), ``seconds`` {counting words,
+        counting pairs, training}.
 
     Raises:
-        UserError: no corpus, no words in it, ``out`` holds something else, or gensim is missing.
+        UserError: there is no corpus, no word in it, ``out`` has other files, or gensim is missing.
     """
     display = display or Display(json=True)
     out = Path(out)
@@ -90,24 +91,28 @@ def train_vectors(
 
 
 class _TimedStage:
-    """A part of the work: shown, and timed."""
+    """Context manager that shows and times a stage."""
 
     def __init__(self, name: str, seconds: dict[str, float], display: Display) -> None:
         self.name, self.seconds, self.task = name, seconds, display.task(name, total=1.0)
 
     def __enter__(self) -> OnProgress:
-        self.began = time.perf_counter()
+        self.start = time.perf_counter()
         return self.task.update
 
     def __exit__(self, *error: object) -> None:
-        self.seconds[self.name] = round(time.perf_counter() - self.began, 3)
+        self.seconds[self.name] = round(time.perf_counter() - self.start, 3)
 
 
 def measure_vectors(vectors: str | Path, data: str | Path) -> Tree:
-    """Analogies and similarities of the lists in ``data``: see `homespun.vectors.evaluation.evaluate_vectors`.
+    """Evaluate word vectors on analogies and similarities, see `homespun.vectors.evaluation.evaluate_vectors`.
+
+    Args:
+        vectors: word vectors for `open_vectors`.
+        data: file or folder of word lists.
 
     Raises:
-        UserError: no vectors, no lists, or a damaged one.
+        UserError: there are no vectors or no lists, or a file is damaged.
     """
     return evaluate_vectors(open_vectors(vectors), read_lists(data))
 
@@ -121,26 +126,26 @@ def map_vectors(
     method: Projection = "pca",
     seed: int = 0,
 ) -> dict[str, object]:
-    """Draw words in a plane, into the .png or .svg file ``out``.
+    """Plot words in two dimensions; give either ``words`` or ``top``.
 
     Args:
-        vectors: what `open_vectors` opens.
-        out: the picture.
-        words: which; or
-        top: so many of the most frequent that have a letter in them.
-        method: see `homespun.vectors.word_vectors.project_2d`.
-        seed: of what is drawn at random.
+        vectors: word vectors for `open_vectors`.
+        out: a .png or .svg file.
+        words: words to plot.
+        top: number of most frequent words to plot, of those with a letter.
+        method: projection, see `homespun.vectors.word_vectors.project_2d`.
+        seed: random seed of the projection.
 
     Raises:
-        UserError: a word without a vector, fewer than three words, another kind of picture.
+        UserError: a word has no vector, there are fewer than three words, or ``out`` has another suffix.
     """
     out = Path(out)
     if out.suffix not in (".png", ".svg"):
-        raise UserError(f"--out is a .png or .svg file, not {out}")
+        raise UserError(f"--out must end in .png or .svg, not {out.name!r}")
     if method not in PROJECTIONS:
-        raise UserError(f"words are laid out by {' or '.join(PROJECTIONS)}, not {method!r}")
+        raise UserError(f"--method must be {' or '.join(PROJECTIONS)}, not {method!r}")
     if (words is None) == (top is None):
-        raise UserError("which words? give either --words a,b,c or --top N")
+        raise UserError("give either --words a,b,c or --top N")
     opened = open_vectors(vectors)
     chosen = list(dict.fromkeys(words)) if words is not None else frequent_words(opened, top or 0)
     positions = project_2d(opened, chosen, method=method, seed=seed)
@@ -160,28 +165,28 @@ def init_model(
     tokenizer: str | Path,
     vectors: str | Path,
 ) -> dict[str, object]:
-    """Write the model of a pretraining recipe into the ``model/`` folder ``out`` as it is drawn, but with the
-    embeddings of ``vectors``: what `finetune --from` can start from without any pretraining.
+    """Write an untrained model with word vectors as embeddings, which `finetune --from` can start from.
 
     Args:
-        recipe: shipped, or a file; its model and its seed are read.
-        overrides: ``model.embedding_size=100`` and the like.
-        out: a new folder.
-        tokenizer: a folder, or a corpus's ``tokenizer/``.
-        vectors: what `open_vectors` opens.
+        recipe: name or .yaml file of a pretraining recipe, for the model and the seed.
+        overrides: changes to the recipe, such as ``model.embedding_size=100``.
+        out: a new or empty folder, which becomes a ``model/`` folder.
+        tokenizer: a tokenizer folder, such as ``tokenizer/`` of a corpus.
+        vectors: word vectors for `open_vectors`.
 
     Raises:
-        UserError: vectors that do not fit the model or the tokenizer, ``out`` holds something else.
+        UserError: the vectors do not fit the model or the tokenizer, or ``out`` has files.
     """
-    read = pretrain_recipe(recipe, overrides)
+    loaded_recipe = pretrain_recipe(recipe, overrides)
     loaded = Tokenizer.load(tokenizer)
     folder = Path(out)
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists; give --out a new or empty folder")
+        raise UserError(f"--out {folder} exists; give a new or empty folder")
     opened = open_vectors(vectors)
-    torch.manual_seed(read.train.seed)
-    config = ModelConfig(backbone=with_vocabulary(read.backbone, loaded, read.data.max_length))
+    torch.manual_seed(loaded_recipe.train.seed)
+    length = loaded_recipe.data.max_length
+    config = ModelConfig(backbone=with_vocabulary(loaded_recipe.backbone, loaded, length))
     model = config.build()
     initialized = init_embeddings(model, loaded, opened, source=str(vectors)).summary()
-    save_model(folder, model, config, loaded, task={"max_length": read.data.max_length, "vectors": initialized})
+    save_model(folder, model, config, loaded, task={"max_length": length, "vectors": initialized})
     return {"model": str(folder), "parameters": sum(p.numel() for p in model.parameters()), "vectors": initialized}
