@@ -87,7 +87,7 @@ def homespun(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options of ``homespun`` itself."""
+    """Options of ``homespun`` without a command."""
 
 
 @app.command()
@@ -144,7 +144,7 @@ def finetune(
 ) -> None:
     """Fine-tune a pretrained model on labelled examples, and compare it with baselines."""
     if start_from is None:
-        raise UserError("give --from: a run, a model folder, or a Hugging Face folder or hub name to start from")
+        raise UserError("--from is missing; give a run, a model folder, or a Hugging Face folder or hub name")
     check_recipe(recipe, overrides or (), "finetune")
     check_source(None if resume else start_from)
 
@@ -214,7 +214,7 @@ def predict(
 ) -> None:
     """Predict labels or outputs of texts or files, in their order."""
     if bool(texts) == bool(inputs):
-        raise UserError("give texts as arguments, or files with --input, not both")
+        raise UserError("give either texts as arguments, or files with --input")
     if texts:
         from homespun.commands.predict import predict_texts
 
@@ -255,7 +255,7 @@ def report(
 ) -> None:
     """Write a report of one run, or of several runs side by side.
 
-    That of a comparison stands in its own folder, under its own name: it takes neither --out nor --title.
+    The report of a comparison is written to its own folder, without --out and --title.
     """
     from homespun.report.comparison import is_comparison, write_comparison
     from homespun.report.page import write_report
@@ -263,8 +263,7 @@ def report(
     if len(runs) == 1 and is_comparison(runs[0]):
         if out is not None or title is not None:
             raise UserError(
-                f"the report of a comparison is written to {runs[0] / 'report'} and has its name; leave out --out and "
-                f"--title"
+                f"the report of a comparison is written to {runs[0] / 'report'}; leave out --out and --title"
             )
         print_result({"report": str(write_comparison(runs[0]))}, as_json)
         return
@@ -319,7 +318,7 @@ def main() -> NoReturn:
         raise SystemExit(130) from None
     except Exception:
         traceback.print_exc()
-        typer.echo("this is a bug in homespun; the lines above say where", err=True)
+        typer.echo("this is a bug in homespun; please report the traceback above", err=True)
         raise SystemExit(1) from None
     sys.exit(0)
 

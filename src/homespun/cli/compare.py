@@ -91,7 +91,7 @@ def benchmark(
         Column("peak memory", formats.memory),
     )
     rows = tuple((row["length"], row["seconds_per_text"], row["peak_bytes"]) for row in result["inference"])
-    print_tables(Table("inference", f"In use, {batch_size} at a time, on {result['device']}", columns, rows))
+    print_tables(Table("inference", f"Inference on {result['device']}, batch size {batch_size}", columns, rows))
 
 
 def baselines(
@@ -104,7 +104,7 @@ def baselines(
 ) -> None:
     """Measure the baselines of a fine-tuning recipe."""
     if not start_from:
-        raise UserError("give --from: a model that could be fine-tuned so; the task may want its tokenizer")
+        raise UserError("--from is missing; give a model that the recipe could fine-tune, for its tokenizer")
     check_recipe(recipe, overrides or (), "finetune")
 
     from homespun.commands.recipe import finetune_recipe
@@ -121,7 +121,7 @@ def baselines(
 
 
 def _baselines_table(result: Mapping[str, Any]) -> Table:
-    """Metrics of each baseline; over folds means and deviations."""
+    """Metrics of each baseline, as means and deviations over folds."""
     from homespun.report import formats
     from homespun.report.document import Column, Table
     from homespun.report.formats import baseline_title, metric_title
@@ -136,8 +136,8 @@ def _baselines_table(result: Mapping[str, Any]) -> Table:
     rows = tuple(
         (baseline_title(baseline), *(_spread(line, name) for name in measures)) for baseline, line in lines.items()
     )
-    on = f"{result['rows']:,} examples ({result['measured_on']})"
-    return Table("baselines", f"Baselines on {on}", columns, rows)
+    title = f"Baselines on {result['rows']:,} examples ({result['measured_on']})"
+    return Table("baselines", title, columns, rows)
 
 
 def _spread(line: dict[str, Any], name: str) -> tuple[float, float | None] | None:

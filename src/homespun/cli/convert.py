@@ -99,7 +99,7 @@ def export(
 def _onnx_facts(result: Tree) -> dict[str, str]:
     largest = max(check["largest_difference"] for check in result["checked"])
     facts = {"written": result["file"]}
-    if result["inputs"]:  # of a network
+    if result["inputs"]:  # a network; a linear model has no token inputs
         facts["inputs"] = ", ".join(result["inputs"])
     facts["output"] = result["output"]
     if result["inputs"]:

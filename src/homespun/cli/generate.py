@@ -84,23 +84,22 @@ def generate(
         _generate_file(run, inputs, out, text, stop, arguments, batch_size, encoding, columns, as_json)
         return
     if out is not None:
-        raise UserError("--out is for --input; what is written of --prompt is printed")
+        raise UserError("--out needs --input; text generated from --prompt is printed")
     assert prompt is not None
     from homespun.commands.generate import generator
 
-    writer = generator(run, stop=stop or ())
+    model = generator(run, stop=stop or ())
     several = arguments.get("num_beams", 1) > 1 or arguments.get("num_return_sequences", 1) > 1
     if as_json or several:
-        (written,) = writer.generate([prompt], **arguments)
+        (generated,) = model.generate([prompt], **arguments)
         if as_json:
-            print_result(
-                {"prompt": prompt, "generated": [w.text for w in written], "tokens": [w.tokens for w in written]}, True
-            )
+            texts, tokens = [each.text for each in generated], [each.tokens for each in generated]
+            print_result({"prompt": prompt, "generated": texts, "tokens": tokens}, as_json)
             return
-        for each in written:
+        for each in generated:
             typer.echo(each.text)
         return
-    for piece in writer.stream(prompt, **arguments):
+    for piece in model.stream(prompt, **arguments):
         typer.echo(piece, nl=False)
     typer.echo()
 
@@ -133,7 +132,7 @@ def _generate_file(
             batch_size=batch_size,
             encoding=encoding,
             columns=split_list(columns),
-            progress=counter(display, "writing", read_progress),
+            progress=counter(display, "generating", read_progress),
             read_progress=read_progress,
         )
     print_result(result, as_json)
@@ -157,7 +156,7 @@ def summarize(
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Summarise texts with the input and generation settings of the fine-tuning; prints one line each."""
+    """Summarise texts with the input and generation settings of the fine-tuning."""
     from homespun.commands.generate import summaries
     from homespun.commands.generate import summarize as command
     from homespun.report.console import Display, counter
@@ -172,18 +171,17 @@ def summarize(
         generation=parse_overrides(generation),
     )
     if out is None:
-        written = summaries(run, inputs, **given)
+        texts = summaries(run, inputs, **given)
         if as_json:
-            print_result({"texts": list(written)}, as_json)
+            print_result({"texts": list(texts)}, as_json)
             return
-        for each in written:
+        for each in texts:
             typer.echo(" ".join(each.split()))
         return
     read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
-        result = command(
-            run, inputs, out, progress=counter(display, "writing", read_progress), read_progress=read_progress, **given
-        )
+        progress = counter(display, "summarising", read_progress)
+        result = command(run, inputs, out, progress=progress, read_progress=read_progress, **given)
     print_result(result, as_json)
 
 
@@ -224,14 +222,14 @@ def few_shot(
 ) -> None:
     """Evaluate zero- and few-shot prompting: accuracy by number of examples in the prompt."""
     from homespun.commands.few_shot import Prompting
-    from homespun.commands.few_shot import few_shot as job
+    from homespun.commands.few_shot import few_shot as command
     from homespun.config import validate
     from homespun.report.console import Display, print_tables
     from homespun.report.tables import in_context
 
     pairs = [given.partition("=") for given in answers or ()]
     if wrong := [given for given, (name, equals, _) in zip(answers or (), pairs, strict=True) if not (name and equals)]:
-        raise UserError(f"--answers {wrong[0]!r} is not LABEL=WORD")
+        raise UserError(f"--answers must be LABEL=WORD, not {wrong[0]!r}")
     prompting = validate(
         Prompting,
         {
@@ -253,7 +251,7 @@ def few_shot(
         source="few-shot",
     )
     with Display(json=as_json) as display:
-        result = job(
+        result = command(
             run,
             data,
             out,

@@ -30,7 +30,7 @@ def plan(
     of_recipe, changes = (overrides or [], {}) if start_from is None else split_overrides(overrides or [])
     check_recipe(recipe, of_recipe)
 
-    gc.disable()  # collections take a sixth of the imports
+    gc.disable()  # garbage collection takes a sixth of the import time
     from homespun.commands.plan import plan as command
     from homespun.commands.recipe import load_recipe
     from homespun.planning.tracer import StepTracer
@@ -60,9 +60,9 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
 
     parameters, memory, chosen = result["parameters"], result["memory"], result["chosen"]
     flops, expected, probe = result["flops_per_token"], result["expected"], result["probe"]
-    kept = ", ".join(f"{name} {formats.memory(memory[name])}" for name in _MEMORY)
+    parts = ", ".join(f"{name} {formats.memory(memory[name])}" for name in _MEMORY)
     rows = f"{chosen['micro_batch_size']} rows, {chosen['accumulation']} a step of {chosen['batch_size']}"
-    again = ", layers computed again" if chosen["gradient_checkpointing"] else ""
+    checkpointing = ", gradient checkpointing" if chosen["gradient_checkpointing"] else ""
     trainings = result["trainings"]
     epochs = "" if expected["epochs"] is None else f", {_pluralize(formats.count(expected['epochs']), 'epoch')}"
     size, forecast = result["size"], result["forecast"]
@@ -70,8 +70,8 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
     facts |= {
         "parameters": f"{parameters['total']:,}, {parameters['embeddings']:,} of them embeddings, "
         f"{parameters['trained']:,} trained",
-        "micro-batches": f"{rows}; precision {chosen['precision']}{again}",
-        "memory": f"{formats.memory(memory['peak'])} at the peak: {kept}",
+        "micro-batches": f"{rows}; precision {chosen['precision']}{checkpointing}",
+        "memory": f"{formats.memory(memory['peak'])} at the peak: {parts}",
         "FLOPs a token": f"{formats.count(round(flops['forward']))} forward, "
         f"{formats.count(round(flops['backward']))} backward",
         "step": formats.duration(result["seconds_per_step"]),

@@ -49,7 +49,7 @@ def tokenizer_train(
     from homespun.text.sources import ReadProgress
     from homespun.text.tokenizer import KINDS
 
-    what = reading(
+    text = reading(
         inputs,
         text_fields=text_fields or ("text",),
         encoding=encoding,
@@ -60,7 +60,7 @@ def tokenizer_train(
     read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
         tokenizer = train_tokenizer(
-            what,
+            text,
             out,
             kind=check_choice(kind, KINDS, "--kind"),
             vocab_size=vocab_size,
@@ -102,10 +102,10 @@ def tokenizer_extend(
     from homespun.text.sources import ReadProgress
 
     if inputs and not add:
-        raise UserError("--input is what new words are taken from; give --add COUNT, or leave it out")
-    what = None
+        raise UserError("--input needs --add COUNT, the number of words to take from it; give --add, or leave it out")
+    text = None
     if add:
-        what = reading(
+        text = reading(
             inputs or [],
             text_fields=text_fields or ("text",),
             encoding=encoding,
@@ -117,7 +117,7 @@ def tokenizer_extend(
     with Display(json=as_json) as display:
         tokenizer, words = extend_tokenizer(
             source,
-            what,
+            text,
             out,
             add=add,
             sentinels=sentinels,
@@ -161,7 +161,7 @@ def corpus_build(
     from homespun.report.console import Display, counter
     from homespun.text.sources import ReadProgress
 
-    what = reading(
+    text = reading(
         inputs,
         text_fields=text_fields or ("text",),
         label_field=label_field,
@@ -173,7 +173,7 @@ def corpus_build(
     read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
         corpus = make_corpus(
-            what,
+            text,
             tokenizer,
             out,
             workers=workers,
@@ -207,7 +207,7 @@ def corpus_lengths(
         rows = corpus_lengths(corpus)
     else:
         if tokenizer is None:
-            raise UserError("--input needs --tokenizer, to count tokens with")
+            raise UserError("--input needs --tokenizer FOLDER, to count tokens")
         rows = file_lengths(
             inputs or [],
             tokenizer,

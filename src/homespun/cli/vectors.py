@@ -67,21 +67,21 @@ def vectors_evaluate(
     data: Annotated[Path, typer.Option("--data", help="File or folder of analogies and word similarities.")],
     as_json: Json = False,
 ) -> None:
-    """Evaluate accuracy on analogies, rank correlation with human similarities, and coverage."""
+    """Evaluate word vectors: accuracy on analogies, rank correlation with human similarities, coverage."""
     from homespun.commands.vectors import measure_vectors
 
-    found = measure_vectors(vectors, data)
+    result = measure_vectors(vectors, data)
     if as_json:
-        print_result(found, as_json)
+        print_result(result, as_json)
         return
     facts: dict[str, str] = {}
-    for name, list_ in found["analogies"].items():
-        for section, score in list_["sections"].items():
+    for name, scores in result["analogies"].items():
+        for section, score in scores["sections"].items():
             facts[f"{name}: {section}"] = _format_accuracy(score)
-        facts[name] = _format_accuracy(list_)
-    for name, list_ in found["similarities"].items():
-        measured = "-" if list_["spearman"] is None else f"{list_['spearman']:.3f}"
-        facts[name] = f"Spearman {measured} on {list_['covered']:,} of {list_['pairs']:,} pairs"
+        facts[name] = _format_accuracy(scores)
+    for name, scores in result["similarities"].items():
+        spearman = "-" if scores["spearman"] is None else f"{scores['spearman']:.3f}"
+        facts[name] = f"Spearman {spearman} on {scores['covered']:,} of {scores['pairs']:,} pairs"
     print_result(facts, as_json)
 
 
@@ -151,4 +151,4 @@ def _print_words(words: list[tuple[str, float]], as_json: bool) -> None:
 
 def _format_accuracy(score: Mapping[str, float | None]) -> str:
     accuracy = "-" if score["accuracy"] is None else f"{100 * score['accuracy']:.1f} %"
-    return f"{accuracy} of {score['covered']:,} answered, of {score['questions']:,} questions"
+    return f"{accuracy} on {score['covered']:,} of {score['questions']:,} questions"
