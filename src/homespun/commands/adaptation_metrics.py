@@ -17,7 +17,7 @@ from homespun.data.corpus import Corpus
 from homespun.data.rows import Row, Rows, pad
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object
-from homespun.models.backbone import Backbone, Encoder
+from homespun.models.backbone import Backbone
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.embeddings import fill_character_table
 from homespun.models.encoder import EncoderConfig
@@ -137,19 +137,16 @@ def _compare_hidden_states(start: Start, after: Backbone, held_out: Rows, tokeni
     transfer_weights(start.stored, before, config, words=start.words)
     old, new = checkpoint.stacks[0], changed.stacks[0]
     packed = old.attention.supports_packing and new.attention.supports_packing
-    rows = [_plain(held_out[index], packed) for index in range(min(_ROWS, len(held_out)))]
+    rows = [held_out[index] for index in range(min(_ROWS, len(held_out)))]
+    if not packed:
+        rows = [dataclasses.replace(row, documents=None) for row in rows]
     lengths = old.max_position_embeddings, new.max_position_embeddings
-    result = _distances(_reader(before.backbone), _reader(after), rows, *lengths)
+    result = _distances(before.backbone.stacks[0], after.stacks[0], rows, *lengths)
     if len(checkpoint.stacks) == 1 or len(changed.stacks) == 1:
         return result
     limits = [min(stack.max_position_embeddings for stack in backbone.stacks) for backbone in (checkpoint, changed)]
     decoders = _distances(before.backbone, after, rows, *limits)
     return [{"stack": "encoder"} | row for row in result] + [{"stack": "decoder"} | row for row in decoders]
-
-
-def _reader(backbone: Backbone) -> Encoder:
-    """Encoder of an encoder-decoder, or the single stack."""
-    return backbone.stacks[0]
 
 
 def _distances(before: Backbone, after: Backbone, rows: Sequence[Row], old: int, new: int) -> list[Tree]:
@@ -160,10 +157,6 @@ def _distances(before: Backbone, after: Backbone, rows: Sequence[Row], old: int,
         piece = min(length, old)
         result.append({"tokens": length, "pieces": -(-length // piece)} | _distance(before, after, rows, length, piece))
     return result
-
-
-def _plain(row: Row, packed: bool) -> Row:
-    return row if packed else dataclasses.replace(row, documents=None)
 
 
 @torch.no_grad()
