@@ -99,7 +99,7 @@ def finetune(
     result = _summarise(recipe, inputs, run, trained, leakage)
     if recipe.baselines:
         line = display.task("baselines", total=1.0)
-        baselines = _measure_baselines(inputs.task, inputs.trials, run.path)
+        baselines = _measure_baselines(inputs, run.path)
         result["baselines"] = baselines[inputs.most]
         line.update(1.0)
     if recipe.train_sizes is not None:
@@ -230,16 +230,13 @@ def _summarise(
     return result if inputs.coverage is None else result | {"vectors": inputs.coverage.summary()}
 
 
-def _measure_baselines(
-    task: Task[object, TaskRows], trials: Sequence[Trial], run: Path
-) -> dict[int, dict[str, Metrics]]:
+def _measure_baselines(inputs: FinetuningInputs, run: Path) -> dict[int, dict[str, Metrics]]:
     """Metrics of the baselines by number of examples, averaged over folds; writes predictions into each trial's run."""
     measured: dict[int, list[Mapping[str, Measured]]] = {}
-    for group, report in group_baselines(task, trials):
+    for group, report in group_baselines(inputs.task, inputs.trials):
         for trial in group:
-            folder = run if len(trials) == 1 else run / "trials" / trial.name
             for name, baseline in report.items():
-                write_run_predictions(folder, name, trial.measured_rows, baseline.predictions)
+                write_run_predictions(inputs.folder(run, trial), name, trial.measured_rows, baseline.predictions)
         measured.setdefault(group[0].size or 0, []).append(report)
     return {size: average_baselines(reports) for size, reports in measured.items()}
 
