@@ -76,18 +76,11 @@ def train_vectors(
         with stage("counting words") as on_progress:
             text = write_words(opened, Path(folder) / "words", on_progress=on_progress, **config.words.model_dump())
         vectors, facts = config.method.train(text, Path(folder), stage, seed=config.seed, workers=config.workers)
-        read = int(text.ends[-1])
-        about = {"config": config.model_dump(mode="json"), "corpus": str(corpus), "text_words": read, **facts}
+        facts = {"text_words": int(text.ends[-1]), **facts}
+        about = {"config": config.model_dump(mode="json"), "corpus": str(corpus), **facts}
         save_vectors(WordVectors(text.words, vectors, text.counts, about), out)
     size = config.method.size
-    return {
-        "vectors": str(out),
-        "words": len(text.words),
-        "size": size,
-        "text_words": read,
-        **facts,
-        "seconds": seconds,
-    }
+    return {"vectors": str(out), "words": len(text.words), "size": size, **facts, "seconds": seconds}
 
 
 class _TimedStage:
