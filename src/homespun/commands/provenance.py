@@ -140,10 +140,11 @@ def restore_settings(recipe: R, out: str | Path, *, main: bool = True) -> R:
         recipe = recipe.model_copy(update={"model": _sized(recipe.model, tree)})
     if "split_seed" in recipe.data.model_fields_set:
         return recipe
-    known = _seed(tree, "data", "split_seed")
-    seed = (_seed(tree, "train", "seed") or 0) if known is None else known
-    if known is None and main:
-        _write_split_seed(Path(out), seed)
+    seed = _seed(tree, "data", "split_seed")
+    if seed is None:
+        seed = _seed(tree, "train", "seed") or 0
+        if main:
+            _write_split_seed(Path(out), seed)
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"split_seed": seed})})
 
 
