@@ -147,12 +147,11 @@ def refuse_own_folder(out: Path, source: Path) -> None:
 def _tensors(opened: OpenedModel, back: OpenedModel) -> dict[str, object]:
     """Mapped and dropped tensors of the source, and new tensors of the result."""
     dropped = {left.name: left.reason for left in opened.unused_tensors}
-    tensors = {name for names in back.mapped.values() for name in names}
-    kept = {name: names for name, names in opened.mapped.items() if tensors.issuperset(names)}
+    written = {ours: name for name, names in back.mapped.items() for ours in names}
+    kept = {name: names for name, names in opened.mapped.items() if written.keys() >= set(names)}
     lost = dict.fromkeys(opened.mapped.keys() - kept.keys(), "part of a head that the output format does not have")
     # constants that the classes of transformers require; loading skips them
     new = {left.name: f"{left.reason}; constant, for transformers" for left in back.unused_tensors}
-    written = {ours: name for name, names in back.mapped.items() for ours in names}
     mapped = {
         name: list(names) if back.architecture is None else sorted({written[ours] for ours in names})
         for name, names in kept.items()
