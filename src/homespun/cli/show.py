@@ -18,16 +18,14 @@ show_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Show attent
 @show_app.command("attention", short_help="Plot attention patterns by layer and head.")
 def show_attention(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="Recipe name, .yaml file, run or model.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")
-    ] = None,
+    overrides: Overrides = None,
     length: Annotated[int | None, typer.Option(help="Number of tokens; default: enough to show the pattern.")] = None,
     layers: Annotated[str | None, typer.Option(help="Layers to plot: 1,2.")] = None,
     stack: Annotated[
         str | None, typer.Option(help="Stack of an encoder-decoder: encoder (default) or decoder.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output file, .svg or .png; default: attention.svg.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Plot attention patterns by layer and head, and the receptive field by depth."""
     from homespun.commands.attention_plot import show_attention as command
@@ -36,9 +34,8 @@ def show_attention(
     path = out if as_json or out is not None else Path("attention.svg")
     result = command(recipe, overrides or (), length=length, layers=numbers, stack=stack, out=path)
     if as_json:
-        typer.echo(json.dumps(result))
+        print_result(result, as_json)
         return
-    from homespun.report.console import print_facts
     from homespun.report.formats import percent
 
     depth = result["all_reach_all"]
@@ -50,7 +47,7 @@ def show_attention(
         "pairs seen by layer": ", ".join(shares),
         "all reach all": "not within the model" if depth is None else f"after layer {depth}",
     }
-    print_facts(facts)
+    print_result(facts, as_json)
 
 
 @show_app.command("alignment", short_help="Plot the alignment of source and target tokens.")
@@ -59,7 +56,7 @@ def show_alignment(
     source: Annotated[str, typer.Option(help="Source text.")],
     target: Annotated[str | None, typer.Option(help="Target text; default: the generated text.")] = None,
     out: Annotated[Path | None, typer.Option(help="Output file, .svg or .png; default: alignment.svg.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Plot the attention of each target token to the source tokens."""
     from homespun.commands.attention_plot import show_alignment as command
@@ -67,13 +64,11 @@ def show_alignment(
     path = out if as_json or out is not None else Path("alignment.svg")
     result = command(run, source=source, target=target, out=path)
     if as_json:
-        typer.echo(json.dumps(result))
+        print_result(result, as_json)
         return
-    from homespun.report.console import print_facts
-
     tokens = {"source": len(result["source"]), "target": len(result["target"])}
     written = {} if result["written"] is None else {"written": result["written"]}
-    print_facts({"picture": result["out"], "tokens": tokens} | written)
+    print_result({"picture": result["out"], "tokens": tokens} | written, as_json)
 
 
 @show_app.command("batch", short_help="Print the first batch of a recipe, decoded.")
@@ -96,13 +91,11 @@ def show_batch(
 
     result = command(recipe, overrides or (), start_from=start_from, rows=rows)
     if as_json:
-        typer.echo(json.dumps(result, ensure_ascii=False))
+        print_result(result, as_json)
         return
-    from homespun.report.console import print_facts
-
     batch = result["batch"]
     size = f"{batch['rows']} rows of {batch['length']} tokens, {batch['padding']:.1%} padding"
-    print_facts({"objective": result["objective"], "batch": size, "targets": result["targets"]})
+    print_result({"objective": result["objective"], "batch": size, "targets": result["targets"]}, as_json)
     for number, row in enumerate(result["rows"]):
         typer.echo(f"\nrow {number}")
         for line in _describe_row(row):
