@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from homespun.cli.options import Json, Out, Overrides, Resume, check_recipe, check_source, print_result, split_list
+from homespun.cli.options import Json, Out, Overrides, Resume, check_recipe, check_source, parse_integers, print_result
 from homespun.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,13 +71,11 @@ def benchmark(
     as_json: Json = False,
 ) -> None:
     """Measure latency and memory of inference by input length."""
-    words = split_list(lengths) or []
-    if not all(word.isdecimal() for word in words):
-        raise UserError(f"--lengths takes whole numbers, such as 128,512, not {lengths!r}")
+    numbers = parse_integers(lengths, "--lengths")
 
     from homespun.commands.benchmark import benchmark as command
 
-    result = command(run, lengths=[int(word) for word in words], batch_size=batch_size)
+    result = command(run, lengths=numbers, batch_size=batch_size)
     if as_json:
         print_result(result, as_json)
         return

@@ -15,10 +15,9 @@ from homespun.cli.options import (
     Resume,
     check_recipe,
     check_source,
+    parse_integers,
     print_run_result,
-    split_list,
 )
-from homespun.errors import UserError
 
 distill_app = typer.Typer(
     cls=CommandGroup, help="Distil a teacher into a smaller student.", no_args_is_help=True, rich_markup_mode=None
@@ -94,20 +93,10 @@ def _distill(
             out,
             teacher=teacher,
             start_from=start_from,
-            layers=_parse_layers(layers),
+            layers=None if layers is None else parse_integers(layers, "--layers"),
             changes=changes,
             from_scratch=from_scratch,
             resume=resume,
             display=display,
         )
     print_run_result(result, out, as_json)
-
-
-def _parse_layers(given: str | None) -> list[int] | None:
-    found = split_list(given)
-    if found is None:
-        return None
-    try:
-        return [int(part) for part in found]
-    except ValueError:
-        raise UserError(f"--layers takes whole numbers, such as 0,2,5, not {given!r}") from None

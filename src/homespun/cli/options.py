@@ -143,6 +143,18 @@ def split_list(value: str | None) -> list[str] | None:
     return None if value is None else [part.strip() for part in value.split(",")]
 
 
+def parse_integers(value: str, option: str) -> list[int]:
+    """Parse ``1,2,5``.
+
+    Raises:
+        UserError: a part is not a whole number.
+    """
+    parts = [part.strip() for part in value.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise UserError(f"{option} takes whole numbers, such as 1,2, not {value!r}")
+    return [int(part) for part in parts]
+
+
 def parse_overrides(values: list[str] | None) -> Mapping[str, object]:
     """Parse ``KEY=VALUE`` arguments into a mapping; values are YAML."""
     from homespun.config import override

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import CommandGroup, Json, Overrides, check_recipe, check_source, print_result
-from homespun.errors import UserError
+from homespun.cli.options import CommandGroup, Json, Overrides, check_recipe, check_source, parse_integers, print_result
 
 show_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Show attention, alignment or the first batch.")
 
@@ -30,7 +29,7 @@ def show_attention(
     """Plot attention patterns by layer and head, and the receptive field by depth."""
     from homespun.commands.attention_plot import show_attention as command
 
-    numbers = None if layers is None else _parse_integers(layers, "--layers")
+    numbers = None if layers is None else parse_integers(layers, "--layers")
     path = out if as_json or out is not None else Path("attention.svg")
     result = command(recipe, overrides or (), length=length, layers=numbers, stack=stack, out=path)
     if as_json:
@@ -113,13 +112,6 @@ def _describe_row(row: dict[str, Any]) -> Iterator[str]:
                 yield f"{name}: {' '.join(value)}"
             case _:
                 yield f"{name}: {value}"
-
-
-def _parse_integers(text: str, option: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise UserError(f"{option} takes whole numbers, such as 1,2, not {text!r}")
-    return [int(part) for part in parts]
 
 
 recipes_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="List and show recipes.")
