@@ -34,6 +34,7 @@ EXTRAS = {
     "vectors": ("gensim", "word2vec, by `homespun vectors train`"),
     "sentencepiece": ("sentencepiece", "released models with spm.model or spiece.model"),
     "tune": ("optuna", "the search of `homespun compare`"),
+    "serve": ("fastapi", "the HTTP server of `homespun serve`"),
     "ray": ("ray", "`homespun compare` on several machines"),
 }
 
