@@ -75,15 +75,15 @@ Model = Annotated[
 ]
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(value: bool) -> None:
+    if value:
         typer.echo(f"homespun {version('homespun')}")
         raise typer.Exit
 
 
 @app.callback()
 def homespun(
-    asked: Annotated[
+    print_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:

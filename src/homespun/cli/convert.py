@@ -105,13 +105,13 @@ def _onnx_facts(result: Tree) -> dict[str, str]:
     if result["inputs"]:
         facts["tokens"] = f"exactly {result['length']}" if result["length"] else f"up to {result['max_length']}"
     facts["checked"] = f"{len(result['checked'])} batches differ by {largest:.1g}"
-    if found := result.get("quantization"):
-        size, accuracy = found["bytes"], found["accuracy"]
-        facts["bytes"] = f"{size['before']:,} in float32, {size['after']:,} in {found['type']}"
-        if found["examples"]:
+    if quantization := result.get("quantization"):
+        size, accuracy, kind = quantization["bytes"], quantization["accuracy"], quantization["type"]
+        facts["bytes"] = f"{size['before']:,} in float32, {size['after']:,} in {kind}"
+        if quantization["examples"]:
             facts["accuracy"] = (
-                f"{accuracy['before']:.3f} in float32, {accuracy['after']:.3f} in {found['type']}, "
-                f"on {found['examples']:,} validation examples"
+                f"{accuracy['before']:.3f} in float32, {accuracy['after']:.3f} in {kind}, "
+                f"on {quantization['examples']:,} validation examples"
             )
     return facts
 

@@ -163,7 +163,7 @@ def summarize(
     from homespun.tasks.stored_data import ReadOptions
     from homespun.text.sources import ReadProgress
 
-    given = ReadOptions(
+    options = ReadOptions(
         text=text,
         encoding=encoding,
         columns=split_list(columns),
@@ -171,7 +171,7 @@ def summarize(
         generation=parse_overrides(generation),
     )
     if out is None:
-        texts = summaries(run, inputs, **given)
+        texts = summaries(run, inputs, **options)
         if as_json:
             print_result({"texts": list(texts)}, as_json)
             return
@@ -181,7 +181,7 @@ def summarize(
     read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
         progress = counter(display, "summarising", read_progress)
-        result = command(run, inputs, out, progress=progress, read_progress=read_progress, **given)
+        result = command(run, inputs, out, progress=progress, read_progress=read_progress, **options)
     print_result(result, as_json)
 
 
@@ -227,9 +227,12 @@ def few_shot(
     from homespun.report.console import Display, print_tables
     from homespun.report.tables import in_context
 
-    pairs = [given.partition("=") for given in answers or ()]
-    if wrong := [given for given, (name, equals, _) in zip(answers or (), pairs, strict=True) if not (name and equals)]:
-        raise UserError(f"--answers must be LABEL=WORD, not {wrong[0]!r}")
+    words = {}
+    for answer in answers or ():
+        name, equals, word = answer.partition("=")
+        if not (name and equals):
+            raise UserError(f"--answers must be LABEL=WORD, not {answer!r}")
+        words[name] = word
     prompting = validate(
         Prompting,
         {
@@ -238,7 +241,7 @@ def few_shot(
                 "example": example.replace("\\n", "\n"),
                 "separator": separator.replace("\\n", "\n"),
             },
-            "answers": {name: word for name, _, word in pairs},
+            "answers": words,
             "shots": split_list(shots),
             "repeats": repeats,
             "balanced": balanced,

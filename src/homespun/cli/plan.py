@@ -75,10 +75,10 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
         "FLOPs a token": f"{formats.count(round(flops['forward']))} forward, "
         f"{formats.count(round(flops['backward']))} backward",
         "step": formats.duration(result["seconds_per_step"]),
-        "expected": f"{_format_budget(expected)}{epochs}; {expected['limit']} ends it",
+        "expected": f"{_format_budget(expected)}{epochs}; limited by {expected['limit']}",
     }
     if trainings["count"] > 1:
-        facts["expected"] += "; of one training"
+        facts["expected"] += ", for one training"
         facts[f"all {trainings['count']} trainings"] = _format_budget(trainings)
     if forecast is not None and forecast["summary"] is not None:
         facts["forecast"] = forecast["summary"]
@@ -86,21 +86,21 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
         before = formats.memory(probe["peak_before"]), formats.duration(probe["seconds_per_step_before"])
         facts["before the probe"] = f"{before[0]} at the peak, {before[1]} a step"
     if result["made_up_text"]:
-        facts["note"] = "no corpus was given: planned on made-up text"
+        facts["note"] = "without data.corpus the plan is for random text"
     for number, warning in enumerate(result["warnings"], 1):
         facts[f"warning {number}"] = warning
     return facts
 
 
-def _format_budget(found: dict[str, Any]) -> str:
+def _format_budget(totals: dict[str, Any]) -> str:
     from homespun.report import formats
 
-    steps, tokens = _pluralize(f"{found['steps']:,}", "step"), _pluralize(formats.count(found["tokens"]), "token")
-    return f"{steps}, {tokens} in {formats.duration(found['seconds'])}"
+    steps, tokens = _pluralize(f"{totals['steps']:,}", "step"), _pluralize(formats.count(totals["tokens"]), "token")
+    return f"{steps}, {tokens} in {formats.duration(totals['seconds'])}"
 
 
-def _pluralize(number: str, what: str) -> str:
-    return f"{number} {what}" if number == "1" else f"{number} {what}s"
+def _pluralize(number: str, noun: str) -> str:
+    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
 
 
 _MEMORY = ("weights", "gradients", "optimizer", "activations", "process")

@@ -260,10 +260,10 @@ def show_alignment(
         raise UserError(f"--out must end in .svg or .png, not {path.name!r}")
     stored = open_model(run)
     attention = _find_attention(stored, run)
-    source_ids, written = _encode(stored, source, "--source"), None
+    source_ids, generated = _encode(stored, source, "--source"), None
     if target is None:
         (texts,) = TextGenerator(stored).generate([source], max_new_tokens=_MAX_NEW_TOKENS)
-        target = written = texts[0].text
+        target = generated = texts[0].text
     target_ids = _encode(stored, target, "--target")
     weights = _attention_weights(stored, attention, source_ids, target_ids)
     source_tokens, target_tokens = (_decode_each(stored.tokenizer, ids) for ids in (source_ids, target_ids))
@@ -274,19 +274,19 @@ def show_alignment(
         "source": source_tokens,
         "target": target_tokens,
         "alignment": [[round(weight, 6) for weight in row] for row in weights.tolist()],
-        "written": written,
+        "written": generated,
         "out": None if path is None else str(path),
     }
 
 
 def _find_attention(stored: ModelBundle, run: str) -> AdditiveAttention:
-    found = [module for module in stored.model.modules() if isinstance(module, AdditiveAttention)]
-    if not found:
+    attentions = [module for module in stored.model.modules() if isinstance(module, AdditiveAttention)]
+    if not attentions:
         raise UserError(
             f"{run} has no decoder with additive attention, which aligns texts; use a run of a recipe such as "
             f"rnn-seq2seq-mini"
         )
-    return found[0]
+    return attentions[0]
 
 
 def _encode(stored: ModelBundle, text: str, option: str) -> list[int]:

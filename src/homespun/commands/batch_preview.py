@@ -171,13 +171,13 @@ class _Decoder:
     ) -> DecodedRow:
         """Labelled positions of a row; ``positions`` index the flattened ``ids``, (batch, seq)."""
         width = ids.shape[1]
-        found = (positions // width == index).nonzero().flatten()
+        numbers = (positions // width == index).nonzero().flatten()
         listed: list[dict[str, int | str]] = []
-        for number in found[:_MAX_LABELS].tolist():
+        for number in numbers[:_MAX_LABELS].tolist():
             position, label = int(positions[number]) % width, int(labels[number])
             target = self._name(label) if names is None else names.names[label]
             listed.append({"position": position, "input": self._name(int(ids[index, position])), "target": target})
-        return {f"{prefix}labels": listed, f"num_{prefix}labels": len(found)}
+        return {f"{prefix}labels": listed, f"num_{prefix}labels": len(numbers)}
 
     def _name(self, token: int) -> str:
         return self.tokenizer.tokens[token]

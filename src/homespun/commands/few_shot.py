@@ -125,16 +125,16 @@ def few_shot(
     texts, names = read_labelled_texts(data, text=text, label=label, encoding=encoding, columns=columns)
     labels = Labels.collect(names)
     words = _answer_words(labels, settings.answers)
-    known = Labelled(_truncate(texts, stored.tokenizer, settings.text_tokens), labels.encode(names))
+    labelled = Labelled(_truncate(texts, stored.tokenizer, settings.text_tokens), labels.encode(names))
     random = np.random.default_rng(settings.seed)
     if test is None:
-        rows = random.permutation(len(known.texts))
+        rows = random.permutation(len(labelled.texts))
         count = min(settings.limit, len(rows) // 2)
-        asked, pool = known.take(rows[:count]), known.take(rows[count:])
+        queries, pool = labelled.take(rows[:count]), labelled.take(rows[count:])
     else:
         texts, names = read_labelled_texts(test, text=text, label=label, encoding=encoding, columns=columns)
         test_set = Labelled(_truncate(texts, stored.tokenizer, settings.text_tokens), labels.encode(names))
-        asked, pool = test_set.take(random.permutation(len(texts))[: settings.limit]), known
+        queries, pool = test_set.take(random.permutation(len(texts))[: settings.limit]), labelled
     if max(settings.shots) > len(pool.texts):
         raise UserError(
             f"--shots {max(settings.shots)} exceeds the {len(pool.texts)} examples for prompts; lower it or give more"
@@ -142,19 +142,19 @@ def few_shot(
 
     task = display.task("evaluating", total=float(sum(settings.repeats if shots else 1 for shots in settings.shots)))
     measured: list[dict[str, Any]] = []
-    shown = ""
+    prompt = ""
     for shots in settings.shots:
         draws = []
         for draw in range(settings.repeats if shots else 1):
             examples = pool.take(_draw_examples(pool.targets, shots, (settings.seed, draw), balanced=settings.balanced))
             answered = [(t, words[target]) for t, target in zip(examples.texts, examples.targets, strict=True)]
-            prompts = _build_prompts(settings, stored.tokenizer, answered, asked.texts, words, stored.config.backbone)
+            prompts = _build_prompts(settings, stored.tokenizer, answered, queries.texts, words, stored.config.backbone)
             predicted = _predict(stored.model, prompts, answered, words, stored.tokenizer, settings)
-            draws.append(_measure(labels, asked.targets, predicted))
+            draws.append(_measure(labels, queries.targets, predicted))
             if shots:
-                learned = tfidf(examples.texts, examples.targets, asked.texts, asked.targets, labels)
+                learned = tfidf(examples.texts, examples.targets, queries.texts, queries.targets, labels)
                 draws[-1]["tfidf"] = learned.metrics["accuracy"]
-            shown = settings.template.before(answered) + settings.template.question(asked.texts[0])
+            prompt = settings.template.before(answered) + settings.template.question(queries.texts[0])
             task.update(float(sum(len(found["draws"]) for found in measured) + len(draws)))
         means = {name: float(np.mean([found[name] for found in draws])) for name in draws[0]}
         measured.append({"shots": shots, **means, "draws": draws})
@@ -163,12 +163,12 @@ def few_shot(
         "run": run,
         "labels": list(labels.names),
         "answers": dict(zip(labels.names, words, strict=True)),
-        "rows": len(asked.texts),
+        "rows": len(queries.texts),
         "settings": settings.model_dump(mode="json"),
-        "majority": majority(pool.targets, asked.targets, labels).metrics["accuracy"],
+        "majority": majority(pool.targets, queries.targets, labels).metrics["accuracy"],
         "chance": 1 / len(labels),
         "shots": measured,
-        "prompt": shown,
+        "prompt": prompt,
     }
     folder = Path(out)
     page = write_document(in_context_document(result), folder)

@@ -114,7 +114,7 @@ def with_precision(work: Work, device: torch.device) -> Work:
         return work
     with StepTracer():
         objective = work.workload.build()
-    found = choose_precision(
+    precision = choose_precision(
         "auto",
         device,
         objective=objective,
@@ -122,9 +122,9 @@ def with_precision(work: Work, device: torch.device) -> Work:
         batch_size=train.batch_size,
         row_tokens=work.row_tokens,
     )
-    if found.name == "float32":
+    if precision.name == "float32":
         return work
-    return dataclasses.replace(work, workload=work.workload.with_train(precision=found.name))
+    return dataclasses.replace(work, workload=work.workload.with_train(precision=precision.name))
 
 
 def choice_to_dict(choice: Choice) -> dict[str, int | str]:

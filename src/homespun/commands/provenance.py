@@ -94,9 +94,9 @@ def check_inputs(folder: Path, inputs: RunInputs) -> None:
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         return
-    known = read_object(path)
-    for option in dict.fromkeys([*known, *inputs]):
-        tree, now = known.get(option), inputs.get(option)
+    recorded = read_object(path)
+    for option in dict.fromkeys([*recorded, *inputs]):
+        tree, now = recorded.get(option), inputs.get(option)
         before = None if tree is None else validate(InitialWeights, tree, source=str(path))
         if (before and before.fingerprint) != (now and now.fingerprint):
             same_name = before is not None and now is not None and before.name == now.name
@@ -151,11 +151,11 @@ def restore_settings(recipe: R, out: str | Path, *, main: bool = True) -> R:
 def _sized(model: AutoSizeConfig, tree: Mapping[str, object]) -> BackboneConfig | AutoSizeConfig:
     """Size of ``model`` in the config of a run; ``model`` itself if the config has another model."""
     try:
-        known = TypeAdapter[BackboneConfig](BackboneConfig).validate_python(tree.get("model"))
+        backbone_of_run = TypeAdapter[BackboneConfig](BackboneConfig).validate_python(tree.get("model"))
     except ValidationError:
         return model
     sizes = model.candidates().values()
-    return next((backbone for backbone in sizes if same_model(backbone, known, FROM_TRAINING)), model)
+    return next((backbone for backbone in sizes if same_model(backbone, backbone_of_run, FROM_TRAINING)), model)
 
 
 def _seed(tree: Mapping[str, object], section: str, key: str) -> int | None:

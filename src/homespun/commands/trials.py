@@ -132,10 +132,10 @@ def _sizes(recipe: FinetuneRecipe, available: int) -> dict[int | None, int | Non
     """Number of examples to draw from a fold, by size; None: all."""
     if recipe.train_sizes is None:
         return {None: None}
-    given = sorted({size for size in recipe.train_sizes if isinstance(size, int)})
-    if given and given[-1] > available:
-        raise UserError(f"train_sizes={given[-1]} exceeds the {available} training examples; lower it, or use all")
-    sizes: dict[int | None, int | None] = {size: size for size in given}
+    numbers = sorted({size for size in recipe.train_sizes if isinstance(size, int)})
+    if numbers and numbers[-1] > available:
+        raise UserError(f"train_sizes={numbers[-1]} exceeds the {available} training examples; lower it, or use all")
+    sizes: dict[int | None, int | None] = {size: size for size in numbers}
     if "all" in recipe.train_sizes:
         sizes[available] = None
     return sizes
