@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from homespun.commands.recipe import load_recipe, settings_schema
+from homespun.crf import fit_crf
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.linear import PLAIN, fit_linear
 from homespun.ngrams import Texts
 from homespun.recipes import check_recipe, recipe_names
+from homespun.tasks.taggers import LinearTagger, TaggedData
 from homespun.tasks.text_models import LinearTextModel, save_text_model
 from homespun.tasks.texts import LabelledData
 
@@ -90,6 +92,15 @@ def test_linear_models_predict_without_torch_and_scikit_learn(linear: Path) -> N
     assert [status for status, _ in found] == [0, 0, 0]
     assert not found[1][1] & unused
     assert "torch" not in found[2][1]
+
+
+def test_linear_taggers_predict_without_torch_and_scikit_learn(tmp_path: Path) -> None:
+    sentences, tags = [["good", "bread"], ["bad", "soup"]], [["A", "N"], ["A", "N"]]
+    (model,) = fit_crf(sentences, tags, Labels(("A", "N")), epochs=1)
+    LinearTagger(model, TaggedData()).save(tmp_path / "model")
+    ((status, modules),) = run_all([["predict", str(tmp_path), "good soup"]])
+    assert status == 0
+    assert not modules & (HEAVY - {"numpy", "scipy", "pyarrow"})
 
 
 @pytest.mark.slow

@@ -38,17 +38,40 @@ def test_tags_from_a_checkpoint_that_resumes(world: World, tmp_path: Path, monke
         raise RuntimeError
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        patch.setattr(runs, "copy_folder", stop)
+        patch.setattr(runs, "write_page", stop)
         world.run(*arguments)
     with monkeypatch.context() as patch:
         patch.setattr(runs, "finetune", stop)  # the fine-tuned candidate is not trained again
         result = world.run(*arguments, "--resume")
-    assert (result["task"], result["metric"], result["selected"]) == ("token-classification", "f1", "finetuned-1")
-    assert [one["name"] for one in result["candidates"]] == ["frequent-tag", "finetuned-1"]
+    assert (result["task"], result["metric"], result["selected"]) == ("token-classification", "f1", "linear")
+    assert [one["name"] for one in result["candidates"]] == ["frequent-tag", "linear", "finetuned-1"]
     assert result["examples"] == {"train": 216, "validation": 24, "test": 60}
     found = world.run("predict", tmp_path / "r", "The goal of the bank")
     assert [len(found["words"]), len(found["tags"])] == [5, 5]
     assert (tmp_path / "r" / "report" / "index.html").is_file()
+
+
+def test_tags_in_less_time_than_a_network_needs(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "_MIN_SECONDS", 60.0)
+    path, out = tagged(tmp_path / "t.conll", 150), tmp_path / "r"
+    result = world.run("fit", path, "--time", "20s", "--out", out)
+    assert (result["selected"], result["metric"]) == ("linear", "f1")
+    assert "a network needs" in result["skipped"][0]
+    linear = result["candidates"][1]
+    assert [one["name"] for one in result["candidates"]] == ["frequent-tag", "linear"]
+    assert linear["test"]["f1"] == result["test"]["f1"] > 0.9
+    assert linear["parameters"] > 0
+    found = world.run("predict", out, "The goal of the bank")
+    assert [len(found["words"]), len(found["tags"])] == [5, 5]
+    assert found["entities"][0]["text"] == "goal"
+    summary = world.run("predict", out, "--input", path, "--out", tmp_path / "p.jsonl")
+    assert (summary["rows"], summary["model"]) == (150, "linear")
+    assert world.run("evaluate", out, "--data", path)["f1"] > 0.9
+    assert (out / "report" / "index.html").is_file()
+    with pytest.raises(UserError, match="linear tagger, not a network"):
+        world.run("export", out, "--to", "onnx", "--out", tmp_path / "onnx")
+    with pytest.raises(UserError, match="linear tagger, not a network"):
+        homespun.open(out)
 
 
 @pytest.mark.slow

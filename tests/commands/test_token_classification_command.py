@@ -181,6 +181,6 @@ def test_what_does_not_fit(tagger: tuple[Path, dict[str, Any], Path], world: Wor
         (tmp_path / "tags.yaml").write_text("kind: token_labels\n")
         from homespun.hf.open import open_model
         from homespun.tasks.config import task_from_metadata
-        from homespun.tasks.token_classification import TaggedData
+        from homespun.tasks.taggers import TaggedData
 
         task_from_metadata(TaggedData(), open_model(str(world.classifier)), source="that run")

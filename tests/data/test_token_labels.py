@@ -5,7 +5,7 @@ import pytest
 
 from homespun.data.labels import Labels
 from homespun.data.token_labels import IGNORE_INDEX, TaggedWords, TokenLabelRows, read_tagged_words
-from homespun.inference.spans import extract_entities
+from homespun.metrics.sequence_labels import extract_entities
 from homespun.text.tokenizer import Tokenizer
 
 LABELS = Labels(("B-X", "I-X", "O"))

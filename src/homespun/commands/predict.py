@@ -21,6 +21,7 @@ from homespun.io.atomic import atomic_path
 from homespun.metrics.classification import Metrics
 from homespun.tasks.protocol import AnyTask, TaskData, prefix_errors
 from homespun.tasks.stored_data import ReadOptions
+from homespun.tasks.taggers import find_tagger, open_tagger
 from homespun.tasks.text_models import find_text_model, measure, open_text_model
 from homespun.tasks.text_models import predict as predict_with
 from homespun.text.sources import ReadProgress, read_records
@@ -48,6 +49,9 @@ def evaluate(
     Raises:
         UserError: a model that was not fine-tuned, no such column or data set, a label unseen in training.
     """
+    if (folder := find_tagger(run)) is not None:
+        tagger = open_tagger(folder, **options)
+        return tagger.measure(tagger.data.read_files(data)).metrics
     if find_text_model(run) is not None:
         model = open_text_model(run, **options)
         found = model.data.read_files(data)
@@ -172,6 +176,9 @@ def task_predictor(stored: ModelBundle, task: AnyTask) -> RecordPredictor:
 
 
 def _open_predictor(run: str, stored: ModelBundle | None, **options: Unpack[ReadOptions]) -> RecordPredictor:
+    if stored is None and (folder := find_tagger(run)) is not None:
+        tagger = open_tagger(folder, **options)
+        return RecordPredictor(tagger.data, tagger.labels, tagger.predict, {"model": tagger.kind})
     if stored is None and find_text_model(run) is not None:
         model = open_text_model(run, **options)
         return RecordPredictor(model.data, model.labels, partial(predict_with, model), {"model": model.kind})

@@ -20,7 +20,7 @@ from homespun.fitting.results import FitSettings
 from homespun.io.atomic import write_text
 from homespun.report import formats
 from homespun.tasks.seq2seq_data import TextPairsData
-from homespun.tasks.token_classification import TaggedData
+from homespun.tasks.taggers import TaggedData
 from homespun.text.sources import read_records
 
 WORD_NAMES, TAG_NAMES = ("words", "tokens"), ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -16,8 +18,10 @@ from homespun.commands.predict import evaluate
 from homespun.commands.preparation import Reading, reading
 from homespun.commands.recipe import finetune_recipe
 from homespun.config import Tree
+from homespun.data.token_labels import TaggedWords
 from homespun.errors import UserError
 from homespun.fitting.candidates import score, stopwatch
+from homespun.fitting.linear_tagger import LINEAR, LINEAR_TITLE, TaggerFit, fit_tagger, plan_tagger
 from homespun.fitting.networks import MAX_LENGTH, MIN_CHARACTERS, pretrain_on, texts_to_read
 from homespun.fitting.page import write_page
 from homespun.fitting.results import FitSettings, copy_folder, next_steps, open_folder, write_results
@@ -26,12 +30,15 @@ from homespun.fitting.verdict import metric_text
 from homespun.hf.open import open_model
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object
+from homespun.metrics.classification import Metrics
 from homespun.models.bundle import ModelBundle
 from homespun.report import formats
 from homespun.report.console import Display
 from homespun.results import VERSION
+from homespun.tasks.taggers import TaggedData
 
 _PRETRAINING_SHARE, _TRAINING_SHARE = 0.5, 0.85  # of the time of a model, of what is left for its last training
+_LINEAR_SHARE, _LINEAR_SHARE_ALONE = 0.25, 0.75  # of the time, for a linear tagger with and without networks
 _MIN_SECONDS = 60.0
 
 
@@ -40,13 +47,15 @@ def fit_runs(
 ) -> Tree:
     """Train the best model of a task whose candidates are runs; see `homespun.fitting.fit.fit`.
 
-    Each checkpoint of ``settings.start_from`` is a candidate; without any, a model pretrained on the text is the only
-    one. Candidates of labelled examples are fine-tuned, and selected on validation examples.
+    Each checkpoint of ``settings.start_from`` is a candidate; without any, a model pretrained on the text. The first
+    candidate of tagged words is a linear tagger, for which any time is enough. Candidates of labelled examples are
+    selected on validation examples.
 
     Raises:
         UserError: too little text or too few examples, or a checkpoint of another kind.
     """
-    if settings.seconds < _MIN_SECONDS:
+    tags = task.name == "token-classification"
+    if settings.seconds < _MIN_SECONDS and not tags:
         raise UserError(f"a network needs {formats.duration(_MIN_SECONDS)} at least; give more --time")
     fit = _RunFit(task, folder, settings, display, start)
     fit.check()
@@ -57,8 +66,8 @@ def fit_runs(
         result = fit.language_model(read)
     else:
         parts = divide(task, settings)
-        if not settings.start_from and not settings.texts:
-            _check_amount(text for example in parts["train"] for text in texts_of_example(example))
+        if not tags:
+            fit.check_amount(parts["train"])
         open_folder(folder, settings, resume=resume)
         result = fit.finetuned(parts)
     result["next"] = next_steps(result, settings)
@@ -78,6 +87,8 @@ class _RunFit:
 
     def __post_init__(self) -> None:
         self.decisions = [f"task: {self.task.name.replace('-', ' ')} ({self.task.decision})"]
+        self.skipped: list[str] = []
+        self.reserved = 0.0  # seconds
         self.stored = {path: open_model(path, head=None) for path in self.settings.start_from}
 
     def check(self) -> None:
@@ -92,9 +103,14 @@ class _RunFit:
             if self.task.name != "text-to-text" and kind == "encoder-decoder":
                 raise UserError(f"{path} is an encoder-decoder; {self.task.name} needs an encoder or a decoder")
 
+    def check_amount(self, training: Sequence[Example]) -> None:
+        """Raise `UserError` if an own network would have too little text to pretrain on."""
+        if not self.settings.start_from and not self.settings.texts:
+            _check_amount(text for example in training for text in texts_of_example(example))
+
     def left(self) -> float:
-        """Seconds that remain."""
-        return self.settings.seconds - (time.monotonic() - self.start)
+        """Seconds that remain for networks."""
+        return self.settings.seconds - (time.monotonic() - self.start) - self.reserved
 
     def pretrain(self, read: Reading, recipe: str, start_from: str | None, seconds: float) -> tuple[str, Tree]:
         """Pretrain in ``pretrained/``; see `homespun.fitting.networks.pretrain_on`."""
@@ -141,17 +157,90 @@ class _RunFit:
         return self._result("loss", row, losses, rows, counts) | {"masked": masked}
 
     def finetuned(self, parts: Mapping[str, Sequence[Example]]) -> Tree:
-        """Fine-tune each checkpoint, or a model pretrained on the text, and select one on the validation examples."""
+        """Train the candidates, and select one on the validation examples."""
         counts = {name: len(part) for name, part in parts.items()}
         held_out = "" if self.settings.test else " (held out)"
         shown = ", ".join(f"{name} {counts[name]:,}" for name in ("train", "validation", "test"))
         self.decisions.append(f"{shown} examples{held_out}")
         for line in self.decisions:
             self.display.line(line)
+        rows: list[Tree] = []
+        tests: dict[str, Metrics] = {}
+        baselines: Mapping[str, Metrics] = {}
+        tagger: TaggerFit | None = None
+        if self.task.name == "token-classification":
+            tagger, row = self._linear(cast(Mapping[str, list[TaggedWords]], parts))
+            baselines = {"frequent-tag": tagger.frequent_tags()}
+            rows.append(row)
+        runs = {}
+        if self._may_train_network(parts):
+            for row, run, result in self._networks(parts):
+                rows.append(row)
+                runs[row["name"]], tests[row["name"]] = run, result["test"]
+                baselines = baselines or result["baselines"]
+        metric = next(one for one in ("f1", "rougeL", "accuracy") if one in rows[0]["validation"])
+        for row in rows:
+            value = metric_text(row["validation"].get(metric), self.task.name)
+            self.display.line(f"{row['title']}: {formats.metric_title(metric)} {value} on validation")
+        selected = max(rows, key=lambda row: score(row["validation"], metric))
+        if selected["name"] in runs:
+            self._keep(runs[selected["name"]])
+        if tagger is not None:
+            if selected["name"] == LINEAR:
+                tagger = tagger.with_validation()
+                tagger.model.save(self.folder / "model")
+                shutil.rmtree(self.folder / "hf", ignore_errors=True)  # of a fit that is continued
+            tests[LINEAR] = tagger.measure("test")
+        for row in rows:
+            row["test"] = _plain(tests[row["name"]])
+        measured = [
+            {"name": name, "title": name.replace("-", " "), "parameters": 0, **_seconds({})}
+            | {"validation": {}, "test": _plain(metrics)}
+            for name, metrics in baselines.items()
+        ]
+        found = self._result(metric, selected, tests[selected["name"]], [*measured, *rows], counts)
+        best = max(measured, key=lambda row: score(row["test"], metric), default=None)
+        if best is not None and score(best["test"], metric) >= score(selected["test"], metric):
+            value = metric_text(best["test"][metric], self.task.name)
+            found["warnings"].append(f"the baseline {best['title']!r} has {value}, and the model no more")
+        return found
+
+    def _linear(self, parts: Mapping[str, list[TaggedWords]]) -> tuple[TaggerFit, Tree]:
+        """Fit the linear tagger; a fit that is continued fits it again."""
+        share = _LINEAR_SHARE if self.settings.seconds >= _MIN_SECONDS else _LINEAR_SHARE_ALONE
+        plan = plan_tagger(parts["train"], share * self.settings.seconds)
+        self.display.line(
+            f"{LINEAR_TITLE}: about {formats.duration(plan.seconds)}, with a last training on all examples"
+        )
+        if plan.share < 1:
+            self.display.line(f"{LINEAR_TITLE}: learns from {plan.share:.0%} of the examples; give more --time")
+        data = TaggedData(words=self.task.texts[0], tags=self.task.target)
+        with stopwatch() as watch:
+            found = fit_tagger(data, parts, plan, seed=self.settings.seed)
+        found.model.save(self.folder / "candidates" / LINEAR / "model")
+        self.reserved = watch.spent.wall  # of the last training
+        row = {"name": LINEAR, "title": LINEAR_TITLE, "parameters": found.model.parameters}
+        return found, row | _seconds(asdict(watch.spent)) | {"validation": _plain(found.measure("validation"))}
+
+    def _may_train_network(self, parts: Mapping[str, Sequence[Example]]) -> bool:
+        """Return False, and say why, if the time or the text is too little for a network; of tags alone."""
+        if self.task.name != "token-classification":
+            return True
+        reason = f"a network needs {formats.duration(_MIN_SECONDS)} at least; give more --time"
+        try:
+            if self.settings.seconds >= _MIN_SECONDS:
+                self.check_amount(parts["train"])
+                return True
+        except UserError as error:
+            reason = f"own network: {error}"
+        self.skipped.append(reason)
+        self.display.line(f"skipped: {reason}")
+        return False
+
+    def _networks(self, parts: Mapping[str, Sequence[Example]]) -> Iterator[tuple[Tree, Path, Tree]]:
+        """Fine-tune each checkpoint, or a model pretrained on the text; yield its row, run and result."""
         files = write_examples(parts, self.folder / "data")
         paths: list[str | None] = list(self.stored) or [None]
-        rows: list[Tree] = []
-        trained: dict[str, tuple[Path, Tree]] = {}
         for number, path in enumerate(paths, start=1):
             seconds = self.left() / (len(paths) - number + 1)
             name = "own" if path is None else f"finetuned-{number}"
@@ -159,27 +248,8 @@ class _RunFit:
             self.display.line(f"{title}: about {formats.duration(seconds)}")
             run, result, spent = self._candidate(name, path, parts, files, seconds)
             validation = evaluate(str(run), [str(files["validation"])])
-            trained[name] = run, result
             row = {"name": name, "title": title, "parameters": result["parameters"], **_seconds(spent)}
-            rows.append(row | {"validation": _plain(validation), "test": _plain(result["test"])})
-        metric = next(one for one in ("f1", "rougeL", "accuracy") if one in rows[0]["test"])
-        for row in rows:
-            value = metric_text(row["validation"].get(metric), self.task.name)
-            self.display.line(f"{row['title']}: {formats.metric_title(metric)} {value} on validation")
-        selected = max(rows, key=lambda row: score(row["validation"], metric))
-        run, result = trained[selected["name"]]
-        self._keep(run)
-        baselines = [
-            {"name": name, "title": name.replace("-", " "), "parameters": 0, **_seconds({})}
-            | {"validation": {}, "test": _plain(metrics)}
-            for name, metrics in result["baselines"].items()
-        ]
-        found = self._result(metric, selected, result["test"], [*baselines, *rows], counts)
-        best = max(baselines, key=lambda row: score(row["test"], metric), default=None)
-        if best is not None and score(best["test"], metric) >= score(selected["test"], metric):
-            value = metric_text(best["test"][metric], self.task.name)
-            found["warnings"].append(f"the baseline {best['title']!r} has {value}, and the model no more")
-        return found
+            yield row | {"validation": _plain(validation)}, run, result
 
     def _candidate(
         self,
@@ -272,7 +342,7 @@ class _RunFit:
             "test_from": "files" if self.settings.test else "split",
             "decisions": self.decisions,
             "warnings": [],
-            "skipped": [],
+            "skipped": self.skipped,
             "candidates": list(rows),
             "next_best": None,
             "never_predicted": [],

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 _NATIVE, _HUGGING_FACE = "homespun.json", "config.json"
 _WITHOUT_NETWORK = {  # `homespun.tasks.text_models`
     "linear.json": "a linear model, not a network",
+    "crf.json": "a linear tagger, not a network",
     "average.json": "an average of a network and a linear model, not a network alone",
 }
 _DROPPED_HEAD = "a head, and the model is opened without it"

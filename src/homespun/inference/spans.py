@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -139,23 +138,3 @@ def decode_tags(probabilities: NDArray[np.float64], labels: Labels) -> list[str]
     unseen = labels.names.index("O") if "O" in labels.names else 0
     numbers = np.where(probabilities.any(axis=1), probabilities.argmax(axis=1), unseen)
     return [labels.names[number] for number in numbers.tolist()]
-
-
-def extract_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Name, first word and last word of the entities in IOB, IOBES or BILOU tags, as in seqeval's default mode.
-
-    ``I-`` after another name begins an entity; unknown tags are outside.
-    """
-    entities: list[tuple[str, int, int]] = []
-    open_name = ""
-    for index, tag in enumerate(tags):
-        mark, dash, name = tag.partition("-")
-        if not dash or mark not in "BIESLU" or not name:
-            open_name = ""
-            continue
-        if mark in "IEL" and open_name == name:
-            entities[-1] = (name, entities[-1][1], index)
-        else:
-            entities.append((name, index, index))
-        open_name = "" if mark in "ESLU" else name
-    return entities

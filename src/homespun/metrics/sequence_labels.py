@@ -18,6 +18,26 @@ def are_entities(tags: Sequence[str]) -> bool:
     return bool(marked) and all(len(tag) > 2 and tag[0] in "BIESLU" and tag[1] == "-" for tag in marked)
 
 
+def extract_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Name, first word and last word of the entities in IOB, IOBES or BILOU tags, as in seqeval's default mode.
+
+    ``I-`` after another name begins an entity; unknown tags are outside.
+    """
+    entities: list[tuple[str, int, int]] = []
+    open_name = ""
+    for index, tag in enumerate(tags):
+        mark, dash, name = tag.partition("-")
+        if not dash or mark not in "BIESLU" or not name:
+            open_name = ""
+            continue
+        if mark in "IEL" and open_name == name:
+            entities[-1] = (name, entities[-1][1], index)
+        else:
+            entities.append((name, index, index))
+        open_name = "" if mark in "ESLU" else name
+    return entities
+
+
 class EntityMetrics:
     """Precision, recall and F1 of complete entities (CoNLL) by the package seqeval. Raises `UserError` without it."""
 

@@ -17,8 +17,9 @@ from homespun.tasks.sentence_classification import SentenceClassification, Sente
 from homespun.tasks.seq2seq import TextToText
 from homespun.tasks.seq2seq_data import TextPairsData
 from homespun.tasks.stored_data import ReadOptions, StoredData, stored_data
+from homespun.tasks.taggers import TaggedData
 from homespun.tasks.texts import LabelledData, PairsData
-from homespun.tasks.token_classification import TaggedData, TokenClassification
+from homespun.tasks.token_classification import TokenClassification
 
 FinetuneData = Annotated[
     LabelledData | PairsData | SentencesData | TextPairsData | TaggedData | QuestionData, Field(discriminator="kind")

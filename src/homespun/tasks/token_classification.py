@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import re
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,24 +11,20 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
 
 from homespun.batch import Batch, Loss, RowSeed
-from homespun.data.labels import Labels, get_text
+from homespun.data.labels import Labels
 from homespun.data.loader import Collate
 from homespun.data.rows import Row, pad
 from homespun.data.token_labels import (
     IGNORE_INDEX,
     TaggedWords,
     TokenLabelRows,
-    get_list,
-    read_tagged_words,
-    word_spans,
 )
 from homespun.errors import UserError
-from homespun.inference.spans import decode_tags, extract_entities, predict_tag_probabilities
-from homespun.metrics.sequence_labels import ENTITY_METRICS, WORD_METRICS, EntityMetrics, are_entities, word_metrics
+from homespun.inference.spans import decode_tags, predict_tag_probabilities
+from homespun.metrics.sequence_labels import ENTITY_METRICS, WORD_METRICS, are_entities
 from homespun.models.bundle import ModelBundle
 from homespun.models.composite_heads import Layers
 from homespun.models.config import ModelConfig
@@ -38,37 +32,10 @@ from homespun.models.heads import TokenClassificationHeadConfig
 from homespun.models.model import Model
 from homespun.objectives.mlm import gather_positions
 from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head
-from homespun.tasks.protocol import Measured, TaskData, TrainingSetup, check_length, numbered_chunks, task_metadata
+from homespun.tasks.protocol import Measured, TrainingSetup, check_length, numbered_chunks, task_metadata
+from homespun.tasks.taggers import CHUNK, TaggedData, frequent_tags, measure_tags, tag_metrics, tag_prediction
 from homespun.text.formats import Record
 from homespun.text.tokenizer import Tokenizer
-
-_CHUNK = 1024  # records read ahead in prediction and sorted by length
-_WORD = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
-
-
-class TaggedData(TaskData):
-    """Sentences of words with a tag each."""
-
-    missing = "which tagged words? give data.train=FILE: CoNLL, or rows with lists of words and of tags"
-    default_objective = "token_classification"
-    from_heads = ("token_classification",)
-    not_stored = ("encoding",)
-
-    kind: Literal["token_labels"] = "token_labels"
-    words: str = Field(default="words", description="column of the words; in a CoNLL file the first column")
-    tags: str = Field(default="tags", description="column of the tags; in a CoNLL file the last column")
-    max_length: int = Field(default=128, ge=8, description="maximum tokens of an input, with special tokens")
-    stride: int = Field(default=32, ge=0, description="tokens that two consecutive windows of a sentence share")
-
-    def read_files(self, inputs: Sequence[str]) -> list[TaggedWords]:
-        return read_tagged_words(inputs, words=self.words, tags=self.tags, columns=self.columns, encoding=self.encoding)
-
-    def record_of(self, text: str) -> Record:
-        return {"text": text}
-
-    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """``text`` is the column of the words, ``label`` is the column of the tags."""
-        return {"words": text[0] if text else self.words, "tags": label or self.tags}
 
 
 class TokenClassification(ClassTraining):
@@ -166,9 +133,8 @@ class TokenClassificationTask:
         self.data = data
         self.labels = labels
         self.tokenizer: Tokenizer = stored.tokenizer
-        spans = are_entities(labels.names)
-        self.reported_metrics = ENTITY_METRICS if spans else WORD_METRICS
-        self._metrics = EntityMetrics() if spans else word_metrics
+        self.reported_metrics = ENTITY_METRICS if are_entities(labels.names) else WORD_METRICS
+        self._metrics = tag_metrics(labels)
 
     def stratify_by(self, examples: Sequence[TaggedWords]) -> NDArray[np.int64]:
         return np.zeros((len(examples), 0), dtype=np.int64)
@@ -196,23 +162,15 @@ class TokenClassificationTask:
     def measure(self, model: Model, rows: TokenLabelRows, *, batch_size: int) -> Measured:
         """Compute metrics of entities or words; ``score`` is the share of words with the right tag."""
         tables = self._probabilities(model, rows, batch_size)
-        return self._measured(rows.sentences, [decode_tags(table, self.labels) for table in tables])
+        return measure_tags(rows.sentences, [decode_tags(table, self.labels) for table in tables], self._metrics)
 
     def _probabilities(self, model: Model, rows: TokenLabelRows, batch_size: int = 32) -> list[NDArray[np.float64]]:
         pad_id = self.tokenizer.pad_id
         return predict_tag_probabilities(model, rows, tags=len(self.labels), pad_id=pad_id, batch_size=batch_size)
 
-    def _measured(self, sentences: Sequence[TaggedWords], predicted: Sequence[list[str]]) -> Measured:
-        predictions = []
-        for sentence, tags in zip(sentences, predicted, strict=True):
-            right = [a == b for a, b in zip(sentence.tags, tags, strict=True)]
-            score = {"score": sum(right) / len(right)} if right else {}
-            predictions.append({"truth": list(sentence.tags), "predicted": tags} | score)
-        return Measured(self._metrics([sentence.tags for sentence in sentences], predicted), predictions)
-
     def baselines(self, training: Sequence[TaggedWords], test: Sequence[TaggedWords]) -> dict[str, Measured]:
         """Evaluate the most frequent tag of each word."""
-        return {"frequent-tag": self._measured(test, frequent_tags(training, [one.words for one in test]))}
+        return {"frequent-tag": measure_tags(test, frequent_tags(training, [one.words for one in test]), self._metrics)}
 
     def result_fields(self) -> dict[str, object]:
         return {"labels": list(self.labels.names)}
@@ -221,57 +179,9 @@ class TokenClassificationTask:
         return task_metadata("token_classification", self.data)
 
     def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
-        """Yield ``words``, ``tags``, and ``entities`` with their start and end in characters.
-
-        A record has a list of words, which are joined by spaces, or a text, which is split into words and punctuation;
-        ``offsets`` are their positions.
-        """
-        for chunk in numbered_chunks(records, _CHUNK, source=source):
-            texts = [self._words(record, where) for where, record in chunk]
+        """Yield the `homespun.tasks.taggers.tag_prediction` of each record."""
+        for chunk in numbered_chunks(records, CHUNK, source=source):
+            texts = [self.data.split(record, where=where) for where, record in chunk]
             rows = self.rows([TaggedWords(tuple(text[start:end] for start, end in spans)) for text, spans in texts])
             for (text, spans), table in zip(texts, self._probabilities(model, rows), strict=True):
-                yield self._prediction(text, spans, decode_tags(table, self.labels), table)
-
-    def _words(self, record: Record, where: str) -> tuple[str, list[tuple[int, int]]]:
-        value = record.get(self.data.words)
-        if isinstance(value, list | tuple):
-            words = get_list(record, self.data.words, where=where)
-            return " ".join(words), word_spans(words)
-        column = self.data.words if self.data.words in record or "text" not in record else "text"
-        get_text(record, [column], where=where)  # raises if the column cannot be read
-        text = str(record[column] or "")
-        return text, [match.span() for match in _WORD.finditer(text)]
-
-    def _prediction(
-        self, text: str, spans: Sequence[tuple[int, int]], tags: list[str], table: NDArray[np.float64]
-    ) -> dict[str, object]:
-        entities = [
-            {
-                "label": name,
-                "text": text[spans[first][0] : spans[last][1]],
-                "start": spans[first][0],
-                "end": spans[last][1],
-                "probability": float(table[first : last + 1].max(axis=1).mean()),
-            }
-            for name, first, last in extract_entities(tags)
-        ]
-        words = [text[start:end] for start, end in spans]
-        offsets = [list(span) for span in spans]
-        return {"words": words, "tags": tags, "offsets": offsets, "entities": entities, "truncated": False}
-
-
-def frequent_tags(training: Iterable[TaggedWords], sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Tag each word with its most frequent tag in ``training``, and unseen words with the most frequent tag."""
-    by_word: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    total: Counter[str] = Counter()
-    for sentence in training:
-        total.update(sentence.tags)
-        for word, tag in zip(sentence.words, sentence.tags, strict=True):
-            by_word[word][tag] += 1
-    best = {word: _most_frequent(counts) for word, counts in by_word.items()}
-    default = _most_frequent(total)
-    return [[best.get(word, default) for word in words] for words in sentences]
-
-
-def _most_frequent(counts: Counter[str]) -> str:
-    return min(counts, key=lambda tag: (-counts[tag], tag))
+                yield tag_prediction(text, spans, decode_tags(table, self.labels), table.max(axis=1))

@@ -1,0 +1,201 @@
+"""Taggers of words without torch: their data, metrics and predictions, the baseline, and the linear tagger."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Unpack, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from homespun.crf import Crf, is_crf
+from homespun.data.labels import Labels, get_text
+from homespun.data.token_labels import TaggedWords, get_list, read_tagged_words, word_spans
+from homespun.io.atomic import atomic_path
+from homespun.metrics.classification import Metrics
+from homespun.metrics.sequence_labels import EntityMetrics, Tags, are_entities, extract_entities, word_metrics
+from homespun.tasks.protocol import Measured, TaskData, numbered_chunks, task_metadata
+from homespun.tasks.stored_data import ReadOptions, StoredData, stored_data
+from homespun.text.formats import Record
+
+CHUNK = 1024
+"""Records read ahead in prediction and sorted by length."""
+_WORD = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
+
+
+class TaggedData(TaskData):
+    """Sentences of words with a tag each."""
+
+    missing = "which tagged words? give data.train=FILE: CoNLL, or rows with lists of words and of tags"
+    default_objective = "token_classification"
+    from_heads = ("token_classification",)
+    not_stored = ("encoding",)
+
+    kind: Literal["token_labels"] = "token_labels"
+    words: str = Field(default="words", description="column of the words; in a CoNLL file the first column")
+    tags: str = Field(default="tags", description="column of the tags; in a CoNLL file the last column")
+    max_length: int = Field(default=128, ge=8, description="maximum tokens of an input, with special tokens")
+    stride: int = Field(default=32, ge=0, description="tokens that two consecutive windows of a sentence share")
+
+    def read_files(self, inputs: Sequence[str]) -> list[TaggedWords]:
+        return read_tagged_words(inputs, words=self.words, tags=self.tags, columns=self.columns, encoding=self.encoding)
+
+    def record_of(self, text: str) -> Record:
+        return {"text": text}
+
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
+        """``text`` is the column of the words, ``label`` is the column of the tags."""
+        return {"words": text[0] if text else self.words, "tags": label or self.tags}
+
+    def split(self, record: Record, *, where: str) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text of a record, and start and end of its words in characters.
+
+        A record has a list of words, which are joined by spaces, or a text, which is split into words and punctuation.
+
+        Raises:
+            UserError: beginning with ``where``: a record without the column.
+        """
+        value = record.get(self.words)
+        if isinstance(value, list | tuple):
+            words = get_list(record, self.words, where=where)
+            return " ".join(words), word_spans(words)
+        column = self.words if self.words in record or "text" not in record else "text"
+        get_text(record, [column], where=where)  # raises if the column cannot be read
+        text = str(record[column] or "")
+        return text, [match.span() for match in _WORD.finditer(text)]
+
+
+def tag_metrics(labels: Labels) -> Callable[[Tags, Tags], Metrics]:
+    """Return the metrics of entities or of words. Raises `UserError` if their package is missing."""
+    return EntityMetrics() if are_entities(labels.names) else word_metrics
+
+
+def measure_tags(
+    sentences: Sequence[TaggedWords], predicted: Sequence[Sequence[str]], metrics: Callable[[Tags, Tags], Metrics]
+) -> Measured:
+    """Compute metrics of entities or words; ``score`` is the share of words with the right tag.
+
+    Raises:
+        UserError: no sentence has a word.
+    """
+    predictions = []
+    for sentence, tags in zip(sentences, predicted, strict=True):
+        right = [a == b for a, b in zip(sentence.tags, tags, strict=True)]
+        score = {"score": sum(right) / len(right)} if right else {}
+        predictions.append({"truth": list(sentence.tags), "predicted": list(tags)} | score)
+    return Measured(metrics([sentence.tags for sentence in sentences], predicted), predictions)
+
+
+def tag_prediction(
+    text: str, spans: Sequence[tuple[int, int]], tags: Sequence[str], probabilities: NDArray[np.float64]
+) -> dict[str, object]:
+    """Return ``words``, ``tags``, ``offsets``, and ``entities`` with their start and end in characters.
+
+    Args:
+        text: the sentence.
+        spans: start and end of its words.
+        tags: of its words.
+        probabilities: (words,) of these tags; that of an entity is their mean.
+    """
+    entities = [
+        {
+            "label": name,
+            "text": text[spans[first][0] : spans[last][1]],
+            "start": spans[first][0],
+            "end": spans[last][1],
+            "probability": float(probabilities[first : last + 1].mean()),
+        }
+        for name, first, last in extract_entities(tags)
+    ]
+    words = [text[start:end] for start, end in spans]
+    offsets = [list(span) for span in spans]
+    return {"words": words, "tags": list(tags), "offsets": offsets, "entities": entities, "truncated": False}
+
+
+def frequent_tags(training: Iterable[TaggedWords], sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Tag each word with its most frequent tag in ``training``, and unseen words with the most frequent tag."""
+    by_word: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    total: Counter[str] = Counter()
+    for sentence in training:
+        total.update(sentence.tags)
+        for word, tag in zip(sentence.words, sentence.tags, strict=True):
+            by_word[word][tag] += 1
+    best = {word: _most_frequent(counts) for word, counts in by_word.items()}
+    default = _most_frequent(total)
+    return [[best.get(word, default) for word in words] for words in sentences]
+
+
+def _most_frequent(counts: Counter[str]) -> str:
+    return min(counts, key=lambda tag: (-counts[tag], tag))
+
+
+@dataclass(frozen=True)
+class LinearTagger:
+    """A conditional random field on words."""
+
+    model: Crf
+    data: TaggedData
+    kind: Literal["linear"] = "linear"
+
+    @property
+    def labels(self) -> Labels:
+        """Tags."""
+        return self.model.labels
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return self.model.parameters
+
+    def measure(self, sentences: Sequence[TaggedWords]) -> Measured:
+        """Evaluate the tagger; see `measure_tags`."""
+        predicted = [tags for tags, _ in self.model.predict([sentence.words for sentence in sentences])]
+        return measure_tags(sentences, predicted, tag_metrics(self.labels))
+
+    def predict(self, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
+        """Yield the `tag_prediction` of each record, in order and in bounded memory.
+
+        Raises:
+            UserError: beginning with ``source``: a record without the column.
+        """
+        for chunk in numbered_chunks(records, CHUNK, source=source):
+            texts = [self.data.split(record, where=where) for where, record in chunk]
+            found = self.model.predict([[text[start:end] for start, end in spans] for text, spans in texts])
+            for (text, spans), (tags, probabilities) in zip(texts, found, strict=True):
+                yield tag_prediction(text, spans, tags, probabilities)
+
+    def save(self, folder: Path) -> None:
+        """Write the ``model/`` folder atomically; an older one there is replaced."""
+        with atomic_path(folder) as temporary:
+            temporary.mkdir()
+            replace(self.model, task=task_metadata("token_classification", self.data)).save(temporary)
+
+
+class _StoredTags(StoredData):
+    data: TaggedData
+
+
+def find_tagger(run: str | Path) -> Path | None:
+    """Return the folder of a linear tagger in a run, or ``None`` if there is none."""
+    folder = Path(run).expanduser()
+    return next((found for found in (folder, folder / "model") if is_crf(found)), None)
+
+
+def open_tagger(folder: Path, **options: Unpack[ReadOptions]) -> LinearTagger:
+    """Open a linear tagger.
+
+    Args:
+        folder: its ``model/`` folder.
+        options: columns that differ from training; see `homespun.tasks.stored_data.ReadOptions`.
+
+    Raises:
+        UserError: its files are damaged.
+    """
+    model = Crf.load(folder)
+    data = stored_data(_StoredTags, model.task, source=str(folder), **options)
+    return LinearTagger(model, cast(TaggedData, data))
