@@ -38,6 +38,7 @@ from homespun.cli.options import (
     split_list,
 )
 from homespun.cli.plan import plan
+from homespun.cli.serve import serve
 from homespun.cli.show import recipes_app, show_app
 from homespun.cli.text import corpus_app, tokenizer_app
 from homespun.cli.vectors import vectors_app
@@ -68,6 +69,7 @@ app.command(short_help="Evaluate zero- and few-shot prompting.")(few_shot)
 app.command()(compare)
 app.command(short_help="Measure latency and memory of a model.")(benchmark)
 app.command()(baselines)
+app.command(short_help="Serve models over HTTP.")(serve)
 
 Model = Annotated[
     str,

@@ -95,7 +95,7 @@ _REMOVED_COMMANDS = {
 
 
 SECTIONS = {
-    "Main path": ("quickstart", "fit", "evaluate", "predict"),
+    "Main path": ("quickstart", "fit", "evaluate", "predict", "serve"),
     "Steps": ("tokenizer", "corpus", "pretrain", "finetune"),
     "Further steps": ("plan", "compare", "distill", "generate", "summarize", "few-shot", "vectors"),
     "Tools": ("recipes", "show", "report", "baselines", "benchmark", "convert", "export", "doctor"),

@@ -39,11 +39,12 @@ class Pipeline:
 
     def __init__(self, source: str | Path) -> None:
         self.source = str(source)
-        self._bundle: ModelBundle | None = None
+        self.bundle: ModelBundle | None = None
+        """Network with its tokenizer; ``None`` for a linear model or an average."""
         if find_text_model(source) is None:
             from homespun.hf.open import open_model  # imports torch, as networks need it
 
-            self._bundle = open_model(source)
+            self.bundle = open_model(source)
 
     @cached_property
     def text_model(self) -> TextModel:
@@ -52,7 +53,11 @@ class Pipeline:
         Raises:
             UserError: the model was not fine-tuned for either.
         """
-        return open_text_model(self.source)
+        if self.bundle is None:
+            return open_text_model(self.source)
+        from homespun.tasks.network_text_model import NetworkTextModel
+
+        return NetworkTextModel.of(self.bundle, source=self.source)
 
     @property
     def labels(self) -> Labels | None:
@@ -114,9 +119,9 @@ class Pipeline:
 
     @property
     def _network(self) -> ModelBundle:
-        if self._bundle is None:
+        if self.bundle is None:
             raise UserError(f"{self.source} is a linear model or an average; embed and generate need a network")
-        return self._bundle
+        return self.bundle
 
     @staticmethod
     def _examples(texts: Sequence[Text]) -> list[LabelledText]:

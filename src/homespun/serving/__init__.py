@@ -1,0 +1,1 @@
+"""HTTP server for models: batching of requests, endpoints, limits."""

@@ -53,6 +53,14 @@ class NetworkTextModel:
     task: TextTask
     kind: Literal["network"] = "network"
 
+    @classmethod
+    def of(cls, stored: ModelBundle, *, source: str, **options: Unpack[ReadOptions]) -> NetworkTextModel:
+        """Rebuild the task of an open model. Raises `UserError` if it neither classifies texts nor predicts numbers."""
+        task = stored_task(stored, source=source, **options)
+        if not isinstance(task, TextTask):
+            raise UserError(f"{source} neither classifies texts nor predicts a number for each")
+        return cls(stored, task)
+
     @property
     def data(self) -> TextsData:
         """Columns of the texts and of the label."""
@@ -98,8 +106,4 @@ class NetworkTextModel:
 
 def open_network(run: str | Path, **options: Unpack[ReadOptions]) -> NetworkTextModel:
     """Open a network as `homespun.tasks.text_models.open_text_model` does."""
-    stored = open_model(run)
-    task = stored_task(stored, source=str(run), **options)
-    if not isinstance(task, TextTask):
-        raise UserError(f"{run} neither classifies texts nor predicts a number for each")
-    return NetworkTextModel(stored, task)
+    return NetworkTextModel.of(open_model(run), source=str(run), **options)

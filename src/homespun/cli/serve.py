@@ -1,0 +1,35 @@
+"""Command `homespun serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homespun.errors import UserError
+
+
+def serve(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL [NAME=MODEL]...", help="Run, model folder, Hugging Face folder or hub name."),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: every one of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 8000,
+    api_key: Annotated[
+        Path | None, typer.Option("--api-key", help="File with the key that requests must have; default: none.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Batches that are computed at a time.")] = 1,
+) -> None:
+    """Serve models over HTTP: predictions, vectors and text."""
+    from homespun.serving.sources import name_models, read_api_key
+
+    sources, key = name_models(models), read_api_key(api_key)
+    try:
+        from homespun.serving.server import serve as command
+    except ModuleNotFoundError as error:
+        raise UserError(f"homespun serve needs {error.name}; pip install 'homespun[serve]'") from error
+    from homespun.serving.settings import ServingSettings
+
+    command(sources, ServingSettings(api_key=key, workers=workers), host=host, port=port)

@@ -1,0 +1,231 @@
+"""The application: all routes, with limits, the key, metrics, logs and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from homespun.errors import UserError
+from homespun.serving import prediction
+from homespun.serving.batching import Batcher
+from homespun.serving.errors import ApiError, error_response
+from homespun.serving.models import Models
+from homespun.serving.monitoring import Monitor
+from homespun.serving.requests import describe_problem
+from homespun.serving.settings import ServingSettings
+
+logger = logging.getLogger(__name__)
+
+FREE_PATHS = frozenset({"/health", "/ready", "/metrics"})
+"""Paths that need no key and are answered until the end."""
+REFRESH_SECONDS = 2.0
+_DISCARD = 16  # times the largest body, which is read before a refusal, so that the client reads the answer
+
+
+@dataclass(eq=False)
+class Traffic:
+    """Requests in work, and whether further ones are refused."""
+
+    draining: bool = False
+    active: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def create_app(models: Models, settings: ServingSettings) -> FastAPI:
+    """Build the application.
+
+    Args:
+        models: models to serve; those that are not open yet are opened when the application starts.
+        settings: limits and batching.
+    """
+    batcher = Batcher(settings.max_queue, settings.max_wait_ms / 1000, settings.batch_tokens, settings.workers)
+    monitor = Monitor(lambda: batcher.queue_length)
+    batcher.observe = monitor.observe_batch
+    traffic = Traffic()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        batcher.start()
+        watch = asyncio.create_task(_watch(models, app))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+            await asyncio.to_thread(batcher.close)
+
+    app = FastAPI(
+        title="homespun",
+        version=version("homespun"),
+        description="Predictions, vectors and text of models that homespun made.",
+        lifespan=lifespan,
+        docs_url=None,  # the page of FastAPI loads scripts from another server
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    app.state.batcher, app.state.traffic = batcher, traffic
+    app.state.failure, app.state.stop = None, lambda: None
+    for module in (prediction,):
+        app.include_router(module.router(models, settings))
+
+    @app.get("/health", summary="Answer that the process is alive")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready", summary="Answer whether the models are open")
+    async def ready() -> Response:
+        waiting = not models.loaded
+        if traffic.draining or waiting:
+            return error_response(503, "the models are being opened" if waiting else "the server is shutting down")
+        return Response('{"status":"ready"}', media_type="application/json")
+
+    @app.get("/metrics", summary="Return metrics for Prometheus")
+    async def metrics() -> Response:
+        return Response(monitor.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(UserError, _answer_user_error)
+    app.add_exception_handler(Exception, _answer_bug)
+    app.add_middleware(Gate, traffic=traffic, monitor=monitor, settings=settings)
+    return app
+
+
+async def _watch(models: Models, app: FastAPI) -> None:
+    """Open the models, then replace those that change."""
+    if not models.loaded:
+        try:
+            await asyncio.to_thread(models.load)
+        except Exception as error:
+            app.state.failure = error
+            app.state.stop()
+            return
+    while True:
+        await asyncio.sleep(REFRESH_SECONDS)
+        await asyncio.to_thread(models.refresh)
+
+
+class Gate:
+    """Middleware: key, limit of the body, refusal while shutting down, metrics and log."""
+
+    def __init__(self, app: ASGIApp, traffic: Traffic, monitor: Monitor, settings: ServingSettings) -> None:
+        self.app = app
+        self.traffic = traffic
+        self.monitor = monitor
+        self.limit = settings.max_body_bytes
+        self.key = None if settings.api_key is None else settings.api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status, traffic = time.perf_counter(), 500, self.traffic
+        state = scope.setdefault("state", {})
+        free = scope["path"] in FREE_PATHS
+
+        async def watched_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if traffic.draining:
+                    message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        traffic.active += not free
+        try:
+            refusal = None if free else self._refuse(scope)
+            if refusal is None:
+                await self.app(scope, self._limited(receive), watched_send)
+            else:
+                await self._discard(receive)
+                response = error_response(refusal.status_code, refusal.detail, refusal.code, refusal.headers)
+                await response(scope, receive, watched_send)
+        finally:
+            traffic.active -= not free
+            if traffic.draining and not traffic.active:
+                traffic.idle.set()
+            status = state.get("status", status)
+            route = getattr(scope.get("route"), "path", "unknown")
+            seconds = time.perf_counter() - start
+            sizes = state.get("sizes", (0, 0))
+            self.monitor.observe_request(scope["method"], scope["path"], route, status, seconds, sizes)
+
+    def _refuse(self, scope: Scope) -> ApiError | None:
+        if self.traffic.draining:
+            return ApiError(503, "the server is shutting down; send the request to another one, or again later")
+        headers = dict(scope["headers"])
+        if self.key is not None:
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            if not (hmac.compare_digest(given.strip(), self.key) and scheme.lower() == b"bearer"):
+                error = ApiError(401, "the API key is missing or wrong; send the header Authorization: Bearer KEY")
+                error.headers = {"WWW-Authenticate": "Bearer"}
+                return error
+        length = headers.get(b"content-length", b"0")
+        return self._too_large() if length.isdigit() and int(length) > self.limit else None
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body has more than {self.limit} bytes; send several requests")
+
+    def _limited(self, receive: Receive) -> Receive:
+        size = 0
+
+        async def limited() -> Message:
+            nonlocal size
+            message = await receive()
+            if message["type"] == "http.request":
+                size += len(message.get("body", b""))
+                if size > self.limit:
+                    raise self._too_large()
+            return message
+
+        return limited
+
+    async def _discard(self, receive: Receive) -> None:
+        """Read the rest of a body, unless it is very large: many clients do not read an answer before."""
+        size = 0
+        while size <= _DISCARD * self.limit:
+            message = await receive()
+            size += len(message.get("body", b""))
+            if message["type"] != "http.request" or not message.get("more_body"):
+                return
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = error.code if isinstance(error, ApiError) else None
+    message = str(error.detail)
+    if error.status_code == 404 and code is None:
+        message = f"there is no {request.url.path}; /openapi.json lists the paths"
+    if error.status_code == 499:
+        request.scope["state"]["status"] = 499
+    return error_response(error.status_code, message, code, error.headers)
+
+
+async def _answer_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first, *others = error.errors()
+    if first["type"] == "json_invalid":
+        return error_response(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+    location = tuple(part for part in first["loc"] if part != "body")
+    return error_response(422, describe_problem(location, first["msg"], len(others)))
+
+
+async def _answer_user_error(request: Request, error: Exception) -> Response:
+    return error_response(422, str(error))
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    return error_response(500, "an internal error, which the log of the server describes")

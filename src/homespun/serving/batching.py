@@ -1,0 +1,225 @@
+"""Batches of the texts of many requests: a bounded queue, read by worker threads.
+
+While a batch is computed, the texts of other requests collect in the queue. The next batch has the oldest text, and the
+texts for the same work whose lengths are closest to it, so that little is padded and no text waits for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from homespun.errors import UserError
+from homespun.serving.errors import ApiError
+
+Text = TypeVar("Text")
+Result = TypeVar("Result")
+
+_PADDING = 1.25  # padded tokens / tokens of a batch, at most
+_ENOUGH = 256  # tokens of a batch from which a further text must not add padding
+
+
+@dataclass(eq=False, slots=True)
+class _Request(Generic[Result]):
+    future: asyncio.Future[list[Result]]
+    results: list[Result | None]
+    missing: int
+
+
+@dataclass(eq=False, slots=True)
+class _Item(Generic[Text, Result]):
+    compute: Callable[[Sequence[Text]], Sequence[Result]]
+    text: Text
+    tokens: int
+    arrival: float
+    request: _Request[Result]
+    index: int
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Texts and tokens of a computed batch, and its seconds."""
+
+    texts: int
+    tokens: int
+    seconds: float
+
+
+def choose_batch(lengths: Sequence[int], batch_tokens: int) -> list[int]:
+    """Choose texts for a batch: the first one, and those of the closest lengths.
+
+    Args:
+        lengths: tokens of each text, in the order of arrival.
+        batch_tokens: maximum tokens of the batch, with padding, unless the first text has more.
+
+    Returns:
+        Indices of the chosen texts.
+    """
+    first = lengths[0]
+    nearest = sorted(range(1, len(lengths)), key=lambda index: abs(lengths[index] - first))
+    chosen, total, longest = [0], first, first
+    for index in nearest:
+        tokens, most = total + lengths[index], max(longest, lengths[index])
+        padded = (len(chosen) + 1) * most
+        if padded > batch_tokens or (total >= _ENOUGH and padded > _PADDING * tokens):
+            break
+        chosen.append(index)
+        total, longest = tokens, most
+    return chosen
+
+
+@dataclass(eq=False)
+class Batcher:
+    """Queue of texts, and threads that compute batches of them.
+
+    Args:
+        max_queue: texts that may wait.
+        max_wait: seconds that the oldest text waits for more texts.
+        batch_tokens: see `choose_batch`.
+        workers: number of threads.
+        observe: called with the sizes of each batch, in a worker thread.
+    """
+
+    max_queue: int
+    max_wait: float
+    batch_tokens: int
+    workers: int = 1
+    observe: Callable[[BatchSizes], None] = lambda sizes: None
+    _waiting: list[_Item[object, object]] = field(default_factory=list, init=False)
+    _tokens: int = field(default=0, init=False)
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _closed: bool = field(default=False, init=False)
+    _threads: list[threading.Thread] = field(default_factory=list, init=False)
+
+    def start(self) -> None:
+        """Start the worker threads."""
+        self._threads = [
+            threading.Thread(target=self._work, name=f"batch-{n}", daemon=True) for n in range(self.workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Stop the threads after their current batch; requests that still wait get an error."""
+        with self._changed:
+            self._closed = True
+            waiting, self._waiting, self._tokens = self._waiting, [], 0
+            self._changed.notify_all()
+        self._finish({item.request: ApiError(503, "the server is shutting down") for item in waiting})
+        for thread in self._threads:
+            thread.join(timeout)
+
+    @property
+    def queue_length(self) -> int:
+        """Number of texts that wait."""
+        return len(self._waiting)
+
+    def submit(
+        self, compute: Callable[[Sequence[Text]], Sequence[Result]], texts: Sequence[Text], lengths: Sequence[int]
+    ) -> asyncio.Future[list[Result]]:
+        """Add the texts of a request to the queue; a cancelled future takes them out.
+
+        Args:
+            compute: computes the results of texts; texts with equal functions share batches.
+            texts: one or more.
+            lengths: tokens of each text.
+
+        Returns:
+            Future of the results, in the order of ``texts``.
+
+        Raises:
+            ApiError: the queue is full (429), or the server shuts down (503).
+        """
+        future: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
+        request: _Request[Result] = _Request(future, [None] * len(texts), len(texts))
+        now = time.monotonic()
+        items = [
+            _Item(compute, text, tokens, now, request, index)
+            for index, (text, tokens) in enumerate(zip(texts, lengths, strict=True))
+        ]
+        with self._changed:
+            if self._closed:
+                raise ApiError(503, "the server is shutting down")
+            if len(self._waiting) + len(items) > self.max_queue:
+                raise ApiError(
+                    429, f"{len(self._waiting)} texts wait, of at most {self.max_queue}; send the request again later"
+                )
+            self._waiting += items  # type: ignore[arg-type]
+            self._tokens += sum(lengths)
+            self._changed.notify()
+        future.add_done_callback(self._remove_cancelled)
+        return future
+
+    def _remove_cancelled(self, future: asyncio.Future[list[Result]]) -> None:
+        if future.cancelled():
+            with self._changed:
+                self._waiting = [item for item in self._waiting if item.request.future is not future]
+                self._tokens = sum(item.tokens for item in self._waiting)
+
+    def _work(self) -> None:
+        while items := self._take():
+            start = time.monotonic()
+            failed: dict[_Request[object], Exception] = {}
+            self._compute(items, failed)
+            self.observe(BatchSizes(len(items), sum(item.tokens for item in items), time.monotonic() - start))
+            self._finish({item.request: failed.get(item.request) for item in items})
+
+    def _take(self) -> list[_Item[object, object]]:
+        """Wait for the next batch; empty when closed."""
+        with self._changed:
+            while not self._closed:
+                if not self._waiting:
+                    self._changed.wait()
+                    continue
+                rest = self._waiting[0].arrival + self.max_wait - time.monotonic()
+                if self._tokens < self.batch_tokens and rest > 0:
+                    self._changed.wait(rest)
+                    continue
+                first = self._waiting[0]
+                same = [item for item in self._waiting if item.compute == first.compute]
+                chosen = [same[index] for index in choose_batch([item.tokens for item in same], self.batch_tokens)]
+                taken = set(map(id, chosen))
+                self._waiting = [item for item in self._waiting if id(item) not in taken]
+                self._tokens -= sum(item.tokens for item in chosen)
+                return chosen
+        return []
+
+    def _compute(self, items: Sequence[_Item[object, object]], failed: dict[_Request[object], Exception]) -> None:
+        """Store the result of each text; if the batch fails, compute each request by itself."""
+        try:
+            results = items[0].compute([item.text for item in items])
+        except Exception as error:
+            requests = dict.fromkeys(item.request for item in items)
+            if len(requests) == 1:
+                failed[items[0].request] = error
+                return
+            for request in requests:
+                self._compute([item for item in items if item.request is request], failed)
+            return
+        for item, result in zip(items, results, strict=True):
+            item.request.results[item.index] = result
+            item.request.missing -= 1
+
+    def _finish(self, requests: dict[_Request[object], Exception | None]) -> None:
+        """Give the complete and the failed requests to their event loops, at once for each loop."""
+        done = [(request, error) for request, error in requests.items() if error is not None or not request.missing]
+        for loop in {request.future.get_loop() for request, _ in done}:
+            mine = [(request, error) for request, error in done if request.future.get_loop() is loop]
+            try:
+                loop.call_soon_threadsafe(_set_results, mine)
+            except RuntimeError:  # the loop is closed
+                continue
+
+
+def _set_results(done: Sequence[tuple[_Request[object], Exception | None]]) -> None:
+    for request, error in done:
+        if request.future.done():
+            continue
+        if error is None:
+            request.future.set_result(request.results)
+        else:
+            request.future.set_exception(ApiError(422, str(error)) if isinstance(error, UserError) else error)

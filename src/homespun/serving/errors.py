@@ -1,0 +1,78 @@
+"""Errors of requests: a status and one JSON object, in the form of OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+_CODES = {
+    400: "malformed_request",
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    409: "unsupported_by_model",
+    413: "too_large",
+    422: "invalid_value",
+    429: "queue_full",
+    499: "client_closed_request",
+    500: "internal_error",
+    503: "unavailable",
+    504: "timeout",
+}
+RETRY_SECONDS = 1
+
+
+class ApiError(HTTPException):
+    """Error of a request.
+
+    Args:
+        status: HTTP status.
+        message: what is wrong - value - allowed, in one line.
+        code: machine-readable name; default: that of the status.
+    """
+
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+        retry = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else None
+        super().__init__(status, message, retry)
+        self.code = code or _CODES.get(status, "error")
+
+
+class ErrorDetail(BaseModel):
+    """Content of an error."""
+
+    model_config = ConfigDict(title="ErrorDetail")
+
+    message: str
+    type: str
+    code: str
+
+
+class ErrorBody(BaseModel):
+    """JSON object of an error."""
+
+    error: ErrorDetail
+
+
+def error_response(
+    status: int, message: str, code: str | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Build the response of an error."""
+    kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
+    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(status, kind)
+    error = {"message": message, "type": kind, "code": code or _CODES.get(status, "error")}
+    body = json.dumps({"error": error}, ensure_ascii=False).encode("utf-8", "replace")
+    return Response(body, status, headers, "application/json")
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return ``responses`` of a route for its errors; those of every route are included."""
+    return {
+        status: {"model": ErrorBody, "description": HTTPStatus(status).phrase}
+        for status in sorted({400, 401, 413, 422, 503, *statuses})
+    }

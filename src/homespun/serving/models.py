@@ -1,0 +1,336 @@
+"""Models that are served, by name: opening, capabilities, predictions, replacement."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.commands.pipeline import Pipeline, Text
+from homespun.errors import UserError, first_line
+from homespun.serving.errors import ApiError
+from homespun.tasks.text_models import predict_examples
+from homespun.tasks.texts import LabelledText
+
+if TYPE_CHECKING:
+    from homespun.commands.predict import RecordPredictor
+    from homespun.models.bundle import ModelBundle
+
+logger = logging.getLogger(__name__)
+
+Capability = Literal["predict", "embed", "generate", "attention"]
+InputKind = Literal["text", "pair", "question", "sentences"]
+Input = str | Sequence[str]
+"""A text, a pair of texts, a question with its context, or the sentences of a document."""
+Prediction = Mapping[str, object]
+
+_TRIAL = "The quick brown fox jumps over the lazy dog."
+_INPUTS: Mapping[str, tuple[InputKind, str]] = {  # by the kind of the data
+    "texts": ("text", 'a text each: "..."'),
+    "sentence_pairs": ("pair", 'a pair of texts each: ["...", "..."]'),
+    "source_target": ("text", 'a text each: "..."'),
+    "token_labels": ("text", 'a text each: "..."'),
+    "questions": ("question", 'a question with its text each: ["question", "text"]'),
+    "sentences": ("sentences", 'a list of sentences each: ["...", ...]'),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """An open model and what it can do.
+
+    Args:
+        name: in requests.
+        source: folder, or name on the hub, as given.
+        pipeline: the model.
+        task: kind of its fine-tuning, ``pairs`` for pairs of texts; ``None`` without.
+        capabilities: what it can do.
+        labels: classes; ``None`` without.
+        parameters: number of parameters.
+        max_length: tokens that are read of a text; ``None`` without a limit.
+        run: folder with ``result.json``, if there is one.
+        predictor: predicts records of tasks other than classification and regression of texts.
+        data: kind of the data of the task.
+    """
+
+    name: str
+    source: Path
+    pipeline: Pipeline
+    task: str | None
+    capabilities: frozenset[Capability]
+    labels: tuple[str, ...] | None
+    parameters: int
+    max_length: int | None
+    run: Path | None
+    predictor: RecordPredictor | None = None
+    data: str = "texts"
+
+    @classmethod
+    def open(cls, name: str, source: str | Path) -> ServedModel:
+        """Open a model, and check it by one prediction.
+
+        Raises:
+            UserError: there is no model, or it is damaged.
+        """
+        pipeline = Pipeline(source)
+        bundle = pipeline.bundle
+        if bundle is not None:
+            _copy_weights(bundle)
+        predictor, task, data, labels = None, None, "texts", None
+        capabilities: set[Capability] = set() if bundle is None else _network_capabilities(bundle)
+        if (model := _text_model(pipeline)) is not None:
+            data, labels = model.data.kind, model.labels
+            kind = "regression" if labels is None else "classification"
+            task = (
+                "pairs" if data == "sentence_pairs" else kind if bundle is None else str(bundle.task.get("kind", kind))
+            )
+        elif bundle is not None and (predictor := _predictor(bundle, source)) is not None:
+            data, labels = predictor.data.kind, predictor.labels
+            task = str(bundle.task.get("kind", predictor.data.default_objective))
+        if task is not None:
+            capabilities.add("predict")
+        served = cls(
+            name=name,
+            source=Path(source).expanduser(),
+            pipeline=pipeline,
+            task=None if task is None else task.replace("_", "-"),
+            capabilities=frozenset(capabilities),
+            labels=None if labels is None else labels.names,
+            parameters=model.parameters if bundle is None and model is not None else _parameters(bundle),
+            max_length=None if bundle is None else _max_length(bundle),
+            run=_run_folder(Path(source).expanduser()),
+            predictor=predictor,
+            data=data,
+        )
+        served._try()
+        return served
+
+    @property
+    def input_kind(self) -> InputKind:
+        """Kind of the inputs of `predict`."""
+        return _INPUTS[self.data][0]
+
+    def require(self, capability: Capability) -> None:
+        """Raise `ApiError` 409 that names the capabilities, if the model lacks one."""
+        if capability not in self.capabilities:
+            able = ", ".join(sorted(self.capabilities)) or "nothing that is served"
+            raise ApiError(409, f"model {self.name!r} cannot {capability}; it can: {able}")
+
+    def check_inputs(self, inputs: Sequence[Input]) -> None:
+        """Raise `ApiError` 422 if an input is not of the kind that `predict` reads."""
+        kind, allowed = _INPUTS[self.data]
+        for index, one in enumerate(inputs):
+            single = isinstance(one, str)
+            right = single if kind == "text" else not single and (kind == "sentences" or len(one) == 2)
+            if not right:
+                raise ApiError(422, f"texts.{index} does not fit model {self.name!r}, which reads {allowed}")
+
+    def count_tokens(self, one: Input) -> int:
+        """Estimate the tokens of an input that the model reads, quickly: about four characters each."""
+        characters = len(one) if isinstance(one, str) else sum(map(len, one))
+        tokens = characters // 4 + 2
+        return tokens if self.max_length is None else min(tokens, self.max_length)
+
+    def token_lengths(self, inputs: Sequence[Input]) -> list[int]:
+        """Count the tokens of each input, before truncation; those of a linear model are estimated."""
+        if (bundle := self.pipeline.bundle) is None:
+            return [self.count_tokens(one) for one in inputs]
+        joined = [one if isinstance(one, str) else " ".join(one) for one in inputs]
+        return [len(ids) for ids in bundle.tokenizer.encode_batch(joined)]
+
+    def predict(self, inputs: Sequence[Input]) -> list[Prediction]:
+        """Predict; see `homespun.commands.predict.predict_texts`. The inputs must be of `input_kind`."""
+        if self.predictor is None:
+            texts: list[Text] = [one if isinstance(one, str) else (one[0], one[1]) for one in inputs]
+            examples = [
+                LabelledText(one, "") if isinstance(one, str) else LabelledText(one[0], "", one[1]) for one in texts
+            ]
+            return list(predict_examples(self.pipeline.text_model, examples))
+        return list(self.predictor.predict(map(self._record, inputs), source="the texts"))
+
+    def _record(self, one: Input) -> Mapping[str, object]:
+        assert self.predictor is not None
+        data = self.predictor.data
+        if isinstance(one, str):
+            return data.record_of(one)
+        columns = data.model_dump(include={"question", "context", "sentences"})
+        return dict(zip(columns.values(), one if len(columns) == 2 else [list(one)], strict=True))
+
+    @cached_property
+    def embedders(self) -> Mapping[str, Embedder]:
+        """Functions that compute vectors, by pooling; equal for equal poolings, so that texts share batches."""
+        return {name: Embedder(self, name) for name in ("mean", "first", "last")}
+
+    def _try(self) -> None:
+        if "predict" in self.capabilities:
+            self.predict([_TRIAL if self.input_kind == "text" else [_TRIAL, _TRIAL]])
+        elif "embed" in self.capabilities:
+            self.embedders["mean"]([_TRIAL])
+
+
+@dataclass(frozen=True, eq=False)
+class Embedder:
+    """Vectors of texts by one pooling."""
+
+    model: ServedModel
+    pooling: str
+
+    def __call__(self, texts: Sequence[str]) -> list[NDArray[np.float32]]:
+        """Compute the (hidden,) vector of each text."""
+        length = self.model.max_length or 128
+        return list(self.model.pipeline.embed(texts, pooling=self.pooling, max_length=length))
+
+
+def _text_model(pipeline: Pipeline):  # type: ignore[no-untyped-def]
+    try:
+        return pipeline.text_model
+    except UserError:
+        if pipeline.bundle is None:
+            raise
+        return None
+
+
+def _predictor(bundle: ModelBundle, source: str | Path) -> RecordPredictor | None:
+    from homespun.commands.predict import task_predictor
+    from homespun.tasks.config import stored_task
+
+    try:
+        return task_predictor(bundle, stored_task(bundle, source=str(source)))
+    except UserError:  # a language model
+        return None
+
+
+def _copy_weights(bundle: ModelBundle) -> None:
+    """Copy memory-mapped weights, so that a change of their file does not change or stop the server."""
+    for tensor in (*bundle.model.parameters(), *bundle.model.buffers()):
+        tensor.data = tensor.data.clone()
+
+
+def _network_capabilities(bundle: ModelBundle) -> set[Capability]:
+    backbone = bundle.config.backbone
+    found: set[Capability] = set()
+    if not backbone.has_decoder:
+        found.add("embed")
+    try:
+        bundle.model.lm_head  # noqa: B018
+        if backbone.has_decoder or backbone.causal:
+            found.add("generate")
+    except UserError:
+        pass
+    if any("attention" in name for name, _ in bundle.model.named_modules()):
+        found.add("attention")
+    return found
+
+
+def _parameters(bundle: ModelBundle | None) -> int:
+    return 0 if bundle is None else sum(parameter.numel() for parameter in bundle.model.parameters())
+
+
+def _max_length(bundle: ModelBundle) -> int | None:
+    limit = bundle.config.backbone.max_position_embeddings
+    given = bundle.task.get("max_length") or bundle.task.get("max_source_length")
+    return min(int(given), limit) if isinstance(given, int) else limit
+
+
+def _run_folder(source: Path) -> Path | None:
+    return next((folder for folder in (source, source.parent) if (folder / "result.json").is_file()), None)
+
+
+class Models:
+    """Models by name; a model is replaced when its folder has changed.
+
+    Args:
+        sources: folder, or name on the hub, by name.
+    """
+
+    def __init__(self, sources: Mapping[str, str | Path]) -> None:
+        self._sources = dict(sources)
+        self._open: dict[str, ServedModel] = {}
+        self._signatures: dict[str, Signature] = {}
+        self._changing: dict[str, Signature] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the models, the default one first."""
+        return list(self._sources)
+
+    @property
+    def loaded(self) -> bool:
+        """True when every model is open."""
+        return len(self._open) == len(self._sources)
+
+    @property
+    def all(self) -> list[ServedModel]:
+        """The open models."""
+        return list(self._open.values())
+
+    def load(self) -> None:
+        """Open every model. Raises `UserError` if one cannot be opened."""
+        for name, source in self._sources.items():
+            self._signatures[name] = read_signature(source)
+            self._open[name] = ServedModel.open(name, source)
+
+    def get(self, name: str | None) -> ServedModel:
+        """Return a model by name; ``None``: the first one.
+
+        Raises:
+            ApiError: no model has the name (404), or the models are not open yet (503).
+        """
+        if name is None:
+            name = next(iter(self._sources))
+        if name not in self._sources:
+            raise ApiError(404, f"there is no model {name!r}; there are: {', '.join(self._sources)}", "model_not_found")
+        if name not in self._open:
+            raise ApiError(503, f"model {name!r} is being opened; send the request again later")
+        return self._open[name]
+
+    def refresh(self) -> list[str]:
+        """Replace models whose folder has changed and is not being written; returns their names.
+
+        The new model is opened and checked while the old one serves. A model that cannot be opened is reported in one
+        line and does not replace the old one.
+        """
+        replaced = []
+        with self._lock:
+            for name, source in self._sources.items():
+                signature = read_signature(source)
+                stable = self._changing.get(name) == signature
+                self._changing[name] = signature
+                if not stable or signature == self._signatures.get(name) or not signature:
+                    continue
+                self._signatures[name] = signature
+                try:
+                    self._open[name] = ServedModel.open(name, source)
+                except Exception as error:  # a damaged file may raise anything
+                    logger.warning("model %s was not replaced: %s", name, first_line(error))
+                    continue
+                replaced.append(name)
+                logger.warning("model %s was replaced", name)
+        return replaced
+
+
+Signature = tuple[tuple[str, int, int, int], ...]
+"""Name, size, time of change and number of each file of a model."""
+
+
+def read_signature(source: str | Path) -> Signature:
+    """Read the signature of a model folder; empty for a name on the hub, or while the folder is being replaced."""
+    folder = Path(source).expanduser()
+    folder = folder / "model" if (folder / "model").is_dir() else folder
+    found = []
+    try:
+        for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
+            if path.is_file():
+                status = path.stat()
+                found.append((str(path), status.st_size, status.st_mtime_ns, status.st_ino))
+    except OSError:
+        return ()
+    return tuple(found)

@@ -1,0 +1,95 @@
+"""Bodies of requests, their schemas, and waiting for results."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ValidationError
+
+from homespun.serving.errors import ApiError
+from homespun.serving.settings import ServingSettings
+
+B = TypeVar("B", bound=BaseModel)
+R = TypeVar("R")
+
+
+async def read_body(request: Request, kind: type[B]) -> B:
+    """Read the JSON body of a request, whatever its content type.
+
+    Raises:
+        ApiError: invalid UTF-8 or JSON (400), wrong fields (422), too many bytes (413).
+    """
+    body = await request.body()
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _body_error(error) from None
+
+
+def _body_error(error: ValidationError) -> ApiError:
+    first, *others = error.errors(include_url=False, include_context=False, include_input=False)
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON in UTF-8: {first['msg'].removeprefix('Invalid JSON: ')}")
+    return ApiError(422, describe_problem(first["loc"], first["msg"], len(others)))
+
+
+def describe_problem(location: tuple[int | str, ...], message: str, others: int) -> str:
+    """Describe the first of several invalid fields in one line."""
+    path = ".".join(map(str, location)) or "body"
+    return f"{path}: {message}" + (f" (and {others} more)" if others else "")
+
+
+def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """Return ``openapi_extra`` of a route that reads its body by `read_body`."""
+    schema = kind.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def wait_for(request: Request, future: asyncio.Future[R], settings: ServingSettings) -> R:
+    """Wait for a result; a client that hangs up, and the timeout, cancel ``future``.
+
+    Raises:
+        ApiError: the timeout has passed (504), or the client has hung up (499).
+    """
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
+    try:
+        await asyncio.wait((future, gone), timeout=settings.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if future.done():
+            return future.result()
+        if gone.done():
+            raise ApiError(499, "the client has closed the connection")
+        raise ApiError(
+            504, f"no result after {settings.timeout_s:g} s; send fewer or shorter texts, or try again later"
+        )
+    finally:
+        gone.cancel()
+        future.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await gone
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def json_response(content: object) -> Response:
+    """Build a JSON response; numbers that are not finite become null."""
+    try:
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":"))
+    return Response(text.encode("utf-8", "replace"), media_type="application/json")
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and (value != value or abs(value) == float("inf")) else value

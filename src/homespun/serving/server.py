@@ -1,0 +1,110 @@
+"""The server process: a port, the application, and an orderly end after a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from homespun.errors import UserError
+from homespun.serving.app import Traffic, create_app
+from homespun.serving.models import Models
+from homespun.serving.monitoring import access_log
+from homespun.serving.settings import ServingSettings
+
+DRAIN_SECONDS = 8.0
+"""Time for the accepted requests after a signal."""
+
+
+def serve(sources: Mapping[str, str | Path], settings: ServingSettings, *, host: str, port: int) -> None:
+    """Serve models until a signal; accepted requests are answered before the end.
+
+    Raises:
+        UserError: the port is in use, or a model cannot be opened.
+    """
+    listening = listen(host, port)
+    _log_lines()
+    models = Models(sources)
+    app = create_app(models, settings)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1, lifespan="on"
+    )
+    server = _Server(config, app.state.traffic)
+    address = listening.getsockname()
+    shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+    print(f"http://{shown}:{address[1]} serves {', '.join(sources)}; stop with Ctrl-C", file=sys.stderr, flush=True)
+    app.state.stop = server.stop
+    server.run([listening])
+    if app.state.failure is not None:
+        raise app.state.failure
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the port.
+
+    Raises:
+        UserError: the port is in use or not allowed, or there is no such address.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listening = socket.socket(family, kind, protocol)
+        if os.name != "nt":
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(1024)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port") from error
+    return listening
+
+
+def _log_lines() -> None:
+    """Write one line a request on standard output."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    access_log.handlers[:] = [handler]
+    access_log.setLevel(logging.INFO)
+    access_log.propagate = False
+
+
+class _Server(uvicorn.Server):
+    """Server that answers accepted requests, and refuses others, between the first signal and its end."""
+
+    def __init__(self, config: uvicorn.Config, traffic: Traffic) -> None:
+        super().__init__(config)
+        self._traffic = traffic
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and keep the event loop for the handler of signals."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain; a second signal ends at once."""
+        if self._traffic.draining:
+            self.should_exit = self.force_exit = True
+            return
+        self._traffic.draining = True
+        self._loop.call_soon_threadsafe(self._start_draining)
+
+    def stop(self) -> None:
+        """End without a signal."""
+        self.should_exit = True
+
+    def _start_draining(self) -> None:
+        self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        if self._traffic.active:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._traffic.idle.wait(), DRAIN_SECONDS)
+        self.should_exit = True

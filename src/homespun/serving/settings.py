@@ -1,0 +1,30 @@
+"""Settings of the server: limits and batching."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from homespun.config import Config
+
+
+class ServingSettings(Config):
+    """Limits of a request, and how requests are batched."""
+
+    max_body_bytes: int = Field(default=4 * 2**20, gt=0, description="bytes of a request")
+    max_texts: int = Field(default=256, gt=0, description="texts of a request")
+    max_tokens_per_text: int | None = Field(
+        default=None, gt=0, description="tokens of a text; longer ones are refused; default: truncated by the model"
+    )
+    max_queue: int = Field(default=1024, gt=0, description="texts that wait; further requests are refused")
+    max_wait_ms: float = Field(default=5.0, ge=0, allow_inf_nan=False, description="wait of a batch for more texts")
+    batch_tokens: int = Field(default=1024, gt=0, description="tokens of a batch, with padding")
+    timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False, description="seconds until a request is given up")
+    max_new_tokens: int = Field(default=512, gt=0, description="tokens that a request may generate")
+    workers: int = Field(default=1, ge=1, description="batches that are computed at a time")
+    threads: int | None = Field(
+        default=None, ge=1, description="threads of torch in a worker; default: cores / workers"
+    )
+    quantize: Literal["int8"] | None = Field(default=None, description="quantization of networks")
+    api_key: str | None = Field(default=None, min_length=1, repr=False, description="key that requests must have")

@@ -1,0 +1,50 @@
+"""Arguments of `homespun serve`, checked before anything heavy is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from homespun import hf
+from homespun.errors import UserError
+
+
+def name_models(arguments: Sequence[str]) -> dict[str, str]:
+    """Read ``MODEL`` or ``NAME=MODEL`` each; the default name is that of the folder.
+
+    Raises:
+        UserError: there is no such model, or two have one name.
+    """
+    found: dict[str, str] = {}
+    for argument in arguments:
+        name, equals, source = argument.partition("=")
+        if not equals or "/" in name or Path(argument).exists():
+            name, source = "", argument
+        hf.check_source(source)
+        folder = Path(source).expanduser()
+        name = name or (folder if "/" not in source and not folder.exists() else folder.resolve()).name
+        if name in found:
+            raise UserError(f"{found[name]} and {source} are both named {name!r}; name one: NAME={source}")
+        found[name] = source
+    return found
+
+
+def read_api_key(path: Path | None) -> str | None:
+    """Read the key in a file; ``None`` without a file.
+
+    Raises:
+        UserError: the file cannot be read, is empty, or has several lines or characters other than ASCII.
+    """
+    if path is None:
+        return None
+    try:
+        key = path.expanduser().read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise UserError(f"cannot read the API key in {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"the API key in {path} must be one line of ASCII characters") from error
+    if not key:
+        raise UserError(f"{path} is empty; write the API key into it, one line")
+    if len(key.split()) > 1 or not key.isprintable():
+        raise UserError(f"the API key in {path} must be one line without spaces")
+    return key
