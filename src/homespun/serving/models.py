@@ -14,31 +14,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from homespun.commands.pipeline import Pipeline, Text
+from homespun.commands.predict import RecordPredictor
 from homespun.errors import UserError, first_line
 from homespun.serving.errors import ApiError
-from homespun.tasks.text_models import predict_examples
+from homespun.tasks.protocol import InputKind
+from homespun.tasks.text_models import TextModel, predict_examples
 from homespun.tasks.texts import LabelledText
 
 if TYPE_CHECKING:
-    from homespun.commands.predict import RecordPredictor
     from homespun.models.bundle import ModelBundle
 
 logger = logging.getLogger(__name__)
 
 Capability = Literal["predict", "embed", "generate", "attention"]
-InputKind = Literal["text", "pair", "question", "sentences"]
 Input = str | Sequence[str]
 """A text, a pair of texts, a question with its context, or the sentences of a document."""
 Prediction = Mapping[str, object]
 
 _TRIAL = "The quick brown fox jumps over the lazy dog."
-_INPUTS: Mapping[str, tuple[InputKind, str]] = {  # by the kind of the data
-    "texts": ("text", 'a text each: "..."'),
-    "sentence_pairs": ("pair", 'a pair of texts each: ["...", "..."]'),
-    "source_target": ("text", 'a text each: "..."'),
-    "token_labels": ("text", 'a text each: "..."'),
-    "questions": ("question", 'a question with its text each: ["question", "text"]'),
-    "sentences": ("sentences", 'a list of sentences each: ["...", ...]'),
+_ALLOWED: Mapping[InputKind, str] = {
+    "text": 'texts: "..."',
+    "pair": 'pairs of texts: ["...", "..."]',
+    "question": 'questions, each with its text: ["question", "text"]',
+    "sentences": 'documents as lists of sentences: ["...", ...]',
 }
 
 
@@ -57,7 +55,7 @@ class ServedModel:
         max_length: tokens that are read of a text; ``None`` without a limit.
         run: folder with ``result.json``, if there is one.
         predictor: predicts records of tasks other than classification and regression of texts.
-        data: kind of the data of the task.
+        input_kind: kind of the inputs of `predict`.
     """
 
     name: str
@@ -70,7 +68,7 @@ class ServedModel:
     max_length: int | None
     run: Path | None
     predictor: RecordPredictor | None = None
-    data: str = "texts"
+    input_kind: InputKind = "text"
 
     @classmethod
     def open(cls, name: str, source: str | Path) -> ServedModel:
@@ -83,39 +81,29 @@ class ServedModel:
         bundle = pipeline.bundle
         if bundle is not None:
             _copy_weights(bundle)
-        predictor, task, data, labels = None, None, "texts", None
         capabilities: set[Capability] = set() if bundle is None else _network_capabilities(bundle)
-        if (model := _text_model(pipeline)) is not None:
-            data, labels = model.data.kind, model.labels
-            kind = "regression" if labels is None else "classification"
-            task = (
-                "pairs" if data == "sentence_pairs" else kind if bundle is None else str(bundle.task.get("kind", kind))
-            )
-        elif bundle is not None and (predictor := _predictor(bundle, source)) is not None:
-            data, labels = predictor.data.kind, predictor.labels
-            task = str(bundle.task.get("kind", predictor.data.default_objective))
-        if task is not None:
+        opened = _open_task(pipeline, source)
+        task = None
+        if opened is not None:
             capabilities.add("predict")
+            default = opened.data.default_objective
+            kind = default if bundle is None else bundle.task.get("kind", default)
+            task = "pairs" if opened.data.input_kind == "pair" else str(kind).replace("_", "-")
         served = cls(
             name=name,
             source=Path(source).expanduser(),
             pipeline=pipeline,
-            task=None if task is None else task.replace("_", "-"),
+            task=task,
             capabilities=frozenset(capabilities),
-            labels=None if labels is None else labels.names,
-            parameters=model.parameters if bundle is None and model is not None else _parameters(bundle),
+            labels=None if opened is None or opened.labels is None else opened.labels.names,
+            parameters=pipeline.text_model.parameters if bundle is None else _count_parameters(bundle),
             max_length=None if bundle is None else _max_length(bundle),
             run=_run_folder(Path(source).expanduser()),
-            predictor=predictor,
-            data=data,
+            predictor=opened if isinstance(opened, RecordPredictor) else None,
+            input_kind="text" if opened is None else opened.data.input_kind,
         )
         served._try()
         return served
-
-    @property
-    def input_kind(self) -> InputKind:
-        """Kind of the inputs of `predict`."""
-        return _INPUTS[self.data][0]
 
     def require(self, capability: Capability) -> None:
         """Raise `ApiError` 409 that names the capabilities, if the model lacks one."""
@@ -125,12 +113,12 @@ class ServedModel:
 
     def check_inputs(self, inputs: Sequence[Input]) -> None:
         """Raise `ApiError` 422 if an input is not of the kind that `predict` reads."""
-        kind, allowed = _INPUTS[self.data]
+        kind = self.input_kind
         for index, one in enumerate(inputs):
             single = isinstance(one, str)
             right = single if kind == "text" else not single and (kind == "sentences" or len(one) == 2)
             if not right:
-                raise ApiError(422, f"texts.{index} does not fit model {self.name!r}, which reads {allowed}")
+                raise ApiError(422, f"texts.{index} does not fit model {self.name!r}, which reads {_ALLOWED[kind]}")
 
     def count_tokens(self, one: Input) -> int:
         """Estimate the tokens of an input that the model reads, quickly: about four characters each."""
@@ -158,10 +146,7 @@ class ServedModel:
     def _record(self, one: Input) -> Mapping[str, object]:
         assert self.predictor is not None
         data = self.predictor.data
-        if isinstance(one, str):
-            return data.record_of(one)
-        columns = data.model_dump(include={"question", "context", "sentences"})
-        return dict(zip(columns.values(), one if len(columns) == 2 else [list(one)], strict=True))
+        return data.record_of(one) if isinstance(one, str) else data.record_of_texts(one)
 
     @cached_property
     def embedders(self) -> Mapping[str, Embedder]:
@@ -188,23 +173,21 @@ class Embedder:
         return list(self.model.pipeline.embed(texts, pooling=self.pooling, max_length=length))
 
 
-def _text_model(pipeline: Pipeline):  # type: ignore[no-untyped-def]
-    try:
+def _open_task(pipeline: Pipeline, source: str | Path) -> TextModel | RecordPredictor | None:
+    """Rebuild the task of a model; ``None`` for a language model or an encoder that was not fine-tuned."""
+    if (bundle := pipeline.bundle) is None:
         return pipeline.text_model
-    except UserError:
-        if pipeline.bundle is None:
-            raise
-        return None
-
-
-def _predictor(bundle: ModelBundle, source: str | Path) -> RecordPredictor | None:
     from homespun.commands.predict import task_predictor
     from homespun.tasks.config import stored_task
+    from homespun.tasks.network_text_model import TextTask
 
     try:
-        return task_predictor(bundle, stored_task(bundle, source=str(source)))
-    except UserError:  # a language model
+        task = stored_task(bundle, source=str(source))
+    except UserError:
+        if "kind" in bundle.task:  # was fine-tuned
+            raise
         return None
+    return pipeline.text_model if isinstance(task, TextTask) else task_predictor(bundle, task)
 
 
 def _copy_weights(bundle: ModelBundle) -> None:
@@ -214,23 +197,21 @@ def _copy_weights(bundle: ModelBundle) -> None:
 
 
 def _network_capabilities(bundle: ModelBundle) -> set[Capability]:
-    backbone = bundle.config.backbone
+    from homespun.models.heads import LanguageModelHead
+
     found: set[Capability] = set()
+    backbone = bundle.config.backbone
     if not backbone.has_decoder:
         found.add("embed")
-    try:
-        bundle.model.lm_head  # noqa: B018
-        if backbone.has_decoder or backbone.causal:
-            found.add("generate")
-    except UserError:
-        pass
-    if any("attention" in name for name, _ in bundle.model.named_modules()):
-        found.add("attention")
+        if not backbone.is_recurrent:
+            found.add("attention")
+    if isinstance(bundle.model.head, LanguageModelHead) and (backbone.has_decoder or backbone.causal):
+        found.add("generate")
     return found
 
 
-def _parameters(bundle: ModelBundle | None) -> int:
-    return 0 if bundle is None else sum(parameter.numel() for parameter in bundle.model.parameters())
+def _count_parameters(bundle: ModelBundle) -> int:
+    return sum(parameter.numel() for parameter in bundle.model.parameters())
 
 
 def _max_length(bundle: ModelBundle) -> int | None:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:  # imported late: linear models need no torch
     from homespun.training.validation import EvalResult
 
 Part = Literal["train", "validation", "test"]
+InputKind = Literal["text", "pair", "question", "sentences"]
+"""A text, a pair of texts, a question with its text, or the sentences of a document."""
 
 SplitSeed = Annotated[int, Field(ge=0, description="seed of folds and of the validation split; train.seed is another")]
 """Runs with several values of train.seed share their splits, so that they can be compared example by example."""
@@ -220,6 +222,8 @@ class TaskData(Config, ABC):
     """Kinds of heads in checkpoints without task metadata (Hugging Face) whose data is this."""
     not_stored: ClassVar[tuple[str, ...]] = ()
     """Settings that are not stored with a model."""
+    input_kind: ClassVar[InputKind] = "text"
+    """Input of a prediction."""
 
     kind: str
     train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
@@ -268,6 +272,14 @@ class TaskData(Config, ABC):
             UserError: a record has more than one text.
         """
         raise UserError("the model reads more than a single text; give a file with --input")
+
+    def record_of_texts(self, texts: Sequence[str]) -> Record:
+        """Return the record of the several texts of an input, for prediction.
+
+        Raises:
+            UserError: an input is a single text.
+        """
+        raise UserError("the model reads single texts, not lists of texts")
 
     def select_set(self, name: str | None, *, source: str) -> TaskData:
         """Select one of several data sets by name; ``None``: the only one. Raises `UserError` for an unknown or missing

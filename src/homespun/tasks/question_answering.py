@@ -54,6 +54,7 @@ class QuestionData(TaskData):
     default_objective = "question_answering"
     from_heads = ("question_answering", "question_answering_ffn")
     not_stored = ("encoding",)
+    input_kind = "question"
 
     kind: Literal["questions"] = "questions"
     question: str = Field(default="question", description="column of the question, unless rows are SQuAD articles")
@@ -76,6 +77,10 @@ class QuestionData(TaskData):
             columns=self.columns,
             encoding=self.encoding,
         )
+
+    def record_of_texts(self, texts: Sequence[str]) -> Record:
+        """Return the record of a question and its text."""
+        return dict(zip((self.question, self.context), texts, strict=True))
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """``text``: column of the text, or columns of question and text; ``label``: column of the answers."""

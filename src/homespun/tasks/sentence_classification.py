@@ -48,6 +48,7 @@ class SentencesData(TaskData):
 
     missing = "which documents? give data.train=FILE, with data.sentences=COLUMN, a list of [label, sentence] in each"
     default_objective = "sentence_classification"
+    input_kind = "sentences"
 
     kind: Literal["sentences"] = "sentences"
     sentences: str = Field(default="review_sentences", description="column of [[label, sentence], ...] or of sentences")
@@ -59,6 +60,10 @@ class SentencesData(TaskData):
         return read_sentence_documents(
             inputs, sentences=self.sentences, labels=self.labels, columns=self.columns, encoding=self.encoding
         )
+
+    def record_of_texts(self, texts: Sequence[str]) -> Record:
+        """Return the record of the sentences of a document."""
+        return {self.sentences: list(texts)}
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """``text`` is the column of the sentences, ``label`` is the column of their labels."""

@@ -120,6 +120,7 @@ class PairsData(TextsData):
     """
 
     missing = "which pairs? give data.train=FILE, with data.first=COLUMN, data.second=COLUMN and data.label=COLUMN"
+    input_kind = "pair"
 
     kind: Literal["sentence_pairs"] = "sentence_pairs"
     first: str | list[str] = Field(default="first", description="column of the first text; several are joined")

@@ -1,0 +1,190 @@
+"""Throughput and latency of `homespun serve` under 64 clients, beside FastAPI around a pipeline of transformers.
+
+Each server is a process with the same random BERT of 4 layers and width 256; they take turns. The clients are another
+process: each sends one text of AG News, waits for the answer, and sends the next. Latencies are those of the
+clients; processor time is that of the server, which work of others on the machine stretches less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import gzip
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.agnews import SHARED
+
+WARMUP = 2.0  # seconds
+JSON = "application/json"
+LAYERS, WIDTH, HEADS, VOCAB_SIZE = 4, 256, 4, 8_000
+PEERS = {"per_request": "benchmarks.serve_peers:per_request", "static_batches": "benchmarks.serve_peers:static_batches"}
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks serve", description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=SHARED, help="folder with ag_news/train.csv.gz")
+    parser.add_argument("--clients", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=1, help="turns of each (default: %(default)s)")
+    parser.add_argument("--servers", nargs="+", default=["ours", *PEERS], choices=["ours", *PEERS])
+    options = parser.parse_args(arguments)
+    texts = _texts(options.data / "ag_news" / "train.csv.gz")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _write_model(folder, texts)
+        found: dict[str, list[dict[str, float]]] = {server: [] for server in options.servers}
+        for _ in range(options.rounds):
+            for server in options.servers:
+                found[server].append(_measure(server, folder, texts, options.clients, options.seconds))
+                print(f"{server}: {found[server][-1]}", file=sys.stderr, flush=True)
+    result = {server: _median(turns) for server, turns in found.items()}
+    ratios = {
+        peer: round(result["ours"]["requests_per_second"] / result[peer]["requests_per_second"], 2)
+        for peer in PEERS
+        if {"ours", peer} <= result.keys()
+    }
+    settings = {"clients": options.clients, "seconds": options.seconds, "rounds": options.rounds}
+    return {**settings, "tokens_per_text": _mean_tokens(texts), **result, "ratios": ratios}
+
+
+def _texts(path: Path) -> list[str]:
+    if not path.is_file():
+        raise SystemExit(f"no AG News in {path.parent}; give --data FOLDER with ag_news/train.csv.gz")
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as stream:
+        rows = itertools.islice(csv.reader(stream), 5_000)
+        return [f"{title} {description}" for _, title, description, *_ in rows]
+
+
+def _mean_tokens(texts: Sequence[str]) -> float:
+    return round(float(np.mean([len(text) / 4 for text in texts])), 1)
+
+
+def _write_model(folder: Path, texts: Sequence[str]) -> None:
+    """Write a random classifier as transformers does, with a tokenizer of the texts."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    from homespun.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.train(texts, kind="wordpiece", vocab_size=VOCAB_SIZE, lowercase=True)
+    config = BertConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=4 * WIDTH,
+        num_labels=4,
+        pad_token_id=tokenizer.pad_id,
+    )
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.for_transformers().save(folder)
+
+
+@contextmanager
+def _server(name: str, folder: Path) -> Iterator[tuple[int, psutil.Process, float]]:
+    """Start a server; yields its port, its process, and the seconds until it is ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    if name == "ours":
+        words = ["-m", "homespun", "serve", f"news={folder}"]
+    else:
+        words = ["-m", "uvicorn", "--factory", PEERS[name], "--log-level", "warning"]
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, *words, "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"MODEL": str(folder), "HF_HUB_OFFLINE": "1"},
+    )
+    try:
+        while not _is_ready(port):
+            if process.poll() is not None:
+                raise RuntimeError(f"the server {name} ended; see above")
+            time.sleep(0.05)
+        yield port, psutil.Process(process.pid), time.perf_counter() - began
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _measure(server: str, folder: Path, texts: Sequence[str], clients: int, seconds: float) -> dict[str, float]:
+    with _server(server, folder) as (port, process, ready):
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(1) as pool:
+            pool.apply(_send, (port, texts, clients, WARMUP))
+            before = _processor_seconds(process)
+            latencies = np.array(pool.apply(_send, (port, texts, clients, seconds)))
+            used = _processor_seconds(process) - before
+    p50, p99 = np.percentile(latencies, [50, 99])
+    return {
+        "requests_per_second": round(len(latencies) / seconds, 1),
+        "processor_ms": round(1000 * used / len(latencies), 2),
+        "p50_ms": round(1000 * float(p50), 1),
+        "p99_ms": round(1000 * float(p99), 1),
+        "p99_to_p50": round(float(p99 / p50), 2),
+        "ready_s": round(ready, 2),
+    }
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _median(turns: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.median([turn[name] for turn in turns])) for name in turns[0]}
+
+
+def _send(port: int, texts: Sequence[str], clients: int, seconds: float) -> list[float]:
+    """Return the latency of each answered request."""
+    return asyncio.run(_send_all(port, texts, clients, seconds))
+
+
+async def _send_all(port: int, texts: Sequence[str], clients: int, seconds: float) -> list[float]:
+    end = time.perf_counter() + seconds
+    found = await asyncio.gather(*(_client(port, texts, number, end) for number in range(clients)))
+    return [one for latencies in found for one in latencies]
+
+
+async def _client(port: int, texts: Sequence[str], seed: int, end: float) -> list[float]:
+    """Send one request after another over one connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    draw, latencies = random.Random(seed), []
+    while (start := time.perf_counter()) < end:
+        body = json.dumps({"texts": [draw.choice(texts)]}).encode()
+        head = f"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(answer.decode())
+        size = next(line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        await reader.readexactly(int(size.partition(b":")[2]))
+        latencies.append(time.perf_counter() - start)
+    writer.close()
+    return latencies
