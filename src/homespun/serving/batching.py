@@ -19,8 +19,8 @@ from homespun.serving.errors import ApiError
 Text = TypeVar("Text")
 Result = TypeVar("Result")
 
-_PADDING = 1.25  # padded tokens / tokens of a batch, at most
-_ENOUGH = 256  # tokens of a batch from which a further text must not add padding
+_PADDING = 1.15  # padded tokens / tokens of a batch, at most
+_ENOUGH = 512  # tokens of a batch from which a further text must not add padding
 
 
 @dataclass(eq=False, slots=True)
@@ -191,7 +191,7 @@ class Batcher:
     def _compute(self, items: Sequence[_Item[object, object]], failed: dict[_Request[object], Exception]) -> None:
         """Store the result of each text; if the batch fails, compute each request by itself."""
         try:
-            results = items[0].compute([item.text for item in items])
+            results = list(zip(items, items[0].compute([item.text for item in items]), strict=True))
         except Exception as error:
             requests = dict.fromkeys(item.request for item in items)
             if len(requests) == 1:
@@ -200,7 +200,7 @@ class Batcher:
             for request in requests:
                 self._compute([item for item in items if item.request is request], failed)
             return
-        for item, result in zip(items, results, strict=True):
+        for item, result in results:
             item.request.results[item.index] = result
             item.request.missing -= 1
 

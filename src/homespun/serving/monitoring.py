@@ -13,6 +13,7 @@ from homespun.serving.batching import BatchSizes
 
 access_log = logging.getLogger("homespun.serving.access")
 
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
@@ -50,7 +51,7 @@ class Monitor:
         self, method: str, path: str, route: str, status: int, seconds: float, sizes: tuple[int, int]
     ) -> None:
         """Count a request, and log it with its numbers of texts and tokens, but not its content."""
-        self._requests.labels(method, route, str(status)).inc()
+        self._requests.labels(method if method in _METHODS else "other", route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
         if access_log.isEnabledFor(logging.INFO):
             line = {

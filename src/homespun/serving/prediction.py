@@ -99,7 +99,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         request: Request, model: ServedModel, run: Callable[[Sequence[Any]], Sequence[Any]], inputs: Sequence[Input]
     ) -> list[Any]:
         check_count(inputs, settings)
-        lengths = [model.count_tokens(one) for one in inputs]
+        lengths = model.count_tokens(inputs)
         request.state.sizes = len(inputs), sum(lengths)
         await check_lengths(model, inputs, settings)
         batcher: Batcher = request.app.state.batcher

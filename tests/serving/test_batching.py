@@ -1,0 +1,172 @@
+"""Batches: which texts share one, the bounded queue, cancelled and failed requests."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from homespun.errors import UserError
+from homespun.serving.batching import Batcher, BatchSizes, choose_batch
+from homespun.serving.errors import ApiError
+
+
+@pytest.mark.parametrize(
+    ("lengths", "limit", "chosen"),
+    [
+        ([7], 100, [0]),
+        ([700], 100, [0]),
+        ([10, 11, 12, 50], 36, [0, 1, 2]),
+        ([10, 50, 11, 12], 1000, [0, 2, 3, 1]),
+        ([10] * 5, 30, [0, 1, 2]),
+        ([300, 300, 300, 30], 2000, [0, 1, 2]),
+        ([300, 30, 300, 270], 2000, [0, 2, 3]),
+    ],
+)
+def test_a_batch_has_the_oldest_text_and_those_of_its_length(lengths: list[int], limit: int, chosen: list[int]) -> None:
+    assert choose_batch(lengths, limit) == chosen
+
+
+class Doubler:
+    """Doubles numbers, when it may."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.may = threading.Event()
+        self.may.set()
+
+    def __call__(self, numbers: Sequence[int]) -> list[int]:
+        self.may.wait(10)
+        self.batches.append(list(numbers))
+        if -1 in numbers:
+            raise UserError("-1 cannot be doubled")
+        if -2 in numbers:
+            raise ZeroDivisionError
+        return [2 * number for number in numbers]
+
+
+@pytest.fixture
+def double() -> Doubler:
+    return Doubler()
+
+
+@pytest.fixture
+def batcher() -> Iterator[Batcher]:
+    made = Batcher(max_queue=8, max_wait=0.0, batch_tokens=4)
+    made.start()
+    yield made
+    made.close()
+
+
+async def blocked(batcher: Batcher, double: Doubler) -> asyncio.Future[list[int]]:
+    """A request whose batch is being computed, and waits."""
+    double.may.clear()
+    first = batcher.submit(double, [100], [1])
+    while batcher.queue_length:
+        await asyncio.sleep(0.001)
+    return first
+
+
+def test_texts_that_came_during_a_batch_share_the_next(batcher: Batcher, double: Doubler) -> None:
+    async def send() -> None:
+        first = await blocked(batcher, double)
+        others = [batcher.submit(double, [number, -number - 3], [1, 1]) for number in range(3)]
+        double.may.set()
+        assert await first == [200]
+        assert await asyncio.gather(*others) == [[2 * n, 2 * (-n - 3)] for n in range(3)]
+
+    asyncio.run(send())
+    assert double.batches == [[100], [0, -3, 1, -4], [2, -5]]
+
+
+def test_other_work_is_another_batch(batcher: Batcher, double: Doubler) -> None:
+    async def send() -> None:
+        first, other = await blocked(batcher, double), Doubler()
+        futures = [batcher.submit(one, [number], [1]) for number, one in enumerate([double, other, double, other])]
+        double.may.set()
+        assert await asyncio.gather(first, *futures) == [[200], [0], [2], [4], [6]]
+        assert other.batches == [[1, 3]]
+
+    asyncio.run(send())
+    assert double.batches == [[100], [0, 2]]
+
+
+def test_a_full_queue_refuses(batcher: Batcher, double: Doubler) -> None:
+    async def send() -> None:
+        first = await blocked(batcher, double)
+        others = [batcher.submit(double, list(range(4)), [1] * 4) for _ in range(2)]
+        with pytest.raises(ApiError) as error:
+            batcher.submit(double, [1], [1])
+        assert error.value.status_code == 429
+        assert error.value.headers == {"Retry-After": "1"}
+        double.may.set()
+        await asyncio.gather(first, *others)
+        assert await batcher.submit(double, [1], [1]) == [2]
+
+    asyncio.run(send())
+
+
+def test_cancelled_requests_leave_the_queue(batcher: Batcher, double: Doubler) -> None:
+    async def send() -> None:
+        first = await blocked(batcher, double)
+        kept, gone = batcher.submit(double, [1], [1]), batcher.submit(double, [2, 3], [1, 1])
+        gone.cancel()
+        await asyncio.sleep(0)
+        assert batcher.queue_length == 1
+        double.may.set()
+        assert await asyncio.gather(first, kept) == [[200], [2]]
+
+    asyncio.run(send())
+    assert double.batches == [[100], [1]]
+
+
+@pytest.mark.parametrize(("number", "kind"), [(-1, ApiError), (-2, ZeroDivisionError)])
+def test_only_the_request_that_failed_gets_the_error(
+    batcher: Batcher, double: Doubler, number: int, kind: type[Exception]
+) -> None:
+    async def send() -> None:
+        first = await blocked(batcher, double)
+        futures = [batcher.submit(double, [one], [1]) for one in (1, number, 3)]
+        double.may.set()
+        assert await first == [200]
+        good, bad, other = await asyncio.gather(*futures, return_exceptions=True)
+        assert (good, other) == ([2], [6])
+        assert isinstance(bad, kind)
+
+    asyncio.run(send())
+
+
+def test_a_batch_waits_for_more_texts_only_for_the_deadline(double: Doubler) -> None:
+    sizes: list[BatchSizes] = []
+    batcher = Batcher(max_queue=8, max_wait=0.2, batch_tokens=3, observe=sizes.append)
+    batcher.start()
+
+    async def send() -> None:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        alone = batcher.submit(double, [1], [1])
+        await asyncio.sleep(0.02)
+        assert await asyncio.gather(alone, batcher.submit(double, [2], [1])) == [[2], [4]]
+        assert loop.time() - start > 0.15
+        start = loop.time()
+        assert await batcher.submit(double, [1, 2, 3], [1, 1, 1]) == [2, 4, 6]
+        assert loop.time() - start < 0.15
+
+    asyncio.run(send())
+    batcher.close()
+    assert [(one.texts, one.tokens) for one in sizes] == [(2, 2), (3, 3)]
+
+
+def test_a_closed_batcher_refuses(batcher: Batcher, double: Doubler) -> None:
+    async def send() -> None:
+        first = await blocked(batcher, double)
+        waiting = batcher.submit(double, [1], [1])
+        threading.Timer(0.05, double.may.set).start()
+        await asyncio.to_thread(batcher.close)
+        assert await first == [200]
+        for request in (lambda: waiting, lambda: batcher.submit(double, [1], [1])):
+            with pytest.raises(ApiError) as error:
+                await request()
+            assert error.value.status_code == 503
+
+    asyncio.run(send())
