@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -133,8 +132,7 @@ class Server:
             assert time.monotonic() < end
             time.sleep(0.02)
 
-    def stop(self, number: int = signal.SIGTERM) -> tuple[int, list[dict[str, Any]], str]:
-        """Exit code, access log and other output after a signal."""
-        self.process.send_signal(number)
+    def end(self) -> tuple[int, list[dict[str, Any]], str]:
+        """Exit code, access log and other output of a process that ends."""
         output, errors = self.process.communicate(timeout=20)
         return self.process.returncode, [json.loads(line) for line in output.splitlines()], errors

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import os
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -13,14 +15,14 @@ from importlib.metadata import version
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homespun.errors import UserError
 from homespun.serving import prediction
 from homespun.serving.batching import Batcher
-from homespun.serving.errors import ApiError, error_response
+from homespun.serving.errors import ApiError, error_response, error_responses
 from homespun.serving.models import Models
 from homespun.serving.monitoring import Monitor
 from homespun.serving.requests import describe_problem
@@ -58,7 +60,7 @@ def create_app(models: Models, settings: ServingSettings) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         batcher.start()
-        watch = asyncio.create_task(_watch(models, app))
+        watch = asyncio.create_task(_watch(models, settings, app))
         try:
             yield
         finally:
@@ -85,14 +87,14 @@ def create_app(models: Models, settings: ServingSettings) -> FastAPI:
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready", summary="Answer whether the models are open")
+    @app.get("/ready", summary="Answer whether the models are open", responses=error_responses(503))
     async def ready() -> Response:
         waiting = not models.loaded
         if traffic.draining or waiting:
             return error_response(503, "the models are being opened" if waiting else "the server is shutting down")
         return Response('{"status":"ready"}', media_type="application/json")
 
-    @app.get("/metrics", summary="Return metrics for Prometheus")
+    @app.get("/metrics", summary="Return metrics for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(monitor.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -104,7 +106,7 @@ def create_app(models: Models, settings: ServingSettings) -> FastAPI:
     return app
 
 
-async def _watch(models: Models, app: FastAPI) -> None:
+async def _watch(models: Models, settings: ServingSettings, app: FastAPI) -> None:
     """Open the models, then replace those that change."""
     if not models.loaded:
         try:
@@ -113,9 +115,19 @@ async def _watch(models: Models, app: FastAPI) -> None:
             app.state.failure = error
             app.state.stop()
             return
+    set_threads(settings)
     while True:
         await asyncio.sleep(REFRESH_SECONDS)
         await asyncio.to_thread(models.refresh)
+
+
+def set_threads(settings: ServingSettings) -> None:
+    """Divide the processor cores among the workers, if a model needs torch."""
+    threads = settings.threads or (settings.workers > 1 and max(1, len(os.sched_getaffinity(0)) // settings.workers))
+    if threads and "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(threads)
 
 
 class Gate:

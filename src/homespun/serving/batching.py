@@ -103,8 +103,12 @@ class Batcher:
         for thread in self._threads:
             thread.start()
 
-    def close(self, timeout: float = 5.0) -> None:
-        """Stop the threads after their current batch; requests that still wait get an error."""
+    def close(self, timeout: float = 0.5) -> None:
+        """Stop the threads after their current batch; requests that still wait get an error.
+
+        Args:
+            timeout: seconds to wait for each thread.
+        """
         with self._changed:
             self._closed = True
             waiting, self._waiting, self._tokens = self._waiting, [], 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -16,6 +15,7 @@ import uvicorn
 
 from homespun.errors import UserError
 from homespun.serving.app import Traffic, create_app
+from homespun.serving.batching import Batcher
 from homespun.serving.models import Models
 from homespun.serving.monitoring import access_log
 from homespun.serving.settings import ServingSettings
@@ -37,7 +37,7 @@ def serve(sources: Mapping[str, str | Path], settings: ServingSettings, *, host:
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1, lifespan="on"
     )
-    server = _Server(config, app.state.traffic)
+    server = _Server(config, app.state.traffic, app.state.batcher)
     address = listening.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
     print(f"http://{shown}:{address[1]} serves {', '.join(sources)}; stop with Ctrl-C", file=sys.stderr, flush=True)
@@ -57,13 +57,21 @@ def listen(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from error
+    try:
         if os.name != "nt":
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(1024)
     except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port") from error
+        listening.close()
+        raise _cannot_listen(host, port, error) from error
     return listening
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
+    return UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port")
 
 
 def _log_lines() -> None:
@@ -78,9 +86,10 @@ def _log_lines() -> None:
 class _Server(uvicorn.Server):
     """Server that answers accepted requests, and refuses others, between the first signal and its end."""
 
-    def __init__(self, config: uvicorn.Config, traffic: Traffic) -> None:
+    def __init__(self, config: uvicorn.Config, traffic: Traffic, batcher: Batcher) -> None:
         super().__init__(config)
         self._traffic = traffic
+        self._batcher = batcher
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -89,9 +98,9 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain; a second signal ends at once."""
+        """Begin to drain; a second signal ends the drain."""
         if self._traffic.draining:
-            self.should_exit = self.force_exit = True
+            self.should_exit = True
             return
         self._traffic.draining = True
         self._loop.call_soon_threadsafe(self._start_draining)
@@ -105,6 +114,8 @@ class _Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         if self._traffic.active:
-            with contextlib.suppress(TimeoutError):
+            try:
                 await asyncio.wait_for(self._traffic.idle.wait(), DRAIN_SECONDS)
+            except TimeoutError:
+                await asyncio.to_thread(self._batcher.close)  # answers the texts that wait
         self.should_exit = True

@@ -13,13 +13,15 @@ def name_models(arguments: Sequence[str]) -> dict[str, str]:
     """Read ``MODEL`` or ``NAME=MODEL`` each; the default name is that of the folder.
 
     Raises:
-        UserError: there is no such model, or two have one name.
+        UserError: there is no such model, or two have the same name.
     """
     found: dict[str, str] = {}
     for argument in arguments:
         name, equals, source = argument.partition("=")
         if not equals or "/" in name or Path(argument).exists():
             name, source = "", argument
+        if not source:
+            raise UserError(f"{argument!r} names no model; write NAME=MODEL")
         hf.check_source(source)
         folder = Path(source).expanduser()
         name = name or (folder if "/" not in source and not folder.exists() else folder.resolve()).name

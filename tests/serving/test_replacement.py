@@ -1,0 +1,104 @@
+"""Replacement of a model folder under load: no request is lost, and a damaged folder changes nothing."""
+
+import concurrent.futures
+import logging
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from served_models import TEXTS, write_linear, write_network
+
+from conftest import Connect
+from homespun.errors import UserError
+from homespun.serving.models import Models, ServedModel
+
+
+@pytest.fixture
+def folder(folders: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folders["classifier"], tmp_path / "news"))
+
+
+def refresh(models: Models) -> list[str]:
+    """A folder must look the same twice before it is opened."""
+    return models.refresh() + models.refresh()
+
+
+def test_a_model_is_replaced_under_load(folder: Path, connect: Connect) -> None:
+    models = Models({"news": folder})
+    models.load()
+    client = connect(models, max_wait_ms=0)
+    body, ended = {"texts": TEXTS}, threading.Event()
+
+    def ask() -> str:
+        answer = client.post("/predict", json=body)
+        assert answer.status_code == 200, answer.text
+        return str([round(one["probability"], 4) for one in answer.json()["predictions"]])
+
+    def ask_often() -> list[str]:
+        found = []
+        while not ended.is_set():
+            found.append(ask())
+        return [*found, ask()]
+
+    before = ask()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(ask_often) for _ in range(4)]
+        try:
+            write_network(folder, "classifier", seed=2)
+            assert refresh(models) == ["news"]
+        finally:
+            ended.set()
+        answers = [one.result() for one in running]
+    after = ask()
+    assert before != after
+    assert {one[-1] for one in answers} == {after}
+    assert {answer for one in answers for answer in one} <= {before, after}
+    assert refresh(models) == []
+
+
+def test_a_damaged_folder_is_reported_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    models = Models({"news": folder})
+    models.load()
+    served = models.get("news")
+    before = served.predict(TEXTS)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])  # in the file that is open
+    with caplog.at_level(logging.WARNING, logger="homespun.serving.models"):
+        assert refresh(models) + refresh(models) == []
+    (record,) = caplog.records
+    assert "news was not replaced" in record.getMessage()
+    assert "\n" not in record.getMessage()
+    assert models.get("news") is served
+    assert served.predict(TEXTS) == before
+    write_network(folder, "classifier", seed=3)
+    assert refresh(models) == ["news"]
+    shutil.rmtree(folder)
+    assert refresh(models) == []
+    assert models.get("news").predict(TEXTS)
+
+
+def test_a_folder_that_changes_is_not_opened(folder: Path) -> None:
+    models = Models({"news": folder})
+    models.load()
+    for size in range(3):
+        (folder / "being-written").write_bytes(b"x" * size)
+        assert models.refresh() == []
+    assert models.refresh() == ["news"]
+
+
+def test_a_linear_model_replaces_a_network(folder: Path) -> None:
+    models = Models({"news": folder})
+    models.load()
+    assert "embed" in models.get(None).capabilities
+    shutil.rmtree(folder)
+    write_linear(folder)
+    assert refresh(models) == ["news"]
+    assert models.get(None).capabilities == {"predict"}
+
+
+def test_a_fine_tuned_model_with_damaged_metadata_is_refused(folder: Path) -> None:
+    description = folder / "homespun.json"
+    description.write_text(description.read_text().replace('"max_length": 32', '"max_length": "many"'))
+    with pytest.raises(UserError, match="max_length"):
+        ServedModel.open("news", folder)
