@@ -91,7 +91,7 @@ def _write_model(folder: Path, texts: Sequence[str]) -> None:
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         intermediate_size=4 * WIDTH,
-        num_labels=4,
+        id2label=dict(enumerate(["world", "sports", "business", "science"])),
         pad_token_id=tokenizer.pad_id,
     )
     BertForSequenceClassification(config).save_pretrained(folder)

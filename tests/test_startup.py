@@ -25,6 +25,8 @@ COMMANDS = {
     "predict --nosuch": 2,
     "predict /nosuch text": 2,
     "evaluate /nosuch --data a.csv": 2,
+    "serve /nosuch": 2,
+    "serve . --api-key /nosuch": 2,
     "fit /nosuch.csv": 2,
     "corpus build --input /nosuch.txt --tokenizer t --out c": 2,
     "compare nosuch": 2,

@@ -23,6 +23,7 @@ CHECKED = (
     "objectives",
     "planning",
     "report",
+    "serving",
     "tasks",
     "text",
     "training",

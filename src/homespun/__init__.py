@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from homespun.hf.open import load
     from homespun.report.comparison import write_comparison
     from homespun.report.page import write_report
+    from homespun.serving.server import serve
     from homespun.vectors.store import open_vectors, save_vectors
 
 __version__ = "0.1.0"
@@ -82,6 +83,7 @@ _LAZY_IMPORTS = {
     "reading": "homespun.commands.preparation.reading",
     "run_comparison": "homespun.compare.runner.run_comparison",
     "save_vectors": "homespun.vectors.store.save_vectors",
+    "serve": "homespun.serving.server.serve",
     "show_alignment": "homespun.commands.attention_plot.show_alignment",
     "show_attention": "homespun.commands.attention_plot.show_attention",
     "show_batch": "homespun.commands.batch_preview.show_batch",
@@ -130,6 +132,7 @@ __all__ = [
     "reading",
     "run_comparison",
     "save_vectors",
+    "serve",
     "show_alignment",
     "show_attention",
     "show_batch",

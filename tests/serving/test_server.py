@@ -237,9 +237,11 @@ def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (tmp_path / name).mkdir(parents=True)
     assert name_models(["runs/news", "old=runs/old/news"]) == {"news": "runs/news", "old": "runs/old/news"}
     assert list(name_models(["a=b"])) == ["a=b"]
+    (tmp_path / "runs/news/model").mkdir()
+    assert list(name_models(["runs/news/model"])) == ["news"]
     assert name_models(["b=a=b"]) == {"b": "a=b"}
     assert name_models(["."]) == {tmp_path.name: "."}
-    assert name_models(["owner/model", "bert-base"]) == {"model": "owner/model", "bert-base": "bert-base"}
+    assert name_models(["owner/small", "bert-base"]) == {"small": "owner/small", "bert-base": "bert-base"}
     for arguments, words in (
         (["runs/news", "runs/old/news"], "both named 'news'"),
         (["runs/none"], "there is no folder runs/none"),

@@ -23,12 +23,17 @@ def name_models(arguments: Sequence[str]) -> dict[str, str]:
         if not source:
             raise UserError(f"{argument!r} names no model; write NAME=MODEL")
         hf.check_source(source)
-        folder = Path(source).expanduser()
-        name = name or (folder if "/" not in source and not folder.exists() else folder.resolve()).name
+        name = name or _default_name(Path(source).expanduser())
         if name in found:
             raise UserError(f"{found[name]} and {source} are both named {name!r}; name one: NAME={source}")
         found[name] = source
     return found
+
+
+def _default_name(folder: Path) -> str:
+    """Name of a folder, of the run of a ``model/`` folder, or of a repository on the hub."""
+    folder = folder.resolve() if folder.exists() else folder
+    return folder.parent.name if folder.name == "model" and folder.parent.name else folder.name
 
 
 def read_api_key(path: Path | None) -> str | None:
