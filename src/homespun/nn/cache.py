@@ -43,18 +43,10 @@ class Cache:
         slot = owner, self._uses[owner]  # layers with shared weights are one owner with several slots
         self._uses[owner] += 1
         past = self._past.get(slot)
-        start = 0 if past is None else past.length
-        end = start + key.shape[2]
-        if past is None or past.buffer.shape[3] < end:
-            past = self._past[slot] = _Buffer(_grown(past, key, end), start)
-        past.length = end
-        with torch.no_grad():
-            new = past.buffer[:, :, :, start:end]
-            new[0].copy_(key)
-            new[1].copy_(value)
-        if not start:
-            return key, value
-        return past.buffer[0, :, :, :end], past.buffer[1, :, :, :end]
+        if past is None:
+            batch, heads, seq, head_dim = key.shape
+            past = self._past[slot] = _Buffer(key.new_empty(2, batch, heads, seq + _ROOM, head_dim), batch)
+        return past.extend(key, value)
 
     def once(self, owner: nn.Module, build: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, built by the first call."""
@@ -75,7 +67,7 @@ class Cache:
         cache = Cache()
         cache.length = self.length
         for owner, past in self._past.items():
-            cache._past[owner] = _Buffer(past.buffer.index_select(1, rows), past.length)
+            cache._past[owner] = _Buffer(past.buffer.index_select(1, rows), len(rows), past.start, past.end)
         for slot, (key, value) in self._source.items():
             cache._source[slot] = key.index_select(0, rows), value.index_select(0, rows)
         cache._states = self._select_states(rows)
@@ -89,13 +81,43 @@ class Cache:
         """
         self._states = self._select_states(rows)
         for past in self._past.values():
-            if len(rows) != past.buffer.shape[1]:
-                past.buffer = past.buffer.index_select(1, rows)
+            if len(rows) != past.rows:
+                past.buffer, past.rows = past.buffer.index_select(1, rows), len(rows)
                 continue
             moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
             if len(moved):
-                written = past.buffer[:, :, :, : past.length]
+                written = past.written
                 written[:, moved] = written.index_select(1, rows[moved])
+
+    def join(self, other: Cache) -> None:
+        """Append the rows of another cache of the same decoder without a source.
+
+        The newest tokens of all rows are aligned, and shorter rows are padded on the left with finite numbers, which
+        the attention mask must exclude.
+        """
+        self.length = max(self.length, other.length)
+        for slot, new in other._past.items():
+            self._past[slot].join(new, self.length)
+        for owner, state in other._states.items():
+            pairs = zip(self._states[owner], state, strict=True)
+            self._states[owner] = tuple(torch.cat(pair) for pair in pairs)
+
+    def drop(self, row: int) -> None:
+        """Remove a row; the last row takes its index."""
+        for past in self._past.values():
+            past.rows -= 1
+            if row != past.rows:
+                past.buffer[:, row, :, past.start : past.end] = past.buffer[:, past.rows, :, past.start : past.end]
+        for owner, state in self._states.items():
+            rows = torch.arange(len(state[0]) - 1, device=state[0].device)
+            rows[row : row + 1] = len(rows)
+            self._states[owner] = tuple(part.index_select(0, rows) for part in state)
+
+    def trim(self, length: int) -> None:
+        """Remove the oldest tokens, padding of all rows, except for the last ``length``."""
+        for past in self._past.values():
+            past.start = past.end - length
+        self.length = length
 
     def _select_states(self, rows: Tensor) -> dict[Hashable, tuple[Tensor, ...]]:
         return {owner: tuple(part.index_select(0, rows) for part in state) for owner, state in self._states.items()}
@@ -103,15 +125,47 @@ class Cache:
 
 @dataclass
 class _Buffer:
-    buffer: Tensor  # (2, batch, heads, room, head_dim): keys and values
-    length: int  # tokens
+    buffer: Tensor  # (2, free and used rows, heads, room, head_dim): keys and values
+    rows: int  # used rows, the first
+    start: int = 0  # first used column
+    end: int = 0
 
+    @property
+    def written(self) -> Tensor:
+        """(2, rows, heads, tokens, head_dim) view."""
+        return self.buffer[:, : self.rows, :, self.start : self.end]
 
-def _grown(past: _Buffer | None, key: Tensor, end: int) -> Tensor:
-    """New buffer for at least ``end`` tokens with the content of the old one."""
-    batch, heads, _, head_dim = key.shape
-    room = end + _ROOM if past is None else max(end, 2 * past.buffer.shape[3])
-    grown = key.new_empty(2, batch, heads, room, head_dim)
-    if past is not None:
-        grown[:, :, :, : past.length] = past.buffer[:, :, :, : past.length]
-    return grown
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Cache.extend`."""
+        seq, length = key.shape[2], self.end - self.start
+        if self.end + seq > self.buffer.shape[3]:
+            self._move(self.buffer.shape[1], 0, max(length + seq, 2 * length))
+        self.end += seq
+        keys, values = self.written
+        with torch.no_grad():
+            keys[:, :, length:].copy_(key)
+            values[:, :, length:].copy_(value)
+        return (keys, values) if length else (key, value)
+
+    def join(self, new: _Buffer, length: int) -> None:
+        """Append the rows of ``new``; all rows get ``length`` tokens."""
+        padding = length - (self.end - self.start)
+        rows = self.rows + new.rows
+        if rows > self.buffer.shape[1]:
+            self._move(2 * rows, padding, length + _ROOM)
+        elif padding > self.start:
+            self._move(self.buffer.shape[1], padding, length + _ROOM)
+        self.start -= padding
+        added = self.buffer[:, self.rows : rows, :, self.start : self.end]
+        columns = length - (new.end - new.start)
+        added[:, :, :, :columns] = 0.0
+        added[:, :, :, columns:] = new.written
+        self.rows = rows
+
+    def _move(self, rows: int, start: int, room: int) -> None:
+        """Copy to a new buffer, with zeros before column ``start``."""
+        written = self.written
+        self.buffer = self.buffer.new_empty(2, rows, *written.shape[2:3], room, written.shape[4])
+        self.buffer[:, :, :, :start] = 0.0
+        self.start, self.end = start, start + written.shape[3]
+        self.written.copy_(written)
