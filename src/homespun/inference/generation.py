@@ -15,6 +15,7 @@ from homespun.config import Config
 from homespun.data.rows import Row, pad
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
+from homespun.models.generation.search import Ends
 from homespun.models.generation.settings import GenerationArguments
 from homespun.models.generation.write import generate, stream
 from homespun.models.model import Model
@@ -31,6 +32,86 @@ class GeneratedText:
     tokens: int
 
 
+class TextPieces:
+    """Text of new tokens in pieces, up to a stop string.
+
+    A possible prefix of a stop string or of a character is held back until the next tokens.
+
+    Args:
+        tokenizer: of the model.
+        prompt: ids that the new tokens continue; None: the new tokens are a text without the prompt.
+        stop: strings that end a text and are removed from it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] | None, stop: Sequence[str]) -> None:
+        self.tokenizer, self.stop = tokenizer, tuple(stop)
+        self._prompt = prompt or []
+        self._before = tokenizer.decode(self._prompt) if self._prompt else ""
+        self._new: list[int] = []
+        self._emitted = ""
+
+    def add(self, token: int) -> str:
+        """Add a token and return the next piece, which may be empty."""
+        self._new.append(token)
+        text = self.text(self._new)
+        safe = len(text) - max((_overlap(text, string) for string in self.stop), default=0)
+        while safe and text[safe - 1] == _UNFINISHED:
+            safe -= 1
+        return self._emit(text, safe)
+
+    def rest(self) -> str:
+        """Return the held back text at the end."""
+        text = self.text(self._new)
+        return self._emit(text, len(text))
+
+    def _emit(self, text: str, end: int) -> str:
+        if end <= len(self._emitted) or not text.startswith(self._emitted):
+            return ""
+        piece, self._emitted = text[len(self._emitted) : end], text[:end]
+        return piece
+
+    def text(self, new: Sequence[int]) -> str:
+        """Text of ``new`` tokens after the prompt, up to a stop string."""
+        text = self.tokenizer.decode(new)
+        if self._prompt:
+            full = self.tokenizer.decode([*self._prompt, *new])
+            text = full[len(self._before) :] if full.startswith(self._before) else text
+        positions = [text.find(string) for string in self.stop if string in text]
+        return text[: min(positions)] if positions else text
+
+
+def encode_prompt(model: Model, tokenizer: Tokenizer, prompt: str, *, subject: str = "the prompt is") -> list[int]:
+    """Ids of a prompt with the special tokens before it, for an encoder also after it.
+
+    Raises:
+        UserError: the prompt has no tokens.
+    """
+    has_encoder = model.backbone.has_decoder
+    (ids,) = tokenizer.encode_batch([prompt])
+    if not len(ids):
+        raise UserError(f"{subject} empty; give the text to {'transform' if has_encoder else 'continue'}")
+    begins, ends = tokenizer.template
+    return [*begins, *ids.tolist(), *(ends if has_encoder else [])]
+
+
+def stop_condition(tokenizer: Tokenizer, stop: Sequence[str]) -> Ends | None:
+    """Condition that new tokens contain a stop string; None without stop strings.
+
+    Raises:
+        UserError: an empty stop string.
+    """
+    if "" in stop:
+        raise UserError("a stop string is empty; remove it")
+    if not stop:
+        return None
+
+    def ends(new: list[int]) -> bool:
+        text = tokenizer.decode(new)
+        return any(string in text for string in stop)
+
+    return ends
+
+
 class TextGenerator:
     """Text generation with a language model.
 
@@ -45,9 +126,8 @@ class TextGenerator:
     """
 
     def __init__(self, bundle: ModelBundle, *, stop: Sequence[str] = ()) -> None:
-        if "" in stop:
-            raise UserError("a stop string is empty; remove it")
         self.model, self.tokenizer, self.stop = bundle.model, bundle.tokenizer, tuple(stop)
+        self._ends = stop_condition(self.tokenizer, self.stop)
         self._has_encoder = self.model.backbone.has_decoder
 
     def generate(
@@ -62,11 +142,10 @@ class TextGenerator:
             raise UserError(f"batch_size={batch_size} must be at least 1")
         numbered = enumerate(prompts, start=1)
         device = next(self.model.parameters()).device
-        ends = self._ends if self.stop else None
         while chunk := list(islice(numbered, batch_size)):
             encoded = [self._encode(prompt, f"prompt {number} is") for number, prompt in chunk]
             batch = pad([Row(np.array(ids)) for ids in encoded], self.tokenizer.pad_id).to(device)
-            generated = generate(self.model, batch.input_ids, batch.attention_mask, arguments, ends=ends)
+            generated = generate(self.model, batch.input_ids, batch.attention_mask, arguments, ends=self._ends)
             rows = generated[:, 1 if self._has_encoder else batch.input_ids.shape[1] :].tolist()
             copies = len(rows) // len(encoded)
             for number, ids in enumerate(encoded):
@@ -80,50 +159,25 @@ class TextGenerator:
         """
         ids = self._encode(prompt, "the prompt is")
         input_ids = torch.tensor([ids], device=next(self.model.parameters()).device)
-        return self._pieces(ids, stream(self.model, input_ids, arguments, ends=self._ends if self.stop else None))
+        return self._stream_pieces(ids, stream(self.model, input_ids, arguments, ends=self._ends))
 
-    def _pieces(self, ids: list[int], tokens: Iterator[int]) -> Iterator[str]:
-        new: list[int] = []
-        emitted = ""
-        for token in tokens:
-            new.append(token)
-            text = self._text(ids, new)
-            safe = len(text) - max((_overlap(text, string) for string in self.stop), default=0)
-            while safe and text[safe - 1] == _UNFINISHED:
-                safe -= 1
-            if safe > len(emitted) and text.startswith(emitted):
-                yield text[len(emitted) : safe]
-                emitted = text[:safe]
-        text = self._text(ids, new)
-        if text.startswith(emitted) and len(text) > len(emitted):
-            yield text[len(emitted) :]
+    def _stream_pieces(self, ids: list[int], tokens: Iterator[int]) -> Iterator[str]:
+        pieces = self._pieces(ids)
+        yield from filter(None, map(pieces.add, tokens))
+        if rest := pieces.rest():
+            yield rest
 
     def _encode(self, prompt: str, subject: str) -> list[int]:
-        (ids,) = self.tokenizer.encode_batch([prompt])
-        if not len(ids):
-            raise UserError(f"{subject} empty; give the text to {'transform' if self._has_encoder else 'continue'}")
-        begins, ends = self.tokenizer.template
-        return [*begins, *ids.tolist(), *(ends if self._has_encoder else [])]
+        return encode_prompt(self.model, self.tokenizer, prompt, subject=subject)
 
-    def _ends(self, new: list[int]) -> bool:
-        text = self.tokenizer.decode(new)
-        return any(string in text for string in self.stop)
+    def _pieces(self, ids: list[int]) -> TextPieces:
+        return TextPieces(self.tokenizer, None if self._has_encoder else ids, self.stop)
 
     def _to_generated_text(self, ids: list[int], row: list[int], arguments: GenerationArguments) -> GeneratedText:
         eos = arguments.get("eos_token_id", self.model.special_tokens.eos_token_id)
         ends = {eos} if isinstance(eos, int) else set(eos or ())
         length = next((index for index, token in enumerate(row) if token in ends), len(row))
-        return GeneratedText(self._text(ids, row[:length]), min(length + 1, len(row)))
-
-    def _text(self, ids: list[int], new: list[int]) -> str:
-        """Text of ``new`` tokens after the prompt ``ids``, up to a stop string."""
-        text = self.tokenizer.decode(new)
-        if not self._has_encoder:
-            before = self.tokenizer.decode(ids)
-            full = self.tokenizer.decode([*ids, *new])
-            text = full[len(before) :] if full.startswith(before) else text
-        positions = [text.find(string) for string in self.stop if string in text]
-        return text[: min(positions)] if positions else text
+        return GeneratedText(self._pieces(ids).text(row[:length]), min(length + 1, len(row)))
 
 
 def _overlap(text: str, string: str) -> int:

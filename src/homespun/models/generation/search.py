@@ -121,6 +121,26 @@ class GenerationTask:
         if config.forced_eos_token_id is not None and number == self.most - 1:
             force(scores, [config.forced_eos_token_id], forced)
 
+    def choose(self, logits: Tensor, written: Tensor, uniforms: Tensor | None) -> Tensor:
+        """(rows,) next tokens, greedy or sampled.
+
+        Args:
+            logits: (rows, vocab), changed in place.
+            written: (rows, number) new ids.
+            uniforms: (rows,) random numbers of `draw`; None: greedy.
+        """
+        self.limit(logits, written, written.shape[1])
+        if uniforms is None:
+            return logits.argmax(-1)
+        config = self.config
+        return draw(
+            logits,
+            uniforms.to(logits.device),
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+        )
+
     def ended(self, tokens: Tensor, texts: Callable[[], list[list[int]]]) -> Tensor:
         """True at ``tokens`` that end their text; ``texts`` returns the new tokens of each."""
         ended = torch.zeros_like(tokens, dtype=torch.bool)
@@ -141,12 +161,7 @@ def one_by_one(task: GenerationTask, steps: Steps, logits: Tensor, uniforms: Ten
     alive = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     written = torch.empty(len(logits), task.most, dtype=torch.int64, device=logits.device)
     for number in range(task.most):
-        task.limit(logits, written[:, :number], number)
-        if uniforms is None:
-            tokens = logits.argmax(-1)
-        else:
-            step_uniforms = uniforms[:, number].to(logits.device)
-            tokens = draw(logits, step_uniforms, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
+        tokens = task.choose(logits, written[:, :number], None if uniforms is None else uniforms[:, number])
         tokens = tokens.where(alive, config.pad_token_id)
         written[:, number] = tokens
         yield tokens

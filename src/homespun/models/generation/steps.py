@@ -163,6 +163,56 @@ class CachedSteps:
         return self.writer.logits(hidden[:, -1])
 
 
+class RaggedSteps:
+    """Cached decoding of texts of different lengths, which join and leave between calls.
+
+    The newest tokens of all texts are aligned; shorter texts are padded on the left. For one stack whose attention
+    depends on distances only. `read` raises `NoCacheError` if an attention does not support a cache.
+
+    Attributes:
+        lengths: (rows,) int64 tokens of each text.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self.cache = Cache()
+        self.lengths = torch.empty(0, dtype=torch.int64)
+
+    def read(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        """(rows, seq) next ids -> (rows, hidden) hidden states of the last ones.
+
+        ``lengths``, (rows,) int64, count the tokens of each text with the new ones; columns before are padding.
+        """
+        seq = input_ids.shape[1]
+        total = self.cache.length + seq
+        keep = torch.arange(total, device=input_ids.device) >= total - lengths[:, None]
+        positions = (lengths[:, None] - seq + torch.arange(seq, device=input_ids.device)).clamp(min=0)
+        prompt, mask = Prompt(input_ids), None if bool(keep.all()) else keep
+        hidden = self.writer.decode(input_ids, prompt, mask, positions, self.cache)
+        self.lengths = lengths
+        return hidden[:, -1]
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        """(rows,) int64 -> (rows, vocab) logits after one more token a row."""
+        return self.writer.logits(self.read(tokens[:, None], self.lengths + 1))
+
+    def join(self, other: RaggedSteps) -> None:
+        """Append the texts of ``other``, which must not be used again."""
+        if len(self.lengths):
+            self.cache.join(other.cache)
+        else:
+            self.cache = other.cache
+        self.lengths = torch.cat([self.lengths.to(other.lengths.device), other.lengths])
+
+    def drop(self, row: int) -> None:
+        """Remove a text; the last one takes its row."""
+        self.cache.drop(row)
+        self.lengths[row] = self.lengths[-1]
+        self.lengths = self.lengths[:-1]
+        if len(self.lengths):
+            self.cache.trim(int(self.lengths.max()))
+
+
 class UncachedSteps:
     """`Steps` that read the full text, padded on the right, for every new token; for any attention."""
 

@@ -29,7 +29,7 @@ def generate(
 ) -> Tensor:
     """See `Model.generate`; ``ends`` is True for new tokens that end a text."""
     present = {name: tensor for name, tensor in (context or {}).items() if tensor is not None}
-    job = _validate(model, input_ids, attention_mask, arguments, present, ends)
+    job = _prepare(model, input_ids, attention_mask, arguments, present, ends)
     config = job.config
     with eval_mode(model):
         parts = [(rows, _generate_rows(job, rows)) for rows in job.parts()]
@@ -49,14 +49,21 @@ def stream(
     Raises:
         UserError: as in `Model.generate`; several texts or beams.
     """
-    job = _validate(model, input_ids, None, arguments, {}, ends)
+    return _stream_tokens(prepare_one(model, input_ids, arguments, ends=ends))
+
+
+def prepare_one(
+    model: Model, input_ids: Tensor, arguments: Mapping[str, object], *, ends: Ends | None = None
+) -> GenerationJob:
+    """Validate the inputs of one text, (1, seq) ids, that is generated token by token; raises as `stream`."""
+    job = _prepare(model, input_ids, None, arguments, {}, ends)
     if job.config.num_beams > 1 or job.config.num_return_sequences > 1 or len(input_ids) > 1:
         raise UserError("streaming needs one text and no beams; remove num_beams and num_return_sequences")
-    return _stream_tokens(job)
+    return job
 
 
 @dataclass(frozen=True, eq=False)
-class _Job:
+class GenerationJob:
     """Validated inputs of a generation.
 
     Args:
@@ -80,20 +87,41 @@ class _Job:
     def parts(self) -> list[Tensor]:
         """Rows that are generated together: all, or rows of equal length if positions are absolute."""
         rows = torch.arange(len(self.input_ids), device=self.input_ids.device)
-        if self.keep is None or self.backbone.has_decoder or _only_distances(self.backbone):
+        if self.keep is None or self.backbone.has_decoder or only_distances(self.backbone):
             return [rows]
         lengths = self.keep.sum(1)
         return [rows[lengths == length] for length in sorted(set(lengths.tolist()))]
 
+    def prompt(self, rows: Tensor) -> Prompt:
+        """Prompts of some rows; an encoder reads its texts."""
+        ids, keep = self.input_ids[rows], None if self.keep is None else self.keep[rows]
+        if not self.backbone.has_decoder:
+            return _pad_left(ids, keep)
+        context = {name: tensor[rows] for name, tensor in self.context.items()}
+        return Prompt(self.prefix[rows], source=self.backbone.encode(ids, attention_mask=keep, **context))
 
-def _validate(
+    def task(self, prompt: Prompt) -> GenerationTask:
+        """Search for the continuations of prompts."""
+        written = prompt.input_ids if prompt.keep is None else prompt.input_ids.where(prompt.keep, -1)
+        return GenerationTask(self.config, written, self.most, self.least, self.ends)
+
+    def uniforms(self, rows: Tensor) -> Tensor | None:
+        """(rows * num_return_sequences, most) random numbers; None: greedy."""
+        if not self.config.do_sample:
+            return None
+        keep = torch.ones_like(self.input_ids, dtype=torch.bool) if self.keep is None else self.keep
+        texts = [ids[real].tolist() for ids, real in zip(self.input_ids[rows], keep[rows], strict=True)]
+        return uniforms(self.config.seed, texts, self.config.num_return_sequences, self.most)
+
+
+def _prepare(
     model: Model,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     arguments: Mapping[str, object],
     context: dict[str, Tensor],
     ends: Ends | None,
-) -> _Job:
+) -> GenerationJob:
     backbone, head = model.backbone, model.head
     if not isinstance(head, LanguageModelHead) or not (backbone.has_decoder or backbone.causal):
         raise UserError(
@@ -131,7 +159,7 @@ def _validate(
     required = config.max_new_tokens is not None or config.max_length is not None
     longest = input_ids.shape[1] if keep is None else int(keep.sum(1).max())
     most = _limit_new_tokens(backbone, longest, most, required=required)
-    return _Job(model, backbone, head, input_ids, keep, prefix, config, context, ends, most, least)
+    return GenerationJob(model, backbone, head, input_ids, keep, prefix, config, context, ends, most, least)
 
 
 def _limit_new_tokens(backbone: Backbone, longest: int, most: int, *, required: bool) -> int:
@@ -159,24 +187,10 @@ def _describe(model: Model) -> str:
     return f"{stack} with {'no head' if model.head is None else f'the head {type(model.head).__name__}'}"
 
 
-def _only_distances(stack: Backbone) -> bool:
+def only_distances(stack: Backbone) -> bool:
     """True if attention patterns depend on distances only, so that prompts can be padded on the left."""
     sparse = [part.sparse for part in stack.modules() if isinstance(part, DotProduct)]
     return all(each.global_tokens is None and all(pattern.is_relative for pattern in each.patterns) for each in sparse)
-
-
-def _prepare(job: _Job, rows: Tensor) -> tuple[GenerationTask, Writer, Prompt]:
-    config = job.config
-    ids, keep = job.input_ids[rows], None if job.keep is None else job.keep[rows]
-    count = len(rows) * max(config.num_beams, config.num_return_sequences)
-    writer = Writer(job.backbone, job.head, rows=count, steps=job.most)
-    if job.backbone.has_decoder:
-        context = {name: tensor[rows] for name, tensor in job.context.items()}
-        prompt = Prompt(job.prefix[rows], source=job.backbone.encode(ids, attention_mask=keep, **context))
-    else:
-        prompt = _pad_left(ids, keep)
-    written = prompt.input_ids if prompt.keep is None else prompt.input_ids.where(prompt.keep, -1)
-    return GenerationTask(config, written, job.most, job.least, job.ends), writer, prompt
 
 
 def _pad_left(ids: Tensor, keep: Tensor | None) -> Prompt:
@@ -189,31 +203,30 @@ def _pad_left(ids: Tensor, keep: Tensor | None) -> Prompt:
     return Prompt(ids.gather(1, order), None if bool(keep.all()) else keep)
 
 
-def _generate_rows(job: _Job, rows: Tensor) -> Tensor:
+def _writer(job: GenerationJob, rows: Tensor) -> Writer:
+    count = len(rows) * max(job.config.num_beams, job.config.num_return_sequences)
+    return Writer(job.backbone, job.head, rows=count, steps=job.most)
+
+
+def _generate_rows(job: GenerationJob, rows: Tensor) -> Tensor:
     """(rows * num_return_sequences, new) ids."""
     if job.config.num_beams == 1:
         return torch.stack(list(_one_by_one(job, rows)), 1)
-    task, writer, prompt = _prepare(job, rows)
+    writer, prompt = _writer(job, rows), job.prompt(rows)
     with writer.packed():
         steps, logits = start(writer, prompt, use_cache=job.config.use_cache)
-        return Beams(task, len(rows), logits.shape[1], logits.device).run(steps, logits)
+        return Beams(job.task(prompt), len(rows), logits.shape[1], logits.device).run(steps, logits)
 
 
-def _one_by_one(job: _Job, rows: Tensor) -> Iterator[Tensor]:
+def _one_by_one(job: GenerationJob, rows: Tensor) -> Iterator[Tensor]:
     """Yield (rows * num_return_sequences,) ids of each step."""
-    config = job.config
-    task, writer, prompt = _prepare(job, rows)
-    random_numbers = None
-    if config.do_sample:
-        keep = torch.ones_like(job.input_ids, dtype=torch.bool) if job.keep is None else job.keep
-        texts = [ids[real].tolist() for ids, real in zip(job.input_ids[rows], keep[rows], strict=True)]
-        random_numbers = uniforms(config.seed, texts, config.num_return_sequences, job.most)
+    writer, prompt = _writer(job, rows), job.prompt(rows)
     with writer.packed():
-        steps, logits = start(writer, prompt, use_cache=config.use_cache)
-        yield from one_by_one(task, steps, logits, random_numbers)
+        steps, logits = start(writer, prompt, use_cache=job.config.use_cache)
+        yield from one_by_one(job.task(prompt), steps, logits, job.uniforms(rows))
 
 
-def _stream_tokens(job: _Job) -> Iterator[int]:
+def _stream_tokens(job: GenerationJob) -> Iterator[int]:
     steps = _one_by_one(job, torch.arange(1, device=job.input_ids.device))
     while True:
         with eval_mode(job.model):  # not while the caller runs
