@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from homespun.data.labels import LabelledRows, Labels
 from homespun.errors import UserError
 from homespun.hf.open import open_model
+from homespun.inference.predict import embed_rows
 from homespun.metrics.calibration import DecisionRule
 from homespun.models.bundle import ModelBundle, save_model
 from homespun.models.model import Model
 from homespun.tasks.config import stored_task
 from homespun.tasks.stored_data import ReadOptions
 from homespun.tasks.text_outputs import Outputs, choose_decision
-from homespun.tasks.texts import LabelledText, TextsData, rows_of
+from homespun.tasks.texts import LabelledText, TextsData, rows_of, second_texts
 
 Floats = NDArray[np.float64]
 
@@ -85,6 +86,19 @@ class NetworkTextModel:
         """Compute logits or numbers."""
         rows = rows_of(examples, self.data, self.stored)
         return Outputs(self.task.outputs(self.stored.model, rows), rows.cut)
+
+    def vectors(self, examples: Sequence[LabelledText]) -> NDArray[np.float32]:
+        """Compute (texts, hidden) means of the hidden states of all tokens; longer texts are truncated."""
+        bundle = self.stored
+        rows = LabelledRows(
+            [example.text for example in examples],
+            None,
+            bundle.tokenizer,
+            length=min(self.data.max_length, bundle.config.backbone.max_position_embeddings),
+            pairs=second_texts(examples),
+            segments=bundle.config.backbone.type_vocab_size > 1,
+        )
+        return embed_rows(bundle.model, rows, pad_id=bundle.tokenizer.pad_id)["mean"]
 
     def refit(self, fit: object) -> NetworkTextModel:
         """Return the model itself."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -22,11 +22,18 @@ from homespun.io.atomic import atomic_path
 from homespun.io.json import read_object
 from homespun.linear import LinearModel, is_linear
 from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule
+from homespun.ngrams import features
 from homespun.tasks.protocol import Measured, numbered_chunks, task_metadata
 from homespun.tasks.stored_data import ReadOptions, StoredData, stored_data
 from homespun.tasks.text_outputs import Outputs, average, measure_outputs, texts_of, to_predictions
 from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData
 from homespun.text.formats import Record
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from scipy.sparse import csr_matrix
+
+    Vectors: TypeAlias = NDArray[np.float32] | csr_matrix
 
 AVERAGE = "average.json"
 _CHUNK = 4096  # records read ahead in prediction
@@ -58,6 +65,9 @@ class TextModel(Protocol):
     def outputs(self, examples: Sequence[LabelledText]) -> Outputs:
         """Compute logits or numbers."""
 
+    def vectors(self, examples: Sequence[LabelledText]) -> Vectors:
+        """Compute (texts, size) vectors of which the cosine is the similarity of texts."""
+
     def refit(self, fit: RefitLinear) -> TextModel:
         """Return the model with its linear parts fitted on other examples."""
 
@@ -87,6 +97,11 @@ class LinearTextModel:
     def outputs(self, examples: Sequence[LabelledText]) -> Outputs:
         """Compute logits or numbers."""
         return Outputs(self.model.outputs(texts_of(examples)), np.zeros(len(examples), dtype=bool))
+
+    def vectors(self, examples: Sequence[LabelledText]) -> Vectors:
+        """Compute (texts, features) TF-IDF."""
+        vectors: csr_matrix = features(self.model.vectorizers, texts_of(examples))
+        return vectors
 
     def refit(self, fit: RefitLinear) -> LinearTextModel:
         """Return the model fitted on other examples."""
@@ -136,6 +151,11 @@ class AverageTextModel:
             for one, member in zip(found, self.members.values(), strict=True)
         ]
         return Outputs(average(predicted, self.weights, self.labels), truncated)
+
+    def vectors(self, examples: Sequence[LabelledText]) -> Vectors:
+        """Compute the vectors of the network if there is one, or else of the first member."""
+        members = sorted(self.members.values(), key=lambda member: member.kind != "network")
+        return members[0].vectors(examples)
 
     def refit(self, fit: RefitLinear) -> AverageTextModel:
         """Return the average with its linear members fitted on other examples."""
