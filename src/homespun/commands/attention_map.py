@@ -7,7 +7,8 @@ measured: their output is linear in the values, so unit vectors as values give t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from homespun.models.encoder import EncoderConfig
+from homespun.models.model import Model
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import FULL, Sparse
 
@@ -227,6 +229,55 @@ def probe_attention(attention: MultiHead, length: int, config: EncoderConfig) ->
         hooks = [kernel.register_forward_pre_hook(put_in), kernel.register_forward_hook(take_out)]
         _attend(attention, length, config, hooks)
     return torch.cat(pieces, dim=-1)[..., :length]
+
+
+def weighted_attentions(model: Model) -> list[MultiHead]:
+    """The attention of each layer of the first stack; empty if a layer has no weight of each query and key.
+
+    Recurrent layers have none, low-rank attention mixes the keys first, and the global tokens of Longformer attend
+    through projections outside the kernel.
+    """
+    layers = model.backbone.stacks[0].layers
+    found: list[Any] = [getattr(getattr(layer, "attention", None), "sublayer", None) for layer in layers]
+    for attention in found:
+        if not hasattr(attention, "kernel") or hasattr(attention, "query_global") or _through(attention, 1):
+            return []
+    return found
+
+
+def attention_weights(model: Model, layer: int, input_ids: Tensor, context: Mapping[str, Tensor | None]) -> Tensor:
+    """(heads, queries, keys) attention weights of one row in a layer, from 0, of `weighted_attentions`.
+
+    The output of a kernel is linear in the values, so unit vectors as values give the weights, whatever the kernel.
+
+    Args:
+        model: in evaluation mode.
+        layer: index of the layer.
+        input_ids: (1, seq) int64.
+        context: as of `homespun.models.model.Model.read`.
+    """
+    found: list[Tensor] = []
+    thread = threading.get_ident()
+
+    def measure(kernel: nn.Module, given: Any, values: Tensor) -> None:
+        if threading.get_ident() != thread:  # another text in the same model
+            return
+        *vectors, value, mask = given
+        length, width = value.shape[-2:]
+        pieces = []
+        for start in range(0, length, width):
+            units = value.new_zeros(length, width)
+            units.diagonal(-start).fill_(1)
+            pieces.append(kernel.forward(*vectors, units.expand_as(value), mask))
+        found.append(torch.cat(pieces, dim=-1)[0, :, :, :length])
+
+    hook = _kernel(weighted_attentions(model)[layer]).register_forward_hook(measure)
+    try:
+        with torch.no_grad():
+            model.read(input_ids, context)
+    finally:
+        hook.remove()
+    return found[0]
 
 
 def _order_by_bucket(attention: MultiHead, length: int, config: EncoderConfig) -> Tensor:

@@ -203,14 +203,15 @@ def _copy_weights(bundle: ModelBundle) -> None:
 
 
 def _network_capabilities(bundle: ModelBundle) -> set[Capability]:
+    from homespun.commands.attention_map import weighted_attentions
     from homespun.models.heads import LanguageModelHead
 
     found: set[Capability] = set()
     backbone = bundle.config.backbone
     if not backbone.has_decoder:
         found.add("embed")
-        if not backbone.is_recurrent:
-            found.add("attention")
+    if weighted_attentions(bundle.model):
+        found.add("attention")
     if isinstance(bundle.model.head, LanguageModelHead) and (backbone.has_decoder or backbone.causal):
         found.add("generate")
     return found
