@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homespun.errors import UserError
-from homespun.serving import prediction
+from homespun.serving import explanation, prediction
 from homespun.serving.batching import Batcher
 from homespun.serving.errors import ApiError, error_response, error_responses
 from homespun.serving.models import Models
@@ -80,7 +80,7 @@ def create_app(models: Models, settings: ServingSettings) -> FastAPI:
     )
     app.state.batcher, app.state.traffic = batcher, traffic
     app.state.failure, app.state.stop = None, lambda: None
-    for module in (prediction,):
+    for module in (prediction, explanation):
         app.include_router(module.router(models, settings))
 
     @app.get("/health", summary="Answer that the process is alive")

@@ -1,0 +1,363 @@
+"""Routes that explain a prediction: effect of each word, attention weights, nearest training examples."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import re
+import unicodedata
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+import numpy as np
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import Response
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from homespun.data.labels import LabelledRows
+from homespun.data.long_inputs import pad_chunks
+from homespun.errors import UserError
+from homespun.serving.errors import ApiError, error_responses
+from homespun.serving.models import Models, ServedModel
+from homespun.serving.neighbours import Neighbour, NeighbourIndex
+from homespun.serving.prediction import Body
+from homespun.serving.requests import body_schema, json_response, read_body, wait_for
+from homespun.serving.settings import ServingSettings
+from homespun.tasks.text_models import TextModel
+from homespun.tasks.text_outputs import to_predictions
+from homespun.tasks.texts import LabelledText, second_texts
+
+if TYPE_CHECKING:
+    from homespun.models.bundle import ModelBundle
+
+MAX_PARTS = 100
+"""Parts of a text that are left out one after another; a part of a longer text is several words."""
+MAX_CHARACTERS = 100_000
+"""Of a text that is explained."""
+MAX_TOKENS = 128
+"""Of an attention map."""
+_WAITING = 16  # requests that wait for the one thread of this module
+_LEAST = 1e-7  # probability, so that log-odds are finite
+
+
+R = TypeVar("R")
+
+
+class Word(BaseModel):
+    """A part of a text that was left out. ``score``: what its presence adds to the log-odds, or to the number."""
+
+    text: str
+    start: int
+    end: int
+    score: float
+    side: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Effect of each part of a text on a prediction.
+
+    Args:
+        label: the predicted class, of multi-label models the most probable one; ``None`` for numbers.
+        value: its probability, or the number.
+        words: the parts, in order.
+        words_a_part: words that were left out together.
+        truncated: the text is longer than the model reads.
+    """
+
+    label: str | None
+    value: float
+    words: list[Word]
+    words_a_part: int
+    truncated: bool
+
+
+Span = tuple[int, int]
+_UNITS = re.compile("w+(?:jw+)*|c|s+")
+_JOINERS = frozenset("'’-.,_/@\u200c\u200d")  # inside of words and numbers
+
+
+@functools.lru_cache(maxsize=4096)
+def _class_of(character: str) -> str:
+    """``w``: of a word, ``c``: a word alone in scripts without spaces, ``s``: symbol, ``j``: joins words, or other."""
+    if character in _JOINERS:
+        return "j"
+    category = unicodedata.category(character)[0]
+    if category in "LNM":
+        return "c" if unicodedata.name(character, "").startswith(("CJK", "HIRAGANA", "KATAKANA")) else "w"
+    return "s" if category == "S" else " "
+
+
+def split_words(text: str) -> list[Span]:
+    """Return (start, end) of the words, numbers and symbols of a text, in characters; punctuation has none."""
+    return [found.span() for found in _UNITS.finditer("".join(map(_class_of, text)))]
+
+
+def occlude(model: TextModel, example: LabelledText) -> Explanation:
+    """Compute the effect of each word on a prediction, by leaving it out (Zeiler and Fergus 2014; Li et al. 2016).
+
+    The score of a word is the log-odds of the predicted class with it minus the log-odds without it, so that a positive
+    score is a reason for the class. The texts without a word go through the model in batches.
+    """
+    parts, words_a_part = _parts(example)
+    outputs = model.outputs([example, *(_leave_out(example, side, span) for side, span in parts)])
+    table = to_predictions(outputs.values, model.labels, model.decision)
+    if model.labels is None:
+        label, value, values = None, float(table[0]), table
+    else:
+        best = int(table[0].argmax())
+        label, value, values = model.labels.names[best], float(table[0, best]), _log_odds(table[:, best])
+    words = [
+        Word(text=_side(example, side)[start:end], start=start, end=end, score=round(float(score), 6), side=side)
+        for (side, (start, end)), score in zip(parts, values[0] - values[1:], strict=True)
+    ]
+    return Explanation(label, value, words, words_a_part, bool(outputs.truncated[0]))
+
+
+def _parts(example: LabelledText) -> tuple[list[tuple[int, Span]], int]:
+    """Side and span of each part, and words a part."""
+    sides = [split_words(_side(example, side)) for side in range(1 if example.second is None else 2)]
+    size = -(-sum(map(len, sides)) // MAX_PARTS) or 1
+    parts = [
+        (side, (spans[first][0], spans[min(first + size, len(spans)) - 1][1]))
+        for side, spans in enumerate(sides)
+        for first in range(0, len(spans), size)
+    ]
+    return parts, size
+
+
+def _side(example: LabelledText, side: int) -> str:
+    return (example.second or "") if side else example.text
+
+
+def _leave_out(example: LabelledText, side: int, span: Span) -> LabelledText:
+    text, (start, end) = _side(example, side), span
+    before, after = text[:start], text[end:]
+    if not before or before[-1].isspace():
+        after = after.lstrip()  # one space less, as if the word had never been there
+    return replace(example, second=before + after) if side else replace(example, text=before + after)
+
+
+def _log_odds(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    p = p.clip(_LEAST, 1 - _LEAST)
+    odds: NDArray[np.float64] = np.log(p / (1 - p))
+    return odds
+
+
+@dataclass(frozen=True)
+class AttentionTable:
+    """Attention of one text in one layer.
+
+    Args:
+        tokens: text of each token.
+        weights: (heads, queries, keys).
+        layers: number of layers.
+        truncated: the text has more tokens.
+    """
+
+    tokens: list[str]
+    weights: NDArray[np.float32]
+    layers: int
+    truncated: bool
+
+
+def text_attention(bundle: ModelBundle, example: LabelledText, layer: int, *, max_length: int) -> AttentionTable:
+    """Compute the attention weights of a text, or of a pair, in a layer.
+
+    Raises:
+        UserError: no such layer, or the attention of the model has no weights.
+    """
+    from homespun.commands.attention_map import attention_weights, weighted_attentions
+
+    layers = len(weighted_attentions(bundle.model))
+    if not layers:
+        raise UserError("the layers of the model have no attention weights of each token to each other one")
+    if not 0 <= layer < layers:
+        raise UserError(f"layer={layer} must be from 0 to {layers - 1}")
+    rows = LabelledRows(
+        [example.text],
+        None,
+        bundle.tokenizer,
+        length=min(max_length, MAX_TOKENS),
+        pairs=second_texts([example]),
+        segments=bundle.config.backbone.type_vocab_size > 1,
+    )
+    batch = pad_chunks([rows[0]], pad_id=bundle.tokenizer.pad_id)
+    weights = attention_weights(bundle.model, layer, batch.input_ids, batch.context)
+    names = bundle.tokenizer.tokens
+    tokens = [bundle.tokenizer.decode([i], skip_special_tokens=False).strip() or names[i] for i in batch.input_ids[0]]
+    return AttentionTable(tokens, weights.float().numpy(), layers, bool(rows.cut[0]))
+
+
+class TextBody(Body):
+    """A text, or a pair of texts."""
+
+    text: str | list[str] = Field(description="a text; for a model of pairs, a list of two texts", examples=["a text"])
+    model: str | None = Field(default=None, description="name of the model; default: the first one")
+
+
+class ExplainBody(TextBody):
+    """A text whose prediction is explained."""
+
+    method: Literal["occlusion"] = "occlusion"
+
+
+class AttentionBody(TextBody):
+    """A text, and a layer from 0."""
+
+    layer: int = Field(default=0, ge=0)
+
+
+class NeighboursBody(TextBody):
+    """A text, and how many training examples to return."""
+
+    count: Annotated[int, Field(ge=1, le=100)] = 5
+
+
+class ExplainAnswer(BaseModel):
+    """Effect of the words of a text; ``label`` is null and ``number`` set for models that predict numbers."""
+
+    model: str
+    label: str | None
+    probability: float | None
+    number: float | None
+    method: Literal["occlusion"]
+    words: list[Word]
+    words_a_part: int
+    truncated: bool
+
+
+class AttentionAnswer(BaseModel):
+    """Attention weights of each head, queries by keys."""
+
+    model: str
+    layers: int
+    heads: int
+    layer: int
+    tokens: list[str]
+    weights: list[list[list[float]]]
+    truncated: bool
+
+
+class NeighboursAnswer(BaseModel):
+    """The nearest of the ``indexed`` training examples; the others, up to ``examples``, are still being embedded."""
+
+    model: str
+    neighbours: list[Neighbour]
+    indexed: int
+    examples: int
+
+
+def router(models: Models, settings: ServingSettings) -> APIRouter:
+    """Build the routes; one explanation is computed at a time, in a thread."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="explain")
+    waiting = 0
+    indices: dict[str, tuple[ServedModel, NeighbourIndex]] = {}
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        for _, index in indices.values():
+            index.close()
+        executor.shutdown(wait=False, cancel_futures=True)
+
+    async def compute(request: Request, work: Callable[[], R]) -> R:
+        nonlocal waiting
+        if waiting >= _WAITING:
+            raise ApiError(429, f"{waiting} explanations wait, of at most {_WAITING}; send the request again later")
+        waiting += 1
+        try:
+            return await wait_for(request, asyncio.get_running_loop().run_in_executor(executor, work), settings)
+        finally:
+            waiting -= 1
+
+    routes = APIRouter(lifespan=lifespan)
+
+    @routes.post(
+        "/explain",
+        summary="Compute the effect of each word on a prediction",
+        responses=error_responses(404, 409, 429, 504),
+        openapi_extra=body_schema(ExplainBody),
+    )
+    async def explain(request: Request) -> ExplainAnswer:
+        body = await read_body(request, ExplainBody)
+        model = models.get(body.model)
+        text_model, example = _text_model(model), _example(model, body.text)
+        found = await compute(request, lambda: occlude(text_model, example))
+        return ExplainAnswer(
+            model=model.name,
+            label=found.label,
+            probability=None if found.label is None else found.value,
+            number=found.value if found.label is None else None,
+            method=body.method,
+            words=found.words,
+            words_a_part=found.words_a_part,
+            truncated=found.truncated,
+        )
+
+    @routes.post(
+        "/attention",
+        summary="Compute the attention weights of a text in one layer",
+        response_model=AttentionAnswer,
+        responses=error_responses(404, 409, 429, 504),
+        openapi_extra=body_schema(AttentionBody),
+    )
+    async def attention(request: Request) -> Response:
+        body = await read_body(request, AttentionBody)
+        model = models.get(body.model)
+        model.require("attention")
+        example, bundle = _example(model, body.text), model.pipeline.bundle
+        assert bundle is not None
+        length = model.max_length or MAX_TOKENS
+        found = await compute(request, lambda: text_attention(bundle, example, body.layer, max_length=length))
+        return json_response(
+            {"model": model.name, "layers": found.layers, "heads": len(found.weights), "layer": body.layer}
+            | {"tokens": found.tokens, "weights": found.weights.round(4).tolist(), "truncated": found.truncated}
+        )
+
+    @routes.post(
+        "/neighbours",
+        summary="Find the training examples that are nearest to a text",
+        responses=error_responses(404, 409, 429, 504),
+        openapi_extra=body_schema(NeighboursBody),
+    )
+    async def neighbours(request: Request) -> NeighboursAnswer:
+        body = await read_body(request, NeighboursBody)
+        model = models.get(body.model)
+        text_model, example = _text_model(model), _example(model, body.text)
+        if model.run is None:
+            raise ApiError(409, f"{model.source} is no run, so its training examples are unknown; serve the run")
+        known, index = indices.get(model.name, (None, None))
+        if known is not model or index is None:
+            if index is not None:
+                index.close()
+            index = NeighbourIndex(text_model, model.run)
+            indices[model.name] = model, index
+            index.start()
+        await asyncio.to_thread(index.wait, min(5.0, settings.timeout_s))
+        if index.error is not None:
+            raise ApiError(409, f"the training examples of {model.name!r} cannot be read: {index.error}")
+        ready = index
+        found = await compute(request, lambda: ready.nearest(example, body.count))
+        return NeighboursAnswer(model=model.name, neighbours=found, indexed=index.done, examples=index.rows)
+
+    return routes
+
+
+def _text_model(model: ServedModel) -> TextModel:
+    try:
+        return model.pipeline.text_model
+    except UserError as error:
+        raise ApiError(409, f"model {model.name!r} has no explanation of predictions: {error}") from None
+
+
+def _example(model: ServedModel, text: str | list[str]) -> LabelledText:
+    if model.task is not None:
+        model.check_inputs([text])
+    if sum(map(len, text)) > MAX_CHARACTERS:
+        raise ApiError(413, f"the text has more than {MAX_CHARACTERS:,} characters; shorten it")
+    return LabelledText(text, "") if isinstance(text, str) else LabelledText(text[0], "", text[1])
