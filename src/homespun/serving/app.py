@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homespun.errors import UserError
-from homespun.serving import explanation, prediction
+from homespun.serving import explanation, page, prediction
 from homespun.serving.batching import Batcher
 from homespun.serving.errors import ApiError, error_response, error_responses
 from homespun.serving.models import Models
@@ -80,7 +80,7 @@ def create_app(models: Models, settings: ServingSettings) -> FastAPI:
     )
     app.state.batcher, app.state.traffic = batcher, traffic
     app.state.failure, app.state.stop = None, lambda: None
-    for module in (prediction, explanation):
+    for module in (prediction, explanation, page):
         app.include_router(module.router(models, settings))
 
     @app.get("/health", summary="Answer that the process is alive")
@@ -160,7 +160,7 @@ class Gate:
         try:
             refusal = None if free else self._refuse(scope)
             if refusal is None:
-                await self.app(scope, self._limited(receive), watched_send)
+                await self.app(scope, self._limited(receive, self._limit(scope)), watched_send)
             else:
                 await self._discard(receive)
                 response = error_response(refusal.status_code, refusal.detail, refusal.code, refusal.headers)
@@ -179,19 +179,23 @@ class Gate:
         if self.traffic.draining:
             return ApiError(503, "the server is shutting down; send the request to another one, or again later")
         headers = dict(scope["headers"])
-        if self.key is not None:
+        if self.key is not None and scope["path"] not in page.PAGE_PATHS:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if not (hmac.compare_digest(given.strip(), self.key) and scheme.lower() == b"bearer"):
                 error = ApiError(401, "the API key is missing or wrong; send the header Authorization: Bearer KEY")
                 error.headers = {"WWW-Authenticate": "Bearer"}
                 return error
         length = headers.get(b"content-length", b"0")
-        return self._too_large() if length.isdigit() and int(length) > self.limit else None
+        limit = self._limit(scope)
+        return self._too_large(limit) if length.isdigit() and int(length) > limit else None
 
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body has more than {self.limit} bytes; send several requests")
+    def _limit(self, scope: Scope) -> int:
+        return max(self.limit, page.MAX_BODY_BYTES) if scope["path"] == page.FILES_PATH else self.limit
 
-    def _limited(self, receive: Receive) -> Receive:
+    def _too_large(self, limit: int) -> ApiError:
+        return ApiError(413, f"the body has more than {limit} bytes; send several requests")
+
+    def _limited(self, receive: Receive, limit: int) -> Receive:
         size = 0
 
         async def limited() -> Message:
@@ -199,8 +203,8 @@ class Gate:
             message = await receive()
             if message["type"] == "http.request":
                 size += len(message.get("body", b""))
-                if size > self.limit:
-                    raise self._too_large()
+                if size > limit:
+                    raise self._too_large(limit)
             return message
 
         return limited

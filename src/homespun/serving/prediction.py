@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from homespun.serving.batching import Batcher
 from homespun.serving.errors import ApiError, error_responses
 from homespun.serving.models import Input, Models, ServedModel
+from homespun.serving.page import find_card, find_report
 from homespun.serving.requests import body_schema, json_response, read_body, wait_for
 from homespun.serving.settings import ServingSettings
 
@@ -187,8 +188,8 @@ def describe(model: ServedModel) -> ModelDescription:
         labels=None if model.labels is None else list(model.labels),
         parameters=model.parameters,
         max_length=model.max_length,
-        report=model.run is not None and (model.run / "report" / "index.html").is_file(),
-        card=model.run is not None and (model.run / "README.md").is_file(),
+        report=find_report(model) is not None,
+        card=find_card(model) is not None,
     )
 
 

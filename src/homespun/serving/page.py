@@ -1,0 +1,296 @@
+"""Routes of the page: its files, jobs that label a CSV file, reports and model cards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import csv
+import logging
+import secrets
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, BinaryIO, Literal
+
+from fastapi import APIRouter, FastAPI, Form, UploadFile
+from fastapi.responses import FileResponse
+from pydantic import BaseModel
+
+from homespun.commands.predict import predict
+from homespun.errors import UserError, first_line
+from homespun.serving.errors import ApiError, error_responses
+from homespun.serving.models import Models, ServedModel
+from homespun.serving.settings import ServingSettings
+from homespun.text.formats import FIELD_LIMIT
+from homespun.text.sources import read_records
+
+logger = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 64 * 2**20
+"""Of an uploaded CSV file."""
+MAX_BODY_BYTES = MAX_FILE_BYTES + 2**16
+"""Of a request with a file and the other fields of the form."""
+MAX_JOBS = 8
+"""Jobs that are kept; the oldest finished one makes room for a new one."""
+FILES_PATH = "/files"
+_PAGE = Path(__file__).with_name("page")
+_STATIC = {
+    "/": ("index.html", "text/html"),
+    "/page/page.css": ("page.css", "text/css"),
+    "/page/page.js": ("page.js", "text/javascript"),
+}
+PAGE_PATHS = frozenset(_STATIC)
+"""Paths of the page itself, which asks for the key of the server."""
+_ALWAYS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
+_PAGE_HEADERS = _ALWAYS | {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
+}
+_FILE_HEADERS = _ALWAYS | {  # of pages without script, with styles in the page
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; "
+    "frame-ancestors 'none'; form-action 'none'"
+}
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters that spreadsheets read as a formula
+
+State = Literal["waiting", "running", "done", "failed"]
+
+
+class _Ended(Exception):
+    """The server shuts down."""
+
+
+@dataclass(eq=False)
+class FileJob:
+    """Labelling of one file."""
+
+    id: str
+    rows: int
+    done: int = 0
+    state: State = "waiting"
+    error: str | None = None
+
+
+@dataclass(eq=False)
+class FileJobs:
+    """Jobs of one server, one at a time, in a temporary folder."""
+
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+    _jobs: dict[str, FileJob] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="files"))
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def add(self, model: ServedModel, content: BinaryIO, column: str | None) -> FileJob:
+        """Store and check a CSV file, and queue its job.
+
+        Raises:
+            ApiError: too many jobs (429), the file is too large (413) or no CSV file with rows (422).
+        """
+        job = FileJob(secrets.token_urlsafe(16), 0)
+        with self._lock:
+            if len(self._jobs) >= MAX_JOBS:
+                self._remove_oldest()
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="homespun-serve-", ignore_cleanup_errors=True)
+            self._jobs[job.id] = job
+            folder = Path(self._folder.name) / job.id
+        try:
+            folder.mkdir()
+            _store(content, folder / "input.csv")
+            job.rows = sum(1 for _ in read_records([str(folder / "input.csv")]))
+            if not job.rows:
+                raise ApiError(422, "the file has no rows below its header")
+            self._pool.submit(self._run, job, model, folder, column)
+        except BaseException as error:
+            with self._lock:
+                self._remove(job)
+            if isinstance(error, UserError):
+                raise ApiError(422, str(error).replace(f"{folder}/", "")) from None
+            raise
+        return job
+
+    def get(self, name: str) -> FileJob:
+        """Return a job. Raises `ApiError` 404 if there is none of this name."""
+        if name not in self._jobs:
+            raise ApiError(404, f"there is no file {name!r}; it was removed, or the server was started again")
+        return self._jobs[name]
+
+    def result(self, name: str) -> Path:
+        """Return the labelled file of a finished job. Raises `ApiError` 404 or 409."""
+        job = self.get(name)
+        if job.state != "done" or self._folder is None:
+            raise ApiError(409, f"the file {name!r} is not labelled: {job.error or job.state}")
+        return Path(self._folder.name) / name / "predictions.csv"
+
+    def close(self) -> None:
+        """End the jobs and remove their files."""
+        self._ended.set()
+        self._pool.shutdown(cancel_futures=True)
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _remove_oldest(self) -> None:
+        finished = (job for job in self._jobs.values() if job.state in ("done", "failed"))
+        oldest = next(finished, None)
+        if oldest is None:
+            raise ApiError(429, f"{len(self._jobs)} files are being labelled; send the file again later")
+        self._remove(oldest)
+
+    def _remove(self, job: FileJob) -> None:
+        del self._jobs[job.id]
+        assert self._folder is not None
+        folder = Path(self._folder.name) / job.id
+        for path in folder.glob("*"):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+    def _run(self, job: FileJob, model: ServedModel, folder: Path, column: str | None) -> None:
+        def report(done_bytes: int, done_documents: int) -> None:
+            job.done = done_documents
+            if self._ended.is_set():
+                raise _Ended
+
+        job.state = "running"
+        labelled, bundle = folder / "labelled.csv", model.pipeline.bundle
+        text = None if column is None else [column]
+        try:
+            predict(str(model.source), [str(folder / "input.csv")], labelled, stored=bundle, progress=report, text=text)
+            quote_formulas(labelled, folder / "predictions.csv")
+            job.done = job.rows
+        except UserError as error:
+            job.error = first_line(error).replace(f"{folder}/", "")
+        except _Ended:
+            job.error = "the server was shut down"
+        except Exception:
+            logger.exception("a file was not labelled")
+            job.error = "an internal error, which the log of the server describes"
+        finally:
+            job.state = "done" if job.error is None else "failed"
+
+
+def _store(content: BinaryIO, path: Path) -> None:
+    size = 0
+    with path.open("wb") as stream:
+        while chunk := content.read(2**20):
+            size += len(chunk)
+            if size > MAX_FILE_BYTES:
+                raise ApiError(413, f"the file has more than {MAX_FILE_BYTES // 2**20} MiB; divide it")
+            stream.write(chunk)
+
+
+def quote_formulas(source: Path, target: Path) -> None:
+    """Copy a CSV file with a quote before each cell that a spreadsheet would compute, numbers excepted."""
+    csv.field_size_limit(FIELD_LIMIT)
+    with source.open(encoding="utf-8", newline="") as stream, target.open("w", encoding="utf-8", newline="") as out:
+        csv.writer(out).writerows([_quoted(cell) for cell in row] for row in csv.reader(stream))
+
+
+def _quoted(cell: str) -> str:
+    if not cell.startswith(_FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
+def find_report(model: ServedModel) -> Path | None:
+    """Return the report folder of a run, if it has one."""
+    folder = None if model.run is None else model.run / "report"
+    return folder if folder is not None and (folder / "index.html").is_file() else None
+
+
+def find_card(model: ServedModel) -> Path | None:
+    """Return the model card of a run, if it has one."""
+    if model.run is None:
+        return None
+    return next((path for path in (model.run / "README.md", model.run / "hf" / "README.md") if path.is_file()), None)
+
+
+class FileState(BaseModel):
+    """Progress of a file; ``error`` says why it failed."""
+
+    id: str
+    rows: int
+    done: int
+    state: State
+    error: str | None
+
+
+class FileAccepted(BaseModel):
+    """A file that is being labelled."""
+
+    id: str
+    rows: int
+
+
+def router(models: Models, settings: ServingSettings) -> APIRouter:
+    """Build the routes."""
+    jobs = FileJobs()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(jobs.close)
+
+    routes = APIRouter(lifespan=lifespan)
+
+    def add_static(path: str, name: str, media_type: str) -> None:
+        @routes.get(path, include_in_schema=False)
+        async def static() -> FileResponse:
+            return FileResponse(_PAGE / name, headers=_PAGE_HEADERS, media_type=media_type)
+
+    for path, (name, media_type) in _STATIC.items():
+        add_static(path, name, media_type)
+
+    @routes.post(
+        FILES_PATH,
+        status_code=202,
+        summary="Label the rows of a CSV file",
+        responses=error_responses(404, 409, 429),
+    )
+    def add_file(
+        file: UploadFile,
+        column: Annotated[str | None, Form(description="column of the text; default: as in training")] = None,
+        model: Annotated[str | None, Form(description="name of the model; default: the first one")] = None,
+    ) -> FileAccepted:
+        served = models.get(model or None)
+        served.require("predict")
+        job = jobs.add(served, file.file, column or None)
+        return FileAccepted(id=job.id, rows=job.rows)
+
+    @routes.get("/files/{name}", summary="Return the progress of a file", responses=error_responses(404))
+    def file_state(name: str) -> FileState:
+        job = jobs.get(name)
+        return FileState(id=job.id, rows=job.rows, done=job.done, state=job.state, error=job.error)
+
+    @routes.get(
+        "/files/{name}/predictions.csv",
+        summary="Return a labelled file",
+        response_class=FileResponse,
+        responses=error_responses(404, 409) | {200: {"content": {"text/csv": {}}, "description": "The labelled file"}},
+    )
+    def labelled_file(name: str) -> FileResponse:
+        return FileResponse(jobs.result(name), headers=_ALWAYS, media_type="text/csv", filename="predictions.csv")
+
+    @routes.get("/report/{name}/{path:path}", include_in_schema=False)
+    def report(name: str, path: str) -> FileResponse:
+        folder = find_report(models.get(name))
+        file = None if folder is None else (folder / (path or "index.html")).resolve()
+        if folder is None or file is None or not file.is_relative_to(folder.resolve()) or not file.is_file():
+            raise ApiError(404, f"the report of {name!r} has no file {path!r}")
+        return FileResponse(file, headers=_FILE_HEADERS)
+
+    @routes.get("/card/{name}", include_in_schema=False)
+    def card(name: str) -> FileResponse:
+        file = find_card(models.get(name))
+        if file is None:
+            raise ApiError(404, f"model {name!r} has no model card; homespun fit writes one")
+        return FileResponse(file, headers=_FILE_HEADERS, media_type="text/plain; charset=utf-8")
+
+    return routes

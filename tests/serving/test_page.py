@@ -1,0 +1,214 @@
+"""The page: its files and their policy, jobs that label files, reports and cards. `test_page_in_browser` uses it."""
+
+import csv
+import io
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from served_models import LABELS, TEXTS
+
+from homespun.serving import page
+from homespun.serving.models import Models
+
+Connect = Callable[..., TestClient]
+PAGE = Path(page.__file__).with_name("page")
+
+
+def csv_of(*rows: list[str], header: tuple[str, ...] = ("text",)) -> bytes:
+    stream = io.StringIO()
+    csv.writer(stream).writerows([header, *rows])
+    return stream.getvalue().encode()
+
+
+def send(client: TestClient, content: bytes, **form: str) -> str:
+    answer = client.post("/files", files={"file": ("new.csv", content, "text/csv")}, data=form)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+def wait(client: TestClient, name: str) -> dict[str, object]:
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        job: dict[str, object] = client.get(f"/files/{name}").json()
+        if job["state"] in ("done", "failed"):
+            return job
+        time.sleep(0.01)
+    raise AssertionError("the job does not end")
+
+
+def test_the_page_has_no_code_of_its_own_and_no_other_source(client: TestClient) -> None:
+    answer = client.get("/")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = answer.headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none';")
+    found = [*re.findall(r'(?:src|href)="([^"#]*)"', answer.text)]
+    assert set(found) == {"page/page.css", "page/page.js", "data:,", "openapi.json"}
+    assert not re.search(r"<style|style=|\son\w+=|<script(?![^>]* src=)", answer.text)
+    script = client.get("/page/page.js")
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|https?://(?!www\.w3)", script.text
+    )
+    assert client.get("/page/page.css").headers["x-content-type-options"] == "nosniff"
+    assert client.get("/page/page.py").status_code == 404
+
+
+def test_the_page_needs_no_key_and_everything_else_does(connect: Connect) -> None:
+    client = connect(api_key="secret")
+    assert {client.get(path).status_code for path in page.PAGE_PATHS} == {200}
+    for path in ("/models", "/files/x", "/report/linear/", "/card/linear"):
+        assert client.get(path).status_code == 401
+    assert client.get("/models", headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+def test_a_file_comes_back_labelled(client: TestClient, opened: Models) -> None:
+    texts = [*TEXTS, 'Größe, "quoted"\nin two lines'] * 70
+    name = send(client, csv_of(*[[text, str(row)] for row, text in enumerate(texts)], header=("text", "row")))
+    assert wait(client, name) == {"id": name, "rows": 350, "done": 350, "state": "done", "error": None}
+    answer = client.get(f"/files/{name}/predictions.csv")
+    assert answer.headers["content-disposition"] == 'attachment; filename="predictions.csv"'
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert [row["text"] for row in rows] == texts
+    assert [row["row"] for row in rows] == [str(row) for row in range(350)]
+    assert [row["label"] for row in rows] == opened.get("classifier").pipeline.predict(texts)
+    assert rows[0].keys() == {
+        "text",
+        "row",
+        "label",
+        "probability",
+        "truncated",
+        *(f"probability_{n}" for n in LABELS.names),
+    }
+
+
+def test_cells_that_a_spreadsheet_would_compute_are_quoted(client: TestClient) -> None:
+    cells = ["=1+1", "+A1", "-A1", "@SUM(A1)", "\tx", "-1.5", "+7", "a=b"]
+    name = send(client, csv_of(*[[cell, "text"] for cell in cells], header=("=note", "text")), model="linear")
+    assert wait(client, name)["state"] == "done"
+    rows = list(csv.DictReader(io.StringIO(client.get(f"/files/{name}/predictions.csv").text)))
+    assert [row["'=note"] for row in rows] == ["'=1+1", "'+A1", "'-A1", "'@SUM(A1)", "'\tx", "-1.5", "+7", "a=b"]
+
+
+def test_another_column_and_another_model(client: TestClient) -> None:
+    name = send(client, csv_of([TEXTS[0]], header=("headline",)), column="headline", model="tagger")
+    assert wait(client, name)["state"] == "done"
+    assert "tags" in client.get(f"/files/{name}/predictions.csv").text.splitlines()[0]
+
+
+def test_a_missing_column_is_an_error_of_the_job(client: TestClient) -> None:
+    name = send(client, csv_of([TEXTS[0]], header=("headline",)))
+    job = wait(client, name)
+    assert job["state"] == "failed"
+    assert "'text'" in str(job["error"])
+    assert "/" not in str(job["error"])  # no path of the server
+    assert client.get(f"/files/{name}/predictions.csv").status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("content", "form", "status"),
+    [
+        (b"text\na,b\n", {}, 422),
+        (b"text\n", {}, 422),
+        (b"", {}, 422),
+        (b"text\n\x00\xff\n", {"model": "absent"}, 404),
+        (csv_of(["goal"]), {"model": "decoder"}, 409),
+    ],
+)
+def test_a_wrong_file_is_refused(client: TestClient, content: bytes, form: dict[str, str], status: int) -> None:
+    answer = client.post("/files", files={"file": ("new.csv", content)}, data=form)
+    assert answer.status_code == status, answer.text
+    assert "homespun-serve" not in answer.text
+
+
+def test_files_have_their_own_limit(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = connect(max_body_bytes=100)
+    assert client.post("/predict", json={"texts": ["goal " * 50]}).status_code == 413
+    wait(client, send(client, csv_of(["goal " * 50]), model="linear"))
+    monkeypatch.setattr(page, "MAX_FILE_BYTES", 1000)
+    answer = client.post("/files", files={"file": ("new.csv", csv_of(["goal " * 500]))})
+    assert answer.status_code == 413
+
+
+def test_old_files_make_room_and_all_are_removed_at_the_end(opened: Models, connect: Connect) -> None:
+    client = connect()
+    names = []
+    for _ in range(page.MAX_JOBS + 2):
+        names.append(send(client, csv_of(["goal"]), model="linear"))
+        assert wait(client, names[-1])["state"] == "done"
+    found = [client.get(f"/files/{name}").status_code for name in names]
+    assert found == [404, 404, *[200] * page.MAX_JOBS]
+    jobs = page.FileJobs()
+    with io.BytesIO(csv_of(["goal"])) as content:
+        job = jobs.add(opened.get("linear"), content, None)
+    assert jobs._folder is not None
+    folder = Path(jobs._folder.name)
+    assert (folder / job.id / "input.csv").is_file()
+    jobs.close()
+    assert not folder.exists()
+
+
+def test_too_many_files_wait(opened: Models, monkeypatch: pytest.MonkeyPatch, connect: Connect) -> None:
+    client = connect()
+    monkeypatch.setattr(page.FileJobs, "_run", lambda *_: None)  # they wait for ever
+    for _ in range(page.MAX_JOBS):
+        send(client, csv_of(["goal"]))
+    assert client.post("/files", files={"file": ("new.csv", csv_of(["goal"]))}).status_code == 429
+
+
+@pytest.fixture
+def reported(folders: dict[str, Path], tmp_path: Path, connect: Connect) -> TestClient:
+    """A server of a run with a report and a card, next to files that are no part of them."""
+    run = tmp_path / "run"
+    (run / "report" / "plots").mkdir(parents=True)
+    (run / "model").symlink_to(folders["linear"] / "model")
+    (run / "result.json").write_text("{}")
+    (run / "report" / "index.html").write_text("<h1>Report</h1>")
+    (run / "report" / "plots" / "loss.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    (run / "report" / "out").symlink_to(run / "result.json")
+    (run / "README.md").write_text("# Card\n<script>alert(1)</script>")
+    models = Models({"mine": run, "bare": folders["linear"]})
+    models.load()
+    return connect(models)
+
+
+def test_reports_and_cards_are_served_without_script(reported: TestClient) -> None:
+    described = {one["name"]: one for one in reported.get("/models").json()["models"]}
+    assert [described[name][kind] for name in ("mine", "bare") for kind in ("report", "card")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    for path, kind in {"": "text/html", "index.html": "text/html", "plots/loss.svg": "image/svg+xml"}.items():
+        answer = reported.get(f"/report/mine/{path}")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith(kind)
+        assert "script-src" not in answer.headers["content-security-policy"]
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    card = reported.get("/card/mine")
+    assert card.headers["content-type"] == "text/plain; charset=utf-8"
+    assert card.text.startswith("# Card")
+    assert [reported.get(path).status_code for path in ("/report/bare/", "/card/bare", "/card/absent")] == [404] * 3
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../result.json",
+        "%2e%2e/result.json",
+        "..%2fresult.json",
+        "plots/../../result.json",
+        "out",
+        "plots",
+        "/etc/passwd",
+    ],
+)
+def test_no_file_outside_the_report_is_served(reported: TestClient, path: str) -> None:
+    answer = reported.get(f"/report/mine/{path}")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"]
