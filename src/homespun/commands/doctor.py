@@ -30,7 +30,6 @@ EXTRAS = {
     "track": ("tensorboard", "TensorBoard curves"),
     "export": ("onnxruntime", "ONNX files, by `homespun export`"),
     "gguf": ("gguf", "files of llama.cpp, by `homespun export`"),
-    "serve": ("uvicorn", "models over HTTP, by `homespun serve`"),
     "metrics": ("rouge_score", "ROUGE of summaries, F1 of tags"),
     "vectors": ("gensim", "word2vec, by `homespun vectors train`"),
     "sentencepiece": ("sentencepiece", "released models with spm.model or spiece.model"),

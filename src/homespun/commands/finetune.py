@@ -90,8 +90,8 @@ def finetune(
         logger.warning("%s", warning)
     # before the run directory is created, so that a mistake in the recipe leaves none
     first = None if resume else prepare_trial(recipe, inputs.trials[0], inputs.task, inputs.model.stored, display)
-    if first is not None and context.is_main and (warning := dropped_head_warning(first.setup.export_model()[1])):
-        logger.warning("%s", warning)
+    if first is not None and context.is_main and (dropped := dropped_head_warning(first.setup.export_model()[1])):
+        logger.warning("%s", dropped)
     run = create_run(out, recipe, inputs.identities, resume=resume, main=context.is_main)
     trained = _train_trials(recipe, inputs, run, first, display, resume=resume)
     if not context.is_main:
