@@ -94,11 +94,23 @@ def test_a_full_queue_and_a_client_that_hangs_up(live: Live, monkeypatch: pytest
     assert 'route="/predict",status="499"} 1.0' in httpx.get(f"{live.url}/metrics").text
 
 
-def test_half_a_request_does_no_harm(live: Live) -> None:
+def test_half_a_request_does_no_harm(live: Live, capfd: pytest.CaptureFixture[str]) -> None:
     for sent in (b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{", b"\x16\x03\x01\x00", b"GET"):
         with socket.create_connection(live.listening.getsockname()) as client:
             client.sendall(sent)
+    wait_until(lambda: 'route="/predict",status="499"} 1.0' in httpx.get(f"{live.url}/metrics").text)
+    assert "Traceback" not in capfd.readouterr().err
     assert httpx.post(f"{live.url}/predict", json={"texts": ["a"]}).status_code == 200
+
+
+def test_a_body_that_does_not_arrive(opened: Models) -> None:
+    running = Live(opened, timeout_s=0.1)
+    try:
+        with socket.create_connection(running.listening.getsockname()) as client:
+            client.sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+            assert client.recv(100).startswith(b"HTTP/1.1 408")
+    finally:
+        running.stop()
 
 
 def test_the_client_of_openai(opened: Models) -> None:

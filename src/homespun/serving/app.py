@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import os
-import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homespun.errors import UserError
@@ -35,6 +34,8 @@ FREE_PATHS = frozenset({"/health", "/ready", "/metrics"})
 REFRESH_SECONDS = 2.0
 _DISCARD = 16  # times the largest body, which is read before a refusal, so that the client reads the answer
 
+_DISCARD_SECONDS = 5.0
+
 
 @dataclass(eq=False)
 class Traffic:
@@ -49,7 +50,7 @@ def create_app(models: Models, settings: ServingSettings) -> FastAPI:
     """Build the application.
 
     Args:
-        models: models to serve; those that are not open yet are opened when the application starts.
+        models: models to serve; requests for those that are not open yet get status 503.
         settings: limits and batching.
     """
     batcher = Batcher(settings.max_queue, settings.max_wait_ms / 1000, settings.batch_tokens, settings.workers)
@@ -60,7 +61,7 @@ def create_app(models: Models, settings: ServingSettings) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         batcher.start()
-        watch = asyncio.create_task(_watch(models, settings, app))
+        watch = asyncio.create_task(_watch(models))
         try:
             yield
         finally:
@@ -79,7 +80,6 @@ def create_app(models: Models, settings: ServingSettings) -> FastAPI:
         separate_input_output_schemas=False,
     )
     app.state.batcher, app.state.traffic = batcher, traffic
-    app.state.failure, app.state.stop = None, lambda: None
     for module in (prediction, explanation, page):
         app.include_router(module.router(models, settings))
 
@@ -101,33 +101,18 @@ def create_app(models: Models, settings: ServingSettings) -> FastAPI:
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(UserError, _answer_user_error)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
     app.add_exception_handler(Exception, _answer_bug)
     app.add_middleware(Gate, traffic=traffic, monitor=monitor, settings=settings)
     return app
 
 
-async def _watch(models: Models, settings: ServingSettings, app: FastAPI) -> None:
-    """Open the models, then replace those that change."""
-    if not models.loaded:
-        try:
-            await asyncio.to_thread(models.load)
-        except Exception as error:
-            app.state.failure = error
-            app.state.stop()
-            return
-    set_threads(settings)
+async def _watch(models: Models) -> None:
+    """Replace models that change."""
     while True:
         await asyncio.sleep(REFRESH_SECONDS)
-        await asyncio.to_thread(models.refresh)
-
-
-def set_threads(settings: ServingSettings) -> None:
-    """Divide the processor cores among the workers, if a model needs torch."""
-    threads = settings.threads or (settings.workers > 1 and max(1, len(os.sched_getaffinity(0)) // settings.workers))
-    if threads and "torch" in sys.modules:
-        import torch
-
-        torch.set_num_threads(threads)
+        if models.loaded:
+            await asyncio.to_thread(models.refresh)
 
 
 class Gate:
@@ -169,7 +154,6 @@ class Gate:
             traffic.active -= not free
             if traffic.draining and not traffic.active:
                 traffic.idle.set()
-            status = state.get("status", status)
             route = getattr(scope.get("route"), "path", "unknown")
             seconds = time.perf_counter() - start
             sizes = state.get("sizes", (0, 0))
@@ -212,11 +196,13 @@ class Gate:
     async def _discard(self, receive: Receive) -> None:
         """Read the rest of a body, unless it is very large: many clients do not read an answer before."""
         size = 0
-        while size <= _DISCARD * self.limit:
-            message = await receive()
-            size += len(message.get("body", b""))
-            if message["type"] != "http.request" or not message.get("more_body"):
-                return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                while size <= _DISCARD * self.limit:
+                    message = await receive()
+                    size += len(message.get("body", b""))
+                    if message["type"] != "http.request" or not message.get("more_body"):
+                        return
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
@@ -225,8 +211,6 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     message = str(error.detail)
     if error.status_code == 404 and code is None:
         message = f"there is no {request.url.path}; /openapi.json lists the paths"
-    if error.status_code == 499:
-        request.scope["state"]["status"] = 499
     return error_response(error.status_code, message, code, error.headers)
 
 
@@ -241,6 +225,10 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
 
 async def _answer_user_error(request: Request, error: Exception) -> Response:
     return error_response(422, str(error))
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    return error_response(499, "the client has closed the connection")
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:

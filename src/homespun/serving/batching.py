@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from homespun.errors import UserError
+from homespun.errors import NotFinite, UserError
 from homespun.serving.errors import ApiError
 
 Text = TypeVar("Text")
@@ -226,4 +226,5 @@ def _set_results(done: Sequence[tuple[_Request[object], Exception | None]]) -> N
         if error is None:
             request.future.set_result(request.results)
         else:
-            request.future.set_exception(ApiError(422, str(error)) if isinstance(error, UserError) else error)
+            by_input = isinstance(error, UserError) and not isinstance(error, NotFinite)
+            request.future.set_exception(ApiError(422, str(error)) if by_input else error)

@@ -16,6 +16,7 @@ _CODES = {
     401: "invalid_api_key",
     404: "not_found",
     405: "method_not_allowed",
+    408: "slow_body",
     409: "unsupported_by_model",
     413: "too_large",
     422: "invalid_value",

@@ -284,7 +284,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         openapi_extra=body_schema(ExplainBody),
     )
     async def explain(request: Request) -> ExplainAnswer:
-        body = await read_body(request, ExplainBody)
+        body = await read_body(request, ExplainBody, settings)
         model = models.get(body.model)
         text_model, example = _text_model(model), _example(model, body.text)
         found = await compute(request, lambda: occlude(text_model, example))
@@ -307,7 +307,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         openapi_extra=body_schema(AttentionBody),
     )
     async def attention(request: Request) -> Response:
-        body = await read_body(request, AttentionBody)
+        body = await read_body(request, AttentionBody, settings)
         model = models.get(body.model)
         model.require("attention")
         example, bundle = _example(model, body.text), model.pipeline.bundle
@@ -326,7 +326,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         openapi_extra=body_schema(NeighboursBody),
     )
     async def neighbours(request: Request) -> NeighboursAnswer:
-        body = await read_body(request, NeighboursBody)
+        body = await read_body(request, NeighboursBody, settings)
         model = models.get(body.model)
         text_model, example = _text_model(model), _example(model, body.text)
         if model.run is None:

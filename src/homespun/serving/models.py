@@ -81,8 +81,8 @@ class ServedModel:
         """
         pipeline = Pipeline(source)
         bundle = pipeline.bundle
-        if bundle is not None:
-            _copy_weights(bundle)
+        for network in pipeline.text_model.networks if bundle is None else (bundle,):
+            _copy_weights(network)
         capabilities: set[Capability] = set() if bundle is None else _network_capabilities(bundle)
         opened = _open_task(pipeline, source)
         task = None
@@ -275,7 +275,9 @@ class Models:
         if name is None:
             name = next(iter(self._sources))
         if name not in self._sources:
-            raise ApiError(404, f"there is no model {name!r}; there are: {', '.join(self._sources)}", "model_not_found")
+            raise ApiError(
+                404, f"there is no model {name[:100]!r}; there are: {', '.join(self._sources)}", "model_not_found"
+            )
         if name not in self._open:
             raise ApiError(503, f"model {name!r} is being opened; send the request again later")
         return self._open[name]

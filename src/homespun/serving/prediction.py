@@ -110,11 +110,11 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         "/predict",
         summary="Predict labels, numbers, tags, answers or texts",
         response_model=Predictions,
-        responses=error_responses(404, 409, 429, 504),
+        responses=error_responses(404, 408, 409, 429, 504),
         openapi_extra=body_schema(PredictBody),
     )
     async def predict(request: Request) -> Response:
-        body = await read_body(request, PredictBody)
+        body = await read_body(request, PredictBody, settings)
         model = models.get(body.model)
         model.require("predict")
         model.check_inputs(body.texts)
@@ -129,11 +129,11 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         "/embed",
         summary="Compute vectors of texts",
         response_model=Vectors,
-        responses=error_responses(404, 409, 429, 504),
+        responses=error_responses(404, 408, 409, 429, 504),
         openapi_extra=body_schema(EmbedBody),
     )
     async def embed(request: Request) -> Response:
-        body = await read_body(request, EmbedBody)
+        body = await read_body(request, EmbedBody, settings)
         model = models.get(body.model)
         vectors = await embed_texts(request, model, body.pooling, body.texts)
         return json_response({"model": model.name, "vectors": [vector.tolist() for vector in vectors]})
@@ -141,11 +141,11 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
     @routes.post(
         "/v1/embeddings",
         summary="Compute vectors of texts, as OpenAI's API",
-        responses=error_responses(404, 409, 429, 504),
+        responses=error_responses(404, 408, 409, 429, 504),
         openapi_extra=body_schema(EmbeddingsBody),
     )
     async def embeddings(request: Request) -> Response:
-        body = await read_body(request, EmbeddingsBody)
+        body = await read_body(request, EmbeddingsBody, settings)
         model = models.get(body.model)
         texts = [body.input] if isinstance(body.input, str) else body.input
         vectors = await embed_texts(request, model, "mean", texts)

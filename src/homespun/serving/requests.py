@@ -18,13 +18,17 @@ B = TypeVar("B", bound=BaseModel)
 R = TypeVar("R")
 
 
-async def read_body(request: Request, kind: type[B]) -> B:
+async def read_body(request: Request, kind: type[B], settings: ServingSettings) -> B:
     """Read the JSON body of a request, whatever its content type.
 
     Raises:
-        ApiError: invalid UTF-8 or JSON (400), wrong fields (422), too many bytes (413).
+        ApiError: invalid UTF-8 or JSON (400), wrong fields (422), too many bytes (413), too slow (408).
     """
-    body = await request.body()
+    try:
+        async with asyncio.timeout(settings.timeout_s):
+            body = await request.body()
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {settings.timeout_s:g} s") from None
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -40,7 +44,7 @@ def _body_error(error: ValidationError) -> ApiError:
 
 def describe_problem(location: tuple[int | str, ...], message: str, others: int) -> str:
     """Describe the first of several invalid fields in one line."""
-    path = ".".join(map(str, location)) or "body"
+    path = " ".join(".".join(map(str, location)).split())[:100] or "body"
     return f"{path}: {message}" + (f" (and {others} more)" if others else "")
 
 

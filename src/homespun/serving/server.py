@@ -7,7 +7,8 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -37,14 +38,13 @@ def serve(sources: Mapping[str, str | Path], settings: ServingSettings, *, host:
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1, lifespan="on"
     )
-    server = _Server(config, app.state.traffic, app.state.batcher)
+    server = _Server(config, models, settings, app.state.traffic, app.state.batcher)
     address = listening.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-    print(f"http://{shown}:{address[1]} serves {', '.join(sources)}; stop with Ctrl-C", file=sys.stderr, flush=True)
-    app.state.stop = server.stop
+    _say(f"listening on http://{shown}:{address[1]}, opening {', '.join(sources)}")
     server.run([listening])
-    if app.state.failure is not None:
-        raise app.state.failure
+    if server.failure is not None:
+        raise server.failure
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -74,6 +74,20 @@ def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
     return UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port")
 
 
+def set_threads(settings: ServingSettings) -> None:
+    """Divide the processor cores among the workers, if a model needs torch."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    threads = settings.threads or (settings.workers > 1 and max(1, cores // settings.workers))
+    if threads and "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def _log_lines() -> None:
     """Write one line a request on standard output."""
     handler = logging.StreamHandler(sys.stdout)
@@ -86,16 +100,35 @@ def _log_lines() -> None:
 class _Server(uvicorn.Server):
     """Server that answers accepted requests, and refuses others, between the first signal and its end."""
 
-    def __init__(self, config: uvicorn.Config, traffic: Traffic, batcher: Batcher) -> None:
+    def __init__(
+        self, config: uvicorn.Config, models: Models, settings: ServingSettings, traffic: Traffic, batcher: Batcher
+    ) -> None:
         super().__init__(config)
+        self.failure: Exception | None = None
+        self._models = models
+        self._settings = settings
         self._traffic = traffic
         self._batcher = batcher
-        self._draining: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and keep the event loop for the handler of signals."""
+        """Listen, and open the models."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        self._start(self._open_models())
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        self._tasks.append(self._loop.create_task(work))
+
+    async def _open_models(self) -> None:
+        start = time.monotonic()
+        try:
+            await asyncio.to_thread(self._models.load)
+        except Exception as error:
+            self.failure, self.should_exit = error, True
+            return
+        set_threads(self._settings)
+        _say(f"ready after {time.monotonic() - start:.1f} s; stop with Ctrl-C")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; a second signal ends the drain."""
@@ -103,14 +136,7 @@ class _Server(uvicorn.Server):
             self.should_exit = True
             return
         self._traffic.draining = True
-        self._loop.call_soon_threadsafe(self._start_draining)
-
-    def stop(self) -> None:
-        """End without a signal."""
-        self.should_exit = True
-
-    def _start_draining(self) -> None:
-        self._draining = asyncio.get_running_loop().create_task(self._drain())
+        self._loop.call_soon_threadsafe(lambda: self._start(self._drain()))
 
     async def _drain(self) -> None:
         if self._traffic.active:

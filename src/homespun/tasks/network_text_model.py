@@ -82,6 +82,11 @@ class NetworkTextModel:
         """Number of parameters."""
         return sum(parameter.numel() for parameter in self.stored.model.parameters())
 
+    @property
+    def networks(self) -> tuple[ModelBundle, ...]:
+        """The network."""
+        return (self.stored,)
+
     def outputs(self, examples: Sequence[LabelledText]) -> Outputs:
         """Compute logits or numbers."""
         rows = rows_of(examples, self.data, self.stored)

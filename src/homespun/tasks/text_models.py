@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
 
+    from homespun.models.bundle import ModelBundle
+
     Vectors: TypeAlias = NDArray[np.float32] | csr_matrix
 
 AVERAGE = "average.json"
@@ -61,6 +63,10 @@ class TextModel(Protocol):
     @property
     def parameters(self) -> int:
         """Number of parameters."""
+
+    @property
+    def networks(self) -> Sequence[ModelBundle]:
+        """Networks of the model."""
 
     def outputs(self, examples: Sequence[LabelledText]) -> Outputs:
         """Compute logits or numbers."""
@@ -93,6 +99,11 @@ class LinearTextModel:
     def parameters(self) -> int:
         """Number of parameters."""
         return self.model.parameters
+
+    @property
+    def networks(self) -> tuple[ModelBundle, ...]:
+        """No networks."""
+        return ()
 
     def outputs(self, examples: Sequence[LabelledText]) -> Outputs:
         """Compute logits or numbers."""
@@ -141,6 +152,11 @@ class AverageTextModel:
     def parameters(self) -> int:
         """Number of parameters of all members."""
         return sum(member.parameters for member in self.members.values())
+
+    @property
+    def networks(self) -> tuple[ModelBundle, ...]:
+        """Networks of all members."""
+        return tuple(network for member in self.members.values() for network in member.networks)
 
     def outputs(self, examples: Sequence[LabelledText]) -> Outputs:
         """Compute logits of the mean probabilities, or mean numbers."""
