@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homespun.errors import UserError
-from homespun.serving import explanation, page, prediction
+from homespun.serving import completions, explanation, page, prediction
 from homespun.serving.batching import Batcher
 from homespun.serving.errors import ApiError, error_response, error_responses
 from homespun.serving.models import Models
@@ -80,7 +80,7 @@ def create_app(models: Models, settings: ServingSettings) -> FastAPI:
         separate_input_output_schemas=False,
     )
     app.state.batcher, app.state.traffic = batcher, traffic
-    for module in (prediction, explanation, page):
+    for module in (prediction, completions, explanation, page):
         app.include_router(module.router(models, settings))
 
     @app.get("/health", summary="Answer that the process is alive")

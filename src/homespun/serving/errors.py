@@ -60,14 +60,18 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+def error_body(status: int, message: str, code: str | None = None) -> dict[str, dict[str, str]]:
+    """Build the JSON object of an error."""
+    kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
+    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(status, kind)
+    return {"error": {"message": message, "type": kind, "code": code or _CODES.get(status, "error")}}
+
+
 def error_response(
     status: int, message: str, code: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Build the response of an error."""
-    kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
-    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(status, kind)
-    error = {"message": message, "type": kind, "code": code or _CODES.get(status, "error")}
-    body = json.dumps({"error": error}, ensure_ascii=False).encode("utf-8", "replace")
+    body = json.dumps(error_body(status, message, code), ensure_ascii=False).encode("utf-8", "replace")
     return Response(body, status, headers, "application/json")
 
 

@@ -1,0 +1,268 @@
+"""Routes that generate text: `/generate`, and `/v1/completions` as in OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from homespun.serving.errors import ApiError, error_body, error_responses
+from homespun.serving.generation import GenerationWorkers, TextStream
+from homespun.serving.models import Models, ServedModel
+from homespun.serving.prediction import Body
+from homespun.serving.requests import body_schema, json_response, read_body, wait_for
+from homespun.serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from homespun.models.generation.settings import GenerationArguments
+
+_STREAM = "text/event-stream"
+_UNSUPPORTED = {  # fields of OpenAI's API, and the values that ask for nothing
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "logprobs": (None, 0),
+    "n": (None, 1),
+    "presence_penalty": (None, 0),
+    "suffix": (None, ""),
+}
+
+Stop = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
+
+
+class GenerateBody(Body):
+    """A prompt, and settings of generation; greedy without a setting of sampling."""
+
+    prompt: Annotated[str, Field(min_length=1, examples=["Revenue rose"])]
+    model: str | None = Field(default=None, description="name of the model; default: the first one")
+    stream: bool = Field(default=False, description="answer with server-sent events")
+    max_new_tokens: int = Field(default=50, ge=1, description="tokens to generate, at most")
+    temperature: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    top_k: int | None = Field(default=None, ge=1)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1, description="of sampling; default: drawn at random")
+    stop: Stop = Field(default=[], description="strings that end the text")
+
+
+class CompletionsBody(BaseModel):
+    """Body of ``/v1/completions`` of OpenAI's API; unknown fields are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    prompt: Annotated[
+        Annotated[str, Field(min_length=1)] | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)],
+        Field(examples=["Revenue rose"]),
+    ]
+    model: str | None = Field(default=None, description="name of the model; default: the first one")
+    max_tokens: int = Field(default=16, ge=1)
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False, description="0: greedy")
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
+    stop: str | Stop | None = None
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+
+
+class Generated(BaseModel):
+    """A generated text."""
+
+    model: str
+    text: str
+    tokens: int
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class _Text:
+    text: str
+    tokens: int
+    finish_reason: str
+
+
+def router(models: Models, settings: ServingSettings) -> APIRouter:
+    """Build the routes; the texts of a model are generated together, in one thread."""
+    workers: GenerationWorkers | None = None
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        nonlocal workers
+        workers = GenerationWorkers(settings.max_queue, lambda: app.state.traffic.draining)
+        yield
+        await workers.close()
+
+    routes = APIRouter(lifespan=lifespan)
+
+    async def start(
+        request: Request,
+        model: ServedModel,
+        prompts: Sequence[str],
+        stop: Sequence[str],
+        arguments: GenerationArguments,
+    ) -> list[TextStream]:
+        assert workers is not None
+        model.require("generate")
+        if (count := arguments["max_new_tokens"]) > settings.max_new_tokens:
+            raise ApiError(422, f"{count} tokens to generate, of at most {settings.max_new_tokens}")
+        if len(prompts) > settings.max_texts:
+            raise ApiError(413, f"{len(prompts)} prompts, of at most {settings.max_texts}; send several requests")
+        streams = (await workers.get(model)).submit(prompts, stop, arguments)
+        request.state.sizes = len(prompts), sum(stream.request.prompt_tokens for stream in streams)
+        return streams
+
+    async def complete(request: Request, streams: Sequence[TextStream]) -> list[_Text]:
+        future = asyncio.ensure_future(_collect(streams, settings.timeout_s))
+        return await wait_for(request, future, settings)
+
+    @routes.post(
+        "/generate",
+        summary="Generate text after a prompt, or from a text",
+        response_model=Generated,
+        responses=error_responses(404, 408, 409, 429, 504),
+        openapi_extra=body_schema(GenerateBody),
+    )
+    async def generate(request: Request) -> Response:
+        body = await read_body(request, GenerateBody, settings)
+        model = models.get(body.model)
+        chosen = body.model_dump(include={"temperature", "top_k", "top_p", "seed"}, exclude_none=True)
+        arguments = _arguments(body.max_new_tokens, chosen, sampled=bool(chosen))
+        streams = await start(request, model, [body.prompt], body.stop, arguments)
+        if not body.stream:
+            (text,) = await complete(request, streams)
+            return json_response({"model": model.name, **vars(text)})
+
+        async def events() -> AsyncIterator[str]:
+            async for piece in streams[0].pieces(settings.timeout_s):
+                end = {"tokens": streams[0].request.tokens, "finish_reason": piece.finish_reason}
+                yield _event({"text": piece.text} | (end if piece.finish_reason else {}))
+
+        return _streamed(events())
+
+    @routes.post(
+        "/v1/completions",
+        summary="Generate text after prompts, as OpenAI's API",
+        responses=error_responses(404, 408, 409, 429, 504),
+        openapi_extra=body_schema(CompletionsBody),
+    )
+    async def completions(request: Request) -> Response:
+        body = await read_body(request, CompletionsBody, settings)
+        for name, neutral in _UNSUPPORTED.items():
+            if (value := (body.model_extra or {}).get(name)) not in neutral:
+                raise ApiError(400, f"{name}={str(value)[:50]!r} is not supported; leave it out", "unsupported_value")
+        model = models.get(body.model)
+        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+        chosen = {"temperature": body.temperature, "top_p": body.top_p} if body.temperature else {}
+        if body.temperature and body.seed is not None:
+            chosen["seed"] = body.seed
+        arguments = _arguments(body.max_tokens, chosen, sampled=bool(chosen))
+        streams = await start(request, model, prompts, stop, arguments)
+        head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+        if not body.stream:
+            texts = await complete(request, streams)
+            choices = [_choice(n, one.text, one.finish_reason) for n, one in enumerate(texts)]
+            return json_response(head | {"choices": choices, "usage": _usage(streams)})
+        with_usage = (body.stream_options or {}).get("include_usage") is True
+
+        async def events() -> AsyncIterator[str]:
+            async for number, text, reason in _merge(streams, settings.timeout_s):
+                yield _event(head | {"choices": [_choice(number, text, reason)]})
+            if with_usage:
+                yield _event(head | {"choices": [], "usage": _usage(streams)})
+            yield "data: [DONE]\n\n"
+
+        return _streamed(events())
+
+    return routes
+
+
+def _arguments(most: int, chosen: dict[str, Any], *, sampled: bool) -> GenerationArguments:
+    arguments: GenerationArguments = {"max_new_tokens": most}
+    if sampled:
+        seed = chosen.pop("seed", None)
+        arguments |= {"do_sample": True, "seed": secrets.randbelow(2**31) if seed is None else seed, **chosen}  # type: ignore[typeddict-item]
+    return arguments
+
+
+async def _collect(streams: Sequence[TextStream], timeout: float) -> list[_Text]:
+    """Wait for the whole text of each stream."""
+    texts = []
+    try:
+        for stream in streams:
+            pieces = [piece async for piece in stream.pieces(timeout)]
+            reason = str(pieces[-1].finish_reason)
+            texts.append(_Text("".join(piece.text for piece in pieces), stream.request.tokens, reason))
+    finally:
+        for stream in streams:
+            stream.cancelled = True
+    return texts
+
+
+async def _merge(streams: Sequence[TextStream], timeout: float) -> AsyncIterator[tuple[int, str, str | None]]:
+    """Yield the pieces of several streams as they come, each with its number."""
+    found: asyncio.Queue[tuple[int, str, str | None] | Exception] = asyncio.Queue()
+
+    async def follow(number: int, stream: TextStream) -> None:
+        try:
+            async for piece in stream.pieces(timeout):
+                found.put_nowait((number, piece.text, piece.finish_reason))
+        except Exception as error:
+            found.put_nowait(error)
+
+    tasks = [asyncio.create_task(follow(number, stream)) for number, stream in enumerate(streams)]
+    unfinished = len(tasks)
+    try:
+        while unfinished:
+            one = await found.get()
+            if isinstance(one, Exception):
+                raise one
+            unfinished -= one[2] is not None
+            yield one
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _streamed(events: AsyncIterator[str]) -> StreamingResponse:
+    async def guarded() -> AsyncIterator[str]:
+        try:
+            async for event in events:
+                yield event
+        except ApiError as error:
+            yield _event(error_body(error.status_code, error.detail, error.code))
+        except Exception:
+            yield _event(error_body(500, "an internal error, which the log of the server describes"))
+            raise
+
+    return StreamingResponse(guarded(), media_type=_STREAM, headers={"Cache-Control": "no-store"})
+
+
+def _event(content: object) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+def _choice(number: int, text: str, reason: str | None) -> dict[str, object]:
+    return {"index": number, "text": text, "logprobs": None, "finish_reason": reason}
+
+
+def _usage(streams: Sequence[TextStream]) -> dict[str, int]:
+    prompt, new = (
+        sum(stream.request.prompt_tokens for stream in streams),
+        sum(stream.request.tokens for stream in streams),
+    )
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}

@@ -1,0 +1,147 @@
+"""Generated text over HTTP equals that of the model alone, whole and streamed, also by the client of OpenAI."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from fastapi.testclient import TestClient
+from served_models import server
+
+from conftest import Connect
+from homespun.serving.models import Models
+
+PROMPTS = ["The striker scored", "The bank lowered", "Butter, onions", "Goal"]
+
+
+def alone(models: Models, prompt: str, **arguments: Any) -> str:
+    ((text,),) = models.get("decoder").pipeline.generate([prompt], **arguments)
+    return text
+
+
+def events_of(client: TestClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    with client.stream("POST", path, json=body) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def test_texts_are_those_of_the_model_alone(client: TestClient, opened: Models) -> None:
+    found: dict[str, Any] = {}
+
+    def ask(prompt: str) -> None:
+        body = {"prompt": prompt, "model": "decoder", "max_new_tokens": 12}
+        found[prompt] = client.post("/generate", json=body).json()
+
+    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in PROMPTS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for prompt in PROMPTS:
+        assert found[prompt]["text"] == alone(opened, prompt, max_new_tokens=12)
+        assert found[prompt]["model"] == "decoder"
+        assert found[prompt]["finish_reason"] in ("stop", "length")
+
+
+def test_a_sampled_text_follows_its_seed_and_streams_in_pieces(client: TestClient, opened: Models) -> None:
+    body = {"prompt": "Goal", "model": "decoder", "max_new_tokens": 9, "temperature": 0.8, "top_p": 0.9, "seed": 5}
+    whole = client.post("/generate", json=body).json()
+    settings = {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "seed": 5}
+    assert whole["text"] == alone(opened, "Goal", max_new_tokens=9, **settings)
+    events = events_of(client, "/generate", body | {"stream": True})
+    assert "".join(event["text"] for event in events) == whole["text"]
+    assert events[-1]["finish_reason"] == whole["finish_reason"]
+    assert events[-1]["tokens"] == whole["tokens"]
+
+
+def test_an_encoder_decoder_generates(client: TestClient) -> None:
+    answer = client.post("/generate", json={"prompt": "Butter", "model": "summarizer", "max_new_tokens": 4}).json()
+    assert answer["tokens"] <= 4
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/generate", {"prompt": "a", "model": "classifier"}, 409, "predict"),
+        ("/generate", {"prompt": ""}, 422, "prompt"),
+        ("/generate", {"prompt": "a", "model": "decoder", "max_new_tokens": 513}, 422, "512"),
+        ("/generate", {"prompt": "a", "model": "decoder", "temperature": 0}, 422, "temperature"),
+        ("/generate", {"prompt": "a", "model": "decoder", "top_p": 2}, 422, "top_p"),
+        ("/generate", {"prompt": "goal " * 200, "model": "decoder"}, 422, "64"),
+        ("/generate", {"prompt": "a", "model": "decoder", "stop": [""]}, 422, "stop"),
+        ("/v1/completions", {"prompt": "a", "model": "decoder", "n": 3}, 400, "n="),
+        ("/v1/completions", {"prompt": "a", "model": "decoder", "logprobs": 2}, 400, "logprobs"),
+        ("/v1/completions", {"prompt": [], "model": "decoder"}, 422, "prompt"),
+        ("/v1/completions", {"prompt": "a", "model": "none"}, 404, "decoder"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused(
+    client: TestClient, path: str, body: dict[str, Any], status: int, words: str
+) -> None:
+    response = client.post(path, json=body)
+    assert response.status_code == status
+    assert words in response.json()["error"]["message"]
+
+
+def test_texts_beyond_the_queue_are_refused(connect: Connect) -> None:
+    client = connect(max_queue=2)
+    response = client.post("/v1/completions", json={"prompt": ["a", "b", "c"], "model": "decoder"})
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "1"
+    assert client.post("/v1/completions", json={"prompt": ["a", "b"], "model": "decoder"}).status_code == 200
+
+
+def test_a_failure_of_the_generator_is_one_answer(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, body = connect(), {"prompt": "a", "model": "decoder", "stream": True}
+    assert client.post("/generate", json=body | {"stream": False}).status_code == 200
+    with monkeypatch.context() as patch:
+        patch.setattr("homespun.inference.continuous.ContinuousGenerator.step", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            events_of(client, "/generate", body)
+    assert client.post("/generate", json=body | {"stream": False}).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def running(folders: dict[str, Path]) -> Iterator[openai.OpenAI]:
+    with server(f"decoder={folders['decoder']}") as one:
+        yield openai.OpenAI(base_url=f"{one.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.slow
+def test_the_client_of_openai_completes(running: openai.OpenAI, opened: Models) -> None:
+    expected = [alone(opened, prompt, max_new_tokens=8) for prompt in PROMPTS]
+    made = running.completions.create(model="decoder", prompt=PROMPTS, max_tokens=8, temperature=0, user="me")
+    assert [choice.text for choice in made.choices] == expected
+    assert made.usage is not None
+    assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
+    parts = [""] * len(PROMPTS)
+    usage = None
+    for chunk in running.completions.create(
+        model="decoder",
+        prompt=PROMPTS,
+        max_tokens=8,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    ):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            parts[choice.index] += choice.text
+    assert parts == expected
+    assert usage == made.usage
+    with pytest.raises(openai.BadRequestError, match="n="):
+        running.completions.create(model="decoder", prompt="a", n=2)
+
+
+@pytest.mark.slow
+def test_a_stream_that_is_left_ends(running: openai.OpenAI) -> None:
+    stream = running.completions.create(model="decoder", prompt="Goal", max_tokens=50, stream=True)
+    next(iter(stream))
+    stream.close()
+    made = running.completions.create(model="decoder", prompt="Goal", max_tokens=2, temperature=0)
+    assert made.choices[0].finish_reason in ("length", "stop")
