@@ -151,4 +151,4 @@ def _print_words(words: list[tuple[str, float]], as_json: bool) -> None:
 
 def _format_accuracy(score: Mapping[str, float | None]) -> str:
     accuracy = "-" if score["accuracy"] is None else f"{100 * score['accuracy']:.1f} %"
-    return f"{accuracy} on {score['covered']:,} of {score['questions']:,} questions"
+    return f"{accuracy}, {score['covered']:,} answered of {score['questions']:,} questions"

@@ -64,7 +64,7 @@ def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head:
             }
             (folder / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}; give another folder") from error
+        raise UserError(f"{out} cannot be written: {error.strerror}; give another folder") from error
     return report
 
 

@@ -86,12 +86,12 @@ def finetune(
     recipe = restore_settings(recipe, out, main=context.is_main) if resume else recipe
     inputs = read_inputs(recipe, start_from, vectors)
     leakage = find_leakage(inputs.task, inputs.largest) if context.is_main else {}
-    if warning := describe_leakage(leakage, tested=inputs.test is not None or recipe.folds is not None):
-        logger.warning("%s", warning)
+    if leakage_warning := describe_leakage(leakage, tested=inputs.test is not None or recipe.folds is not None):
+        logger.warning("%s", leakage_warning)
     # before the run directory is created, so that a mistake in the recipe leaves none
     first = None if resume else prepare_trial(recipe, inputs.trials[0], inputs.task, inputs.model.stored, display)
-    if first is not None and context.is_main and (dropped := dropped_head_warning(first.setup.export_model()[1])):
-        logger.warning("%s", dropped)
+    if first is not None and context.is_main and (head_warning := dropped_head_warning(first.setup.export_model()[1])):
+        logger.warning("%s", head_warning)
     run = create_run(out, recipe, inputs.identities, resume=resume, main=context.is_main)
     trained = _train_trials(recipe, inputs, run, first, display, resume=resume)
     if not context.is_main:

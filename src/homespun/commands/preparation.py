@@ -112,7 +112,7 @@ def tokenizer_folder(out: str | Path) -> Path:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder} is a file; give a new or empty folder")
     if folder.exists() and any(folder.iterdir()) and not (folder / "tokenizer.json").exists():
-        raise UserError(f"--out {folder} has files, but no tokenizer; give a new or empty folder")
+        raise UserError(f"{folder} has files, but no tokenizer; give --out a new or empty folder")
     return folder
 
 
