@@ -35,7 +35,7 @@ def main() -> None:
     class Server:
         pass
 
-    serve.run(Server.bind())
+    serve.run(Server.bind())  # type: ignore[attr-defined]
     print("serving at http://127.0.0.1:8000; stop with Ctrl-C", flush=True)
     while True:
         time.sleep(3600)
