@@ -1,6 +1,7 @@
 """``homespun fit``: the ladder in small, what it leaves, predict and evaluate of every kind of model, refusals."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from huggingface_hub import ModelCard
 
 from homespun.cli import app
 from homespun.errors import UserError
-from homespun.fitting import candidates, ladder
+from homespun.fitting import candidates, ladder, networks
 from homespun.fitting.candidates import Clock, average_candidate, candidate, fit_linear_model
 from homespun.fitting.card import write_card
 from homespun.fitting.inspection import inspect
 from homespun.fitting.networks import declared_pooling, fit_frozen, open_source
+from homespun.fitting.results import FitSettings
+from homespun.report.console import Display
 from homespun.tasks.text_models import measure, open_text_model, save_text_model
 
 
@@ -139,6 +142,20 @@ def test_a_stopped_fit_keeps_its_finished_candidates(
     result = world.run(*words, "--resume")
     assert not calls
     assert [one["name"] for one in result["candidates"]] == ["constant", "linear", "frozen-1", "average"]
+
+
+@pytest.mark.parametrize(("rate", "length"), [(2.0, 256), (1.0, 128), (0.5, 64), (0.1, 256)])
+def test_inputs_are_shortened_until_an_epoch_fits(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float, length: int
+) -> None:
+    inspection = inspect([str(world.train)], [str(world.test)])
+    monkeypatch.setattr(networks, "_measure_rate", lambda stored, inspection, length: rate * 256 / length)
+    monkeypatch.setattr(ladder, "_MIN_NETWORK", 1.0)
+    source = replace(open_source(str(world.base), inspection), length=256, texts_per_second=rate)
+    examples = 4.6 * len(inspection.train) + 3.9 * len(inspection.validation) + 2.6 * len(inspection.test)
+    settings = FitSettings(train=[str(world.train)], seconds=10.0)
+    made = ladder.Ladder(inspection, tmp_path, settings, [source], Display(json=True), 0.0)
+    assert made._affordable(source, 0.6 * examples).length == length
 
 
 def test_a_time_too_short_for_a_network_still_gives_the_linear_model(world: World, tmp_path: Path) -> None:

@@ -26,12 +26,14 @@ from homespun.fitting.card import CARD
 from homespun.fitting.inspection import Inspection
 from homespun.fitting.networks import (
     MIN_CHARACTERS,
+    MIN_LENGTH,
     Source,
     distil_student,
     finetune_source,
     fit_frozen,
     open_source,
     pretrain_on,
+    shorten,
     texts_to_read,
     write_parts,
 )
@@ -118,12 +120,15 @@ class Ladder:
 
     def _from_checkpoint(self, source: Source, number: int, seconds: float) -> None:
         name = Path(source.path).name or source.path
-        texts = len(self.inspection.train) + len(self.inspection.validation)
-        frozen = 1.3 * texts / source.texts_per_second
-        self.display.line(
-            f"{name}: inputs of {source.length} tokens, which hold 95 % of the training texts or are the most that is "
-            f"read; {source.texts_per_second:.0f} texts/s"
+        longest = source.length
+        source = self._affordable(source, seconds)
+        frozen = self._embedding(source)
+        reason = (
+            "which hold 95 % of the training texts or are the most that is read"
+            if source.length == longest
+            else f"as {longest} leave no time for an epoch"
         )
+        self.display.line(f"{name}: inputs of {source.length} tokens, {reason}; {source.texts_per_second:.0f} texts/s")
         if source.tokens_per_word > _MANY_TOKENS:
             self.display.line(
                 f"warning: {name} splits a word into {source.tokens_per_word:.1f} tokens, as a model of other texts "
@@ -145,8 +150,7 @@ class Ladder:
             )
         source = replace(source, texts_per_second=rate)  # of all texts, where the first measurement was of few
         seconds -= time.monotonic() - started + 2 * self.evaluation(source)  # for the frozen and the fine-tuned one
-        # forward and backward pass cost three times a prediction, and the network needs one epoch at least
-        epoch = 3.3 * len(self.inspection.train) / rate
+        epoch = self._epoch(source)
         if seconds < max(_MIN_NETWORK, epoch):
             self._skip(
                 f"{name}, fine-tuned: an epoch takes about {formats.duration(epoch)}, and "
@@ -168,6 +172,25 @@ class Ladder:
                 display=self.display,
             ),
         )
+
+    def _embedding(self, source: Source) -> float:
+        """Seconds of a frozen encoder for the training and validation examples."""
+        return 1.3 * (len(self.inspection.train) + len(self.inspection.validation)) / source.texts_per_second
+
+    def _epoch(self, source: Source) -> float:
+        """Seconds of an epoch: forward and backward pass cost three times a prediction."""
+        return 3.3 * len(self.inspection.train) / source.texts_per_second
+
+    def _affordable(self, source: Source, seconds: float) -> Source:
+        """Shorten the inputs until the frozen encoder and an epoch of fine-tuning fit; unchanged if they never do."""
+        shorter = source
+        while (
+            self._embedding(shorter) + 2 * self.evaluation(shorter) + max(_MIN_NETWORK, self._epoch(shorter)) > seconds
+        ):
+            if shorter.length <= MIN_LENGTH:
+                return source
+            shorter = shorten(shorter, self.inspection)
+        return shorter
 
     def _run(self, name: str) -> Path:
         """Run folder of a fine-tuned candidate."""

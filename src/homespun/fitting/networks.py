@@ -39,7 +39,7 @@ from homespun.tasks.regression import RegressionTask
 from homespun.tasks.text_outputs import measure_outputs, targets_of
 from homespun.tasks.texts import LabelledText, TextsData, rows_of
 
-MAX_LENGTH = 256  # tokens of a text that a network reads
+MIN_LENGTH, MAX_LENGTH = 64, 256  # tokens of a text that a network reads; fewer where its texts are shorter
 MIN_CHARACTERS = 20_000  # of text, without which a network is not pretrained
 _VOCABULARY = 8_000
 _CHARACTERS_PER_TOKEN = 150  # of text for each entry of a new vocabulary
@@ -97,13 +97,24 @@ def open_source(path: str, inspection: Inspection) -> Source:
     tokens = pieces + 3
     longest = min(MAX_LENGTH, stored.config.backbone.max_position_embeddings)
     length = int(np.clip(8 * np.ceil(np.percentile(tokens, 95) / 8), 16, longest))
-    data = inspection.data_for(length)
-    few = sample[:_MEASURED_TEXTS]
-    pooled(stored, data, few[:8])
+    rate, words = _measure_rate(stored, inspection, length), sum(len(text.split()) for text in texts)
+    return Source(path, stored, length, rate, float(pieces.sum()) / max(1, words))
+
+
+def shorten(source: Source, inspection: Inspection) -> Source:
+    """Return the source with inputs of half the length, at least `MIN_LENGTH` tokens, and its rate."""
+    length = max(MIN_LENGTH, source.length // 2)
+    return dataclasses.replace(source, length=length, texts_per_second=_measure_rate(source.stored, inspection, length))
+
+
+def _measure_rate(stored: ModelBundle, inspection: Inspection, length: int) -> float:
+    """Measure the texts a second of the vectors of a few training texts."""
+    data, few = inspection.data_for(length), inspection.train[:: max(1, len(inspection.train) // _MEASURED_TEXTS)]
+    few = few[:_MEASURED_TEXTS]
+    pooled(stored, data, few[:8])  # the first pass is slower
     start = time.perf_counter()
     pooled(stored, data, few)
-    rate, words = len(few) / (time.perf_counter() - start), sum(len(text.split()) for text in texts)
-    return Source(path, stored, length, rate, float(pieces.sum()) / max(1, words))
+    return len(few) / (time.perf_counter() - start)
 
 
 def pooled(stored: ModelBundle, data: TextsData, examples: Sequence[LabelledText]) -> dict[str, NDArray[np.float32]]:
