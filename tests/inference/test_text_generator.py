@@ -139,7 +139,7 @@ def test_what_the_verbs_refuse(folder: Path, tmp_path: Path) -> None:
         (): "give either --prompt TEXT, or --input FILE",
         ("--prompt", "a", "--max-new-tokens", "0"): "max_new_tokens",
         ("--input", str(file)): "--input needs --out",
-        ("--prompt", "a", "--out", str(tmp_path / "o.jsonl")): "--out is for --input",
+        ("--prompt", "a", "--out", str(tmp_path / "o.jsonl")): "--out needs --input",
         ("--prompt", "a", "--min-new-tokens", "7", "--max-new-tokens", "5"): "minimum of 7 new tokens",
         ("--prompt", "a", "--num-beams", "2", "--length-penalty", "nan"): "length_penalty",
         ("--prompt", "a", "--length-penalty", "2"): "length_penalty needs num_beams of at least 2",

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 from fastapi.testclient import TestClient
 from served_models import server
 
-from conftest import Connect
 from homespun.serving.models import Models
 
 PROMPTS = ["The striker scored", "The bank lowered", "Butter, onions", "Goal"]
@@ -59,6 +58,12 @@ def test_a_sampled_text_follows_its_seed_and_streams_in_pieces(client: TestClien
     assert events[-1]["tokens"] == whole["tokens"]
 
 
+@pytest.mark.parametrize("temperature", [0, 1e-300])
+def test_a_temperature_near_0_is_greedy(client: TestClient, opened: Models, temperature: float) -> None:
+    body = {"prompt": "Goal", "model": "decoder", "max_new_tokens": 6, "temperature": temperature, "seed": 1}
+    assert client.post("/generate", json=body).json()["text"] == alone(opened, "Goal", max_new_tokens=6)
+
+
 def test_an_encoder_decoder_generates(client: TestClient) -> None:
     answer = client.post("/generate", json={"prompt": "Butter", "model": "summarizer", "max_new_tokens": 4}).json()
     assert answer["tokens"] <= 4
@@ -70,7 +75,7 @@ def test_an_encoder_decoder_generates(client: TestClient) -> None:
         ("/generate", {"prompt": "a", "model": "classifier"}, 409, "predict"),
         ("/generate", {"prompt": ""}, 422, "prompt"),
         ("/generate", {"prompt": "a", "model": "decoder", "max_new_tokens": 513}, 422, "512"),
-        ("/generate", {"prompt": "a", "model": "decoder", "temperature": 0}, 422, "temperature"),
+        ("/generate", {"prompt": "a", "model": "decoder", "temperature": -1}, 422, "temperature"),
         ("/generate", {"prompt": "a", "model": "decoder", "top_p": 2}, 422, "top_p"),
         ("/generate", {"prompt": "goal " * 200, "model": "decoder"}, 422, "64"),
         ("/generate", {"prompt": "a", "model": "decoder", "stop": [""]}, 422, "stop"),
@@ -88,7 +93,7 @@ def test_what_cannot_be_generated_is_refused(
     assert words in response.json()["error"]["message"]
 
 
-def test_texts_beyond_the_queue_are_refused(connect: Connect) -> None:
+def test_texts_beyond_the_queue_are_refused(connect: Callable[..., TestClient]) -> None:
     client = connect(max_queue=2)
     response = client.post("/v1/completions", json={"prompt": ["a", "b", "c"], "model": "decoder"})
     assert response.status_code == 429
@@ -96,7 +101,9 @@ def test_texts_beyond_the_queue_are_refused(connect: Connect) -> None:
     assert client.post("/v1/completions", json={"prompt": ["a", "b"], "model": "decoder"}).status_code == 200
 
 
-def test_a_failure_of_the_generator_is_one_answer(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_generator_is_one_answer(
+    connect: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
     client, body = connect(), {"prompt": "a", "model": "decoder", "stream": True}
     assert client.post("/generate", json=body | {"stream": False}).status_code == 200
     with monkeypatch.context() as patch:

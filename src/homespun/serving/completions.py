@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from homespun.models.generation.settings import GenerationArguments
 
 _STREAM = "text/event-stream"
+_GREEDY = 1e-4  # temperature below which scores overflow, and the most probable token is the only one
 _UNSUPPORTED = {  # fields of OpenAI's API, and the values that ask for nothing
     "best_of": (None, 1),
     "echo": (None, False),
@@ -48,7 +49,7 @@ class GenerateBody(Body):
     model: str | None = Field(default=None, description="name of the model; default: the first one")
     stream: bool = Field(default=False, description="answer with server-sent events")
     max_new_tokens: int = Field(default=50, ge=1, description="tokens to generate, at most")
-    temperature: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="0: greedy")
     top_k: int | None = Field(default=None, ge=1)
     top_p: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1, description="of sampling; default: drawn at random")
@@ -135,7 +136,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         body = await read_body(request, GenerateBody, settings)
         model = models.get(body.model)
         chosen = body.model_dump(include={"temperature", "top_k", "top_p", "seed"}, exclude_none=True)
-        arguments = _arguments(body.max_new_tokens, chosen, sampled=bool(chosen))
+        arguments = _arguments(body.max_new_tokens, chosen)
         streams = await start(request, model, [body.prompt], body.stop, arguments)
         if not body.stream:
             (text,) = await complete(request, streams)
@@ -162,10 +163,8 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         model = models.get(body.model)
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        chosen = {"temperature": body.temperature, "top_p": body.top_p} if body.temperature else {}
-        if body.temperature and body.seed is not None:
-            chosen["seed"] = body.seed
-        arguments = _arguments(body.max_tokens, chosen, sampled=bool(chosen))
+        chosen = body.model_dump(include={"temperature", "top_p", "seed"}, exclude_none=True)
+        arguments = _arguments(body.max_tokens, chosen)
         streams = await start(request, model, prompts, stop, arguments)
         head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -191,11 +190,11 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
     return routes
 
 
-def _arguments(most: int, chosen: dict[str, Any], *, sampled: bool) -> GenerationArguments:
+def _arguments(most: int, sampling: dict[str, Any]) -> GenerationArguments:
+    """Return settings of generation: greedy without settings of sampling, or at a temperature near 0."""
     arguments: GenerationArguments = {"max_new_tokens": most}
-    if sampled:
-        seed = chosen.pop("seed", None)
-        arguments |= {"do_sample": True, "seed": secrets.randbelow(2**31) if seed is None else seed, **chosen}  # type: ignore[typeddict-item]
+    if sampling and sampling.get("temperature", 1.0) >= _GREEDY:
+        arguments |= {"do_sample": True, "seed": secrets.randbelow(2**31), **sampling}  # type: ignore[typeddict-item]
     return arguments
 
 
