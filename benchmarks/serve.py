@@ -50,7 +50,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     texts = _texts(options.data / "ag_news" / "train.csv.gz")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _write_model(folder, texts)
+        tokens = _write_model(folder, texts)
         found: dict[str, list[dict[str, float]]] = {server: [] for server in options.servers}
         for _ in range(options.rounds):
             for server in options.servers:
@@ -63,7 +63,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
         if {"ours", peer} <= result.keys()
     }
     settings = {"clients": options.clients, "seconds": options.seconds, "rounds": options.rounds}
-    return {**settings, "tokens_per_text": _mean_tokens(texts), **result, "ratios": ratios}
+    return {**settings, "tokens_per_text": tokens, **result, "ratios": ratios}
 
 
 def _texts(path: Path) -> list[str]:
@@ -74,12 +74,8 @@ def _texts(path: Path) -> list[str]:
         return [f"{title} {description}" for _, title, description, *_ in rows]
 
 
-def _mean_tokens(texts: Sequence[str]) -> float:
-    return round(float(np.mean([len(text) / 4 for text in texts])), 1)
-
-
-def _write_model(folder: Path, texts: Sequence[str]) -> None:
-    """Write a random classifier as transformers does, with a tokenizer of the texts."""
+def _write_model(folder: Path, texts: Sequence[str]) -> float:
+    """Write a random classifier as transformers does, with a tokenizer of the texts; returns their mean tokens."""
     from transformers import BertConfig, BertForSequenceClassification
 
     from homespun.text.tokenizer import Tokenizer
@@ -96,6 +92,7 @@ def _write_model(folder: Path, texts: Sequence[str]) -> None:
     )
     BertForSequenceClassification(config).save_pretrained(folder)
     tokenizer.for_transformers().save(folder)
+    return round(float(np.mean([len(ids) for ids in tokenizer.encode_batch(texts)])), 1)
 
 
 @contextmanager
