@@ -204,6 +204,27 @@ def test_a_long_prompt_is_read_in_parts_between_steps(monkeypatch: pytest.Monkey
         assert texts[request] == alone(bundle, prompt, (), arguments)[0]
 
 
+def test_prompts_that_fail_or_are_cancelled_are_not_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homespun.inference.continuous, "_PROMPT_TOKENS", 8)
+    bundle = build("gpt2")
+    generator = continuous(bundle)
+    generator.add(long := generator.request(TEXTS[0]))
+    generator.step()
+    long.end("cancelled")
+    assert generator.step() == []
+    assert not generator.requests
+    generator.add(failing := generator.request(TEXTS[0]))
+    generator.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(bundle.model.backbone.layers[1], "forward", None)  # after the cache of the first layer
+        with pytest.raises(TypeError):
+            generator.step()
+    failing.end("cancelled")
+    generator.add(request := generator.request("Small", max_new_tokens=5))
+    text = "".join(piece for _ in range(5) for _, piece in generator.step())
+    assert (text, request.tokens) == alone(bundle, "Small", (), {"max_new_tokens": 5})
+
+
 def test_refusals() -> None:
     bundle = build("gpt2")
     generator = continuous(bundle)

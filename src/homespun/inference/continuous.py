@@ -175,11 +175,11 @@ class ContinuousGenerator:
                     break
                 requests.append(self._waiting.popleft())
             self._reading = _Reading(requests, RaggedSteps(self._writer))
-        reading = self._reading
+        reading, self._reading = self._reading, None  # a failure removes its prompts
         hidden = reading.read(_PROMPT_TOKENS)
         if hidden is None:
+            self._reading = reading
             return []
-        self._reading = None
         self._steps.join(reading.steps)
         self._rows += reading.requests
         return _take(reading.requests, self._writer.logits(hidden))
@@ -205,6 +205,8 @@ class ContinuousGenerator:
                 self._rows[row] = self._rows[-1]
                 self._rows.pop()
         self._single = {request: steps for request, steps in self._single.items() if request.finish_reason is None}
+        if self._reading is not None and all(request.finish_reason for request in self._reading.requests):
+            self._reading = None
 
 
 @dataclass
