@@ -1,8 +1,8 @@
 """Throughput and latency of `homespun serve` under 64 clients, beside FastAPI around a pipeline of transformers.
 
 Each server is a process with the same random BERT of 4 layers and width 256; they take turns. The clients are another
-process: each sends one text of AG News, waits for the answer, and sends the next. Latencies are those of the
-clients; processor time is that of the server, which work of others on the machine stretches less.
+process: each sends one text of AG News, waits for the answer, and sends the next. The clients measure
+latency; processor time is the server's, which other work on the machine stretches less.
 """
 
 from __future__ import annotations

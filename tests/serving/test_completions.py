@@ -1,4 +1,4 @@
-"""Generated text over HTTP equals that of the model alone, whole and streamed, also by the client of OpenAI."""
+"""Text over HTTP equals the text of the model for each prompt alone, whole and streamed, also by OpenAI's client."""
 
 import json
 import threading

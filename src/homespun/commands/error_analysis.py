@@ -132,7 +132,7 @@ def summarize_leakage(
                     )
                 )
         for trial, folder in runs:
-            # a subset of the examples differs between seeds; only that of the first seed was compared
+            # a subset of the examples differs between seeds; only the first seed's was compared
             if trial.training == first.training:
                 scores.append(_example_scores(folder / PREDICTIONS / "model.jsonl"))
                 seen.append(np.isin(np.arange(len(scores[-1])), one.rows))

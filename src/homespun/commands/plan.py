@@ -57,7 +57,7 @@ def plan(
 
     Args:
         recipe: see `homespun.commands.recipe.load_recipe`. Without a corpus, pretraining is planned on random text.
-        memory: limit of the peak memory in bytes, or a string such as ``"12GB"``; default: that of the recipe.
+        memory: limit of the peak memory in bytes, or a string such as ``"12GB"``; default: the recipe's.
         time: budget in seconds, or a string such as ``"10h"``.
         tokens: budget in tokens, or a string such as ``"10M"``.
         steps: budget in optimizer steps, or a string such as ``"250k"``.

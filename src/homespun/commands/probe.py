@@ -1,7 +1,7 @@
 """Measurement of a few training steps in a new process: ``python -m homespun.commands.probe``.
 
 The process reads a `ProbeJob` as JSON from standard input and prints a `ProbeResult`. It does nothing else, so that its
-peak memory is that of the steps. A `UserError` is the last line of standard error, with exit code 2.
+peak memory is of the steps alone. A `UserError` is the last line of standard error, with exit code 2.
 """
 
 from __future__ import annotations

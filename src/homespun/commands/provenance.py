@@ -165,7 +165,7 @@ def _seed(tree: Mapping[str, object], section: str, key: str) -> int | None:
 
 
 def _write_split_seed(run: Path, seed: int) -> None:
-    """Write the seed to the configs of a run and its trials; last to that of the run, which a resumed run reads."""
+    """Write the seed to the configs of a run and its trials; last to the run's, which a resumed run reads."""
     for path in (*sorted(run.glob("trials/*/config.yaml")), run / "config.yaml"):
         tree = read_yaml(path)
         data = tree.get("data")

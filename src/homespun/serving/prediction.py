@@ -54,7 +54,7 @@ class EmbeddingsBody(BaseModel):
     input: Annotated[str | Annotated[list[str], Field(min_length=1)], Field(examples=["a text"])]
     model: str | None = Field(default=None, description="name of the model; default: the first one")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(default=None, gt=0, description="must be that of the model")
+    dimensions: int | None = Field(default=None, gt=0, description="must be the size of the model's vectors")
 
 
 class Predictions(BaseModel):

@@ -10,7 +10,7 @@ from homespun.errors import UserError
 
 
 def name_models(arguments: Sequence[str]) -> dict[str, str]:
-    """Read ``MODEL`` or ``NAME=MODEL`` each; the default name is that of the folder.
+    """Read ``MODEL`` or ``NAME=MODEL`` each; the default name is the folder's.
 
     Raises:
         UserError: there is no such model, or two have the same name.
