@@ -8,7 +8,6 @@ log-likelihood by the forward-backward algorithm, prediction is by the Viterbi a
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,14 +17,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from homespun.config import Config, validate
 from homespun.data.labels import Labels
 from homespun.errors import UserError
-from homespun.io.atomic import file_digest
 from homespun.io.json import read_object
+from homespun.io.weights import load_weights, save_weights
 from homespun.metrics.sequence_labels import are_entities
 
 if TYPE_CHECKING:
@@ -165,14 +162,12 @@ class Crf:
             "weights": self.weights,
             "transitions": self.transitions,
         }
-        save_file(tensors, folder / WEIGHTS)
         description = {
             "format": FORMAT,
             "labels": self.labels.to_dict(),
             "task": dict(self.task),
-            "weights": file_digest(folder / WEIGHTS),
         }
-        (folder / DESCRIPTION).write_text(json.dumps(description, ensure_ascii=False) + "\n", encoding="utf-8")
+        save_weights(folder / WEIGHTS, tensors, description)
 
     @classmethod
     def load(cls, folder: Path) -> Crf:
@@ -183,12 +178,7 @@ class Crf:
         """
         path = folder / DESCRIPTION
         stored = validate(_Stored, read_object(path), source=str(path))
-        try:
-            if file_digest(folder / WEIGHTS) != stored.weights:
-                raise UserError(f"{folder / WEIGHTS} was altered: its digest does not match; fit the model again")
-            tensors = load_file(folder / WEIGHTS)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+        tensors = load_weights(folder / WEIGHTS, stored.weights)
         labels = Labels.from_dict(stored.labels)
         features, tags = len(tensors["keys"]) if "keys" in tensors else 0, len(labels)
         shapes = {"keys": (features,), "weights": (features, tags), "transitions": (tags + 1, tags + 1)}

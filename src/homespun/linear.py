@@ -6,7 +6,6 @@ temperature from cross-validation, numbers by ridge regression.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,15 +13,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from homespun.config import Config, validate
 from homespun.data.labels import Labels
 from homespun.data.splits import stratified_order
 from homespun.errors import UserError
-from homespun.io.atomic import file_digest
 from homespun.io.json import read_object
+from homespun.io.weights import load_weights, save_weights
 from homespun.metrics.calibration import find_temperature
 from homespun.ngrams import (
     CHARACTERS,
@@ -111,7 +108,6 @@ class LinearModel:
         """Write ``linear.safetensors`` and ``linear.json`` into an existing folder."""
         tensors: dict[str, NDArray[np.float32] | Floats] = {"weights": self.weights, "biases": self.biases}
         tensors |= {f"idf.{i}": v.idf for i, v in enumerate(self.vectorizers)}
-        save_file(tensors, folder / WEIGHTS)
         description = {
             "format": FORMAT,
             "ngrams": [block.model_dump(mode="json") for block in self.ngrams],
@@ -120,9 +116,8 @@ class LinearModel:
             "bounds": self.bounds,
             "pairs": self.pairs,
             "task": dict(self.task),
-            "weights": file_digest(folder / WEIGHTS),
         }
-        (folder / DESCRIPTION).write_text(json.dumps(description, ensure_ascii=False) + "\n", encoding="utf-8")
+        save_weights(folder / WEIGHTS, tensors, description)
 
     @classmethod
     def load(cls, folder: Path) -> LinearModel:
@@ -133,12 +128,7 @@ class LinearModel:
         """
         path = folder / DESCRIPTION
         stored = validate(_Stored, read_object(path), source=str(path))
-        try:
-            if file_digest(folder / WEIGHTS) != stored.weights:
-                raise UserError(f"{folder / WEIGHTS} was altered: its digest does not match; fit the model again")
-            tensors = load_file(folder / WEIGHTS)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+        tensors = load_weights(folder / WEIGHTS, stored.weights)
         labels = None if stored.labels is None else Labels.from_dict(stored.labels)
         outputs = 1 if labels is None else len(labels)
         sizes = [len(vocabulary) for vocabulary in stored.vocabularies]
