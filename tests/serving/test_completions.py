@@ -1,8 +1,9 @@
 """Text over HTTP equals the text of the model for each prompt alone, whole and streamed, also by OpenAI's client."""
 
+import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 from served_models import server
 
+from homespun.serving.completions import _EventStream
+from homespun.serving.generation import GenerationWorker, TextStream
 from homespun.serving.models import Models
 
 PROMPTS = ["The striker scored", "The bank lowered", "Butter, onions", "Goal"]
@@ -111,6 +114,35 @@ def test_a_failure_of_the_generator_is_one_answer(
         with pytest.raises(ZeroDivisionError):
             events_of(client, "/generate", body)
     assert client.post("/generate", json=body | {"stream": False}).status_code == 200
+
+
+def test_a_response_that_never_began_ends_its_text(opened: Models) -> None:
+    made: list[TextStream] = []
+
+    async def go() -> None:
+        model = opened.get("decoder")
+        worker = GenerationWorker(model, 4, lambda: False)
+        made.extend(worker.submit(["Goal"], [], {"max_new_tokens": 50}))
+        response = _EventStream(aiter_of([]), made)
+        with pytest.raises(asyncio.CancelledError):
+            await response({"type": "http", "asgi": {"spec_version": "2.4"}}, cancelled, cancelled)
+        for _ in range(200):
+            if not worker.busy:
+                break
+            await asyncio.sleep(0.01)
+        assert not worker.busy
+        worker.close()
+
+    async def cancelled(*_: object) -> dict[str, Any]:
+        raise asyncio.CancelledError
+
+    async def aiter_of(events: list[str]) -> AsyncIterator[str]:
+        for event in events:
+            yield event
+
+    asyncio.run(go())
+    assert made[0].cancelled
+    assert made[0].request.tokens < 50
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Receive, Scope, Send
 
 from homespun.serving.errors import ApiError, error_body, error_responses
 from homespun.serving.generation import GenerationWorkers, TextStream
@@ -122,8 +123,10 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         return streams
 
     async def complete(request: Request, streams: Sequence[TextStream]) -> list[_Text]:
-        future = asyncio.ensure_future(_collect(streams, settings.timeout_s))
-        return await wait_for(request, future, settings)
+        try:
+            return await wait_for(request, asyncio.ensure_future(_collect(streams, settings.timeout_s)), settings)
+        finally:
+            _cancel(streams)
 
     @routes.post(
         "/generate",
@@ -147,7 +150,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
                 end = {"tokens": streams[0].request.tokens, "finish_reason": piece.finish_reason}
                 yield _event({"text": piece.text} | (end if piece.finish_reason else {}))
 
-        return _streamed(events())
+        return _EventStream(events(), streams)
 
     @routes.post(
         "/v1/completions",
@@ -185,7 +188,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
                 yield _event(head | {"choices": [], "usage": _usage(streams)})
             yield "data: [DONE]\n\n"
 
-        return _streamed(events())
+        return _EventStream(events(), streams)
 
     return routes
 
@@ -201,14 +204,10 @@ def _arguments(most: int, sampling: dict[str, Any]) -> GenerationArguments:
 async def _collect(streams: Sequence[TextStream], timeout: float) -> list[_Text]:
     """Wait for the whole text of each stream."""
     texts = []
-    try:
-        for stream in streams:
-            pieces = [piece async for piece in stream.pieces(timeout)]
-            reason = str(pieces[-1].finish_reason)
-            texts.append(_Text("".join(piece.text for piece in pieces), stream.request.tokens, reason))
-    finally:
-        for stream in streams:
-            stream.cancelled = True
+    for stream in streams:
+        pieces = [piece async for piece in stream.pieces(timeout)]
+        reason = str(pieces[-1].finish_reason)
+        texts.append(_Text("".join(piece.text for piece in pieces), stream.request.tokens, reason))
     return texts
 
 
@@ -237,18 +236,35 @@ async def _merge(streams: Sequence[TextStream], timeout: float) -> AsyncIterator
             task.cancel()
 
 
-def _streamed(events: AsyncIterator[str]) -> StreamingResponse:
-    async def guarded() -> AsyncIterator[str]:
-        try:
-            async for event in events:
-                yield event
-        except ApiError as error:
-            yield _event(error_body(error.status_code, error.detail, error.code))
-        except Exception:
-            yield _event(error_body(500, "an internal error, which the log of the server describes"))
-            raise
+class _EventStream(StreamingResponse):
+    """Server-sent events of texts; they end with the response, also if it is cancelled before its first event."""
 
-    return StreamingResponse(guarded(), media_type=_STREAM, headers={"Cache-Control": "no-store"})
+    def __init__(self, events: AsyncIterator[str], streams: Sequence[TextStream]) -> None:
+        super().__init__(_with_errors(events), media_type=_STREAM, headers={"Cache-Control": "no-store"})
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _cancel(self._streams)
+
+
+async def _with_errors(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Yield events; an error is the last one."""
+    try:
+        async for event in events:
+            yield event
+    except ApiError as error:
+        yield _event(error_body(error.status_code, error.detail, error.code))
+    except Exception:
+        yield _event(error_body(500, "an internal error, which the log of the server describes"))
+        raise
+
+
+def _cancel(streams: Sequence[TextStream]) -> None:
+    for stream in streams:
+        stream.cancelled = True
 
 
 def _event(content: object) -> str:

@@ -34,7 +34,7 @@ class TextStream:
 
     Attributes:
         request: the text in the generator.
-        cancelled: its client has gone.
+        cancelled: nobody waits for it; set by the request when it ends.
     """
 
     request: GenerationRequest
@@ -50,24 +50,21 @@ class TextStream:
             self.cancelled = True
 
     async def pieces(self, timeout: float) -> AsyncIterator[Piece]:
-        """Yield pieces until the end; leaving early cancels the text.
+        """Yield pieces until the end.
 
         Raises:
-            ApiError: no piece came within ``timeout`` seconds (504), or the server is closing (503).
+            ApiError: no piece came within ``timeout`` seconds (504).
         """
-        try:
-            while True:
-                try:
-                    piece = await asyncio.wait_for(self._pieces.get(), timeout)
-                except TimeoutError:
-                    raise ApiError(504, f"no text within {timeout:g} s; try again later") from None
-                if isinstance(piece, Exception):
-                    raise piece
-                yield piece
-                if piece.finish_reason is not None:
-                    return
-        finally:
-            self.cancelled = True
+        while True:
+            try:
+                piece = await asyncio.wait_for(self._pieces.get(), timeout)
+            except TimeoutError:
+                raise ApiError(504, f"no text within {timeout:g} s; try again later") from None
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+            if piece.finish_reason is not None:
+                return
 
 
 class GenerationWorker:
