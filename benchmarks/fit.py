@@ -12,6 +12,7 @@ fastText's search; differences have a paired permutation test over the test rows
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 import time
@@ -49,7 +50,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
         folder = options.out / name
         folder.mkdir(parents=True, exist_ok=True)
         for part, rows in (("train", train), ("test", test)):
-            rows.to_csv(folder / f"{part}.csv", index=False)
+            rows.to_csv(folder / f"{part}.csv", index=False, quoting=csv.QUOTE_ALL)  # pandas leaves lone "\r" bare
         start = time.perf_counter()
         fitted = homespun.fit(
             [str(folder / "train.csv")],

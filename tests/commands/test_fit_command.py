@@ -144,8 +144,8 @@ def test_a_stopped_fit_keeps_its_finished_candidates(
     assert [one["name"] for one in result["candidates"]] == ["constant", "linear", "frozen-1", "average"]
 
 
-@pytest.mark.parametrize(("rate", "length"), [(2.0, 256), (1.0, 128), (0.5, 64), (0.1, 256)])
-def test_inputs_are_shortened_until_an_epoch_fits(
+@pytest.mark.parametrize(("rate", "length"), [(2.0, 256), (1.0, 128), (0.5, 64), (0.4, 128), (0.2, 64), (0.1, 256)])
+def test_inputs_are_shortened_until_an_epoch_or_the_frozen_encoder_fits(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float, length: int
 ) -> None:
     inspection = inspect([str(world.train)], [str(world.test)])

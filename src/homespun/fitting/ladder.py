@@ -126,7 +126,7 @@ class Ladder:
         reason = (
             "which hold 95 % of the training texts or are the most that is read"
             if source.length == longest
-            else f"as {longest} leave no time for an epoch"
+            else f"as {longest} leave no time to train"
         )
         self.display.line(f"{name}: inputs of {source.length} tokens, {reason}; {source.texts_per_second:.0f} texts/s")
         if source.tokens_per_word > _MANY_TOKENS:
@@ -142,7 +142,7 @@ class Ladder:
             model, rate = fit_frozen(source, self.inspection)
             return model
 
-        if frozen <= (available := seconds - 2 * self.evaluation(source)):
+        if frozen <= (available := seconds - self.evaluation(source)):
             self._rung(f"frozen-{number}", f"{name}, frozen, with a linear classifier", frozen, fit)
         else:
             self._skip(
@@ -182,15 +182,20 @@ class Ladder:
         return 3.3 * len(self.inspection.train) / source.texts_per_second
 
     def _affordable(self, source: Source, seconds: float) -> Source:
-        """Shorten the inputs until the frozen encoder and an epoch of fine-tuning fit; unchanged if they never do."""
-        shorter = source
-        while (
-            self._embedding(shorter) + 2 * self.evaluation(shorter) + max(_MIN_NETWORK, self._epoch(shorter)) > seconds
-        ):
-            if shorter.length <= MIN_LENGTH:
-                return source
-            shorter = shorten(shorter, self.inspection)
-        return shorter
+        """Shorten the inputs until the frozen encoder and an epoch of fine-tuning fit, or the frozen encoder alone."""
+
+        def frozen(one: Source) -> float:
+            return self._embedding(one) + self.evaluation(one)
+
+        def both(one: Source) -> float:
+            return frozen(one) + self.evaluation(one) + max(_MIN_NETWORK, self._epoch(one))
+
+        sources = [source]
+        while both(sources[-1]) > seconds and sources[-1].length > MIN_LENGTH:
+            sources.append(shorten(sources[-1], self.inspection))
+        if both(sources[-1]) <= seconds:
+            return sources[-1]
+        return next((one for one in sources if frozen(one) <= seconds), source)
 
     def _run(self, name: str) -> Path:
         """Run folder of a fine-tuned candidate."""
