@@ -27,6 +27,21 @@ def test_labels_and_probabilities_are_those_of_predict(world: World, tmp_path: P
     assert model.predict_proba([]).shape == (0, 3)
 
 
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.02), ("int8", 0.03)])
+def test_quantized_models_predict_almost_the_same(
+    world: World, tmp_path: Path, precision: str, tolerance: float
+) -> None:
+    expected = homespun.open(world.classifier).predict_proba(TEXTS)
+    found = homespun.open(world.classifier, quantize=precision).predict_proba(TEXTS)  # type: ignore[arg-type]
+    assert not np.array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, atol=tolerance)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"sentence": text}) + "\n" for text in TEXTS))
+    world.run("predict", world.classifier, "--input", rows, "--out", tmp_path / "p.jsonl", "--quantize", precision)
+    lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose([list(line["probabilities"].values()) for line in lines], found, atol=1e-6)
+
+
 def test_vectors_do_not_depend_on_other_texts(world: World) -> None:
     model = homespun.open(world.base)
     together = model.embed(TEXTS)

@@ -102,3 +102,22 @@ def test_a_fine_tuned_model_with_damaged_metadata_is_refused(folder: Path) -> No
     description.write_text(description.read_text().replace('"max_length": 32', '"max_length": "many"'))
     with pytest.raises(UserError, match="max_length"):
         ServedModel.open("news", folder)
+
+
+def test_a_replaced_model_is_quantized_too(folder: Path) -> None:
+    models = Models({"news": folder}, quantize="int8")
+    models.load()
+    quantized = models.get("news").predict(TEXTS)
+    plain = ServedModel.open("news", folder).predict(TEXTS)
+    assert [one["label"] for one in quantized] == [one["label"] for one in plain]
+    assert [one["probability"] for one in quantized] != [one["probability"] for one in plain]
+    (folder / "touched").write_text("")
+    assert refresh(models) == ["news"]
+    assert [one["probability"] for one in models.get("news").predict(TEXTS)] == [
+        one["probability"] for one in quantized
+    ]
+
+
+def test_a_linear_model_cannot_be_quantized(folders: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="no linear layers to quantize"):
+        ServedModel.open("mine", folders["linear"], quantize="int8")

@@ -25,6 +25,7 @@ from homespun.cli.options import (
     Json,
     Out,
     Overrides,
+    Quantize,
     Resume,
     StartingVectors,
     check_choice,
@@ -210,6 +211,7 @@ def predict(
     text: Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")] = None,
     data_set: DataSet = None,
     generation: Generation = None,
+    quantize: Quantize = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
@@ -220,7 +222,7 @@ def predict(
     if texts:
         from homespun.commands.predict import predict_texts
 
-        for prediction in predict_texts(run, texts):
+        for prediction in predict_texts(run, texts, quantize=quantize):
             print_prediction(prediction, as_json)
         return
     if out is None or inputs is None:
@@ -242,6 +244,7 @@ def predict(
             columns=split_list(columns),
             data_set=data_set,
             generation=parse_overrides(generation),
+            quantize=quantize,
             progress=counter(display, "predicting", read_progress),
             read_progress=read_progress,
         )

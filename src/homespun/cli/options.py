@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import typer
 from typer.core import TyperGroup
@@ -153,6 +153,12 @@ def parse_integers(value: str, option: str) -> list[int]:
     if not all(part.isdecimal() for part in parts):
         raise UserError(f"{option} takes whole numbers, such as 1,2, not {value!r}")
     return [int(part) for part in parts]
+
+
+Quantize = Annotated[
+    Literal["bf16", "int8"] | None,
+    typer.Option(help="Precision of linear layers: bfloat16 or 8-bit integers; default: float32."),
+]
 
 
 def parse_overrides(values: list[str] | None) -> Mapping[str, object]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from homespun.cli.options import Quantize
 from homespun.errors import UserError
 
 
@@ -20,6 +21,7 @@ def serve(
     api_key: Annotated[
         Path | None, typer.Option("--api-key", help="File with the key that requests must have; default: none.")
     ] = None,
+    quantize: Quantize = None,
     workers: Annotated[int, typer.Option(min=1, help="Batches that are computed at a time.")] = 1,
 ) -> None:
     """Serve models over HTTP: predictions, vectors and text."""
@@ -32,4 +34,4 @@ def serve(
         raise UserError(f"homespun serve needs {error.name}; pip install 'homespun[serve]'") from error
     from homespun.serving.settings import ServingSettings
 
-    command(sources, ServingSettings(api_key=key, workers=workers), host=host, port=port)
+    command(sources, ServingSettings(api_key=key, workers=workers, quantize=quantize), host=host, port=port)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from homespun.commands.predict import quantize_networks
 from homespun.data.labels import LabelledRows, Labels
 from homespun.errors import UserError
 from homespun.tasks.text_models import TextModel, find_text_model, open_text_model, predict_examples
@@ -17,6 +18,7 @@ from homespun.tasks.text_outputs import to_predictions
 from homespun.tasks.texts import LabelledText
 
 if TYPE_CHECKING:
+    from homespun.inference.quantization import Precision
     from homespun.models.bundle import ModelBundle
     from homespun.models.generation.settings import GenerationArguments
 
@@ -29,22 +31,24 @@ class Pipeline:
 
     Args:
         source: a fit, a run, a ``model/`` folder, a Hugging Face folder, or a name on the hub.
+        quantize: precision of linear layers, see `homespun.inference.quantization.quantize`; default: float32.
 
     Example:
         ``homespun.open("runs/mine").predict(["Margins fell for the third quarter."])``
 
     Raises:
-        UserError: there is no model in ``source``.
+        UserError: there is no model in ``source``, or it cannot be quantized.
     """
 
-    def __init__(self, source: str | Path) -> None:
-        self.source = str(source)
+    def __init__(self, source: str | Path, *, quantize: Precision | None = None) -> None:
+        self.source, self._precision = str(source), quantize
         self.bundle: ModelBundle | None = None
         """Network with its tokenizer; ``None`` for a linear model or an average."""
         if find_text_model(source) is None:
             from homespun.hf.open import open_model  # imports torch, as networks need it
 
             self.bundle = open_model(source)
+            quantize_networks([self.bundle], quantize, self.source)
 
     @cached_property
     def text_model(self) -> TextModel:
@@ -54,7 +58,9 @@ class Pipeline:
             UserError: the model was not fine-tuned for either.
         """
         if self.bundle is None:
-            return open_text_model(self.source)
+            model = open_text_model(self.source)
+            quantize_networks(model.networks, self._precision, self.source)
+            return model
         from homespun.tasks.network_text_model import NetworkTextModel
 
         return NetworkTextModel.of(self.bundle, source=self.source)
@@ -130,6 +136,6 @@ class Pipeline:
         ]
 
 
-def open_pipeline(source: str | Path) -> Pipeline:
+def open_pipeline(source: str | Path, *, quantize: Precision | None = None) -> Pipeline:
     """Open a model for use on raw texts; see `Pipeline`."""
-    return Pipeline(source)
+    return Pipeline(source, quantize=quantize)

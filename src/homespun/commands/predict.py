@@ -27,6 +27,7 @@ from homespun.tasks.text_models import predict as predict_with
 from homespun.text.sources import ReadProgress, read_records
 
 if TYPE_CHECKING:
+    from homespun.inference.quantization import Precision
     from homespun.models.bundle import ModelBundle
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ def predict(
     out: str | Path,
     *,
     stored: ModelBundle | None = None,
+    quantize: Precision | None = None,
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
     **options: Unpack[ReadOptions],
@@ -89,6 +91,7 @@ def predict(
         inputs: files, globs or folders.
         out: see `write_predictions`.
         stored: model of ``run``, if it is open already.
+        quantize: precision of linear layers, see `homespun.inference.quantization.quantize`; default: float32.
         progress: called with 0 and the number of rows.
         read_progress: of the inputs.
         options: columns, encoding, data set and generation settings, see `homespun.tasks.stored_data.ReadOptions`.
@@ -98,12 +101,13 @@ def predict(
         classifier.
 
     Raises:
-        UserError: a model that was not fine-tuned, no such column, another suffix than .jsonl or .csv.
+        UserError: a model that was not fine-tuned or cannot be quantized, no such column, another suffix than .jsonl
+            or .csv.
     """
     path = Path(out)
     if path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"--out must end in .jsonl or .csv, not {path.name!r}")
-    predictor = _open_predictor(run, stored, **options)
+    predictor = _open_predictor(run, stored, quantize, **options)
     counts: dict[str, int] = {} if predictor.labels is None else dict.fromkeys(predictor.labels.names, 0)
     truncated = 0
 
@@ -149,13 +153,15 @@ def _warn_of_lines(inputs: Sequence[str]) -> None:
                 )
 
 
-def predict_texts(run: str, texts: Sequence[str], **options: Unpack[ReadOptions]) -> Iterator[dict[str, object]]:
+def predict_texts(
+    run: str, texts: Sequence[str], *, quantize: Precision | None = None, **options: Unpack[ReadOptions]
+) -> Iterator[dict[str, object]]:
     """Yield a prediction for each text; see `predict`.
 
     Raises:
         UserError: a model that reads several columns, such as pairs, or that was not fine-tuned.
     """
-    predictor = _open_predictor(run, None, **options)
+    predictor = _open_predictor(run, None, quantize, **options)
     yield from predictor.predict(map(predictor.data.record_of, texts), source="the texts given")
 
 
@@ -175,18 +181,31 @@ def task_predictor(stored: ModelBundle, task: AnyTask) -> RecordPredictor:
     return RecordPredictor(task.data, stored.labels, partial(task.predict, stored.model), fields)
 
 
-def _open_predictor(run: str, stored: ModelBundle | None, **options: Unpack[ReadOptions]) -> RecordPredictor:
+def _open_predictor(
+    run: str, stored: ModelBundle | None, quantize: Precision | None, **options: Unpack[ReadOptions]
+) -> RecordPredictor:
     if stored is None and (folder := find_tagger(run)) is not None:
+        quantize_networks([], quantize, run)
         tagger = open_tagger(folder, **options)
         return RecordPredictor(tagger.data, tagger.labels, tagger.predict, {"model": tagger.kind})
     if stored is None and find_text_model(run) is not None:
         model = open_text_model(run, **options)
+        quantize_networks(model.networks, quantize, run)
         return RecordPredictor(model.data, model.labels, partial(predict_with, model), {"model": model.kind})
     from homespun.hf.open import open_model
     from homespun.tasks.config import stored_task
 
     stored = open_model(run) if stored is None else stored
+    quantize_networks([stored], quantize, run)
     return task_predictor(stored, stored_task(stored, source=run, **options))
+
+
+def quantize_networks(networks: Sequence[ModelBundle], precision: Precision | None, source: str) -> None:
+    """Quantize open networks, unless ``precision`` is None; imports torch only then."""
+    if precision is not None:
+        from homespun.inference.quantization import quantize
+
+        quantize(networks, precision, source=source)
 
 
 def predict_records(

@@ -24,6 +24,7 @@ __all__ = [
     "FunctionContext",
     "OpOverload",
     "TorchDispatchMode",
+    "cpu_has_vnni",
     "disable_compile",
     "disable_dispatch_modes",
     "flash_attention_cpu",
@@ -80,6 +81,11 @@ def packed_linear_ops() -> tuple[Callable[..., Tensor], Callable[..., Tensor]] |
         return torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
     except AttributeError:
         return None
+
+
+def cpu_has_vnni() -> bool:
+    """Return whether this processor adds products of 8-bit integers in 32 bits (AVX512-VNNI)."""
+    return bool(torch.cpu._is_vnni_supported())
 
 
 def mkldnn_has_bf16() -> bool:

@@ -22,6 +22,7 @@ from homespun.tasks.text_models import TextModel, predict_examples
 from homespun.tasks.texts import LabelledText
 
 if TYPE_CHECKING:
+    from homespun.inference.quantization import Precision
     from homespun.models.bundle import ModelBundle
 
 logger = logging.getLogger(__name__)
@@ -73,13 +74,13 @@ class ServedModel:
     input_kind: InputKind = "text"
 
     @classmethod
-    def open(cls, name: str, source: str | Path) -> ServedModel:
+    def open(cls, name: str, source: str | Path, *, quantize: Precision | None = None) -> ServedModel:
         """Open a model, and check it by one prediction.
 
         Raises:
-            UserError: there is no model, or it is damaged.
+            UserError: there is no model, it is damaged, or cannot be quantized.
         """
-        pipeline = Pipeline(source)
+        pipeline = Pipeline(source, quantize=quantize)
         bundle = pipeline.bundle
         for network in pipeline.text_model.networks if bundle is None else (bundle,):
             _copy_weights(network)
@@ -236,9 +237,11 @@ class Models:
 
     Args:
         sources: folder, or name on the hub, by name.
+        quantize: precision of linear layers, see `homespun.inference.quantization.quantize`.
     """
 
-    def __init__(self, sources: Mapping[str, str | Path]) -> None:
+    def __init__(self, sources: Mapping[str, str | Path], *, quantize: Precision | None = None) -> None:
+        self._quantize: Precision | None = quantize
         self._sources = dict(sources)
         self._open: dict[str, ServedModel] = {}
         self._signatures: dict[str, Signature] = {}
@@ -264,7 +267,7 @@ class Models:
         """Open every model. Raises `UserError` if one cannot be opened."""
         for name, source in self._sources.items():
             self._signatures[name] = read_signature(source)
-            self._open[name] = ServedModel.open(name, source)
+            self._open[name] = ServedModel.open(name, source, quantize=self._quantize)
 
     def get(self, name: str | None) -> ServedModel:
         """Return a model by name; ``None``: the first one.
@@ -298,7 +301,7 @@ class Models:
                     continue
                 self._signatures[name] = signature
                 try:
-                    self._open[name] = ServedModel.open(name, source)
+                    self._open[name] = ServedModel.open(name, source, quantize=self._quantize)
                 except Exception as error:  # a damaged file may raise anything
                     logger.warning("model %s was not replaced: %s", name, first_line(error))
                     continue

@@ -33,7 +33,7 @@ def serve(sources: Mapping[str, str | Path], settings: ServingSettings, *, host:
     """
     listening = listen(host, port)
     _log_lines()
-    models = Models(sources)
+    models = Models(sources, quantize=settings.quantize)
     app = create_app(models, settings)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1, lifespan="on"

@@ -26,5 +26,5 @@ class ServingSettings(Config):
     threads: int | None = Field(
         default=None, ge=1, description="threads of torch in a worker; default: cores / workers"
     )
-    quantize: Literal["int8"] | None = Field(default=None, description="quantization of networks")
+    quantize: Literal["bf16", "int8"] | None = Field(default=None, description="precision of linear layers")
     api_key: str | None = Field(default=None, min_length=1, repr=False, description="key that requests must have")

@@ -50,7 +50,11 @@ def can_pack(weight: Tensor, rows: int) -> bool:
 @contextmanager
 def packed_linears(module: nn.Module, *, rows: int) -> Iterator[None]:
     """Replace the linear layers of ``module`` by `product` inside the context; only for inference."""
-    linears = [part for part in module.modules() if isinstance(part, nn.Linear) and can_pack(part.weight, rows)]
+    linears = [
+        part
+        for part in module.modules()
+        if isinstance(part, nn.Linear) and can_pack(part.weight, rows) and "forward" not in vars(part)  # quantized
+    ]
     try:
         for linear in linears:
             vars(linear)["forward"] = product(linear.weight, linear.bias, rows=rows)
