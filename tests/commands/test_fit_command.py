@@ -144,15 +144,16 @@ def test_a_stopped_fit_keeps_its_finished_candidates(
     assert [one["name"] for one in result["candidates"]] == ["constant", "linear", "frozen-1", "average"]
 
 
-@pytest.mark.parametrize(("rate", "length"), [(2.0, 256), (1.0, 128), (0.5, 64), (0.4, 128), (0.2, 64), (0.1, 256)])
-def test_inputs_are_shortened_until_an_epoch_or_the_frozen_encoder_fits(
+@pytest.mark.parametrize(("rate", "length"), [(2.0, 256), (1.0, 128), (0.5, 64), (0.4, 64), (0.1, 256)])
+def test_inputs_are_shortened_until_fine_tuning_or_the_frozen_encoder_fits(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float, length: int
 ) -> None:
     inspection = inspect([str(world.train)], [str(world.test)])
     monkeypatch.setattr(networks, "_measure_rate", lambda stored, inspection, length: rate * 256 / length)
     monkeypatch.setattr(ladder, "_MIN_NETWORK", 1.0)
     source = replace(open_source(str(world.base), inspection), length=256, texts_per_second=rate)
-    examples = 4.6 * len(inspection.train) + 3.9 * len(inspection.validation) + 2.6 * len(inspection.test)
+    monkeypatch.setattr(ladder, "_training_cost", lambda: 3.3)
+    examples = 3.3 * len(inspection.train) + 1.3 * len(inspection.validation) + 1.3 * len(inspection.test)
     settings = FitSettings(train=[str(world.train)], seconds=10.0)
     made = ladder.Ladder(inspection, tmp_path, settings, [source], Display(json=True), 0.0)
     assert made._affordable(source, 0.6 * examples).length == length

@@ -48,9 +48,11 @@ from homespun.linear import LinearFit
 from homespun.report import formats
 from homespun.report.console import Display
 from homespun.tasks.text_models import LinearTextModel, TextModel, open_text_model, save_text_model
+from homespun.training.precision import multiplies_faster_in_bf16
 
 _LINEAR_SHARE = 0.25  # of the time, at most, for the linear model
 _MIN_NETWORK = 60.0  # seconds that a network needs at least
+_MIN_EXAMPLES = 4_000  # or all, that a fine-tuning reads at least (results/fit.md)
 _REST = 2.0  # seconds for the average, the test and the report, besides their predictions
 _REFIT = 0.5  # of the time of a linear model with its search, without a search
 _MANY_TOKENS = 2.5  # of a word, from which a tokenizer does not suit the texts
@@ -122,7 +124,6 @@ class Ladder:
         name = Path(source.path).name or source.path
         longest = source.length
         source = self._affordable(source, seconds)
-        frozen = self._embedding(source)
         reason = (
             "which hold 95 % of the training texts or are the most that is read"
             if source.length == longest
@@ -142,21 +143,26 @@ class Ladder:
             model, rate = fit_frozen(source, self.inspection)
             return model
 
-        if frozen <= (available := seconds - self.evaluation(source)):
-            self._rung(f"frozen-{number}", f"{name}, frozen, with a linear classifier", frozen, fit)
+        frozen, tuned = self._frozen(source), self._finetuning(source, _MIN_EXAMPLES)
+        epoch = self._finetuning(source, len(self.inspection.train))
+        if frozen + (epoch if tuned <= seconds else 0.0) <= seconds:
+            self._rung(f"frozen-{number}", f"{name}, frozen, with a linear classifier", self._embedding(source), fit)
+            seconds -= self.evaluation(source)
+        elif tuned <= seconds:
+            self._skip(f"{name}, frozen: its {formats.duration(frozen)} are left to fine-tuning")
         else:
             self._skip(
-                f"{name}, frozen: about {formats.duration(frozen)} of {formats.duration(max(0.0, available))} left"
+                f"{name}, frozen: about {formats.duration(frozen)} of {formats.duration(max(0.0, seconds))} left"
             )
         source = replace(source, texts_per_second=rate)  # of all texts, where the first measurement was of few
-        seconds -= time.monotonic() - started + 2 * self.evaluation(source)  # for the frozen and the fine-tuned one
-        epoch = self._epoch(source)
-        if seconds < max(_MIN_NETWORK, epoch):
+        seconds -= time.monotonic() - started
+        if seconds < (tuned := self._finetuning(source, _MIN_EXAMPLES)):
             self._skip(
-                f"{name}, fine-tuned: an epoch takes about {formats.duration(epoch)}, and "
+                f"{name}, fine-tuned: takes {formats.duration(tuned)} at least, and "
                 f"{formats.duration(max(0.0, seconds))} is left; give more --time"
             )
             return
+        seconds -= self.evaluation(source)
         self._rung(
             f"finetuned-{number}",
             f"{name}, fine-tuned",
@@ -177,25 +183,23 @@ class Ladder:
         """Seconds of a frozen encoder for the training and validation examples."""
         return 1.3 * (len(self.inspection.train) + len(self.inspection.validation)) / source.texts_per_second
 
-    def _epoch(self, source: Source) -> float:
-        """Seconds of an epoch: forward and backward pass cost three times a prediction."""
-        return 3.3 * len(self.inspection.train) / source.texts_per_second
+    def _frozen(self, source: Source) -> float:
+        """Seconds of a frozen encoder with its evaluation."""
+        return self._embedding(source) + self.evaluation(source)
+
+    def _finetuning(self, source: Source, examples: int) -> float:
+        """Seconds of fine-tuning with ``examples``, or all of them once, and of its evaluation."""
+        seconds = _training_cost() * min(len(self.inspection.train), examples) / source.texts_per_second
+        return max(_MIN_NETWORK, seconds) + self.evaluation(source)
 
     def _affordable(self, source: Source, seconds: float) -> Source:
-        """Shorten the inputs until the frozen encoder and an epoch of fine-tuning fit, or the frozen encoder alone."""
-
-        def frozen(one: Source) -> float:
-            return self._embedding(one) + self.evaluation(one)
-
-        def both(one: Source) -> float:
-            return frozen(one) + self.evaluation(one) + max(_MIN_NETWORK, self._epoch(one))
-
+        """Shorten the inputs until fine-tuning fits, or else the frozen encoder."""
         sources = [source]
-        while both(sources[-1]) > seconds and sources[-1].length > MIN_LENGTH:
+        while self._finetuning(sources[-1], _MIN_EXAMPLES) > seconds and sources[-1].length > MIN_LENGTH:
             sources.append(shorten(sources[-1], self.inspection))
-        if both(sources[-1]) <= seconds:
+        if self._finetuning(sources[-1], _MIN_EXAMPLES) <= seconds:
             return sources[-1]
-        return next((one for one in sources if frozen(one) <= seconds), source)
+        return next((one for one in sources if self._frozen(one) <= seconds), source)
 
     def _run(self, name: str) -> Path:
         """Run folder of a fine-tuned candidate."""
@@ -332,3 +336,8 @@ class Ladder:
         else:
             shutil.rmtree(self.folder / "hf", ignore_errors=True)
         return replace(best, model=model)
+
+
+def _training_cost() -> float:
+    """Time of training on a text over that of its prediction in float32; in bf16 measured 1.4 to 1.9."""
+    return 2.0 if multiplies_faster_in_bf16() else 3.3
