@@ -13,15 +13,15 @@ from comparing import FAKE, calls, comparison, records, run, runner_of
 
 from homespun.commands.recipe import finetune_recipe
 from homespun.commands.trials import baseline_settings
-from homespun.compare import folder
 from homespun.compare import runner as runner_module
 from homespun.compare.executor import Command, LocalExecutor, Process, reason, shares
-from homespun.compare.folder import Lock, open_records
+from homespun.compare.folder import open_records
 from homespun.compare.progress import seconds_left, share_of_run, share_of_trial
 from homespun.compare.runner import run_comparison
 from homespun.compare.sharing import Baselines
 from homespun.compare.trials import trials
 from homespun.errors import UserError
+from homespun.io.lock import locked
 
 TASK = {"topics": {"recipe": "classify"}}
 
@@ -414,24 +414,23 @@ def test_a_folder_killed_before_it_was_a_comparison_is_one(tmp_path: Path) -> No
     assert run(of("good"), tmp_path)["done"] == 1
 
 
-def test_one_runner_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "_PATIENCE", 0.0)
-    with Lock(tmp_path), pytest.raises(UserError, match="another runner"), Lock(tmp_path):
-        pass
-    with Lock(tmp_path):
-        pass
-
-
-def test_the_lock_is_held_by_what_a_killed_runner_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "_PATIENCE", 0.0)
-    with Lock(tmp_path) as lock:
-        executor = LocalExecutor(1, inherit=lock.descriptors, start=FAKE)
+def test_the_lock_is_held_by_what_a_killed_runner_left(tmp_path: Path) -> None:
+    with locked(tmp_path) as descriptors:
+        executor = LocalExecutor(1, inherit=descriptors, start=FAKE)
         left = executor.start(Command(("pretrain", "slow", "--out", str(tmp_path / "out")), tmp_path / "log"))
-    with pytest.raises(UserError, match="another runner"), Lock(tmp_path):
+    with pytest.raises(UserError, match="is written by"), locked(tmp_path):
         pass
     left.kill()
-    with Lock(tmp_path):
+    with locked(tmp_path):
         pass
+
+
+def test_one_runner_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "_PATIENCE", 0.0)
+    monkeypatch.setattr(runner_module, "check", lambda *_: [])
+    monkeypatch.setattr(runner_module, "plan_variants", lambda *_: ({}, []))
+    with locked(tmp_path), pytest.raises(UserError, match="is written by"):
+        run_comparison(of("good"), tmp_path)
 
 
 # processes

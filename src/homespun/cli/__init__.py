@@ -117,9 +117,10 @@ def pretrain(
 
     from homespun.commands.pretrain import pretrain as command
     from homespun.commands.recipe import pretrain_recipe
+    from homespun.io.lock import locked
     from homespun.report.console import Display
 
-    with Display(json=as_json) as display:
+    with locked(out), Display(json=as_json) as display:
         result = command(
             pretrain_recipe(recipe, of_recipe),
             out,
@@ -153,10 +154,11 @@ def finetune(
 
     from homespun.commands.finetune import finetune as command
     from homespun.commands.recipe import finetune_recipe
+    from homespun.io.lock import locked
     from homespun.report.console import Display
 
     loaded = finetune_recipe(recipe, overrides or ())
-    with Display(json=as_json) as display:
+    with locked(out), Display(json=as_json) as display:
         result = command(loaded, out, start_from=start_from, vectors=vectors, resume=resume, display=display)
     print_run_result(result, out, as_json)
 
@@ -230,11 +232,12 @@ def predict(
     check_choice(out.suffix, (".jsonl", ".csv"), "--out")
 
     from homespun.commands.predict import predict as command
+    from homespun.io.lock import locked
     from homespun.report.console import Display, counter
     from homespun.text.sources import ReadProgress
 
     read_progress = ReadProgress(inputs)
-    with Display(json=as_json) as display:
+    with locked(out, as_one=True), Display(json=as_json) as display:
         result = command(
             run,
             inputs,
@@ -262,6 +265,7 @@ def report(
 
     The report of a comparison is written to its own folder, without --out and --title.
     """
+    from homespun.io.lock import locked
     from homespun.report.comparison import is_comparison, write_comparison
     from homespun.report.page import write_report
 
@@ -270,9 +274,14 @@ def report(
             raise UserError(
                 f"the report of a comparison is written to {runs[0] / 'report'}; leave out --out and --title"
             )
-        print_result({"report": str(write_comparison(runs[0]))}, as_json)
+        with locked(runs[0] / "report"):
+            page = write_comparison(runs[0])
+        print_result({"report": str(page)}, as_json)
         return
-    print_result({"report": str(write_report(runs, out or Path("report"), title=title or "Report"))}, as_json)
+    folder = out or Path("report")
+    with locked(folder):
+        page = write_report(runs, folder, title=title or "Report")
+    print_result({"report": str(page)}, as_json)
 
 
 @app.command(short_help="Fit a classifier on the documentation of installed packages.")
@@ -284,9 +293,10 @@ def quickstart(
     """Fit a classifier: which Python package does a passage document?"""
     from homespun.fitting.quickstart import fit_folder
     from homespun.fitting.quickstart import quickstart as command
+    from homespun.io.lock import locked
     from homespun.report.console import Display
 
-    with Display(json=as_json) as display:
+    with locked(out), Display(json=as_json) as display:
         result = command(out, seconds=60 * minutes, display=display)
     print_fit(result, fit_folder(out), as_json)
 

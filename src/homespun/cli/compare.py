@@ -107,8 +107,10 @@ def baselines(
 
     from homespun.commands.recipe import finetune_recipe
     from homespun.commands.trials import measure_baselines as command
+    from homespun.io.lock import locked
 
-    result = command(finetune_recipe(recipe, overrides or ()), out, start_from=start_from, resume=resume)
+    with locked(out):
+        result = command(finetune_recipe(recipe, overrides or ()), out, start_from=start_from, resume=resume)
     if as_json:
         print_result(result, as_json)
         return

@@ -37,8 +37,11 @@ def convert(
     from homespun.commands.convert import FORMS
     from homespun.commands.convert import convert as command
     from homespun.hf.family import STORED
+    from homespun.io.lock import locked
 
-    result = command(source, out, to=check_choice(to, FORMS, "--to"), head=_head_kind(head, STORED))
+    form = check_choice(to, FORMS, "--to")
+    with locked(out, as_one=True):
+        result = command(source, out, to=form, head=_head_kind(head, STORED))
     if as_json:
         print_result(result, as_json)
         return
@@ -82,13 +85,15 @@ def export(
     from homespun.commands.export import QUANTIZATIONS, TARGETS
     from homespun.commands.export import export as command
     from homespun.hf.family import STORED
+    from homespun.io.lock import locked
 
     if to == "hf":
         others = ", ".join(TARGETS)
         raise UserError(f"--to must be one of {others}, not 'hf'; use homespun convert {source} --to hf --out {out}")
     target = check_choice(to, TARGETS, "--to")
     weights = None if quantize is None else check_choice(quantize, QUANTIZATIONS, "--quantize")
-    result = command(source, out, to=target, head=_head_kind(head, STORED), quantize=weights, push=push)
+    with locked(out, as_one=True):
+        result = command(source, out, to=target, head=_head_kind(head, STORED), quantize=weights, push=push)
     if not as_json:
         for note in result["notes"]:
             typer.echo(f"note: {note}")

@@ -85,9 +85,10 @@ def _distill(
 
     from homespun.commands.distill import distill as command
     from homespun.commands.recipe import load_recipe
+    from homespun.io.lock import locked
     from homespun.report.console import Display
 
-    with Display(json=as_json) as display:
+    with locked(out), Display(json=as_json) as display:
         result = command(
             load_recipe(recipe, of_recipe),
             out,

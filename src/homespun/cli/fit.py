@@ -50,9 +50,10 @@ def fit(
     from homespun.config import parse_bytes, parse_duration, parse_option
     from homespun.fitting.fit import fit as command
     from homespun.fitting.inspection import TASKS
+    from homespun.io.lock import locked
     from homespun.report.console import Display
 
-    with Display(json=as_json) as display:
+    with locked(out), Display(json=as_json) as display:
         result = command(
             train,
             out,

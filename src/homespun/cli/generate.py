@@ -117,11 +117,12 @@ def _generate_file(
     as_json: bool,
 ) -> None:
     from homespun.commands.generate import generate as command
+    from homespun.io.lock import locked
     from homespun.report.console import Display, counter
     from homespun.text.sources import ReadProgress
 
     read_progress = ReadProgress(inputs)
-    with Display(json=as_json) as display:
+    with locked(out, as_one=True), Display(json=as_json) as display:
         result = command(
             run,
             inputs,
@@ -159,6 +160,7 @@ def summarize(
     """Summarise texts with the input and generation settings of the fine-tuning."""
     from homespun.commands.generate import summaries
     from homespun.commands.generate import summarize as command
+    from homespun.io.lock import locked
     from homespun.report.console import Display, counter
     from homespun.tasks.stored_data import ReadOptions
     from homespun.text.sources import ReadProgress
@@ -179,7 +181,7 @@ def summarize(
             typer.echo(" ".join(each.split()))
         return
     read_progress = ReadProgress(inputs)
-    with Display(json=as_json) as display:
+    with locked(out, as_one=True), Display(json=as_json) as display:
         progress = counter(display, "summarising", read_progress)
         result = command(run, inputs, out, progress=progress, read_progress=read_progress, **options)
     print_result(result, as_json)
@@ -224,6 +226,7 @@ def few_shot(
     from homespun.commands.few_shot import Prompting
     from homespun.commands.few_shot import few_shot as command
     from homespun.config import validate
+    from homespun.io.lock import locked
     from homespun.report.console import Display, print_tables
     from homespun.report.tables import in_context
 
@@ -253,7 +256,7 @@ def few_shot(
         },
         source="few-shot",
     )
-    with Display(json=as_json) as display:
+    with locked(out), Display(json=as_json) as display:
         result = command(
             run,
             data,

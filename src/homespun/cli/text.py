@@ -45,6 +45,7 @@ def tokenizer_train(
 ) -> None:
     """Train a tokenizer on your text."""
     from homespun.commands.preparation import reading, train_tokenizer
+    from homespun.io.lock import locked
     from homespun.report.console import Display, counter
     from homespun.text.sources import ReadProgress
     from homespun.text.tokenizer import KINDS
@@ -58,7 +59,7 @@ def tokenizer_train(
         duplicates="keep",
     )
     read_progress = ReadProgress(inputs)
-    with Display(json=as_json) as display:
+    with locked(out), Display(json=as_json) as display:
         tokenizer = train_tokenizer(
             text,
             out,
@@ -98,6 +99,7 @@ def tokenizer_extend(
 ) -> None:
     """Add words or sentinel tokens to a model's tokenizer, for a corpus to continue pretraining on (`--from`)."""
     from homespun.commands.preparation import extend_tokenizer, reading
+    from homespun.io.lock import locked
     from homespun.report.console import Display, counter
     from homespun.text.sources import ReadProgress
 
@@ -114,7 +116,7 @@ def tokenizer_extend(
             duplicates="keep",
         )
     read_progress = ReadProgress(inputs or [])
-    with Display(json=as_json) as display:
+    with locked(out), Display(json=as_json) as display:
         tokenizer, words = extend_tokenizer(
             source,
             text,
@@ -158,6 +160,7 @@ def corpus_build(
     The same command resumes a killed build.
     """
     from homespun.commands.preparation import describe_corpus, make_corpus, reading
+    from homespun.io.lock import locked
     from homespun.report.console import Display, counter
     from homespun.text.sources import ReadProgress
 
@@ -171,7 +174,7 @@ def corpus_build(
         duplicates=check_choice(duplicates, ("keep", "exact", "near"), "--duplicates"),
     )
     read_progress = ReadProgress(inputs)
-    with Display(json=as_json) as display:
+    with locked(out), Display(json=as_json) as display:
         corpus = make_corpus(
             text,
             tokenizer,

@@ -25,10 +25,11 @@ def vectors_train(
 ) -> None:
     """Train word vectors on a corpus."""
     from homespun.commands.vectors import train_vectors, vectors_config
+    from homespun.io.lock import locked
     from homespun.report.console import Display
 
     config = vectors_config(method, overrides or ())
-    with Display(json=as_json) as display:
+    with locked(out, as_one=True), Display(json=as_json) as display:
         result = train_vectors(corpus, config, out, display=display)
     print_result(result, as_json)
 
@@ -120,10 +121,12 @@ def vectors_convert(
     as_json: Json = False,
 ) -> None:
     """Convert word vectors to a folder, or to word2vec text or binary, which gensim reads."""
+    from homespun.io.lock import locked
     from homespun.vectors.store import open_vectors, save_vectors
 
     opened = open_vectors(vectors)
-    save_vectors(opened, out)
+    with locked(out, as_one=True):
+        save_vectors(opened, out)
     print_result({"vectors": str(out), "words": len(opened), "size": opened.size}, as_json)
 
 
@@ -138,8 +141,11 @@ def vectors_init_model(
 ) -> None:
     """Write an untrained model with word vectors as embeddings, for `finetune --from`."""
     from homespun.commands.vectors import init_model
+    from homespun.io.lock import locked
 
-    print_result(init_model(recipe, overrides or (), out, tokenizer=tokenizer, vectors=vectors), as_json)
+    with locked(out, as_one=True):
+        result = init_model(recipe, overrides or (), out, tokenizer=tokenizer, vectors=vectors)
+    print_result(result, as_json)
 
 
 def _print_words(words: list[tuple[str, float]], as_json: bool) -> None:

@@ -16,10 +16,11 @@ from homespun.data.labels import get_text
 from homespun.data.lengths import length_statistics
 from homespun.errors import UserError
 from homespun.hf.open import open_model
+from homespun.io.atomic import entries
 from homespun.tasks.protocol import Task, TaskRows
 from homespun.text.clean import ExactDuplicates, NearDuplicates, normalise
 from homespun.text.sources import Document, ReadProgress, digest_files, read_documents, read_records
-from homespun.text.tokenizer import Kind, Tokenizer
+from homespun.text.tokenizer import FILES, Kind, Tokenizer
 from homespun.text.vocabulary_extension import Word, extend, with_sentinels
 
 Duplicates = Literal["keep", "exact", "near"]
@@ -111,7 +112,8 @@ def tokenizer_folder(out: str | Path) -> Path:
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder} is a file; give a new or empty folder")
-    if folder.exists() and any(folder.iterdir()) and not (folder / "tokenizer.json").exists():
+    written = {entry.name for entry in entries(folder)}
+    if not written <= set(FILES) and "tokenizer.json" not in written:
         raise UserError(f"{folder} has files, but no tokenizer; give --out a new or empty folder")
     return folder
 

@@ -15,7 +15,7 @@ from homespun.commands.workload import with_vocabulary
 from homespun.config import Tree, override, validate
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
-from homespun.io.atomic import write_bytes
+from homespun.io.atomic import entries, write_bytes
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
 from homespun.report.console import Display
@@ -173,7 +173,7 @@ def init_model(
     loaded_recipe = pretrain_recipe(recipe, overrides)
     loaded = Tokenizer.load(tokenizer)
     folder = Path(out)
-    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+    if folder.exists() and (folder.is_file() or entries(folder)):
         raise UserError(f"--out {folder} exists; give a new or empty folder")
     opened = open_vectors(vectors)
     torch.manual_seed(loaded_recipe.train.seed)

@@ -1,24 +1,21 @@
-"""The folder of a comparison: its recipe, a record for each trial, and a lock that admits one runner."""
+"""The folder of a comparison: its recipe, and a record for each trial."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.trials import Trial
 from homespun.comparison_results import Overhead, TrialResult, TrialStage
 from homespun.config import dump, read_yaml
 from homespun.errors import UserError
-from homespun.io.atomic import TEMPORARY, write_text
+from homespun.io.atomic import entries, write_text
 from homespun.results import VERSION
 
-_RECIPE, _RECORD, _LOCK = "comparison.yaml", "trial.json", ".lock"
-_PATIENCE = 10.0  # seconds; processes whose runner was killed end within one
+_RECIPE, _RECORD = "comparison.yaml", "trial.json"
 
 
 class Record:
@@ -155,13 +152,8 @@ def check_folder(out: Path) -> None:
     """
     if next(path for path in (out, *out.parents) if path.exists()).is_file():
         raise UserError(f"{out} is a file, or under one; a comparison needs a folder")
-    if out.is_dir() and not (out / _RECIPE).is_file() and not all(map(_is_left_over, out.iterdir())):
+    if not (out / _RECIPE).is_file() and entries(out):
         raise UserError(f"{out} is a folder with other things in it; give --out a new or empty one")
-
-
-def _is_left_over(entry: Path) -> bool:
-    """True for files that a killed runner leaves behind."""
-    return entry.name == _LOCK or entry.name.startswith(TEMPORARY)
 
 
 def open_folder(out: Path, recipe: CompareRecipe) -> None:
@@ -196,44 +188,3 @@ def open_records(out: Path, recipe: CompareRecipe, trials: Sequence[Trial]) -> l
     for record in records:
         record.write()
     return records
-
-
-class Lock:
-    """File lock on a folder, held by one runner and inherited by its processes.
-
-    The system releases it when the last of them ends, so that no runner works next to processes of a killed one.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / _LOCK
-        self._file: IO[bytes] | None = None
-
-    def __enter__(self) -> Lock:
-        import fcntl
-
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = self.path.open("ab")
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    file.close()
-                    raise UserError(
-                        f"another runner works in {self.path.parent}; wait until it has ended, or give another --out"
-                    ) from None
-                time.sleep(0.1)
-            else:
-                self._file = file
-                return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """File descriptors that a process inherits to hold the lock."""
-        return () if self._file is None else (self._file.fileno(),)

@@ -13,18 +13,20 @@ from typing import Any
 
 from homespun.compare.checks import check, plan_variants
 from homespun.compare.executor import Command, Executor, LocalExecutor, Outcome, Running, last_object
-from homespun.compare.folder import Lock, Record, check_folder, open_folder, open_records
+from homespun.compare.folder import Record, check_folder, open_folder, open_records
 from homespun.compare.progress import seconds_left, share_of_trial
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.sharing import Baselines, Sharing
 from homespun.compare.trials import Stage, trials
 from homespun.comparison_results import InferenceCost
 from homespun.errors import UserError
+from homespun.io.lock import locked
 from homespun.report.console import Display, ProgressTask
 from homespun.training.processes import Interruption
 
 logger = logging.getLogger(__name__)
 
+_PATIENCE = 10.0  # seconds to wait for the processes of a killed runner, which end within one
 _POLL, _SHOW = 0.1, 5.0  # seconds between polls of the processes; between updates of progress and records
 _REPORT_SHARE, _FIRST_REPORT = 0.01, 3.0  # of the time may go into interim reports; seconds of one until measured
 BENCHMARK = "benchmark"
@@ -76,14 +78,14 @@ def run_comparison(
     notes += unfit
     for note in notes:
         logger.warning("%s", note)
-    with Lock(out) as lock:
+    with locked(out, patience=_PATIENCE) as descriptors:
         open_folder(out, recipe)
         if on_ray:
             from homespun.compare.cluster import Cluster
 
             executor: Executor = Cluster(max_parallel)
         else:
-            executor = LocalExecutor(max_parallel or recipe.max_parallel, inherit=lock.descriptors)
+            executor = LocalExecutor(max_parallel or recipe.max_parallel, inherit=descriptors)
         if recipe.search is not None:
             bare = recipe.model_copy(update={"benchmark": None})
             searching = Runner(out, bare, executor, display, report=lambda folder: folder, started=started)

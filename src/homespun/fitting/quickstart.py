@@ -15,7 +15,7 @@ from homespun.commands.preparation import clean_documents
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.fitting.fit import fit
-from homespun.io.atomic import write_text
+from homespun.io.atomic import entries, write_text
 from homespun.report.console import Display
 from homespun.text.clean import sentence_spans
 from homespun.text.pydocs import python_documentation
@@ -56,7 +56,7 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
     out, start = Path(out), time.monotonic()
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; give --out a new folder")
-    if out.exists() and any(out.iterdir()):
+    if entries(out):
         raise UserError(f"{out} is not empty; give --out a new folder, or delete it first")
     if seconds < MIN_SECONDS:
         raise UserError(f"--minutes {seconds / 60:g} is too short; give at least {MIN_SECONDS / 60:g}")

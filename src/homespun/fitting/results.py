@@ -25,7 +25,7 @@ from homespun.fitting.candidates import (
     score,
 )
 from homespun.fitting.inspection import Inspection
-from homespun.io.atomic import atomic_path, write_text
+from homespun.io.atomic import atomic_path, entries, write_text
 from homespun.io.json import read_object
 from homespun.linear import PLAIN
 from homespun.metrics.classification import Metrics
@@ -83,7 +83,7 @@ def open_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:
         if set(different) - {"seconds"}:
             raise UserError(f"{folder} was made with another {', '.join(different)}; give the same, or another --out")
         (folder / RESULT).unlink(missing_ok=True)
-    elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+    elif folder.is_file() or entries(folder):
         raise UserError(f"{folder} is not empty; give --out a new folder")
     write_text(path, json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
 

@@ -18,7 +18,7 @@ from homespun.hf.family import Architecture
 from homespun.hf.folding import fold_weights
 from homespun.hf.match import match_architecture
 from homespun.inference.onnx_export import onnx_unsupported_reason
-from homespun.io.atomic import atomic_path
+from homespun.io.atomic import atomic_path, entries
 from homespun.models.bundle import weights_of
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.model import Model
@@ -160,7 +160,7 @@ def check_replaceable(
         return
     if not folder.is_dir():
         raise UserError(f"{folder} is a file; give a new or empty folder")
-    found = sorted(folder.iterdir())
+    found = entries(folder)
     known = {description, weights, *others, *_REPLACEABLE}
     foreign = [path for path in found if path.name not in (known if path.is_file() else folders)]
     if not {description, weights} <= {path.name for path in found}:  # no complete model

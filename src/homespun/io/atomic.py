@@ -34,9 +34,19 @@ def atomic_path(path: Path) -> Iterator[Path]:
             os.rename(path, old)  # a folder cannot be replaced by os.replace
         os.replace(temporary, path)
         sync(path.parent)
+    except BaseException:
+        if old.exists() and not path.exists():
+            os.rename(old, path)
+        raise
     finally:
         remove(temporary)
         remove(old)
+
+
+def entries(folder: Path) -> list[Path]:
+    """Entries of a folder without temporary ones, sorted; none if there is no such folder."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(entry for entry in found if not entry.name.startswith(TEMPORARY))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

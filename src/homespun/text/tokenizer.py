@@ -44,6 +44,8 @@ def sentinel(number: int) -> str:
 TokenIds = NDArray[np.integer[Any]]
 """(tokens,) uint16 or uint32."""
 
+# in the order of writing: a folder without the last is not a tokenizer
+FILES = ("special_tokens_map.json", "tokenizer_config.json", "tokenizer.json")
 _CHUNK = 1024  # texts encoded at a time
 BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # how byte-level vocabularies spell " ", "\n", "\t", "\r"
 
@@ -167,9 +169,9 @@ class Tokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         names = {f"{role}_token": token for role, token in self._roles.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
-        write_text(folder / "special_tokens_map.json", json.dumps(names, ensure_ascii=False, indent=2))
-        write_text(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2))
-        write_text(folder / "tokenizer.json", self._content)  # last: without it the folder is not a tokenizer
+        plain = (json.dumps(tree, ensure_ascii=False, indent=2) for tree in (names, config))
+        for name, content in zip(FILES, (*plain, self._content), strict=True):
+            write_text(folder / name, content)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Tokenizer, (self._content, self._roles)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from homespun.errors import UserError
-from homespun.io.atomic import atomic_path, write_bytes
+from homespun.io.atomic import atomic_path, entries, write_bytes
 from homespun.vectors.word_vectors import WordVectors
 
 FORMAT = 1
@@ -55,7 +55,7 @@ def check_output_path(path: str | Path) -> None:
             raise UserError(f"{path} is a folder; give a file, or a folder without the suffix {path.suffix}")
     elif path.is_file():
         raise UserError(f"{path} is a file; vectors are written to a folder, or to a .txt, .vec or .bin file")
-    elif path.is_dir() and not (path / DESCRIPTION).exists() and any(path.iterdir()):
+    elif path.is_dir() and not (path / DESCRIPTION).exists() and entries(path):
         raise UserError(f"{path} holds other files; set --out to a new or empty folder")
 
 

@@ -1,0 +1,154 @@
+"""Locks: one process at a time writes an output folder or file."""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from homespun.errors import UserError
+from homespun.io.atomic import TEMPORARY, remove
+
+logger = logging.getLogger(__name__)
+
+LOCK = f"{TEMPORARY}lock"
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+_WRITTEN_BY = re.compile(rf"{re.escape(TEMPORARY)}(\d+)-(old-)?(.+)")  # names of `homespun.io.atomic.atomic_path`
+
+
+@contextmanager
+def locked(out: Path, *, as_one: bool = False, patience: float = 0.0) -> Iterator[tuple[int, ...]]:
+    """Hold the lock of an output; yields the file descriptors that a child process inherits to hold it too.
+
+    The lock is an advisory one (``flock``) on a file, which names the process and is removed at the end. The system
+    releases it when the last process that holds it ends, so that the file of a killed process is taken over. NFS
+    passes such locks on to other hosts; on a file system without them a warning is logged.
+
+    When the block ends without an error, temporary files of killed processes are removed from the output. Without
+    effect in all processes of a distributed training but the first, and on Windows.
+
+    Args:
+        out: folder or file. A folder is created, and removed if it stays empty.
+        as_one: ``out`` is replaced as one; the lock is then in the folder around it.
+        patience: seconds to wait for another process.
+
+    Raises:
+        UserError: another process holds the lock, or the folder cannot be written.
+    """
+    folder, name = (out.parent, f"{LOCK}-{out.name}") if as_one else (out, LOCK)
+    if os.environ.get("RANK", "0") != "0" or os.name == "nt":
+        yield ()
+        return
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _acquire(folder / name, out, time.monotonic() + patience)
+    except (FileExistsError, NotADirectoryError):  # a file is in the way, which the command refuses
+        yield ()
+        return
+    except OSError as error:
+        _remove_empty(created)
+        raise UserError(f"cannot write into {folder}: {error.strerror}; give another --out") from error
+    try:
+        yield () if descriptor is None else (descriptor,)
+        if as_one:
+            _remove_leftovers(folder, lambda target: target == out.name)
+        else:
+            for path, folders, _ in os.walk(folder):
+                folders[:] = [entry for entry in folders if not Path(path, entry, LOCK).exists()]
+                _remove_leftovers(Path(path), lambda target: True)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+            _release(folder / name)
+        _remove_empty(created)
+
+
+def _acquire(file: Path, out: Path, deadline: float) -> int | None:
+    """Lock ``file`` and write who holds it; None on a file system without locks."""
+    import fcntl
+
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_file(descriptor, file):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, _describe_holder().encode())
+                return descriptor
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
+                os.close(descriptor)
+                raise UserError(
+                    f"{out} is written by {holder}; wait until it has ended, or give another --out"
+                ) from None
+            time.sleep(0.1)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                os.close(descriptor)
+                raise
+            logger.warning("%s has no file locks; start one command at a time with --out %s", file.parent, out)
+            os.close(descriptor)
+            file.unlink()
+            return None
+        os.close(descriptor)
+
+
+def _describe_holder() -> str:
+    return f"process {os.getpid()} of {_user()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in containers
+        return str(os.getuid())
+
+
+def _is_file(descriptor: int, file: Path) -> bool:
+    """False if the process that held the lock has removed the file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _release(file: Path) -> None:
+    """Remove the file of a released lock, unless a child process holds it."""
+    import fcntl
+
+    with suppress(OSError):  # a folder that cannot be written any more; the next process takes the file over
+        descriptor = os.open(file, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_file(descriptor, file):
+                file.unlink()
+        finally:
+            os.close(descriptor)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+def _remove_leftovers(folder: Path, is_output: Callable[[str], bool]) -> None:
+    """Remove temporary files of processes that have ended."""
+    for entry in folder.glob(f"{TEMPORARY}*"):
+        written = _WRITTEN_BY.fullmatch(entry.name)
+        if written is None or not is_output(written[3]):
+            continue
+        pid = int(written[1])
+        if pid == os.getpid() or not psutil.pid_exists(pid):
+            remove(entry)
