@@ -152,8 +152,19 @@ def test_lone_surrogates_do_not_stop_a_build(corpus_of, tokenizer):
 def test_no_text_is_no_corpus(tmp_path, tokenizer, documents):
     with pytest.raises(UserError, match="no text"):
         build_corpus(documents, tokenizer, tmp_path / "c")
-    with pytest.raises(UserError, match="not a corpus"):
-        Corpus.open(tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_refused_input_does_not_block_the_next_build(tmp_path, tokenizer):
+    def refused():
+        yield Document("one text")
+        raise UserError("line 2 is not JSON")
+
+    with pytest.raises(UserError, match="line 2"):
+        build_corpus(refused(), tokenizer, tmp_path / "c", inputs="digest of the file")
+    assert list(tmp_path.iterdir()) == []
+    corpus = build_corpus(made_up(3), tokenizer, tmp_path / "c", inputs="digest of the mended file")
+    assert len(corpus) == 3
 
 
 def test_progress_ends_at_the_total(tmp_path, tokenizer, monkeypatch):

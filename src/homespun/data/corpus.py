@@ -12,7 +12,7 @@ import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from functools import cached_property
 from itertools import accumulate, islice, takewhile
@@ -24,7 +24,8 @@ import numpy as np
 from homespun.config import Tree
 from homespun.data.shards import Encoded, Shard, ShardBuffer, ShardRecord, encode_documents
 from homespun.errors import UserError
-from homespun.io.atomic import TEMPORARY, file_digest, remove, write_text
+from homespun.io.atomic import TEMPORARY, entries, file_digest, remove, write_text
+from homespun.io.lock import LOCK
 from homespun.text.clean import splitmix64
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
@@ -215,16 +216,38 @@ def build_corpus(
         raise UserError(f"workers={workers} must be 1 or more; leave it out for one for each core")
     folder = Path(out)
     job = {"version": VERSION, "inputs": inputs, "tokenizer": tokenizer.fingerprint, "sentences": sentences}
+    if (folder / DESCRIPTION).exists() and _manifest(folder)[:1] == [job]:  # killed after the last write
+        (folder / MANIFEST).unlink()
+        return Corpus.open(folder, tokenizer=tokenizer)
     building = _Building(folder, _open_manifest(folder, job), sentences=sentences)
     tokenizer.save(folder / TOKENIZER)
+    try:
+        _encode(documents, tokenizer, building, workers=workers, progress=progress)
+    except UserError:
+        if not building.shards:
+            _start_over(folder)
+        raise
+    _finish(building, tokenizer)
+    return Corpus.open(folder, tokenizer=tokenizer)
+
+
+def _encode(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    building: _Building,
+    *,
+    workers: int,
+    progress: Progress | None,
+) -> None:
+    """Encode the documents that are not in a shard yet."""
     stream = iter(documents)
     if sum(1 for _ in islice(stream, building.consumed)) < building.consumed:
         raise UserError(
-            f"half-built corpus {folder} has read {building.consumed:,} documents, and the inputs have fewer now; "
-            f"delete the folder to start over"
+            f"half-built corpus {building.folder} has read {building.consumed:,} documents, and the inputs have "
+            f"fewer now; delete the folder to start over"
         )
     reported = building.num_bytes
-    with closing(encode_documents(stream, tokenizer, workers=workers, sentences=sentences)) as encoded:
+    with closing(encode_documents(stream, tokenizer, workers=workers, sentences=building.sentences)) as encoded:
         for document in encoded:
             building.add(document)
             if progress is not None and building.num_bytes - reported >= PROGRESS_BYTES:
@@ -232,12 +255,17 @@ def build_corpus(
                 progress(reported, building.consumed)
     building.flush()
     if not building.shards:
-        (folder / MANIFEST).unlink()
         raise UserError("there is no text to build a corpus from: all documents are empty; give other inputs")
     if progress is not None:
         progress(building.num_bytes, building.consumed)
-    _finish(building, tokenizer)
-    return Corpus.open(folder, tokenizer=tokenizer)
+
+
+def _start_over(folder: Path) -> None:
+    """Remove a build without shards."""
+    remove(folder / TOKENIZER)
+    remove(folder / MANIFEST)
+    with suppress(OSError):
+        folder.rmdir()  # unless it has a lock
 
 
 class _Building:
@@ -286,8 +314,7 @@ def _open_manifest(folder: Path, job: Tree) -> list[Tree]:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; give a new folder")
     lines = _manifest(folder)
-    # a killed build can leave temporary files
-    if not lines and folder.exists() and any(not entry.name.startswith(TEMPORARY) for entry in folder.iterdir()):
+    if not lines and entries(folder):
         raise UserError(f"{folder} is not empty; give a new folder")
     header, *written = lines or [job]
     differences = [
@@ -302,7 +329,8 @@ def _open_manifest(folder: Path, job: Tree) -> list[Tree]:
         )
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(f"{TEMPORARY}*"):
-        remove(leftover)
+        if leftover.name != LOCK:
+            remove(leftover)
     # rewritten, since a kill may have truncated the last line
     write_text(folder / MANIFEST, "".join(json.dumps(line) + "\n" for line in [header, *written]))
     return written
