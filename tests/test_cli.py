@@ -1,6 +1,8 @@
 """Command names: their Python functions, help, unknown commands."""
 
+import errno
 import importlib.util
+import os
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
@@ -11,6 +13,7 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 import homespun
+from homespun import cli
 from homespun.cli import app
 from homespun.cli.options import SECTIONS
 from homespun.errors import UserError
@@ -115,3 +118,24 @@ def test_unknown_command(words: list[str], message: str) -> None:
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, UserError)
     assert str(result.exception).endswith(message)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors"),
+        Exception("Error while serializing: I/O error: No space left on device (os error 28)"),  # of Rust
+    ],
+)
+def test_a_full_disk_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", full)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "free disk space" in line

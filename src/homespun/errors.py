@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
+import re
 import warnings
 from collections.abc import Iterable
 
@@ -16,6 +19,30 @@ class UserError(ValueError):
 
 class NotFinite(UserError):
     """A loss, gradient or model output is infinite or NaN."""
+
+
+_FIXES = {
+    errno.ENOSPC: "free disk space",
+    errno.EDQUOT: "free disk space of your quota",
+    errno.EROFS: "make it writable, or give another folder",
+    errno.EACCES: "change its permissions, or give another folder",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "close other programs",
+    errno.EIO: "check the disk",
+}
+
+
+def describe_system_error(error: Exception) -> str | None:
+    """Describe an error of the disk or of the limits of the system in one line; None for any other error.
+
+    Libraries in Rust raise exceptions that are no `OSError` and have the number in their message.
+    """
+    number, file = getattr(error, "errno", None), getattr(error, "filename", None)
+    if number is None and (found := re.search(r"\(os error (\d+)\)", str(error))):
+        number = int(found[1])
+    if number not in _FIXES:
+        return None
+    return f"{'' if file is None else f'{file}: '}{os.strerror(number)}; {_FIXES[number]}, then repeat the command"
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

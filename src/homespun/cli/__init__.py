@@ -43,7 +43,7 @@ from homespun.cli.serve import serve
 from homespun.cli.show import recipes_app, show_app
 from homespun.cli.text import corpus_app, tokenizer_app
 from homespun.cli.vectors import vectors_app
-from homespun.errors import UserError, shorten_warnings
+from homespun.errors import UserError, describe_system_error, shorten_warnings
 
 app = typer.Typer(
     name="homespun",
@@ -331,7 +331,10 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
         raise SystemExit(130) from None
-    except Exception:
+    except Exception as error:
+        if (line := describe_system_error(error)) is not None:
+            typer.echo(f"error: {line}", err=True)
+            raise SystemExit(2) from None
         traceback.print_exc()
         typer.echo("this is a bug in homespun; please report the traceback above", err=True)
         raise SystemExit(1) from None
