@@ -61,16 +61,27 @@ def test_temporary_files_of_ended_processes_are_removed_after_success(tmp_path: 
     ended.wait()
     (tmp_path / "report" / "tables").mkdir(parents=True)
     stale = tmp_path / "report" / "tables" / f".tmp-{ended.pid}-results.csv"
+    nested = tmp_path / f".tmp-{ended.pid}-.tmp-{ended.pid}-run"
     alive = tmp_path / f".tmp-{os.getppid()}-results.csv"
     other = tmp_path / ".tmp-of-the-user"
-    for file in (stale, alive, other):
+    for file in (stale, nested, alive, other):
         file.touch()
     with pytest.raises(UserError), locked(tmp_path):
         raise UserError("refused")
     assert stale.exists()
     with locked(tmp_path):
         pass
-    assert [stale.exists(), alive.exists(), other.exists()] == [False, True, True]
+    assert [file.exists() for file in (stale, nested, alive, other)] == [False, False, True, True]
+
+
+def test_temporary_files_beside_an_output_that_is_replaced_as_one_are_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for name in ("hf", ".tmp-{0}-hf", ".tmp-{0}-old-hf", ".tmp-{0}-.tmp-{0}-hf", ".tmp-{0}-other"):
+        (tmp_path / name.format(ended.pid)).mkdir()
+    with locked(tmp_path / "hf", as_one=True):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".tmp-{ended.pid}-other", "hf"]
 
 
 def test_a_file_system_without_locks_is_written_with_a_warning(

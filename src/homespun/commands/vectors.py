@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from homespun.commands.workload import with_vocabulary
 from homespun.config import Tree, override, validate
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
-from homespun.io.atomic import entries, write_bytes
+from homespun.io.atomic import TEMPORARY, entries, write_bytes
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
 from homespun.report.console import Display
@@ -72,7 +73,9 @@ def train_vectors(
     out.parent.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, float] = {}
     stage = functools.partial(_TimedStage, seconds=seconds, display=display)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
+    # a name as of `homespun.io.atomic.atomic_path`, so that the folder of a killed process is found
+    names = {"prefix": f"{TEMPORARY}{os.getpid()}-", "suffix": f"-{out.name}"}
+    with tempfile.TemporaryDirectory(dir=out.parent, **names) as folder:
         with stage("counting words") as on_progress:
             text = write_words(opened, Path(folder) / "words", on_progress=on_progress, **config.words.model_dump())
         vectors, facts = config.method.train(text, Path(folder), stage, seed=config.seed, workers=config.workers)

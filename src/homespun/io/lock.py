@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 LOCK = f"{TEMPORARY}lock"
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-_WRITTEN_BY = re.compile(rf"{re.escape(TEMPORARY)}(\d+)-(old-)?(.+)")  # names of `homespun.io.atomic.atomic_path`
+# names of `homespun.io.atomic.atomic_path`, which can be nested
+_WRITTEN_BY = re.compile(rf"{re.escape(TEMPORARY)}(?P<pid>\d+)-(?:old-)?(?P<target>.+)")
 
 
 @contextmanager
@@ -61,7 +62,7 @@ def locked(out: Path, *, as_one: bool = False, patience: float = 0.0) -> Iterato
     try:
         yield () if descriptor is None else (descriptor,)
         if as_one:
-            _remove_leftovers(folder, lambda target: target == out.name)
+            _remove_leftovers(folder, lambda target: target.endswith(out.name))
         else:
             for path, folders, _ in os.walk(folder):
                 folders[:] = [entry for entry in folders if not Path(path, entry, LOCK).exists()]
@@ -147,8 +148,8 @@ def _remove_leftovers(folder: Path, is_output: Callable[[str], bool]) -> None:
     """Remove temporary files of processes that have ended."""
     for entry in folder.glob(f"{TEMPORARY}*"):
         written = _WRITTEN_BY.fullmatch(entry.name)
-        if written is None or not is_output(written[3]):
+        if written is None or not is_output(written["target"]):
             continue
-        pid = int(written[1])
+        pid = int(written["pid"])
         if pid == os.getpid() or not psutil.pid_exists(pid):
             remove(entry)

@@ -1,0 +1,495 @@
+"""Crash points: commands that are killed before and within each write, and repeated.
+
+A shim counts the file operations of a command in its folder: open for writing, write, flush, rename, remove, and
+make a folder. Each run stops at the next of them: killed, with a full disk, or by a signal. A write is also
+killed with half of its bytes written. The command is repeated, and its folder compared with that of a run that was not
+stopped: the same files, and equal bytes of all files that two such runs write equally (weights, corpus, predictions).
+
+Commands run in forks of a process that has imported everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import contextlib
+import ctypes
+import errno
+import gc
+import hashlib
+import importlib
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from homespun.compare import executor, runner
+
+FAULTS = ("kill", "full", "read-only", "sigterm", "sigint")
+_SIGNALS = {"sigterm": signal.SIGTERM, "sigint": signal.SIGINT}
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_KILLED = 137
+
+
+@dataclass
+class Shim:
+    """File operations below ``folder``; stops the process at the one with the number ``at``.
+
+    Args:
+        folder: absolute path.
+        fault: one of `FAULTS`.
+        at: number of the operation; None: count only.
+    """
+
+    folder: str
+    fault: str
+    at: int | None
+    operations: list[str] = field(default_factory=list)
+    active: bool = True
+
+    def install(self) -> None:
+        """Watch this process until it ends."""
+        self.process = os.getpid()
+        sys.addaudithook(self._hook)
+        opened = io.open
+
+        def watched_fsync(descriptor: int) -> None:  # a killed process loses no writes, so that nothing is flushed
+            self._point("fsync", _path_of(descriptor))
+
+        def watched_open(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> IO[Any]:
+            stream: IO[Any] = opened(file, mode, *arguments, **options)
+            if set(mode) & set("wax+") and self._is_inside(_path_of(stream.fileno())):
+                return self._watch(stream, mode, *arguments, **options)
+            return stream
+
+        os.fsync = watched_fsync
+        builtins.open = io.open = watched_open  # type: ignore[assignment]
+
+    def _watch(self, stream: IO[Any], mode: str, buffering: int = -1, *_: Any, **options: Any) -> IO[Any]:
+        """The same file, with a raw file whose writes are operations."""
+        raw = _RawFile(os.dup(stream.fileno()), mode.replace("b", "").replace("t", ""))
+        raw.point = self._point
+        stream.close()
+        buffering = options.get("buffering", buffering)
+        if buffering == 0:
+            return raw  # type: ignore[return-value]
+        buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+        if "b" in mode:
+            return buffered
+        text = {name: options[name] for name in ("encoding", "errors", "newline") if name in options}
+        return io.TextIOWrapper(buffered, **text)
+
+    def _is_inside(self, path: str) -> bool:
+        return path == self.folder or path.startswith(f"{self.folder}/")
+
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            if isinstance(path, str | bytes | os.PathLike) and flags & _WRITES:
+                self._point("open", os.fsdecode(path))
+        elif event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"):
+            given = arguments[0]
+            self._point(event[3:], _path_of(given) if isinstance(given, int) else os.fsdecode(given))
+
+    def _point(self, operation: str, path: str) -> None:
+        path = os.path.abspath(path)
+        if not self.active or os.getpid() != self.process or not self._is_inside(path):
+            return
+        self.active = False  # operations of the shim itself
+        try:
+            number = len(self.operations)
+            self.operations.append(f"{operation} {re.sub(r'[0-9]+', 'N', os.path.relpath(path, self.folder))}")
+            if self.at is not None and number >= self.at:
+                self._stop(operation, first=number == self.at)
+        finally:
+            self.active = True
+
+    def _stop(self, operation: str, *, first: bool) -> None:
+        if self.fault == "kill":
+            os._exit(_KILLED)
+        if self.fault == "full" and operation not in ("remove", "rmdir", "rename"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.fault == "read-only":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        if self.fault in _SIGNALS and first:
+            os.kill(os.getpid(), _SIGNALS[self.fault])
+
+
+class _RawFile(io.FileIO):
+    point: Callable[..., None]
+
+    def write(self, data: Any, /) -> int:
+        path, content = _path_of(self.fileno()), bytes(data)
+        self.point("write", path)
+        half = super().write(content[: len(content) // 2])
+        self.point("half of write", path)
+        return half + super().write(content[half:])
+
+
+def _path_of(descriptor: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command whose outputs are below the folder `Bench.folder`.
+
+    Args:
+        arguments: of homespun; ``{world}`` is the folder of inputs, ``{out}`` the folder of outputs.
+        again: arguments that are added when it is repeated.
+        finished: part of the message that refuses to repeat a finished command.
+    """
+
+    arguments: str
+    again: str = ""
+    finished: str | None = None
+
+
+_MODEL = "model.hidden_size=16 model.intermediate_size=24 model.num_hidden_layers=2 model.num_attention_heads=2"
+_TRAIN = "train.budget.steps=4 train.batch_size=4 train.checkpoint_every=0.001"
+_PRETRAIN = f"data.corpus={{world}}/corpus data.max_length=32 {_TRAIN}"
+_DATA = "baselines=false data.train={world}/train.csv data.test={world}/test.csv data.text=text data.max_length=24"
+_CLASSIFY = f"{_DATA} {_TRAIN}"
+COMMANDS = {
+    "tokenizer": Command("tokenizer train --input {world}/train.csv --vocab-size 300 --out {out}/tokenizer"),
+    "corpus": Command(
+        "corpus build --input {world}/train.csv --tokenizer {world}/tokenizer --out {out}/corpus",
+        finished="is a finished corpus",
+    ),
+    "pretrain mlm": Command(f"pretrain roberta-mini {_MODEL} {_PRETRAIN} --out {{out}}/run", "--resume"),
+    "pretrain electra": Command(f"pretrain electra-mini {_MODEL} {_PRETRAIN} --out {{out}}/run", "--resume"),
+    "pretrain clm": Command(f"pretrain gpt2-mini {_MODEL} {_PRETRAIN} --out {{out}}/run", "--resume"),
+    "finetune classify": Command(f"finetune classify {_CLASSIFY} --from {{world}}/base --out {{out}}/run", "--resume"),
+    "finetune seeds": Command(
+        f"finetune classify seeds=2 {_CLASSIFY} --from {{world}}/base --out {{out}}/run", "--resume"
+    ),
+    "finetune tag": Command(
+        f"finetune tag baselines=false data.train={{world}}/train.conll data.test={{world}}/test.conll {_TRAIN} "
+        "data.max_length=24 data.stride=8 --from {world}/base --out {out}/run",
+        "--resume",
+    ),
+    "finetune regression": Command(
+        "finetune classify objective.kind=regression baselines=false data.train={world}/numbers.csv data.text=text "
+        f"data.test={{world}}/numbers.csv data.max_length=24 {_TRAIN} --from {{world}}/base --out {{out}}/run",
+        "--resume",
+    ),
+    "distill": Command(
+        f"distill finetune distil-classify {_CLASSIFY} --teacher {{world}}/classifier --out {{out}}/run", "--resume"
+    ),
+    "convert": Command("convert {world}/base --to hf --out {out}/hf"),
+    "export": Command("export {world}/base --to sentence-transformers --out {out}/encoder"),
+    "export onnx": Command("export {world}/classifier --to onnx --out {out}/onnx"),
+    "predict": Command("predict {world}/classifier --input {world}/test.csv --out {out}/predictions.csv"),
+    "report": Command("report {world}/base {world}/classifier --out {out}/report"),
+    "fit": Command("fit {world}/train.csv --test {world}/test.csv --time 20s --out {out}/fit", "--resume"),
+    "compare": Command("compare {world}/compare.yaml --out {out}/compare"),
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """End of a command in a fork: exit code, standard error, operations of its `Shim`."""
+
+    code: int
+    errors: str
+    operations: list[str]
+    modules: list[str]
+
+
+class Bench:
+    """Runs commands on a small world of inputs below ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.world, self.folder = root / "world", root / "out"
+        self.world.mkdir()
+        _write_table(self.world / "train.csv", 60, seed=1)
+        _write_table(self.world / "test.csv", 12, seed=2)
+        _write_tags(self.world / "train.conll", 40)
+        _write_tags(self.world / "test.conll", 8)
+        numbers = "".join(f"{'good ' * number}text {number},{number / 7:.3f}\n" for number in range(20))
+        (self.world / "numbers.csv").write_text(f"text,label\n{numbers}", encoding="utf-8")
+        (self.world / "compare.yaml").write_text(_COMPARE.format(world=self.world), encoding="utf-8")
+        os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+        for arguments in (
+            "tokenizer train --input {world}/train.csv --vocab-size 300 --out {world}/tokenizer",
+            "corpus build --input {world}/train.csv --tokenizer {world}/tokenizer --out {world}/corpus",
+            f"pretrain roberta-mini {_MODEL} {_PRETRAIN} --out {{world}}/base",
+            f"finetune classify {_CLASSIFY} --from {{world}}/base --out {{world}}/classifier",
+        ):
+            ended = self.run(arguments)
+            if ended.code:
+                raise RuntimeError(f"{arguments}: {ended.errors}")
+            self.warm(ended)
+
+    def warm(self, ended: Ended) -> None:
+        """Import what the command imported, for later forks."""
+        for module in ended.modules:
+            if module not in sys.modules:
+                with contextlib.suppress(Exception):
+                    importlib.import_module(module)
+        gc.collect()
+        gc.freeze()
+
+    def run(self, arguments: str, fault: str = "kill", at: int | None = None) -> Ended:
+        """Run a command in a fork."""
+        output, errors = self.root / "stdout", self.root / "stderr"
+        reader, writer = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            shim = Shim(str(self.folder), fault, at)
+            code = 1
+            try:
+                for number, path in ((1, output), (2, errors)):
+                    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                    os.dup2(descriptor, number)
+                    os.close(descriptor)
+                os.chdir(self.root)
+                _stop_drawing()
+                _fork_trials()
+                words = arguments.format(world=self.world, out=self.folder).split()
+                code = _main(words, shim)
+            finally:
+                shim.active = False
+                sys.stdout.flush()
+                sys.stderr.flush()
+                found = {"operations": shim.operations, "modules": list(sys.modules)}
+                with os.fdopen(writer, "w") as stream:
+                    json.dump(found, stream)
+                os._exit(code)
+        os.close(writer)
+        with os.fdopen(reader) as stream:
+            content = stream.read()
+        _, status = os.waitpid(child, 0)
+        found = json.loads(content or '{"operations": [], "modules": []}')
+        return Ended(os.waitstatus_to_exitcode(status), errors.read_text(errors="replace"), **found)
+
+    def clear(self) -> None:
+        """Empty the folder of outputs."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+
+    def contents(self) -> dict[str, str]:
+        """Digests of all files below the folder of outputs, and "" for folders."""
+        return {
+            str(path.relative_to(self.folder)): "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(self.folder.rglob("*"))
+        }
+
+    def measure(self, name: str, fault: str, *, stride: int, offset: int) -> dict[str, Any]:
+        """Stop a command at every ``stride``th operation from ``offset`` on, repeat it, and compare.
+
+        Returns:
+            ``operations`` (of a run that is not stopped), ``points`` (runs that were stopped), ``identical`` (of them,
+            with the files of a run that is not stopped), ``stray`` (with other files), ``one_line`` (ended with one
+            line or silently), ``failures`` (descriptions of runs that are not identical).
+        """
+        command = COMMANDS[name]
+        clean = []
+        for _ in range(2):
+            self.clear()
+            ended = self.run(command.arguments)
+            if ended.code:
+                raise RuntimeError(f"{name}: {ended.errors}")
+            self.warm(ended)
+            clean.append(self.contents())
+        equal = {path: digest for path, digest in clean[0].items() if clean[1].get(path) == digest}
+        operations, counted = ended.operations, {"points": 0, "identical": 0, "stray": 0, "one_line": 0}
+        failures = []
+        points = [0] if fault == "read-only" else range(offset, len(operations), stride)
+        for at in points:
+            self.clear()
+            stopped = self.run(command.arguments, fault, at)
+            if fault == "kill" and stopped.code != _KILLED:
+                continue  # a run with fewer operations
+            counted["points"] += 1
+            one_line = _is_one_line(stopped, fault)
+            again = self.run(f"{command.arguments} {command.again}")
+            done = again.code == 0 or (command.finished is not None and command.finished in again.errors)
+            found = self.contents()
+            stray = sorted(set(found) - set(clean[0]))
+            missing = sorted(set(clean[0]) - set(found))
+            changed = sorted(path for path, digest in equal.items() if found.get(path, digest) != digest)
+            identical = done and not (stray or missing or changed)
+            counted["identical"] += identical
+            counted["stray"] += bool(stray)
+            counted["one_line"] += one_line
+            print(f"{name}, {at} of {len(operations)}: {'identical' if identical else 'DIFFERENT'}", file=sys.stderr)
+            if not identical or not one_line:
+                failures.append(
+                    {
+                        "at": at,
+                        "operation": operations[at],
+                        "stopped": [stopped.code, stopped.errors[-300:]],
+                        "again": [again.code, again.errors[-300:]],
+                        "stray": stray,
+                        "missing": missing,
+                        "changed": changed,
+                    }
+                )
+        return {"operations": len(operations), **counted, "failures": failures, "equal_files": len(equal)}
+
+
+def _is_one_line(ended: Ended, fault: str) -> bool:
+    """True for a killed process, and for one that ended with a line "error: ..." or "stopped" and no traceback."""
+    lines = [line for line in ended.errors.splitlines() if line.startswith(("error: ", "stopped"))]
+    if "Traceback" in ended.errors:
+        return False
+    return fault == "kill" or ended.code in (0, -signal.SIGTERM, 143) or (ended.code in (2, 130) and len(lines) == 1)
+
+
+def _main(words: list[str], shim: Shim | None = None) -> int:
+    from homespun import cli
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.argv = ["homespun", *words]
+    if shim is not None:
+        shim.install()
+    try:
+        cli.main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    return 1
+
+
+def _stop_drawing() -> None:
+    """Figures of reports are empty files: drawing takes most of the time of a short training."""
+    from matplotlib.figure import Figure
+
+    Figure.savefig = lambda figure, file, **options: None  # type: ignore[method-assign]
+    Figure.draw_without_rendering = lambda figure: None  # type: ignore[method-assign]
+
+
+def _write_table(path: Path, rows: int, seed: int) -> None:
+    draw = random.Random(seed)
+    words = {"sport": "goal team coach league referee", "money": "share profit bank bond trader"}
+    lines = ["text,label"]
+    for number in range(rows):
+        label = list(words)[number % 2]
+        text = " ".join(draw.choice(f"{words[label]} the a of in and was with".split()) for _ in range(12))
+        lines.append(f"{text} {number},{label}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _write_tags(path: Path, sentences: int) -> None:
+    blocks = (
+        f"goal O\nof O\nteam B-ORG\n{'league I-ORG' if number % 3 else 'coach O'}\n" for number in range(sentences)
+    )
+    path.write_text("\n".join(blocks), encoding="utf-8")
+
+
+@dataclass
+class _Forked:
+    """A process of a comparison, as a fork instead of a new interpreter."""
+
+    command: executor.Command
+    pid: int
+    started: float
+    outcome: executor.Outcome | None = None
+
+    def poll(self) -> executor.Outcome | None:
+        if self.outcome is None:
+            ended, status, usage = os.wait4(self.pid, os.WNOHANG)
+            if ended:
+                why = None if status == 0 else f"status {status}"
+                spent = usage.ru_utime + usage.ru_stime
+                self.outcome = executor.Outcome(why, time.monotonic() - self.started, spent)
+        return self.outcome
+
+    def stop(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            while self.poll() is None:
+                time.sleep(0.01)
+
+
+@dataclass
+class _ForkExecutor:
+    slots: int
+    inherit: Sequence[int] = ()
+
+    def start(self, command: executor.Command) -> _Forked:
+        command.log.parent.mkdir(parents=True, exist_ok=True)
+        pid = os.fork()
+        if pid == 0:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # with its parent, as `homespun.compare.worker` ends
+            code = 1
+            try:
+                log = os.open(command.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                code = _main(list(command.arguments))
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        return _Forked(command, pid, time.monotonic())
+
+
+def _fork_trials() -> None:
+    runner.LocalExecutor = _ForkExecutor  # type: ignore[assignment,misc]
+
+
+_COMPARE = """
+kind: compare
+pretrain:
+  recipe: roberta-mini
+  settings:
+    data: {{corpus: "{world}/corpus", max_length: 32}}
+    model: {{hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, num_attention_heads: 2}}
+    train: {{batch_size: 4, checkpoint_every: 0.001}}
+finetune:
+  topics:
+    recipe: classify
+    settings:
+      data: {{train: "{world}/train.csv", test: "{world}/test.csv", text: text, max_length: 24}}
+      train: {{batch_size: 4}}
+variations:
+  mlm: {{}}
+budget: {{steps: 4}}
+seeds: 1
+benchmark: null
+"""
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks faults", description=__doc__)
+    parser.add_argument("--commands", default=",".join(COMMANDS), help="comma-separated")
+    parser.add_argument("--fault", choices=FAULTS, default="kill")
+    parser.add_argument("--stride", type=int, default=1, help="stop at every so many operations")
+    parser.add_argument("--offset", type=int, default=0, help="first operation")
+    options = parser.parse_args(arguments)
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder))
+        for name in options.commands.split(","):
+            started = time.monotonic()
+            found[name] = bench.measure(name, options.fault, stride=options.stride, offset=options.offset)
+            found[name]["seconds"] = round(time.monotonic() - started, 1)
+            print(name, json.dumps(found[name], indent=1), file=sys.stderr, flush=True)
+    total = {key: sum(each[key] for each in found.values()) for key in ("points", "identical", "stray", "one_line")}
+    return {"fault": options.fault, "commands": found, "total": total}
