@@ -34,12 +34,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from homespun.compare import executor, runner
+import typer
 
-FAULTS = ("kill", "full", "read-only", "sigterm", "sigint")
+from homespun import cli
+from homespun.compare import executor, runner
+from homespun.io.lock import LOCK
+
+FAULTS = ("kill", "exit", "full", "read-only", "sigterm", "sigint")
 _SIGNALS = {"sigterm": signal.SIGTERM, "sigint": signal.SIGINT}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _KILLED = 137
+COUNTS = ("points", "states", "identical", "stray", "one_line")
 
 
 @dataclass
@@ -49,12 +54,14 @@ class Shim:
     Args:
         folder: absolute path.
         fault: one of `FAULTS`.
-        at: number of the operation; None: count only.
+        at: number of the operation; None: do not stop.
+        copies: folder for a copy of ``folder`` at each operation, also of child processes.
     """
 
     folder: str
     fault: str
     at: int | None
+    copies: Path | None = None
     operations: list[str] = field(default_factory=list)
     active: bool = True
 
@@ -104,19 +111,31 @@ class Shim:
 
     def _point(self, operation: str, path: str) -> None:
         path = os.path.abspath(path)
-        if not self.active or os.getpid() != self.process or not self._is_inside(path):
+        own = os.getpid() == self.process
+        if not self.active or not self._is_inside(path) or not (own or self.copies):
             return
         self.active = False  # operations of the shim itself
         try:
             number = len(self.operations)
             self.operations.append(f"{operation} {re.sub(r'[0-9]+', 'N', os.path.relpath(path, self.folder))}")
+            if self.copies is not None:
+                self._copy(f"{os.getpid()}-{number}", self.operations[-1])
             if self.at is not None and number >= self.at:
                 self._stop(operation, first=number == self.at)
         finally:
             self.active = True
 
+    def _copy(self, name: str, operation: str) -> None:
+        assert self.copies is not None
+        try:
+            shutil.copytree(self.folder, self.copies / name)
+        except (OSError, shutil.Error):  # another process wrote at this moment
+            shutil.rmtree(self.copies / name, ignore_errors=True)
+        else:
+            (self.copies / f"{name}.operation").write_text(operation, encoding="utf-8")
+
     def _stop(self, operation: str, *, first: bool) -> None:
-        if self.fault == "kill":
+        if self.fault == "exit":
             os._exit(_KILLED)
         if self.fault == "full" and operation not in ("remove", "rmdir", "rename"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -224,6 +243,7 @@ class Bench:
         numbers = "".join(f"{'good ' * number}text {number},{number / 7:.3f}\n" for number in range(20))
         (self.world / "numbers.csv").write_text(f"text,label\n{numbers}", encoding="utf-8")
         (self.world / "compare.yaml").write_text(_COMPARE.format(world=self.world), encoding="utf-8")
+        self.app = typer.main.get_command(cli.app)
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
         for arguments in (
             "tokenizer train --input {world}/train.csv --vocab-size 300 --out {world}/tokenizer",
@@ -245,7 +265,7 @@ class Bench:
         gc.collect()
         gc.freeze()
 
-    def run(self, arguments: str, fault: str = "kill", at: int | None = None) -> Ended:
+    def run(self, arguments: str, fault: str = "exit", at: int | None = None, copies: Path | None = None) -> Ended:
         """Run a command in a fork."""
         output, errors = self.root / "stdout", self.root / "stderr"
         reader, writer = os.pipe()
@@ -254,7 +274,7 @@ class Bench:
         child = os.fork()
         if child == 0:
             os.close(reader)
-            shim = Shim(str(self.folder), fault, at)
+            shim = Shim(str(self.folder), fault, at, copies)
             code = 1
             try:
                 for number, path in ((1, output), (2, errors)):
@@ -264,6 +284,7 @@ class Bench:
                 os.chdir(self.root)
                 _stop_drawing()
                 _fork_trials()
+                cli.app = self.app  # made once
                 words = arguments.format(world=self.world, out=self.folder).split()
                 code = _main(words, shim)
             finally:
@@ -286,22 +307,18 @@ class Bench:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
 
-    def contents(self) -> dict[str, str]:
-        """Digests of all files below the folder of outputs, and "" for folders."""
-        return {
-            str(path.relative_to(self.folder)): "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(self.folder.rglob("*"))
-        }
-
     def measure(self, name: str, fault: str, *, stride: int, offset: int) -> dict[str, Any]:
         """Stop a command at every ``stride``th operation from ``offset`` on, repeat it, and compare.
 
+        Fault ``kill`` copies the folder at each operation of one run: a killed process leaves this state. Equal states
+        are repeated once. All other faults run the command for each operation.
+
         Returns:
-            ``operations`` (of a run that is not stopped), ``points`` (runs that were stopped), ``identical`` (of them,
-            with the files of a run that is not stopped), ``stray`` (with other files), ``one_line`` (ended with one
-            line or silently), ``failures`` (descriptions of runs that are not identical).
+            ``points`` (operations), ``states`` (different ones), ``identical`` (points whose repeated command ends with
+            the files of a run that is not stopped), ``stray`` (points with other files), ``one_line`` (that ended with
+            one line or silently), ``failures`` (descriptions of the others).
         """
-        command = COMMANDS[name]
+        command, copies = COMMANDS[name], self.root / "copies"
         clean = []
         for _ in range(2):
             self.clear()
@@ -309,42 +326,87 @@ class Bench:
             if ended.code:
                 raise RuntimeError(f"{name}: {ended.errors}")
             self.warm(ended)
-            clean.append(self.contents())
-        equal = {path: digest for path, digest in clean[0].items() if clean[1].get(path) == digest}
-        operations, counted = ended.operations, {"points": 0, "identical": 0, "stray": 0, "one_line": 0}
-        failures = []
-        points = [0] if fault == "read-only" else range(offset, len(operations), stride)
-        for at in points:
-            self.clear()
-            stopped = self.run(command.arguments, fault, at)
-            if fault == "kill" and stopped.code != _KILLED:
-                continue  # a run with fewer operations
-            counted["points"] += 1
-            one_line = _is_one_line(stopped, fault)
-            again = self.run(f"{command.arguments} {command.again}")
-            done = again.code == 0 or (command.finished is not None and command.finished in again.errors)
-            found = self.contents()
-            stray = sorted(set(found) - set(clean[0]))
-            missing = sorted(set(clean[0]) - set(found))
-            changed = sorted(path for path, digest in equal.items() if found.get(path, digest) != digest)
-            identical = done and not (stray or missing or changed)
-            counted["identical"] += identical
-            counted["stray"] += bool(stray)
-            counted["one_line"] += one_line
-            print(f"{name}, {at} of {len(operations)}: {'identical' if identical else 'DIFFERENT'}", file=sys.stderr)
-            if not identical or not one_line:
-                failures.append(
-                    {
-                        "at": at,
-                        "operation": operations[at],
-                        "stopped": [stopped.code, stopped.errors[-300:]],
-                        "again": [again.code, again.errors[-300:]],
-                        "stray": stray,
-                        "missing": missing,
-                        "changed": changed,
-                    }
-                )
-        return {"operations": len(operations), **counted, "failures": failures, "equal_files": len(equal)}
+            clean.append(contents(self.folder))
+        result = Result(command, clean[0], {path for path, digest in clean[0].items() if clean[1].get(path) == digest})
+        if fault != "kill":
+            points = [0] if fault == "read-only" else range(offset, len(ended.operations), stride)
+            for at in points:
+                self.clear()
+                stopped = self.run(command.arguments, fault, at)
+                if fault != "exit" or stopped.code == _KILLED:  # a run can have fewer operations
+                    self._repeat(result, [ended.operations[at]], stopped, fault)
+            return result.to_dict()
+        copies.mkdir()
+        self.clear()
+        self.run(command.arguments, copies=copies)
+        states: dict[frozenset[tuple[str, str]], list[Path]] = {}
+        for copy in sorted(path for path in copies.iterdir() if path.is_dir()):
+            states.setdefault(_state(copy), []).append(copy)
+        for number, equal in enumerate(states.values()):
+            if number % stride == offset:
+                shutil.rmtree(self.folder)
+                shutil.copytree(equal[0], self.folder)
+                operations = [path.with_name(f"{path.name}.operation").read_text(encoding="utf-8") for path in equal]
+                self._repeat(result, operations, Ended(_KILLED, "", [], []), fault)
+        shutil.rmtree(copies)
+        return result.to_dict()
+
+    def _repeat(self, result: Result, operations: list[str], stopped: Ended, fault: str) -> None:
+        again = self.run(f"{result.command.arguments} {result.command.again}")
+        one_line = _is_one_line(stopped, fault)
+        identical = result.add(operations, stopped, again, contents(self.folder), one_line=one_line)
+        print(f"{operations[0]}: {'identical' if identical else 'DIFFERENT'}", file=sys.stderr, flush=True)
+
+
+@dataclass
+class Result:
+    """Counts of `Bench.measure`; ``equal`` are the files that two runs write equally."""
+
+    command: Command
+    clean: dict[str, str]
+    equal: set[str]
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    failures: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(
+        self, operations: list[str], stopped: Ended, again: Ended, found: dict[str, str], *, one_line: bool
+    ) -> bool:
+        """Count operations with one state; True if the repeated command has the same files."""
+        finished = self.command.finished
+        done = again.code == 0 or (finished is not None and finished in again.errors)
+        stray, missing = sorted(found.keys() - self.clean.keys()), sorted(self.clean.keys() - found.keys())
+        changed = sorted(path for path in self.equal if found.get(path) not in (None, self.clean[path]))
+        identical = done and not (stray or missing or changed)
+        for count, holds in {
+            "points": True,
+            "identical": identical,
+            "stray": bool(stray),
+            "one_line": one_line,
+        }.items():
+            self.counts[count] += len(operations) * holds
+        self.counts["states"] += 1
+        if not identical or not one_line:
+            ends = {"stopped": [stopped.code, stopped.errors[-500:]], "again": [again.code, again.errors[-500:]]}
+            files = {"stray": stray, "missing": missing, "changed": changed}
+            self.failures.append({"operations": operations} | ends | files)
+        return identical
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.counts, "files": len(self.clean), "equal_files": len(self.equal), "failures": self.failures}
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Digests of all files below a folder, and "" for folders."""
+    return {
+        str(path.relative_to(folder)): "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def _state(folder: Path) -> frozenset[tuple[str, str]]:
+    """Files of a folder, without the numbers of processes."""
+    found = contents(folder).items()
+    return frozenset((re.sub(r"\.tmp-\d+", ".tmp", path), "" if LOCK in path else digest) for path, digest in found)
 
 
 def _is_one_line(ended: Ended, fault: str) -> bool:
@@ -352,12 +414,14 @@ def _is_one_line(ended: Ended, fault: str) -> bool:
     lines = [line for line in ended.errors.splitlines() if line.startswith(("error: ", "stopped"))]
     if "Traceback" in ended.errors:
         return False
-    return fault == "kill" or ended.code in (0, -signal.SIGTERM, 143) or (ended.code in (2, 130) and len(lines) == 1)
+    return (
+        fault in ("kill", "exit")
+        or ended.code in (0, -signal.SIGTERM, 143)
+        or (ended.code in (2, 130) and len(lines) == 1)
+    )
 
 
 def _main(words: list[str], shim: Shim | None = None) -> int:
-    from homespun import cli
-
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.argv = ["homespun", *words]
@@ -491,5 +555,5 @@ def run(arguments: list[str]) -> dict[str, Any]:
             found[name] = bench.measure(name, options.fault, stride=options.stride, offset=options.offset)
             found[name]["seconds"] = round(time.monotonic() - started, 1)
             print(name, json.dumps(found[name], indent=1), file=sys.stderr, flush=True)
-    total = {key: sum(each[key] for each in found.values()) for key in ("points", "identical", "stray", "one_line")}
+    total = {key: sum(each[key] for each in found.values()) for key in COUNTS}
     return {"fault": options.fault, "commands": found, "total": total}
