@@ -5,6 +5,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from homespun import cli
 from homespun.cli import app
 from homespun.cli.options import SECTIONS
 from homespun.errors import UserError
+from homespun.io.lock import locked
 
 # commands whose function has another name: `homespun.NAME` may be a package, or too vague
 FUNCTIONS = {
@@ -139,3 +141,15 @@ def test_a_full_disk_is_one_line(
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "free disk space" in line
+
+
+def test_a_command_is_refused_while_another_writes_its_output(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("one text\n" * 50)
+    words = ["tokenizer", "train", "--input", str(texts), "--vocab-size", "265", "--out", str(tmp_path / "tokenizer")]
+    with locked(tmp_path / "tokenizer"):
+        refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, UserError)
+    assert "is written by process" in str(refused.exception)
+    assert CliRunner().invoke(app, words).exception is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.txt", "tokenizer"]
