@@ -153,8 +153,16 @@ class Run:
             keep: number of last checkpoints to keep besides the best.
         """
         folder = self.path / "checkpoints" / f"step-{state['step']}"
-        if not self.main or folder.exists():
+        if not self.main:
             return
+        if not folder.exists():
+            self._write_checkpoint(folder, tensors, state)
+        kept = [*self._folders()[-keep:], *self._by_score()[:1]]
+        for old in self._folders():
+            if old not in kept:
+                self._remove(old)
+
+    def _write_checkpoint(self, folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: State) -> None:
         try:
             with (self.path / _METRICS).open("ab") as metrics:
                 os.fsync(metrics.fileno())  # must be on disk before the checkpoint that stores its size
@@ -162,10 +170,6 @@ class Run:
             write_checkpoint(folder, tensors, state | {"metrics_bytes": logged})
         except (OSError, SafetensorError) as error:
             raise UserError(f"cannot write the checkpoint {folder}: {error}; free disk space, then --resume") from error
-        kept = [*self._folders()[-keep:], *self._by_score()[:1]]
-        for old in self._folders():
-            if old not in kept:
-                self._remove(old)
 
     def latest_checkpoint(self) -> Checkpoint | None:
         """Last valid checkpoint, or ``None`` without checkpoints; invalid ones are skipped with a warning.
