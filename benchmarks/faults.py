@@ -33,6 +33,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+from unittest import mock
 
 import typer
 
@@ -71,7 +72,7 @@ class Shim:
         sys.addaudithook(self._hook)
         opened = io.open
 
-        def watched_fsync(descriptor: int) -> None:  # a killed process loses no writes, so that nothing is flushed
+        def watched_fsync(descriptor: Any) -> None:  # a killed process loses no writes, so that nothing is flushed
             self._point("fsync", _path_of(descriptor))
 
         def watched_open(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> IO[Any]:
@@ -81,7 +82,7 @@ class Shim:
             return stream
 
         os.fsync = watched_fsync
-        builtins.open = io.open = watched_open  # type: ignore[assignment]
+        builtins.open = io.open = watched_open
 
     def _watch(self, stream: IO[Any], mode: str, buffering: int = -1, *_: Any, **options: Any) -> IO[Any]:
         """The same file, with a raw file whose writes are operations."""
@@ -287,7 +288,7 @@ class Bench:
                 os.chdir(self.root)
                 _stop_drawing()
                 _fork_trials()
-                cli.app = self.app  # made once
+                mock.patch.object(cli, "app", self.app).start()  # made once
                 words = arguments.format(world=self.world, out=self.folder).split()
                 code = _main(words, shim)
             finally:
@@ -443,8 +444,8 @@ def _stop_drawing() -> None:
     """Figures of reports are empty files: drawing takes most of the time of a short training."""
     from matplotlib.figure import Figure
 
-    Figure.savefig = lambda figure, file, **options: None  # type: ignore[method-assign]
-    Figure.draw_without_rendering = lambda figure: None  # type: ignore[method-assign]
+    mock.patch.object(Figure, "savefig", return_value=None).start()
+    mock.patch.object(Figure, "draw_without_rendering", return_value=None).start()
 
 
 def _write_table(path: Path, rows: int, seed: int) -> None:
@@ -518,7 +519,7 @@ class _ForkExecutor:
 
 
 def _fork_trials() -> None:
-    runner.LocalExecutor = _ForkExecutor  # type: ignore[assignment,misc]
+    mock.patch.object(runner, "LocalExecutor", _ForkExecutor).start()
 
 
 _COMPARE = """

@@ -74,8 +74,8 @@ def train_vectors(
     seconds: dict[str, float] = {}
     stage = functools.partial(_TimedStage, seconds=seconds, display=display)
     # a name as of `homespun.io.atomic.atomic_path`, so that the folder of a killed process is found
-    names = {"prefix": f"{TEMPORARY}{os.getpid()}-", "suffix": f"-{out.name}"}
-    with tempfile.TemporaryDirectory(dir=out.parent, **names) as folder:
+    prefix = f"{TEMPORARY}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(f"-{out.name}", prefix, out.parent) as folder:
         with stage("counting words") as on_progress:
             text = write_words(opened, Path(folder) / "words", on_progress=on_progress, **config.words.model_dump())
         vectors, facts = config.method.train(text, Path(folder), stage, seed=config.seed, workers=config.workers)
