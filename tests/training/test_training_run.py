@@ -222,8 +222,8 @@ def test_a_failed_result_leaves_the_old_one(run):
     assert json.loads((run.path / "result.json").read_text()) == {"accuracy": 0.5}
 
 
-def test_saving_an_existing_checkpoint_removes_those_that_a_killed_process_left(run):
+def test_rewinding_removes_old_checkpoints_that_a_killed_process_left(run):
     for step in (1, 2, 3):
         save(run, step, keep=50)
-    save(run, 3, keep=2)
+    run.rewind(run.latest_checkpoint(), keep=2)
     assert steps(run) == ["step-2", "step-3"]

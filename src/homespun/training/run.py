@@ -153,16 +153,8 @@ class Run:
             keep: number of last checkpoints to keep besides the best.
         """
         folder = self.path / "checkpoints" / f"step-{state['step']}"
-        if not self.main:
+        if not self.main or folder.exists():
             return
-        if not folder.exists():
-            self._write_checkpoint(folder, tensors, state)
-        kept = [*self._folders()[-keep:], *self._by_score()[:1]]
-        for old in self._folders():
-            if old not in kept:
-                self._remove(old)
-
-    def _write_checkpoint(self, folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: State) -> None:
         try:
             with (self.path / _METRICS).open("ab") as metrics:
                 os.fsync(metrics.fileno())  # must be on disk before the checkpoint that stores its size
@@ -170,6 +162,13 @@ class Run:
             write_checkpoint(folder, tensors, state | {"metrics_bytes": logged})
         except (OSError, SafetensorError) as error:
             raise UserError(f"cannot write the checkpoint {folder}: {error}; free disk space, then --resume") from error
+        self._remove_old(keep)
+
+    def _remove_old(self, keep: int) -> None:
+        kept = [*self._folders()[-keep:], *self._by_score()[:1]]
+        for old in self._folders():
+            if old not in kept:
+                self._remove(old)
 
     def latest_checkpoint(self) -> Checkpoint | None:
         """Last valid checkpoint, or ``None`` without checkpoints; invalid ones are skipped with a warning.
@@ -197,8 +196,11 @@ class Run:
         scored = self._by_score()
         return self._first_valid(scored + [f for f in reversed(self._folders()) if f not in scored])
 
-    def rewind(self, checkpoint: Checkpoint | None) -> None:
-        """Reset the folder to its state after ``checkpoint``, or to that of a new run for ``None``."""
+    def rewind(self, checkpoint: Checkpoint | None, *, keep: int | None = None) -> None:
+        """Reset the folder to its state after ``checkpoint``, or to that of a new run for ``None``.
+
+        ``keep`` is as in `save_checkpoint`: a process can be killed before it removes older checkpoints.
+        """
         if not self.main:
             return
         for temporary in (self.path / "checkpoints").glob(f"{TEMPORARY}*"):
@@ -206,6 +208,8 @@ class Run:
         for folder in self._folders():
             if checkpoint is None or _step(folder) > checkpoint.step:
                 self._remove(folder)
+        if keep is not None:
+            self._remove_old(keep)
         metrics = self.path / _METRICS
         logged = checkpoint.state["metrics_bytes"] if checkpoint is not None else 0
         if metrics.exists() and metrics.stat().st_size > logged:

@@ -177,7 +177,7 @@ class Trainer:
     def _begin(self) -> TensorBoard | None:
         checkpoint = self.run.latest_checkpoint()
         self.accelerator.wait_for_everyone()  # before the main process removes what the others read
-        self.run.rewind(checkpoint)
+        self.run.rewind(checkpoint, keep=self.config.keep_checkpoints)
         if checkpoint is not None:
             state = checkpoint.state
             self._training_step.load(checkpoint)
