@@ -253,6 +253,7 @@ class Bench:
             "base": f"pretrain roberta-mini {_MODEL} {_PRETRAIN} --out {{world}}/base",
             "classifier": f"finetune classify {_CLASSIFY} --from {{world}}/base --out {{world}}/classifier",
         }
+        read += "{world}/corpus" if "compare" in read else ""
         last = max((number for number, name in enumerate(made) if f"{{world}}/{name}" in read), default=-1)
         for arguments in list(made.values())[: last + 1]:
             ended = self.run(arguments)

@@ -22,6 +22,8 @@ from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader
 from homespun.errors import UserError
 from homespun.hf.open import open_model
+from homespun.io.atomic import atomic_path
+from homespun.io.lock import locked
 from homespun.models.bundle import ModelBundle, save_model
 from homespun.models.weight_transfer import build_student
 from homespun.objectives.mlm import MaskedLMObjective
@@ -193,8 +195,10 @@ def _save_initial_models(run: Path, models: Mapping[Path, tuple[ModelBundle, Run
             check_inputs(folder, inputs)
     for folder, (stored, inputs) in models.items():
         if not (resumed and folder.exists()):
-            save_model(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels, task=stored.task)
-            write_inputs(folder, inputs)
+            labels, task = stored.labels, stored.task
+            with locked(folder, as_one=True), atomic_path(folder) as made:
+                save_model(made, stored.model, stored.config, stored.tokenizer, labels=labels, task=task)
+                write_inputs(made, inputs)
 
 
 def _pair(teacher: ModelBundle, student: ModelBundle) -> dict[str, ModelBundle]:
