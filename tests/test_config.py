@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -273,3 +274,38 @@ def test_missing_and_undecodable_files_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"a: caf\xe9")
     with pytest.raises(UserError, match="YAML"):
         read_yaml(tmp_path / "latin.yaml")
+
+
+_ALIASES = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9 if n else 'x' * 9)}]" for n in range(9))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: !!int x",
+        "a: !!float x",
+        "!!bool x: 1",
+        "a: !!set {b}",
+        f"a: {'1' * 6000}",
+        "a: &a [*a]",
+        "[" * 20_000,
+        "{a: " * 5000 + "1" + "}" * 5000,
+        _ALIASES,
+        "a: 1\n" * 190_000,
+        "a: 1\n" * 250_000,
+    ],
+)
+def test_malformed_yaml_is_refused_quickly(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=re.escape(str(path))):
+        read_yaml(path)
+    if len(text) < 1000:
+        assert override({}, [f"key={text}"]) == {"key": text}  # not YAML
+
+
+def test_yaml_reads_dates_as_strings_and_few_aliases(tmp_path: Path) -> None:
+    path = tmp_path / "good.yaml"
+    path.write_text("a: 2020-99-99\nb: &b {c: 2020-01-01}\nd: [*b, *b]\ne: {<<: *b, f: 1}", encoding="utf-8")
+    b = {"c": "2020-01-01"}
+    assert read_yaml(path) == {"a": "2020-99-99", "b": b, "d": [b, b], "e": {**b, "f": 1}}

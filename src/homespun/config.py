@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import (
@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from homespun.errors import UserError, nearest
+from homespun.errors import UserError, first_line, nearest
 from homespun.migration import RENAMED_KINDS, find_new_key
 
 T = TypeVar("T", bound=BaseModel)
@@ -120,7 +120,11 @@ def read_yaml(path: str | Path) -> Tree:
     """
     path = Path(path)
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as stream:
+            content = stream.read(_YAML_BYTES + 1)
+        if len(content) > _YAML_BYTES:
+            raise UserError(f"{path} has more than {_YAML_BYTES:,} bytes; a recipe is smaller")
+        tree = parse_yaml(content.decode("utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -128,6 +132,64 @@ def read_yaml(path: str | Path) -> Tree:
     if not isinstance(tree, dict):
         raise UserError(f"{path} must hold a mapping of keys to values, not {type(tree).__name__}")
     return tree
+
+
+_YAML_BYTES, _YAML_NODES, _YAML_DEPTH = 1_000_000, 20_000, 50
+
+
+def parse_yaml(text: str) -> object:
+    """Parse YAML of mappings, lists, strings, numbers, booleans and nulls; dates are strings.
+
+    Raises:
+        yaml.YAMLError: other tags, a value that contains itself, more than 50 levels or 20,000 values, of which each
+            alias repeats those of its anchor, or a value that does not fit its tag.
+    """
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    except (ValueError, KeyError, OverflowError) as error:  # of a conversion
+        raise yaml.YAMLError(f"a value does not fit its tag or is too large: {first_line(error)}") from error
+    finally:
+        loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loader without the tags that JSON lacks, and with bounds of depth and size."""
+
+    yaml_constructors: ClassVar = {
+        tag: construct
+        for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in ("null", "bool", "int", "float", "str", "seq", "map")
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._nodes = 0
+        self._sizes: dict[str, int] = {}  # nodes below each anchor
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: yaml.NodeEvent = self.peek_event()  # type: ignore[no-untyped-call]  # in types-PyYAML
+        before = self._nodes
+        anchor = event.anchor
+        if isinstance(event, yaml.AliasEvent) and anchor in self.anchors:
+            if anchor not in self._sizes:
+                raise yaml.YAMLError(f"the value of &{anchor} contains itself")
+            self._nodes += self._sizes[anchor]
+        self._depth += 1
+        self._nodes += 1
+        if self._depth > _YAML_DEPTH or self._nodes > _YAML_NODES:
+            raise yaml.YAMLError(f"it has more than {_YAML_DEPTH} levels or {_YAML_NODES:,} values")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if anchor is not None:
+            self._sizes.setdefault(anchor, self._nodes - before)
+        return node
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def override(tree: Mapping[str, object], assignments: Sequence[str]) -> Tree:
@@ -157,7 +219,7 @@ def override(tree: Mapping[str, object], assignments: Sequence[str]) -> Tree:
 def _value(text: str) -> object:
     """Value of YAML; the text itself if it is not YAML, or empty, such as ``|``."""
     try:
-        value = yaml.safe_load(text)
+        value = parse_yaml(text)
     except yaml.YAMLError:
         return text
     return text if value in (None, "", [None], {None: None}) and text not in _EMPTY else value
