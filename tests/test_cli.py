@@ -3,6 +3,8 @@
 import errno
 import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +19,7 @@ import homespun
 from homespun import cli
 from homespun.cli import app
 from homespun.cli.options import SECTIONS
-from homespun.errors import UserError
+from homespun.errors import UserError, escape, one_line
 from homespun.io.lock import locked
 
 # commands whose function has another name: `homespun.NAME` may be a package, or too vague
@@ -153,3 +155,38 @@ def test_a_command_is_refused_while_another_writes_its_output(tmp_path: Path) ->
     assert "is written by process" in str(refused.exception)
     assert CliRunner().invoke(app, words).exception is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.txt", "tokenizer"]
+
+
+def refused(*words: str) -> str:
+    """The message of a command that is refused; one line of less than 500 printable characters."""
+    command = [sys.executable, "-c", "from homespun.cli import main; main()", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    line, end, rest = done.stderr.partition("\n")
+    assert (line[:7], end, rest) == ("error: ", "\n", "")
+    assert line.isprintable()
+    assert len(line) < 500
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["plan", "a\nb\x1b[31m"], r"a\nb\x1b[31m"),
+        (["plan", "bert-mini", f"train.seed={'x' * 5000}"], "train.seed"),
+        (["plan", "bert-mini", f"{'x' * 5000}=1"], "there are"),
+        (["plan", "--a\nb"], r"--a\nb"),
+        (["plan"], "homespun plan --help"),
+        (["corpus", "build", "--input", "\x1b[2J\n.txt", "--tokenizer", "t", "--out", "c"], r"\x1b[2J\n.txt"),
+    ],
+)
+def test_a_refusal_is_one_short_escaped_line(words: list[str], shown: str) -> None:
+    assert shown in refused(*words)
+
+
+def test_one_line_keeps_both_ends() -> None:
+    text = one_line(f"x=\x9b\u202e{'y' * 10_000}; set x=1")
+    assert text.startswith(r"x=\x9b\u202eyyy")
+    assert text.endswith("yyy; set x=1")
+    assert len(text) < 490
+    assert escape("0.2\xa0s \ud800") == "0.2\xa0s \\ud800"

@@ -56,7 +56,24 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 
 def shorten_warnings() -> None:
     """Print warnings of this process in one line each, without source code."""
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {one_line(str(message))}\n"
+
+
+_SHOWN = 480  # characters of a message
+_END = 160  # of them at its end, where messages say how to correct the input
+
+
+def one_line(text: str) -> str:
+    """Escape line ends and control characters, and leave out the middle of a text of 480 characters or more."""
+    if len(text) > 2 * _SHOWN:
+        text = f"{text[:_SHOWN]}{text[-_SHOWN:]}"
+    escaped = escape(text)
+    return escaped if len(escaped) <= _SHOWN else f"{escaped[: _SHOWN - _END]} ... {escaped[-_END:]}"
+
+
+def escape(text: str) -> str:
+    r"""Replace line ends, control characters and lone surrogates by escapes, such as ``\n`` and ``\x1b``."""
+    return "".join(c if c.isprintable() or c == "\xa0" else ascii(c)[1:-1] for c in text)
 
 
 def first_line(error: BaseException) -> str:

@@ -43,7 +43,7 @@ from homespun.cli.serve import serve
 from homespun.cli.show import recipes_app, show_app
 from homespun.cli.text import corpus_app, tokenizer_app
 from homespun.cli.vectors import vectors_app
-from homespun.errors import UserError, describe_system_error, shorten_warnings
+from homespun.errors import UserError, describe_system_error, one_line, shorten_warnings
 
 app = typer.Typer(
     name="homespun",
@@ -324,21 +324,35 @@ def main() -> NoReturn:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     shorten_warnings()
     try:
-        app(standalone_mode=True)
+        status = app(standalone_mode=False)
     except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise SystemExit(2) from None
+        _refuse(str(error))
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
         raise SystemExit(130) from None
     except Exception as error:
+        if isinstance(error, typer.BadParameter.__mro__[1]):  # a usage error
+            _refuse_usage(error)
         if (line := describe_system_error(error)) is not None:
-            typer.echo(f"error: {line}", err=True)
-            raise SystemExit(2) from None
+            _refuse(line)
         traceback.print_exc()
         typer.echo("this is a bug in homespun; please report the traceback above", err=True)
         raise SystemExit(1) from None
-    sys.exit(0)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _refuse_usage(error: typer.BadParameter) -> NoReturn:
+    """Print a message about an argument or option, or the help of a group without a command."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        raise SystemExit(2) from None
+    command = "homespun" if error.ctx is None else error.ctx.command_path
+    _refuse(f"{error.format_message().rstrip('.')}; see `{command} --help`")
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(f"error: {one_line(message)}", err=True)
+    raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import typer
 from typer.core import TyperGroup
 
-from homespun.errors import UserError, nearest
+from homespun.errors import UserError, escape, nearest
 from homespun.migration import RENAMED_COMMANDS, RENAMED_FLAGS
 
 T = TypeVar("T", bound=str)
@@ -70,6 +70,9 @@ Columns = Annotated[str | None, typer.Option("--columns", help="Column names of 
 Normalise = Annotated[bool, typer.Option(help="Apply Unicode NFC, remove control characters and surplus space.")]
 Duplicates = Annotated[
     str, typer.Option("--duplicates", help="keep, exact (drop duplicates) or near (drop near-duplicates too).")
+]
+MaxCharacters = Annotated[
+    str, typer.Option("--max-characters", help="Maximum length of a document; longer ones are left out and counted.")
 ]
 Out = Annotated[Path, typer.Option("--out", help="Output folder.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")]
@@ -193,14 +196,14 @@ def print_prediction(prediction: Mapping[str, object], as_json: bool) -> None:
         return
     label, probability = prediction.get("label"), prediction.get("probability")
     if isinstance(label, tuple | list):
-        typer.echo("|".join(map(str, label)) or "(no label)")
+        typer.echo(escape("|".join(map(str, label))) or "(no label)")
     elif "tags" in prediction:
         pairs = zip(cast(list[str], prediction["words"]), cast(list[str], prediction["tags"]), strict=True)
-        typer.echo(" ".join(f"{word}/{tag}" for word, tag in pairs))
+        typer.echo(escape(" ".join(f"{word}/{tag}" for word, tag in pairs)))
     elif isinstance(probability, float):
-        typer.echo(f"{label}  {100 * probability:.1f} %")
+        typer.echo(f"{escape(str(label))}  {100 * probability:.1f} %")
     else:
-        typer.echo(str(next(iter(prediction.values()))))
+        typer.echo(escape(str(next(iter(prediction.values())))))
 
 
 def print_run_result(result: Mapping[str, object], out: Path, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from homespun.errors import escape
 from homespun.report import formats
 from homespun.report.document import Column, Getter, Row, Table, text, texts, value
 
@@ -182,7 +183,7 @@ def print_facts(facts: Mapping[str, object]) -> None:
     width = max(map(len, facts), default=0)
     for name, fact in facts.items():
         shown = formats.text(fact) if isinstance(fact, str) else _written(fact)
-        console.print(Text(f"{name.replace('_', ' '):{width}}  {shown}"))
+        console.print(Text(f"{name.replace('_', ' '):{width}}  {escape(shown)}"))
 
 
 def _written(fact: object) -> str:
@@ -206,8 +207,8 @@ def print_run(path: str | Path) -> None:
     print_tables(*tables)
     console = Console(soft_wrap=True)
     for sentence in [*summary(records), *warnings(records)]:
-        console.print(Text(sentence))
-    console.print(Text(f"\nreport: {Path(path) / 'report' / 'index.html'}"))
+        console.print(Text(escape(sentence)))
+    console.print(Text(f"\nreport: {escape(str(Path(path) / 'report' / 'index.html'))}"))
 
 
 def print_metrics(metrics: Tree) -> None:
