@@ -410,3 +410,21 @@ def test_what_transformers_saves_opens_here(trained: dict[Kind, Tokenizer], tmp_
     again = Tokenizer.load(tmp_path / "b")
     assert (again.pad_id, again.unk_id, again.cls_id, again.sep_id, again.mask_id) == (0, 1, 2, 3, 4)
     assert again.fingerprint == trained["wordpiece"].fingerprint
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    ],
+)
+def test_panics_are_one_error(
+    steps: dict[str, Any], trained: dict[Kind, Tokenizer], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tree = json.loads(trained["words"].content) | steps
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="tokenizer"):
+        Tokenizer.load(tmp_path).encode_batch(["a" * 40 + "!"] * 4)
+    print("kept", file=sys.stderr)
+    assert capfd.readouterr().err == "kept\n"

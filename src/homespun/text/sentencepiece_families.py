@@ -63,7 +63,10 @@ def convert_sentencepiece(folder: Path) -> tuple[str, dict[str, str]]:
     roles.pop("unk", None)
     added = _added(folder, settings, roles)
     pieces = _with_added(pieces, added, path)
-    roles["unk"] = next(piece.text for piece in pieces.pieces if piece.type == UNKNOWN)
+    unknown = [piece.text for piece in pieces.pieces if piece.type == UNKNOWN]
+    if not unknown:
+        raise UserError(f"{path}: the added tokens of {folder / _CONFIG} replace its unknown piece; correct their ids")
+    roles["unk"] = unknown[0]
     ids = unique([(piece.text, i) for i, piece in enumerate(pieces.pieces)], path)
     engine = build_engine(pieces, family.before(settings), [token for token, _ in added], path)
     if family.single:

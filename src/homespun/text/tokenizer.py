@@ -19,6 +19,7 @@ from homespun.config import Tree
 from homespun.errors import UserError, first_line, nearest
 from homespun.io.atomic import write_text
 from homespun.text.formats import without_surrogates
+from homespun.text.panics import refuse_panics
 from homespun.text.sentencepiece_families import convert_sentencepiece, is_sentencepiece
 from homespun.text.special_tokens import ROLES, SpecialTokensTemplate, find_roles, find_token
 from homespun.text.vocabularies import (
@@ -72,7 +73,8 @@ class Tokenizer:
         # rows are truncated and padded later
         tree["truncation"] = tree["padding"] = None
         self._content = json.dumps(tree, ensure_ascii=False, sort_keys=False)
-        self._engine = Engine.from_str(self._content)
+        with refuse_panics(self._content):
+            self._engine = Engine.from_str(self._content)
         self._engine.encode_special_tokens = True
         self._roles = dict(roles)
         self._vocabulary: dict[str, int] = self._engine.get_vocab(with_added_tokens=True)
@@ -153,8 +155,11 @@ class Tokenizer:
             )
         try:
             content = file.read_text(encoding="utf-8")
-            engine = Engine.from_str(content)
-            tree = json.loads(content)
+            tree = json.loads(content)  # first: it refuses a tree that is too deep
+            with refuse_panics(content):
+                engine = Engine.from_str(content)
+        except UserError:
+            raise
         except Exception as error:  # `tokenizers` raises bare Exception for an invalid file
             raise UserError(f"{file} is not a tokenizer.json: {first_line(error)}") from error
         refuse_duplicates(content, engine, source=str(file))
@@ -182,7 +187,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
         """Ids of each text, without special tokens, not truncated; parallel in `tokenizers`."""
         dtype = self.dtype
-        encodings = _encodings(self._engine.encode_batch_fast, texts)
+        encodings = self._encodings(self._engine.encode_batch_fast, texts)
         return [np.array(encoding.ids, dtype=dtype) for encoding in encodings]
 
     def encode_truncated(self, texts: Sequence[str], length: int) -> tuple[list[TokenIds], NDArray[np.bool_]]:
@@ -201,7 +206,7 @@ class Tokenizer:
         Leading white space is not part of a token's span; a token of white space has an empty span.
         """
         encoded = []
-        for text, encoding in zip(texts, _encodings(self._engine.encode_batch, texts), strict=True):
+        for text, encoding in zip(texts, self._encodings(self._engine.encode_batch, texts), strict=True):
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
             for place, (start, end) in enumerate(encoding.offsets):
                 if text[start:end][:1].isspace():
@@ -211,11 +216,13 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``ids``."""
-        return str(self._engine.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
+        with refuse_panics(self._content):
+            return str(self._engine.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
 
     def decode_batch(self, batch: Sequence[TokenIds]) -> list[str]:
         """Text of each, without special tokens; parallel in `tokenizers`."""
-        return list(self._engine.decode_batch([ids.tolist() for ids in batch], skip_special_tokens=True))
+        with refuse_panics(self._content):
+            return list(self._engine.decode_batch([ids.tolist() for ids in batch], skip_special_tokens=True))
 
     @cached_property
     def tokens(self) -> list[str]:
@@ -277,7 +284,8 @@ class Tokenizer:
 
     @cached_property
     def _template(self) -> SpecialTokensTemplate:
-        template = SpecialTokensTemplate.of(self._engine)
+        with refuse_panics(self._content):
+            template = SpecialTokensTemplate.of(self._engine)
         if template == SpecialTokensTemplate() and {"cls", "sep"} <= self._roles.keys():
             return SpecialTokensTemplate.between(self.cls_id, self.sep_id)
         return template
@@ -324,6 +332,14 @@ class Tokenizer:
         starts[self.special_mask] = True
         return starts
 
+    def _encodings(self, encode: Callable[..., list[Encoding]], texts: Sequence[str]) -> list[Encoding]:
+        """Encode; lone surrogates, which `tokenizers` refuses, are replaced."""
+        with refuse_panics(self._content):
+            try:
+                return encode(list(texts), add_special_tokens=False)
+            except TypeError:
+                return encode([without_surrogates(text) for text in texts], add_special_tokens=False)
+
     def _role_id(self, role: str) -> int:
         token = find_token(role, self._roles)
         if token is None:
@@ -332,14 +348,6 @@ class Tokenizer:
                 f"this tokenizer has no {role} token (it has {tokens}); set {role}_token in its tokenizer_config.json"
             )
         return self._vocabulary[token]
-
-
-def _encodings(encode: Callable[..., list[Encoding]], texts: Sequence[str]) -> list[Encoding]:
-    """Encode; lone surrogates, which `tokenizers` refuses, are replaced."""
-    try:
-        return encode(list(texts), add_special_tokens=False)
-    except TypeError:
-        return encode([without_surrogates(text) for text in texts], add_special_tokens=False)
 
 
 def _kind_of(tree: Tree) -> Kind:
