@@ -1,6 +1,7 @@
 """Opening models: the places they lie in, the forms of their weights, and what is refused."""
 
 import json
+import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -311,6 +312,14 @@ def test_a_torch_file_with_code_is_refused_and_not_run(folder: Path, tmp_path: P
     assert not (tmp_path / "ran").exists()
     torch.save({"bert.x": 3}, folder / "pytorch_model.bin")
     assert "must be a mapping of names to tensors" in refused(folder)
+
+
+def test_a_pickle_is_refused_without_a_warning(folder: Path, recwarn: pytest.WarningsRecorder) -> None:
+    (folder / WEIGHTS).unlink()
+    for protocol in range(6):
+        (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": [1]}, protocol))
+        assert "cut short" in refused(folder)
+    assert not recwarn.list
 
 
 def test_weights_cut_short(folder: Path) -> None:

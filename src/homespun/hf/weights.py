@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,7 +74,8 @@ def _read_torch(path: Path) -> Weights:
     try:
         with path.open("rb") as stream:
             mapped = stream.read(4) == b"PK\x03\x04"  # files of torch < 1.6 cannot be mapped
-        content: object = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        with warnings.catch_warnings(action="ignore"):  # the error below covers them
+            content: object = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # several classes of errors of torch and pickle
         raise UserError(
             f"{path} is cut short or has code besides tensors, which is not run; use a model in safetensors"
