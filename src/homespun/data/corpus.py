@@ -78,13 +78,15 @@ class Corpus:
             description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UserError(_not_a_corpus(path)) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path / DESCRIPTION} is not valid JSON; build the corpus again") from error
         if not isinstance(description, dict) or description.get("version") != VERSION:
             raise UserError(f"{path} is not a corpus of format {VERSION}; build it again with this version of homespun")
         try:
             corpus = cls(path, description)
-        except (KeyError, TypeError) as error:
+            if not corpus._records:
+                raise KeyError("shards")
+        except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path / DESCRIPTION} is incomplete; build the corpus again") from error
         if tokenizer is not None and tokenizer.fingerprint != corpus._tokenizer["fingerprint"]:
             raise UserError(

@@ -102,6 +102,7 @@ class Shard:
                 raise UserError(f"{path} has {size:,} bytes instead of {record.size:,}, it was altered; copy it again")
             with pa.memory_map(str(path)) as source:  # the mapping outlives the file descriptor
                 batch = pa.ipc.open_file(source).get_batch(0)
+            batch.validate(full=True)  # offsets and labels; reads no tokens
             self.offsets, self.ids = _parts(batch.column("tokens"))  # (documents + 1,), (tokens,)
             self._labels = batch.column("label")
             ends = batch.column("sentence_ends") if "sentence_ends" in batch.schema.names else None
