@@ -563,3 +563,51 @@ def test_the_meter_does_not_know_what_is_not_on_the_disk(tmp_path: Path) -> None
     assert ReadProgress(["memory://folder/a.jsonl"]).share is None
     assert ReadProgress(["someone/something"]).share is None
     assert ReadProgress([str(tmp_path / "missing.txt")]).share is None
+
+
+def test_long_documents_are_left_out_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 101)
+    lines = ['{"text": "short"}', json.dumps({"text": "y" * 101}), '{"text": "\\u00e9"}']
+    (tmp_path / "b.jsonl").write_text("\n".join(lines))
+    (tmp_path / "c.csv").write_text(f"text\n{'z' * 60}\nfits\n")
+    with pytest.warns(UserWarning, match=r"2 documents of more than 50 characters .* the first is .*a\.txt"):
+        found = [document.text for document in read_documents([str(tmp_path / "[ab]*")], max_characters=50)] + [
+            document.text for document in read_documents([str(tmp_path / "c.csv")], max_characters=100)
+        ]
+    assert found == ["short", "é", "z" * 60, "fits"]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "b.jsonl", "c.csv", "d.json"])
+def test_an_input_of_one_long_document_is_refused(tmp_path: Path, name: str) -> None:
+    rows = {".txt": "x" * 300_000, ".csv": f"text\n{'x' * 300_000}\n", ".jsonl": json.dumps({"text": "x" * 300_000})}
+    path = tmp_path / name
+    path.write_text(rows.get(path.suffix, json.dumps([{"text": "x" * 300_000}])))
+    with pytest.raises(UserError, match=r"more than 1,000 characters"):
+        list(read_documents([str(path)], max_characters=1000))
+    with pytest.raises(UserError, match=r"more than 1,000 characters"):
+        list(read_records([str(path)], max_characters=1000))
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".txt.gz", ".txt.bz2", ".txt.xz", ".txt.zst"])
+def test_bombs_are_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homespun.text.byte_streams.FREE_BYTES", 1_000_000)
+    path, content = tmp_path / f"a{suffix}", b" " * 40_000_000
+    if suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a.txt", content)
+    else:
+        compress = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+        path.write_bytes(compress[path.suffix](content))
+    with pytest.raises(UserError, match="grows more than 250 times"):
+        list(read_documents([str(path)]))
+
+
+def test_damaged_names_and_byte_order_marks(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("é.txt", "text")
+    (tmp_path / "a.zip").write_bytes((tmp_path / "a.zip").read_bytes().replace("é".encode(), b"\x9b\x9b"))
+    with pytest.raises(UserError, match="damaged"):
+        list(read_documents([str(tmp_path / "a.zip")]))
+    (tmp_path / "a.csv").write_bytes("text\na".encode("utf-16-le"))
+    with pytest.raises(UserError, match="BOM"):
+        list(read_documents([str(tmp_path / "a.csv")], encoding="utf-16"))

@@ -15,6 +15,7 @@ from homespun.cli.options import (
     Input,
     Json,
     LabelField,
+    MaxCharacters,
     Normalise,
     Out,
     TextFields,
@@ -23,6 +24,7 @@ from homespun.cli.options import (
     print_result,
     split_list,
 )
+from homespun.config import parse_count, parse_option
 from homespun.errors import UserError
 
 tokenizer_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Train or extend a tokenizer.")
@@ -41,6 +43,7 @@ def tokenizer_train(
     encoding: Encoding = None,
     columns: Columns = None,
     normalise: Normalise = True,
+    max_characters: MaxCharacters = "64M",
     as_json: Json = False,
 ) -> None:
     """Train a tokenizer on your text."""
@@ -57,6 +60,7 @@ def tokenizer_train(
         columns=split_list(columns),
         normalise=normalise,
         duplicates="keep",
+        max_characters=parse_option(parse_count, max_characters, "--max-characters") or 0,
     )
     read_progress = ReadProgress(inputs)
     with locked(out), Display(json=as_json) as display:
@@ -151,6 +155,7 @@ def corpus_build(
     columns: Columns = None,
     normalise: Normalise = True,
     duplicates: Duplicates = "exact",
+    max_characters: MaxCharacters = "64M",
     sentences: Annotated[bool, typer.Option(help="Store sentence ends, which next sentence prediction needs.")] = False,
     workers: Annotated[int | None, typer.Option(help="Number of threads; default: one per core.")] = None,
     as_json: Json = False,
@@ -172,6 +177,7 @@ def corpus_build(
         columns=split_list(columns),
         normalise=normalise,
         duplicates=check_choice(duplicates, ("keep", "exact", "near"), "--duplicates"),
+        max_characters=parse_option(parse_count, max_characters, "--max-characters") or 0,
     )
     read_progress = ReadProgress(inputs)
     with locked(out), Display(json=as_json) as display:

@@ -19,6 +19,7 @@ from homespun.hf.open import open_model
 from homespun.io.atomic import entries
 from homespun.tasks.protocol import Task, TaskRows
 from homespun.text.clean import ExactDuplicates, NearDuplicates, normalise
+from homespun.text.formats import MAX_CHARACTERS
 from homespun.text.sources import Document, ReadProgress, digest_files, read_documents, read_records
 from homespun.text.tokenizer import FILES, Kind, Tokenizer
 from homespun.text.vocabulary_extension import Word, extend, with_sentinels
@@ -38,6 +39,7 @@ class Reading:
         columns: column names of a csv without a header.
         normalise: apply Unicode NFC, and remove control characters and surplus white space.
         duplicates: ``exact`` drops repeated texts, ``near`` drops near-duplicates too, ``keep`` drops none.
+        max_characters: maximum length of a document; longer ones are left out, and counted in a warning.
     """
 
     inputs: tuple[str, ...]
@@ -47,6 +49,7 @@ class Reading:
     columns: tuple[str, ...] | None = None
     normalise: bool = True
     duplicates: Duplicates = "exact"
+    max_characters: int = MAX_CHARACTERS
 
     def documents(self, read_progress: ReadProgress | None = None) -> Iterator[Document]:
         """Yield the cleaned documents in the order of the inputs; updates ``read_progress``."""
@@ -69,12 +72,19 @@ class Reading:
             label_field=self.label_field,
             encoding=self.encoding,
             columns=self.columns,
+            max_characters=self.max_characters,
             read_progress=read_progress,
         )
 
     def _joined(self, read_progress: ReadProgress | None) -> Iterator[Document]:
         names = ", ".join(self.inputs)
-        records = read_records(self.inputs, encoding=self.encoding, columns=self.columns, read_progress=read_progress)
+        records = read_records(
+            self.inputs,
+            encoding=self.encoding,
+            columns=self.columns,
+            max_characters=self.max_characters,
+            read_progress=read_progress,
+        )
         for number, record in enumerate(records, 1):
             where = f"record {number} of {names}"
             text = get_text(record, self.text_fields, where=where)
@@ -261,6 +271,7 @@ def reading(
     columns: Sequence[str] | None = None,
     normalise: bool = True,
     duplicates: Duplicates = "exact",
+    max_characters: int = MAX_CHARACTERS,
 ) -> Reading:
     """Make a `Reading` of lists.
 
@@ -270,7 +281,8 @@ def reading(
     if not inputs:
         raise UserError("--input is missing; give a file, glob, folder, archive, URL or hub name")
     named = None if columns is None else tuple(columns)
-    return Reading(tuple(inputs), tuple(text_fields), label_field, encoding, named, normalise, duplicates)
+    fields = tuple(text_fields)
+    return Reading(tuple(inputs), fields, label_field, encoding, named, normalise, duplicates, max_characters)
 
 
 _BATCH_SIZE = 1024  # texts to encode at once

@@ -6,8 +6,11 @@ import bz2
 import gzip
 import io
 import lzma
+import tarfile
 from collections.abc import Callable
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Self, cast
+
+from homespun.errors import UserError
 
 
 class _Zstandard(io.RawIOBase):
@@ -80,9 +83,76 @@ def download(url: str) -> BinaryIO:
     return io.BufferedReader(_Response(response), 1 << 18)
 
 
+class CompleteTar(tarfile.TarInfo):
+    """Members of a tar archive that raise an error without the end block, which `tarfile` accepts.
+
+    An archive written without an end block cannot be distinguished from a truncated one and is refused too.
+    """
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # missing in typeshed
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"{error} instead of a file or the end of the archive") from error
+
+
+FREE_BYTES, MAX_RATIO = 64_000_000, 250
+"""From 64 MB on, a stream has at most 250 times the bytes it is compressed to; text has 2 to 20 times."""
+
+
+def check_ratio(size: int, compressed: int) -> None:
+    """Refuse ``size`` bytes that were, or will be, decompressed from ``compressed`` bytes, if they are too many.
+
+    Raises:
+        UserError: the ratio is above `MAX_RATIO`.
+    """
+    if size > FREE_BYTES and size > MAX_RATIO * compressed:
+        raise UserError(
+            f"a compressed file grows more than {MAX_RATIO} times, from {compressed:,} to {size:,} bytes; text does "
+            f"not, unpack it yourself if it is no attack"
+        )
+
+
+class _Counted:
+    """Compressed bytes, and the number of those that were read."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self.count = stream, 0
+
+    def read(self, size: int = -1) -> bytes:
+        chunk = self._stream.read(size)
+        self.count += len(chunk)
+        return chunk
+
+
+class _Limited(io.RawIOBase):
+    """Decompressed bytes; raises `UserError` if they are too many, see `check_ratio`."""
+
+    def __init__(self, stream: BinaryIO, decompress: Callable[[BinaryIO], BinaryIO]) -> None:
+        self._compressed, self._size = _Counted(stream), 0
+        self._stream = decompress(cast(BinaryIO, self._compressed))
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        chunk = self._stream.read(len(buffer))
+        buffer[: len(chunk)] = chunk
+        self._size += len(chunk)
+        check_ratio(self._size, self._compressed.count)
+        return len(chunk)
+
+
+def _limited(decompress: Callable[[BinaryIO], BinaryIO]) -> Callable[[BinaryIO], BinaryIO]:
+    return lambda stream: io.BufferedReader(_Limited(stream, decompress), 1 << 18)
+
+
 DECOMPRESSORS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
-    ".gz": lambda stream: cast(BinaryIO, gzip.GzipFile(fileobj=stream)),
-    ".xz": lambda stream: cast(BinaryIO, lzma.LZMAFile(stream)),  # noqa: SIM115 - its caller closes the file below
-    ".bz2": lambda stream: cast(BinaryIO, bz2.BZ2File(stream)),
-    ".zst": lambda stream: io.BufferedReader(_Zstandard(stream), 1 << 18),
+    ".gz": _limited(lambda stream: cast(BinaryIO, gzip.GzipFile(fileobj=stream))),
+    ".xz": _limited(lambda stream: cast(BinaryIO, lzma.LZMAFile(stream))),  # noqa: SIM115 - its caller closes the file below
+    ".bz2": _limited(lambda stream: cast(BinaryIO, bz2.BZ2File(stream))),
+    ".zst": _limited(lambda stream: cast(BinaryIO, _Zstandard(stream))),
 }

@@ -16,11 +16,33 @@ Record = Mapping[str, Any]  # values by column
 NumberedRecord = tuple[int, Record]  # line number, or record number in formats without lines, from 1
 
 
+MAX_CHARACTERS = 64_000_000  # of a document
+
+
 class ReadOptions(NamedTuple):
-    """Encoding of the files (None: detected), and column names for csv and tsv files without a header."""
+    """Options of the readers.
+
+    Args:
+        encoding: of the files; None: detected.
+        columns: column names for csv and tsv files without a header.
+        max_characters: maximum length of a text file, of a line and of a JSON value.
+        skipped: gets the locations of longer text files and JSON lines; None: they are errors.
+    """
 
     encoding: str | None = None
     columns: Sequence[str] | None = None
+    max_characters: int = MAX_CHARACTERS
+    skipped: list[str] | None = None
+
+    def skip(self, where: str) -> None:
+        """Note what is longer than ``max_characters``.
+
+        Raises:
+            UserError: ``skipped`` is None.
+        """
+        if self.skipped is None:
+            raise UserError(f"{where} has more than {self.max_characters:,} characters; split it")
+        self.skipped.append(where)
 
 
 Reader = Callable[[BinaryIO, str, ReadOptions], Iterator[NumberedRecord]]
@@ -81,6 +103,8 @@ def decode_stream(stream: BinaryIO, name: str, encoding: str | None) -> Iterator
                 f"{name}: byte 0x{error.object[error.start]:02x} at offset {offset} is not {codec}; "
                 f"set the encoding of the file, for example encoding='cp1252'"
             ) from error
+        except UnicodeError as error:  # UTF-16 and UTF-32 without a byte order mark
+            raise UserError(f"{name} is not {codec}: {error}; set the encoding of the file") from error
         if text:
             yield text
         if not chunk:
@@ -90,31 +114,48 @@ def decode_stream(stream: BinaryIO, name: str, encoding: str | None) -> Iterator
         chunk = stream.read(CHUNK)
 
 
-def split_lines(texts: Iterable[str]) -> Iterator[str]:
-    r"""Lines without their ends; only ``\n``, ``\r\n`` and ``\r`` end a line."""
+def _lines(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[str]:
+    r"""Lines without their ends; only ``\n``, ``\r\n`` and ``\r`` end a line. One that is skipped is empty."""
+    limit = max(options.max_characters, CHUNK)  # the lines of a chunk are in memory anyway
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     parts: list[str] = []  # of the current line, joined once: a huge line takes linear time
-    for text in itertools.chain(texts, ("",)):
+    size = count = 0  # characters of the current line, and lines before it
+    for text in itertools.chain(decode_stream(stream, name, options.encoding), ("",)):
         head, *rest = newlines.decode(text, final=not text).split("\n")
-        parts.append(head)
+        if size <= limit < size + len(head):
+            options.skip(f"{name}, line {count + 1}")
+        size += len(head)
+        if size <= limit:
+            parts.append(head)
+        else:
+            parts.clear()
         if rest:
             yield "".join(parts)
             yield from rest[:-1]
-            parts = [rest[-1]]
+            parts, size = [rest[-1]], len(rest[-1])
+            count += len(rest)
     if last := "".join(parts):
         yield last
 
 
 def read_text(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
     """Yield one record with the content under ``text``; none if it is blank."""
-    text = "".join(decode_stream(stream, name, options.encoding))
+    parts: list[str] = []
+    size = 0
+    for part in decode_stream(stream, name, options.encoding):
+        parts.append(part)
+        size += len(part)
+        if size > options.max_characters:
+            options.skip(name)
+            return
+    text = "".join(parts)
     if text.strip():
         yield 1, {"text": text}
 
 
 def read_csv(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
     """Read RFC 4180 csv. The separator is a comma unless the first line has more of ``;``, tab or ``|``."""
-    rows = split_lines(decode_stream(stream, name, options.encoding))
+    rows = _lines(stream, name, options._replace(skipped=None))
     first = next(rows, "")
     separator = max(",;\t|", key=first.count)  # the comma wins a tie
     return _table(itertools.chain([first], rows), name, options.columns, delimiter=separator, quoted=True)
@@ -122,14 +163,14 @@ def read_csv(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[Numb
 
 def read_tsv(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
     """Read cells between tabs, verbatim unless the first lines look quoted by a program."""
-    rows = split_lines(decode_stream(stream, name, options.encoding))
+    rows = _lines(stream, name, options._replace(skipped=None))
     sample = list(itertools.islice(rows, SAMPLE_LINES))
     return _table(itertools.chain(sample, rows), name, options.columns, delimiter="\t", quoted=_is_quoted(sample))
 
 
 def read_jsonl(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
     """One JSON object a line; empty lines are skipped."""
-    for number, line in enumerate(split_lines(decode_stream(stream, name, options.encoding)), start=1):
+    for number, line in enumerate(_lines(stream, name, options), start=1):
         if line and not line.isspace():
             try:
                 value = json.loads(line)
@@ -146,7 +187,7 @@ def read_json(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[Num
     One object is unwrapped if its only array of objects is its only key, or is called ``data``, ``rows`` or
     ``records``.
     """
-    values = _json_values(decode_stream(stream, name, options.encoding), name)
+    values = _json_values(decode_stream(stream, name, options.encoding), name, options._replace(skipped=None))
     first = next(values, None)
     if first is None:
         return
@@ -167,7 +208,7 @@ def read_json(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[Num
 
 def read_conll(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
     """Apply `conll_sentences` to the file."""
-    return conll_sentences(split_lines(decode_stream(stream, name, options.encoding)), name, options.columns)
+    return conll_sentences(_lines(stream, name, options._replace(skipped=None)), name, options.columns)
 
 
 def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | None) -> Iterator[NumberedRecord]:
@@ -309,7 +350,7 @@ def _is_quoted(sample: Sequence[str]) -> bool:
     return len(widths - {0}) == 1
 
 
-def _json_values(texts: Iterator[str], name: str) -> Iterator[Any]:
+def _json_values(texts: Iterator[str], name: str, options: ReadOptions) -> Iterator[Any]:
     """Decode the elements of an array, or consecutive values, as soon as each is complete."""
     decode = json.JSONDecoder().raw_decode
     buffer, at, ended, count, in_array = "", 0, False, 0, False
@@ -343,6 +384,8 @@ def _json_values(texts: Iterator[str], name: str) -> Iterator[Any]:
             return
         # double the buffer, so that a huge value is decoded a logarithmic number of times
         parts = [buffer[at:]]
+        if len(parts[0]) > 2 * options.max_characters:
+            options.skip(f"{name}, value {count + 1}")
         size, at = -len(parts[0]), 0
         while size <= 0 and not ended:
             piece = next(texts, None)

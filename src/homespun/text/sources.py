@@ -12,18 +12,20 @@ import lzma
 import os
 import re
 import shutil
+import struct
 import tarfile
 import tempfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, NoReturn, Self, cast
+from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
 
 from homespun.errors import UserError, first_line, nearest
-from homespun.text.byte_streams import DECOMPRESSORS, download
-from homespun.text.formats import READERS, ReadOptions, Record, read_text
+from homespun.text.byte_streams import DECOMPRESSORS, CompleteTar, check_ratio, download
+from homespun.text.formats import MAX_CHARACTERS, READERS, ReadOptions, Record, read_text
 
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
 _ARCHIVES = (".zip", ".tar")
@@ -92,6 +94,7 @@ def read_records(
     *,
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
+    max_characters: int = MAX_CHARACTERS,
     read_progress: ReadProgress | None = None,
 ) -> Iterator[Record]:
     """Stream the records of ``inputs`` in order; files of a folder or glob are sorted by name.
@@ -113,13 +116,14 @@ def read_records(
         inputs: see above.
         encoding: of all inputs; None: detected for each file.
         columns: names of the columns of csv and tsv files without a header.
+        max_characters: maximum length of a text file, of a line and of a JSON value.
         read_progress: updated while reading.
 
     Raises:
         UserError: an input is missing, of an unknown kind, without records, truncated or damaged; bytes cannot be
             decoded; a line has the wrong number of cells.
     """
-    for record in _read(inputs, ReadOptions(encoding, columns), read_progress):
+    for record in _read(inputs, ReadOptions(encoding, columns, max_characters), read_progress):
         yield record.values
 
 
@@ -130,18 +134,24 @@ def read_documents(
     label_field: str | None = None,
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
+    max_characters: int = MAX_CHARACTERS,
     read_progress: ReadProgress | None = None,
 ) -> Iterator[Document]:
     """Stream the documents in ``inputs`` (see `read_records`), without blank texts.
 
-    A plain text file is one document, for any ``text_field``. Labels become strings.
+    A plain text file is one document, for any ``text_field``. Labels become strings. Text files, JSON lines and texts
+    of more than ``max_characters`` are left out; a warning has their number.
 
     Raises:
         UserError: as `read_records`; a missing field; a text that is no string; no text.
     """
     is_empty = True
-    for record in _read(inputs, ReadOptions(encoding, columns), read_progress):
+    skipped: list[str] = []
+    for record in _read(inputs, ReadOptions(encoding, columns, max_characters, skipped), read_progress):
         text = record.field("text" if record.is_text_file else text_field)
+        if isinstance(text, str) and len(text) > max_characters:
+            skipped.append(record.source)
+            continue
         if text is None:
             continue
         if not isinstance(text, str):
@@ -155,6 +165,12 @@ def read_documents(
             )
         is_empty = False
         yield Document(text, None if label is None else str(label), record.source)
+    if skipped:
+        warnings.warn(
+            f"{len(skipped):,} documents of more than {max_characters:,} characters are left out, the first is "
+            f"{skipped[0]}; split them, or raise the limit",
+            stacklevel=2,
+        )
     if is_empty:
         raise UserError(f"{', '.join(inputs)}: no text; {text_field!r} is empty in all records; name another column")
 
@@ -183,6 +199,9 @@ def _read(inputs: Sequence[str], options: ReadOptions, read_progress: ReadProgre
     for entry in inputs:
         records = _hub(entry) if _is_hub_name(entry) else _files_records(entry, options, read_progress)
         first = next(records, None)
+        if first is None and options.skipped:
+            limit = f"{options.max_characters:,} characters"
+            raise UserError(f"{entry}: {options.skipped[-1]} has more than {limit}; split it, or raise the limit")
         if first is None:
             raise UserError(f"{entry} is empty: it has no record; leave it out")
         yield first
@@ -202,10 +221,20 @@ def _files_records(entry: str, options: ReadOptions, read_progress: ReadProgress
                     read_progress.done = before + stream.tell()
                     yield record
                 read_progress.done = before + os.path.getsize(file.name)
-        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError) as error:
-            raise UserError(f"{file.name} is cut short or damaged: {error}; copy or download it again") from error
-        except (OSError, NotImplementedError) as error:  # NotImplementedError: an unsupported compression of zipfile
+        except UserError:
+            raise
+        except NotImplementedError as error:  # an unsupported compression of zipfile
             raise UserError(f"cannot read {file.name}: {first_line(error)}") from error
+        except _DAMAGE as error:
+            raise UserError(f"{file.name} is cut short or damaged: {error}; copy or download it again") from error
+        except OSError as error:
+            raise UserError(f"cannot read {file.name}: {first_line(error)}") from error
+
+
+_DAMAGE = (
+    *(EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError),
+    *(struct.error, ValueError, OverflowError, RuntimeError),  # zipfile and tarfile: fields that contradict each other
+)
 
 
 # Finding files
@@ -327,35 +356,23 @@ def _file_records(
                 if _is_readable_member(info.filename) and not info.is_dir():
                     if info.flag_bits & 1:
                         raise UserError(f"{name}: {info.filename} is encrypted; unpack it with its password first")
+                    # the sizes in an archive are not trusted
+                    check_ratio(info.file_size, min(info.compress_size, seekable.seek(0, os.SEEK_END)))
                     with archive.open(info) as inner:
                         path, content = f"{name}/{info.filename}", cast(BinaryIO, inner)
                         yield from _file_records(path, content, options, member=info.filename)
     elif suffix == ".tar" and member is None:
-        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_CompleteTar) as tar:
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=CompleteTar) as tar:
             for entry in tar:
                 if entry.isfile() and _is_readable_member(entry.name):
+                    if entry.issparse():
+                        raise UserError(f"{name}: {entry.name} is sparse; pack it again without holes")
                     extracted = cast(BinaryIO, tar.extractfile(entry))  # a file object, not a file on disk
                     yield from _file_records(f"{name}/{entry.name}", extracted, options, member=entry.name)
         while stream.read(1 << 20):  # detects a compressed archive that is truncated after its last member
             pass
     else:
         raise UserError(f"{name}: unknown kind of file; known are {_known_kinds()}")
-
-
-class _CompleteTar(tarfile.TarInfo):
-    """Members of a tar archive that raise an error without the end block, which `tarfile` accepts.
-
-    An archive written without an end block cannot be distinguished from a truncated one and is refused too.
-    """
-
-    @classmethod
-    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
-        try:
-            return super().fromtarfile(archive)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # missing in typeshed
-            raise
-        except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"{error} instead of a file or the end of the archive") from error
 
 
 def _is_readable_member(name: str) -> bool:
