@@ -100,3 +100,24 @@ def test_compile_errors_are_recognized() -> None:
         assert torch._dynamo.config.recompile_limit == 64
     assert "torch._dynamo" in sys.modules
     assert torch_private.is_compile_error(torch._dynamo.exc.Unsupported("x"))
+
+
+def test_sharding_is_removed(tmp_path: Path) -> None:
+    from torch import distributed as dist
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
+        fully_shard(model[0])
+        fully_shard(model)
+        model(torch.ones(2, 3))
+        assert isinstance(model[0], FSDPModule)
+        torch_private.remove_sharding(model)
+        assert [type(part) for part in model.modules()] == [torch.nn.Sequential, torch.nn.Linear, torch.nn.Tanh]
+        for name, parameter in list(model[0].named_parameters()):
+            setattr(model[0], name, torch.nn.Parameter(parameter.full_tensor()))
+        assert model(torch.ones(2, 3)).shape == (2, 5)
+        assert {type(value) for value in model.state_dict().values()} == {torch.Tensor}
+    finally:
+        dist.destroy_process_group()

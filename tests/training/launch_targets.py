@@ -6,8 +6,11 @@ import time
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
+from training_parts import Objective, evaluate_heads, make_trainer, sharded_config
 
 from homespun.errors import NotFinite
+from homespun.models.bundle import weights_of
 from homespun.training.devices import DistributedContext
 
 
@@ -42,3 +45,26 @@ def launch_hanging(folder: Path) -> None:
     from homespun.training.processes import launch
 
     launch(2, hang, folder)
+
+
+def train_sharded(folder: Path, steps: dict[str, int]) -> None:
+    """Train or resume the runs of ``folder`` until a number of steps."""
+    torch.set_num_threads(1)
+    context = DistributedContext.join()
+    for name, number in steps.items():
+        torch.manual_seed(5)
+        objective = Objective()
+        trainer = make_trainer(
+            folder / name,
+            sharded_config(name),
+            objective=objective,
+            resume=True,
+            rank=context.rank,
+            world_size=context.world_size,
+            validate=lambda objective=objective: evaluate_heads(objective),
+        )
+        for step in trainer:
+            if step.number == number:
+                break
+        if step.number == sharded_config(name).budget.steps and context.is_main:
+            save_file(weights_of(objective), folder / name / "model.safetensors")

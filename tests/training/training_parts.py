@@ -13,9 +13,11 @@ from torch.nn import functional as F
 from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.data.loader import Loader
 from homespun.data.rows import Row
+from homespun.nn.layers import SequentialStack
 from homespun.training.config import AdamW, Budget, TrainConfig
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
+from homespun.training.validation import EvalResult
 
 VOCABULARY, HIDDEN, ROWS = 31, 13, 37
 
@@ -26,6 +28,7 @@ class Backbone(nn.Module):
         self.embeddings = nn.Embedding(VOCABULARY, HIDDEN)
         self.layers = nn.ModuleList(nn.Linear(HIDDEN, HIDDEN) for _ in range(3))
         self.final_norm = nn.LayerNorm(HIDDEN)
+        self.layer_stack = SequentialStack()  # the layers are called, and can be sharded one by one
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         hidden = self.embeddings(input_ids)
@@ -140,3 +143,16 @@ def events(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
 def without_clock(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What must be equal between two runs: everything but the times."""
     return [{k: v for k, v in line.items() if k not in ("time", "seconds")} for line in lines]
+
+
+def sharded_config(name: str) -> TrainConfig:
+    """Settings of the runs of `launch_targets.train_sharded`; processes have different numbers of micro-batches."""
+    changes = {"precision": "bf16"} if name == "bf16" else {}
+    return train_config(parallel="fsdp", micro_batch_size=5, max_grad_norm=0.5, validate_every=0.3, **changes)
+
+
+def evaluate_heads(objective: Objective) -> EvalResult:
+    """A validation that calls parts of the objective, as tasks do."""
+    with torch.no_grad():
+        hidden = objective.backbone(torch.arange(12).reshape(3, 4))
+        return EvalResult(float(objective.head(hidden).logsumexp(-1).mean()), {})

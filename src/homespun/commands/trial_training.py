@@ -28,6 +28,7 @@ from homespun.tasks.protocol import CalibratedTask, Task, TaskRows, TrainingSetu
 from homespun.training.config import TrainConfig
 from homespun.training.devices import DistributedContext
 from homespun.training.run import Run
+from homespun.training.step import check_sharding
 from homespun.training.trainer import Trainer
 from homespun.training.validation import EvalResult
 
@@ -96,7 +97,8 @@ def prepare_trial(
     """Make the rows of a trial and build its model.
 
     Raises:
-        UserError: the task does not fit the model, or no micro-batch fits the memory limit.
+        UserError: the task does not fit the model, its model cannot be sharded, or no micro-batch fits the memory
+            limit.
     """
     recipe = with_seed(recipe, trial)
     parts = [task.rows(part) for part in (trial.training, trial.validation, trial.test) if part is not None]
@@ -105,7 +107,9 @@ def prepare_trial(
     work = partial(finetuning_work, task, recipe.objective, stored, parts[0], recipe.train)
     config, plan = fit_memory(recipe.train, work, display)
     torch.manual_seed(config.seed)
-    return PreparedTrial(recipe, trial, config, plan, parts, task.training_setup(recipe.objective, stored, parts[0]))
+    setup = task.training_setup(recipe.objective, stored, parts[0])
+    check_sharding(setup.objective, config)
+    return PreparedTrial(recipe, trial, config, plan, parts, setup)
 
 
 def train_trial(
@@ -142,10 +146,10 @@ def train_trial(
     watch(trainer, display, f"fine-tuning {run.path.name}")
     context.wait()  # for the main process, which writes the checkpoints
     best = run.best_checkpoint()
+    if not context.is_main:  # of sharded weights it has none
+        return TrialResult()
     if best is not None:
         load_weights(setup.objective, best.tensors("model"), source=str(best.path))
-    if not context.is_main:
-        return TrialResult()
     return _evaluate(prepared, task, start_from, run, trainer, evaluate, flops)
 
 

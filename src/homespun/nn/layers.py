@@ -234,6 +234,8 @@ class LayerStack(Protocol):
 
     copies: int
     """Width of the residual stream divided by the width of the input."""
+    calls_layers: bool
+    """True if `run` calls each layer, so that its hooks run."""
 
     def expand(self, hidden: Tensor) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, copies * hidden)."""
@@ -246,6 +248,7 @@ class SequentialStack:
     """`LayerStack` of post-norm or pre-norm layers."""
 
     copies = 1
+    calls_layers = True
 
     def expand(self, hidden: Tensor) -> Tensor:
         """(batch, seq, hidden) -> the same."""

@@ -301,6 +301,7 @@ class DirectionStack:
     """`LayerStack` of `IndependentDirections`, which both read the input."""
 
     copies = 2
+    calls_layers = True
 
     def expand(self, hidden: Tensor) -> Tensor:
         """(batch, seq, size) -> (batch, seq, 2 * size)."""

@@ -78,6 +78,8 @@ class ReversibleStack:
             (Reformer).
     """
 
+    calls_layers = False
+
     def __init__(self, copies: int) -> None:
         self.copies = copies
 

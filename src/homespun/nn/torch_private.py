@@ -33,6 +33,7 @@ __all__ = [
     "mkldnn_has_bf16",
     "packed_linear_ops",
     "recompile_limit",
+    "remove_sharding",
     "storage_id",
     "tree_leaves",
 ]
@@ -107,3 +108,17 @@ def recompile_limit(limit: int) -> AbstractContextManager[None]:
 def is_compile_error(error: BaseException) -> bool:
     """Return whether ``torch.compile`` raised the error; never imports the compiler."""
     return "torch._dynamo" in sys.modules and isinstance(error, torch._dynamo.exc.TorchDynamoException)
+
+
+def remove_sharding(module: torch.nn.Module) -> None:
+    """Undo `torch.distributed.fsdp.fully_shard` in place, except for the parameters, which stay sharded."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in module.modules():
+        part._state_dict_pre_hooks.clear()
+        part._load_state_dict_pre_hooks.clear()
+        if isinstance(part, FSDPModule):
+            part.reshard()
+            part._forward_pre_hooks.clear()
+            part._forward_hooks.clear()
+            part.__class__ = type(part).__mro__[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator, Field, model_validator
@@ -140,6 +140,8 @@ def count_steps(count: int) -> str:
 
 
 class _OptimizerConfig(Config):
+    supports_sharding: ClassVar[bool] = False
+
     def warnings(self, module: nn.Module, steps: int) -> list[str]:
         """Reasons why it does not suit the parameters, or a budget of ``steps`` (0: unknown), one line each."""
         return []
@@ -148,6 +150,7 @@ class _OptimizerConfig(Config):
 class AdamW(_OptimizerConfig):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), fused if the device has a kernel."""
 
+    supports_sharding: ClassVar[bool] = True
     kind: Literal["adamw"] = "adamw"
     learning_rate: float = Field(default=5e-4, gt=0, description="peak learning rate")
     weight_decay: float = Field(default=0.01, ge=0, description="not applied to biases and norms")
@@ -301,6 +304,11 @@ class TrainConfig(Config):
         description="CPU processes that share every step and the cores of this machine; auto: the number measured to "
         "be fastest, which is 1",
     )
+    parallel: Literal["ddp", "fsdp"] = Field(
+        default="ddp",
+        description="with several processes, ddp: each has the complete model; fsdp: weights, gradients and optimizer "
+        "state are sharded over them",
+    )
     workers: int = Field(default=0, ge=0, description="processes that prepare batches during training")
     tensorboard: bool = Field(default=False, description="write a TensorBoard log; needs homespun[track]")
 
@@ -311,6 +319,20 @@ class TrainConfig(Config):
                 f"processes={self.processes} must be at most batch_size={self.batch_size}; lower processes or raise "
                 f"batch_size"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_parallel(self) -> TrainConfig:
+        if self.parallel == "fsdp":
+            if not self.optimizer.supports_sharding:
+                raise ValueError(
+                    f"parallel=fsdp cannot shard the state of optimizer.kind={self.optimizer.kind}; set it to adamw, "
+                    f"or set parallel=ddp"
+                )
+            if self.precision == "fp16":
+                raise ValueError("parallel=fsdp trains in bf16 or float32, not in fp16; set precision=bf16")
+            if self.compile is True:
+                raise ValueError("parallel=fsdp trains without torch.compile; leave compile out")
         return self
 
 

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -80,6 +81,7 @@ def _git(*arguments: str) -> str:
 
 logger = logging.getLogger(__name__)
 
+_RESUMABLE = re.compile(r"\.budget\.|\.(processes|parallel)$")  # settings that a resumed run may change
 _CONFIG, _ENVIRONMENT, _METRICS, _RESULT = "config.yaml", "environment.json", "metrics.jsonl", "result.json"
 
 
@@ -97,7 +99,8 @@ class Run:
         Args:
             path: a folder that does not exist, is empty (except for files of a run that was killed while it was
                 created), or, with ``resume``, holds the run.
-            config: complete settings of the run; those of an existing run may differ only in ``train.budget``.
+            config: complete settings of the run; those of an existing run may differ only in ``train.budget``,
+                ``train.processes`` and ``train.parallel``.
             resume: continue an existing run.
             main: True in the process that writes.
 
@@ -126,7 +129,7 @@ class Run:
         differences = [
             f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
             for key in sorted(before.keys() | now.keys())
-            if before.get(key) != now.get(key) and ".budget." not in f".{key}"
+            if before.get(key) != now.get(key) and not _RESUMABLE.search(f".{key}")
         ]
         if differences:
             more = f", and {len(differences) - 3} more" if len(differences) > 3 else ""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from homespun.batch import Batch, Loss
 from homespun.errors import NotFinite, UserError
@@ -20,6 +22,9 @@ from homespun.training.checkpoint import Checkpoint, State, load_optimizer, opti
 from homespun.training.config import TrainConfig
 from homespun.training.devices import has_lstm, resolve_dtype
 from homespun.training.optim import set_learning_rate
+
+if TYPE_CHECKING:
+    from homespun.training.sharding import ShardedObjective
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class TrainingStep:
         compiled: use `torch.compile`.
 
     Raises:
-        UserError: the device lacks the precision, or every parameter is frozen.
+        UserError: the device lacks the precision, every parameter is frozen, or one cannot be sharded.
     """
 
     def __init__(self, objective: nn.Module, config: TrainConfig, accelerator: Accelerator, *, compiled: bool) -> None:
@@ -60,14 +65,24 @@ class TrainingStep:
         for module in objective.modules():
             if isinstance(module, nn.LSTM) and not has_lstm(self._dtype, self.device):
                 raise UserError("torch has no LSTM in bfloat16 on this processor; set train.precision=float32")
+        check_sharding(objective, config)
         set_gradient_checkpointing(objective, config.gradient_checkpointing)
         objective.train()
         with warnings.catch_warnings():  # accelerate has no other option for it yet
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
-            self._parallel: nn.Module = accelerator.prepare_model(objective)
+            self._sharded = self._shard() if config.parallel == "fsdp" and accelerator.num_processes > 1 else None
+            self._parallel: nn.Module = self._sharded or accelerator.prepare_model(objective)
         self._optimizer = config.optimizer.build(objective)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._dtype == torch.float16)
+        compiled = compiled and self._sharded is None
         self._forward: Callable[[Batch], Loss] = torch.compile(self._parallel) if compiled else self._parallel
+        if self._sharded is not None:
+            self._forward = self._sharded.loss
+
+    def _shard(self) -> ShardedObjective:
+        from homespun.training.sharding import ShardedObjective  # imports torch.distributed.tensor for a second
+
+        return ShardedObjective(self.objective, self.device)
 
     def compute_gradients(self, parts: list[Batch], targets: dict[str, float], *, seed: int) -> Gradients | None:
         """Compute the gradients of a step; ``None`` if a micro-batch does not fit into memory.
@@ -103,6 +118,8 @@ class TrainingStep:
         names: list[str] = []
         weights: list[float] = []
         totals: Tensor | None = None
+        # of shards, every process takes part in every forward pass, also one with fewer micro-batches
+        idle = 0 if self._sharded is None else self._sharded.most(len(parts)) - len(parts)
         for index, part in enumerate(parts):
             last = index == len(parts) - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self._parallel):
@@ -125,11 +142,17 @@ class TrainingStep:
             totals = values if totals is None else totals + values
         if totals is None:
             raise ValueError("a step needs at least one micro-batch")
+        for _ in range(idle):
+            with self.autocast():
+                loss = self._forward(parts[-1].to(self.device))
+            torch.autograd.backward((loss.total(targets) + self._zero()) * 0.0)
         return Gradients(names, weights, totals)
 
     def _zero(self) -> Tensor:
-        """() float: 0, a function of every trained parameter."""
-        return torch.stack([p.sum() for p in self.objective.parameters() if p.requires_grad]).sum() * 0.0
+        """() float: 0, a function of every trained parameter, except those of sharded layers."""
+        trained = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
+        plain = trained if self._sharded is None else self._sharded.plain(trained)
+        return torch.stack([parameter.sum() for parameter in plain]).sum() * 0.0 if plain else torch.zeros(())
 
     def update(self, gradients: Gradients, targets: dict[str, float], *, learning_rate: float) -> Update:
         """Clip the gradients and update the parameters.
@@ -140,7 +163,9 @@ class TrainingStep:
         """
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         self._scaler.unscale_(self._optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or math.inf)
+        norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        norm = norm if self._sharded is None else self._sharded.full(norm)
+        clip_grads_with_norm_(parameters, self.config.max_grad_norm or math.inf, norm)
         totals = self.accelerator.reduce(gradients.sums_and_counts, reduction="sum")
         # one transfer per step, because each one synchronizes a GPU
         *values, norm_value = torch.cat([totals, norm.float()[None]]).tolist()
@@ -168,9 +193,26 @@ class TrainingStep:
         """Context for calls of the objective."""
         return torch.autocast(self.device.type, dtype=self._dtype, enabled=enabled and self._dtype != torch.float32)
 
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Context for calls of the objective or of its parts between two steps."""
+        with self.autocast(), contextlib.nullcontext() if self._sharded is None else self._sharded.gathered():
+            yield
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Tensors to save in a checkpoint."""
-        return {"model": weights_of(self.objective), "optimizer": optimizer_tensors(self._optimizer)}
+        """Tensors to save in a checkpoint; called by all processes, complete in the main one."""
+        groups = {"model": weights_of(self.objective), "optimizer": optimizer_tensors(self._optimizer)}
+        if self._sharded is None:
+            return groups
+        main = self.accelerator.is_main_process
+        return {name: self._sharded.gather(tensors, main=main) for name, tensors in groups.items()}
+
+    def end(self) -> None:
+        """Make the objective an ordinary module again, complete in the main process."""
+        if self._sharded is not None:
+            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.state.clear()
+            self._sharded.restore(main=self.accelerator.is_main_process)
 
     def state(self) -> State:
         """Plain values to save in a checkpoint."""
@@ -182,9 +224,19 @@ class TrainingStep:
         Raises:
             UserError: the checkpoint is of another model or optimizer.
         """
-        load_weights(self.objective, checkpoint.tensors("model"), source=str(checkpoint.path))
-        load_optimizer(self._optimizer, checkpoint.tensors("optimizer"))
+        model, optimizer = checkpoint.tensors("model"), checkpoint.tensors("optimizer")
+        if self._sharded is not None:
+            model, optimizer = self._sharded.scatter(model), self._sharded.scatter(optimizer)
+        load_weights(self.objective, model, source=str(checkpoint.path))
+        load_optimizer(self._optimizer, optimizer)
         self._scaler.load_state_dict(checkpoint.state["scaler"])
+
+
+def check_sharding(objective: nn.Module, config: TrainConfig) -> None:
+    """Raise `UserError` if ``train.parallel=fsdp`` cannot shard ``objective``."""
+    scalars = [name for name, parameter in objective.named_parameters() if not parameter.ndim]
+    if config.parallel == "fsdp" and scalars:
+        raise UserError(f"train.parallel=fsdp cannot shard {scalars[0]}, a single number; set train.parallel=ddp")
 
 
 def set_gradient_checkpointing(objective: nn.Module, enabled: bool) -> None:

@@ -103,7 +103,7 @@ class Trainer:
         handler = DistributedDataParallelKwargs(broadcast_buffers=False)
         self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[handler])
         if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
-            raise UserError("FSDP and DeepSpeed are not supported, only data parallel; turn them off in accelerate")
+            raise UserError("turn FSDP and DeepSpeed off in accelerate; train.parallel=fsdp shards a training")
         self.device, self.rank, self.world_size = context.device, context.rank, context.world_size
         if self.device.type == "cpu":
             disable_malloc_trim()
@@ -145,12 +145,14 @@ class Trainer:
                     yield step
                     if self.loader is not loader:  # out of memory: smaller micro-batches
                         loader, batches = self.loader, self.loader.steps(self.progress.steps)
+                self._training_step.end()
             except NotFinite:
                 reason = "not_finite"
                 raise
             except (Interrupted, GeneratorExit):
                 reason = "interrupted"
                 self._save()
+                self._training_step.end()
                 raise
             finally:
                 self._update_peak()
@@ -308,7 +310,7 @@ class Trainer:
         self._validations = max(number, self._validations)
         start = self._seconds()
         try:
-            with self._training_step.autocast():
+            with self._training_step.evaluation():
                 evaluation = self._validate()
         except NotFinite as error:
             raise self._not_finite("the validation is not finite", self.progress.steps) from error

@@ -1,0 +1,61 @@
+"""Sharded training: the losses and weights of one process, and checkpoints for any number of processes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from launch_targets import train_sharded
+from pydantic import ValidationError
+from safetensors.torch import load_file
+from torch import nn
+from training_parts import Objective, events, make_trainer, sharded_config, train_config
+
+from homespun.errors import UserError
+from homespun.models.bundle import weights_of
+from homespun.training.processes import launch
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss/total"] for line in events(run) if line["event"] in ("step", "validation")]
+
+
+@pytest.mark.slow
+def test_shards_train_as_one_process_and_resume_in_any_number(tmp_path: Path) -> None:
+    for name in ("plain", "bf16"):
+        train_sharded(tmp_path / "one", {name: 7})
+    train_sharded(tmp_path / "several", {"from one": 4})
+    launch(2, train_sharded, tmp_path / "several", {"plain": 7, "bf16": 7, "from one": 7, "to one": 4})
+    launch(3, train_sharded, tmp_path / "several", {"to three": 4})
+    train_sharded(tmp_path / "several", {"to one": 7, "to three": 7})
+    for name in ("plain", "from one", "to one", "to three"):
+        assert losses(tmp_path / "several" / name) == pytest.approx(losses(tmp_path / "one/plain"), rel=1e-5)
+    expected, found = (load_file(tmp_path / name / "plain/model.safetensors") for name in ("one", "several"))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert losses(tmp_path / "several/bf16") == pytest.approx(losses(tmp_path / "one/bf16"), rel=5e-3)
+    assert losses(tmp_path / "one/bf16") != pytest.approx(losses(tmp_path / "one/plain"), rel=1e-5)
+
+
+def test_shards_of_one_process_are_an_ordinary_training(tmp_path: Path) -> None:
+    objective = Objective()
+    trainer = make_trainer(tmp_path, sharded_config("plain"), objective=objective)
+    assert len(list(trainer)) == 7
+    assert type(objective) is Objective
+    assert all(type(parameter) is nn.Parameter for parameter in objective.parameters())
+    assert weights_of(objective).keys() == trainer.run.latest_checkpoint().tensors("model").keys()
+
+
+def test_a_parameter_of_one_number_is_refused(tmp_path: Path) -> None:
+    objective = Objective()
+    objective.scale = nn.Parameter(torch.ones(()))
+    with pytest.raises(UserError, match="cannot shard scale"):
+        make_trainer(tmp_path, sharded_config("plain"), objective=objective)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"optimizer": {"kind": "soap"}}, {"optimizer": {"kind": "adafactor"}}, {"precision": "fp16"}, {"compile": True}],
+)
+def test_settings_that_cannot_be_sharded_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="parallel=fsdp"):
+        train_config(parallel="fsdp", **changes)
+    train_config(**changes)
