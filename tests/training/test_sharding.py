@@ -1,5 +1,6 @@
 """Sharded training: the losses and weights of one process, and checkpoints for any number of processes."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from training_parts import Objective, events, make_trainer, sharded_config, trai
 
 from homespun.errors import UserError
 from homespun.models.bundle import weights_of
+from homespun.training.checkpoint import read_checkpoint
 from homespun.training.processes import launch
 
 
@@ -26,6 +28,13 @@ def test_shards_train_as_one_process_and_resume_in_any_number(tmp_path: Path) ->
     train_sharded(tmp_path / "several", {"from one": 4})
     launch(2, train_sharded, tmp_path / "several", {"plain": 7, "bf16": 7, "from one": 7, "to one": 4})
     launch(3, train_sharded, tmp_path / "several", {"to three": 4})
+    saved = tmp_path / "several" / "to three" / "checkpoints" / "step-4"
+    assert {path.relative_to(saved).parts[0] for path in saved.rglob("*.*")} == {"model", "optimizer", "state.json"}
+    assert len(list(saved.rglob("*.safetensors"))) == 6
+    shutil.copytree(saved, tmp_path / "damaged")
+    next(iter((tmp_path / "damaged/model").iterdir())).unlink()
+    with pytest.raises(UserError, match=r"model/shard-\S+ is missing: the checkpoint is incomplete"):
+        read_checkpoint(tmp_path / "damaged")
     train_sharded(tmp_path / "several", {"to one": 7, "to three": 7})
     for name in ("plain", "from one", "to one", "to three"):
         assert losses(tmp_path / "several" / name) == pytest.approx(losses(tmp_path / "one/plain"), rel=1e-5)

@@ -1,5 +1,7 @@
 """Checkpoints: a folder of safetensors files and a ``state.json`` with plain values and digests.
 
+A sharded training writes folders ``model`` and ``optimizer`` with a file of each process.
+
 Nothing is pickled, so reading a checkpoint runs no code. Random state is not stored: data and dropout of a step are
 functions of the seed and the step number.
 """
@@ -39,32 +41,41 @@ class Checkpoint:
         return int(self.state["step"])
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Read the tensors of ``model`` or ``optimizer`` to the CPU.
+        """Read the tensors of ``model`` or ``optimizer`` to the CPU, whole ones also of a sharded checkpoint.
 
         Raises:
             UserError: the file cannot be read.
         """
+        if (self.path / name).is_dir():
+            from homespun.training.sharding import read_tensors  # imports torch.distributed.tensor for a second
+
+            return read_tensors(self.path, name)
         try:
             return load_file(self.path / f"{name}.safetensors")
         except (SafetensorError, OSError) as error:
             raise UserError(f"cannot read {self.path / name}.safetensors: {error}") from error
 
 
-def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: State) -> None:
+def write_checkpoint(
+    folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: State, *, shards: Path | None = None
+) -> None:
     """Write ``folder`` atomically.
 
     Args:
         folder: must not exist; its parent must.
         tensors: written to one file per name.
         state: plain values, including ``step``.
+        shards: a folder of files of all processes, which becomes the checkpoint.
     """
     with atomic_path(folder) as temporary:
-        temporary.mkdir()
-        files = {}
+        temporary.mkdir() if shards is None else shards.rename(temporary)
         for name, group in tensors.items():
             path = temporary / f"{name}.safetensors"
             save_file({key: value.detach().contiguous() for key, value in group.items()}, path)
-            files[path.name] = {"bytes": path.stat().st_size, "blake2b": file_digest(path)}
+        files = {
+            path.relative_to(temporary).as_posix(): {"bytes": path.stat().st_size, "blake2b": file_digest(path)}
+            for path in sorted(temporary.rglob("*.safetensors"))
+        }
         content = {"state": state, "files": files}
         text = json.dumps(content | {"blake2b": _digest_of(content)}, indent=1)
         (temporary / _STATE).write_text(text, encoding="utf-8")
@@ -96,7 +107,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """
     state, files = read_state(folder)
     for name, expected in files.items():
-        path = folder / Path(name).name
+        path = folder.joinpath(*[part for part in Path(name).parts if part not in ("..", Path(name).anchor)])
         if not path.is_file():
             raise UserError(f"{path} is missing: the checkpoint is incomplete")
         size = path.stat().st_size

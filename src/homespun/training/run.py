@@ -147,22 +147,29 @@ class Run:
         with (self.path / _METRICS).open("ab", buffering=0) as file:
             file.write(line.encode() + b"\n")
 
-    def save_checkpoint(self, tensors: Mapping[str, Mapping[str, Tensor]], state: State, *, keep: int) -> None:
+    def save_checkpoint(
+        self, tensors: Mapping[str, Mapping[str, Tensor]], state: State, *, keep: int, shards: Path | None = None
+    ) -> None:
         """Write ``checkpoints/step-<state["step"]>`` unless it exists, and remove older ones.
 
         Args:
             tensors: written to one file per name, ``model`` and ``optimizer``.
             state: plain values: ``step``, and ``score`` (greater is better; ``None`` without a validation).
             keep: number of last checkpoints to keep besides the best.
+            shards: a folder of tensors that all processes have written, see `shards_folder`.
         """
         folder = self.path / "checkpoints" / f"step-{state['step']}"
-        if not self.main or folder.exists():
+        if not self.main:
+            return
+        if folder.exists():
+            if shards is not None:
+                remove(shards)
             return
         try:
             with (self.path / _METRICS).open("ab") as metrics:
                 os.fsync(metrics.fileno())  # must be on disk before the checkpoint that stores its size
                 logged = metrics.tell()
-            write_checkpoint(folder, tensors, state | {"metrics_bytes": logged})
+            write_checkpoint(folder, tensors, state | {"metrics_bytes": logged}, shards=shards)
         except (OSError, SafetensorError) as error:
             raise UserError(f"cannot write the checkpoint {folder}: {error}; free disk space, then --resume") from error
         self._remove_old(keep)
@@ -172,6 +179,10 @@ class Run:
         for old in self._folders():
             if old not in kept:
                 self._remove(old)
+
+    def shards_folder(self, step: int) -> Path:
+        """Temporary folder for the tensors of all processes; `rewind` removes one of a killed run."""
+        return self.path / "checkpoints" / f"{TEMPORARY}shards-{step}"
 
     def latest_checkpoint(self) -> Checkpoint | None:
         """Last valid checkpoint, or ``None`` without checkpoints; invalid ones are skipped with a warning.

@@ -9,14 +9,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 from homespun.batch import Batch, Loss, Term
+from homespun.errors import UserError
 from homespun.nn.torch_private import remove_sharding
 
 
@@ -36,7 +43,7 @@ class ShardedObjective(nn.Module):
         mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
         for layer in _layers(objective):
             fully_shard(layer, mesh=mesh)
-        self._root = fully_shard(self, mesh=mesh)
+        fully_shard(self, mesh=mesh)
 
     def forward(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor | float, float]]:
         """Fields of the terms of the loss; the hooks of FSDP find tensors only in built-in containers."""
@@ -52,11 +59,12 @@ class ShardedObjective(nn.Module):
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Gather the weights outside of layers, so that parts of the objective can be called."""
-        self._root.unshard()
+        assert isinstance(self, FSDPModule)
+        self.unshard()
         try:
             yield
         finally:
-            self._root.reshard()
+            self.reshard()
 
     def restore(self, *, main: bool) -> None:
         """Turn the objective back into an ordinary module; its weights are on the device ``meta`` unless ``main``."""
@@ -77,31 +85,51 @@ class ShardedObjective(nn.Module):
         """Gather a sharded tensor; called by all processes."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
-    def gather(self, tensors: Mapping[str, Tensor], *, main: bool) -> dict[str, Tensor]:
-        """Gather tensors one by one to the CPU of the main process; called by all processes, empty in the others."""
-        gathered = {}
-        for name, tensor in tensors.items():
-            full = self.full(tensor)
-            if main:
-                gathered[name] = full.cpu()
-        return gathered
+    def write(self, groups: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
+        """Write the parts of this process into ``folder/<group>``; called by all processes.
 
-    def scatter(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parts of this process of weights, or of optimizer state ``<state>/<parameter>``."""
-        parameters, parts = dict(self.objective.named_parameters()), {}
-        for path, tensor in tensors.items():
-            like = parameters.get(path.rpartition("/")[2])
-            if isinstance(like, DTensor) and tensor.ndim:
-                mesh, placements = like.device_mesh, like.placements
-                tensor = distribute_tensor(tensor.to(like.device), mesh, placements, src_data_rank=None)
-            parts[path] = tensor
-        return parts
+        Raises:
+            UserError: a process could not write.
+        """
+        for name, tensors in groups.items():
+            writer = HuggingFaceStorageWriter(str(folder / name), save_distributed=True)
+            try:
+                save(dict(tensors), storage_writer=writer)
+            except CheckpointException as error:
+                causes = "; ".join(str(cause) for cause, _ in error.failures.values())
+                raise UserError(
+                    f"cannot write the checkpoint {folder}: {causes}; free disk space, then --resume"
+                ) from None
+
+    def read(self, folder: Path, name: str) -> dict[str, Tensor]:
+        """Read the parts of this process of the ``model`` or ``optimizer`` of a checkpoint in either format."""
+        return read_tensors(folder, name, dict(self.objective.named_parameters()))
 
     def most(self, count: int) -> int:
         """The largest ``count`` of all processes."""
         counts = torch.tensor(count, device=self._device)
         torch.distributed.all_reduce(counts, torch.distributed.ReduceOp.MAX)
         return int(counts)
+
+
+def read_tensors(folder: Path, name: str, parameters: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Read the ``model`` or ``optimizer`` of a checkpoint: whole, or the parts of this process of sharded parameters.
+
+    No file has pickled content: each is a safetensors file with the offsets of its parts in JSON.
+    """
+    reader = HuggingFaceStorageReader(str(folder / name if (folder / name).is_dir() else folder))
+    tensors: dict[str, Tensor] = {}
+    for path, found in reader.read_metadata().state_dict_metadata.items():
+        assert isinstance(found, TensorStorageMetadata)
+        if ("/" in path) == (name == "optimizer"):  # one folder has both in the format of one process
+            like = (parameters or {}).get(path.rpartition("/")[2])
+            sharded = isinstance(like, DTensor) and like.shape == found.size
+            shape = torch.empty_like(like) if sharded else torch.empty(found.size)  # type: ignore[arg-type]
+            tensors[path] = shape.to(found.properties.dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each process reads for itself
+        load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
 
 
 def _layers(objective: nn.Module) -> list[nn.Module]:

@@ -7,6 +7,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -199,13 +201,17 @@ class TrainingStep:
         with self.autocast(), contextlib.nullcontext() if self._sharded is None else self._sharded.gathered():
             yield
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Tensors to save in a checkpoint; called by all processes, complete in the main one."""
+    def tensors(self, shards: Path) -> dict[str, dict[str, Tensor]]:
+        """Tensors to save in a checkpoint; none if they are sharded, and every process has written ``shards``.
+
+        Raises:
+            UserError: a process could not write.
+        """
         groups = {"model": weights_of(self.objective), "optimizer": optimizer_tensors(self._optimizer)}
         if self._sharded is None:
             return groups
-        main = self.accelerator.is_main_process
-        return {name: self._sharded.gather(tensors, main=main) for name, tensors in groups.items()}
+        self._sharded.write(groups, shards)
+        return {}
 
     def end(self) -> None:
         """Make the objective an ordinary module again, complete in the main process."""
@@ -224,11 +230,9 @@ class TrainingStep:
         Raises:
             UserError: the checkpoint is of another model or optimizer.
         """
-        model, optimizer = checkpoint.tensors("model"), checkpoint.tensors("optimizer")
-        if self._sharded is not None:
-            model, optimizer = self._sharded.scatter(model), self._sharded.scatter(optimizer)
-        load_weights(self.objective, model, source=str(checkpoint.path))
-        load_optimizer(self._optimizer, optimizer)
+        read = checkpoint.tensors if self._sharded is None else partial(self._sharded.read, checkpoint.path)
+        load_weights(self.objective, read("model"), source=str(checkpoint.path))
+        load_optimizer(self._optimizer, read("optimizer"))
         self._scaler.load_state_dict(checkpoint.state["scaler"])
 
 

@@ -347,7 +347,10 @@ class Trainer:
             "score": self._score,
             "peak_bytes": self.peak_bytes,
         }
-        self.run.save_checkpoint(self._training_step.tensors(), state, keep=self.config.keep_checkpoints)
+        shards = self.run.shards_folder(self.progress.steps)
+        tensors = self._training_step.tensors(shards)
+        keep = self.config.keep_checkpoints
+        self.run.save_checkpoint(tensors, state, keep=keep, shards=None if tensors else shards)
         self._saved = self.progress.seconds
 
     def _update_peak(self) -> None:
