@@ -33,6 +33,7 @@ def held_out(trainer):
 
 @pytest.mark.parametrize("size", [1, 2, 4, 7, 11])
 def test_the_split_into_micro_batches_does_not_matter(tmp_path, size):
+    torch.manual_seed(3)  # with other weights a gradient near 0 may have another sign
     full = make_trainer(tmp_path / "whole", train_config(budget=Budget(steps=3)), objective=Objective())
     split_config = train_config(budget=Budget(steps=3), micro_batch_size=size)
     torch.manual_seed(5)
