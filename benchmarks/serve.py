@@ -175,7 +175,7 @@ async def _client(port: int, texts: Sequence[str], seed: int, end: float) -> lis
     draw, latencies = random.Random(seed), []
     while (start := time.perf_counter()) < end:
         body = json.dumps({"texts": [draw.choice(texts)]}).encode()
-        head = f"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /predict HTTP/1.1\r\nHost: [::1]\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         answer = await reader.readuntil(b"\r\n\r\n")
         if not answer.startswith(b"HTTP/1.1 200"):

@@ -10,7 +10,10 @@ from fastapi.testclient import TestClient
 from served_models import TEXTS
 
 from conftest import Connect
+from homespun.serving.app import create_app
 from homespun.serving.models import Models
+from homespun.serving.server import allowed_hosts
+from homespun.serving.settings import ServingSettings
 
 NESTED = b"[" * 100_000
 
@@ -120,6 +123,21 @@ def test_the_key(connect: Connect) -> None:
         error_of(client.get(path), 401)
     for path in ("/health", "/ready", "/metrics"):
         assert client.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "0.0.0.0"])
+def test_names_of_the_host(address: str) -> None:
+    hosts = allowed_hosts(address, {"home"})
+    with TestClient(create_app(Models({}), ServingSettings(), hosts)) as client:
+        for host in ("localhost", "LOCALHOST:8000", "127.0.0.1:80", "[::1]", "[::1]:8000", "home:1"):
+            assert client.get("/health", headers={"Host": host}).status_code == 200
+        for host in ("", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8000", "evil@localhost"):
+            for path in ("/health", "/metrics"):
+                answer = client.get(path, headers={"Host": host})
+                if address == "0.0.0.0":
+                    assert answer.status_code == 200
+                else:
+                    assert "localhost" in error_of(answer, 400)
 
 
 def test_models_that_are_being_opened(connect: Connect, folders: dict[str, Path], monkeypatch: Any) -> None:

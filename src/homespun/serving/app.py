@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -46,12 +47,13 @@ class Traffic:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-def create_app(models: Models, settings: ServingSettings) -> FastAPI:
+def create_app(models: Models, settings: ServingSettings, hosts: Collection[str] = ()) -> FastAPI:
     """Build the application.
 
     Args:
         models: models to serve; requests for those that are not open yet get status 503.
         settings: limits and batching.
+        hosts: allowed names of the header ``Host``, in lower case and without a port; empty: any.
     """
     batcher = Batcher(settings.max_queue, settings.max_wait_ms / 1000, settings.batch_tokens, settings.workers)
     monitor = Monitor(lambda: batcher.queue_length)
@@ -103,7 +105,7 @@ def create_app(models: Models, settings: ServingSettings) -> FastAPI:
     app.add_exception_handler(UserError, _answer_user_error)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
     app.add_exception_handler(Exception, _answer_bug)
-    app.add_middleware(Gate, traffic=traffic, monitor=monitor, settings=settings)
+    app.add_middleware(Gate, traffic=traffic, monitor=monitor, settings=settings, hosts=hosts)
     return app
 
 
@@ -116,12 +118,18 @@ async def _watch(models: Models) -> None:
 
 
 class Gate:
-    """Middleware: key, limit of the body, refusal while shutting down, metrics and log."""
+    """Middleware: name of the host, key, limit of the body, refusal while shutting down, metrics and log.
 
-    def __init__(self, app: ASGIApp, traffic: Traffic, monitor: Monitor, settings: ServingSettings) -> None:
+    A web page whose name resolves to the loopback address (DNS rebinding) sends its name in ``Host``.
+    """
+
+    def __init__(
+        self, app: ASGIApp, traffic: Traffic, monitor: Monitor, settings: ServingSettings, hosts: Collection[str]
+    ) -> None:
         self.app = app
         self.traffic = traffic
         self.monitor = monitor
+        self.hosts = hosts
         self.limit = settings.max_body_bytes
         self.key = None if settings.api_key is None else settings.api_key.encode()
 
@@ -143,7 +151,7 @@ class Gate:
 
         traffic.active += not free
         try:
-            refusal = None if free else self._refuse(scope)
+            refusal = self._refuse_host(scope) or (None if free else self._refuse(scope))
             if refusal is None:
                 await self.app(scope, self._limited(receive, self._limit(scope)), watched_send)
             else:
@@ -158,6 +166,12 @@ class Gate:
             seconds = time.perf_counter() - start
             sizes = state.get("sizes", (0, 0))
             self.monitor.observe_request(scope["method"], scope["path"], route, status, seconds, sizes)
+
+    def _refuse_host(self, scope: Scope) -> ApiError | None:
+        given = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
+        if not self.hosts or (len(given) == 1 and re.sub(r":\d+$", "", given[0]) in self.hosts):
+            return None
+        return ApiError(400, f"the header Host must name one of {', '.join(sorted(self.hosts))}", "invalid_host")
 
     def _refuse(self, scope: Scope) -> ApiError | None:
         if self.traffic.draining:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import socket
@@ -34,13 +35,13 @@ def serve(sources: Mapping[str, str | Path], settings: ServingSettings, *, host:
     listening = listen(host, port)
     _log_lines()
     models = Models(sources, quantize=settings.quantize)
-    app = create_app(models, settings)
+    address = listening.getsockname()
+    shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+    app = create_app(models, settings, allowed_hosts(address[0], {host.lower(), shown}))
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1, lifespan="on"
     )
     server = _Server(config, models, settings, app.state.traffic, app.state.batcher)
-    address = listening.getsockname()
-    shown = f"[{address[0]}]" if ":" in address[0] else address[0]
     _say(f"listening on http://{shown}:{address[1]}, opening {', '.join(sources)}")
     server.run([listening])
     if server.failure is not None:
@@ -68,6 +69,11 @@ def listen(host: str, port: int) -> socket.socket:
         listening.close()
         raise _cannot_listen(host, port, error) from error
     return listening
+
+
+def allowed_hosts(address: str, names: set[str]) -> set[str]:
+    """Return allowed names of the header ``Host``: on the loopback address ``names`` and its own; else any (empty)."""
+    return names | {"localhost", "127.0.0.1", "[::1]"} if ipaddress.ip_address(address).is_loopback else set()
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
