@@ -17,6 +17,10 @@ class UserError(ValueError):
     """
 
 
+class TooLong(UserError):
+    """A text is longer than the model reads."""
+
+
 class NotFinite(UserError):
     """A loss, gradient or model output is infinite or NaN."""
 

@@ -80,7 +80,7 @@ def test_an_encoder_decoder_generates(client: TestClient) -> None:
         ("/generate", {"prompt": "a", "model": "decoder", "max_new_tokens": 513}, 422, "512"),
         ("/generate", {"prompt": "a", "model": "decoder", "temperature": -1}, 422, "temperature"),
         ("/generate", {"prompt": "a", "model": "decoder", "top_p": 2}, 422, "top_p"),
-        ("/generate", {"prompt": "goal " * 200, "model": "decoder"}, 422, "64"),
+        ("/generate", {"prompt": "goal " * 200, "model": "decoder"}, 413, "64"),
         ("/generate", {"prompt": "a", "model": "decoder", "stop": [""]}, 422, "stop"),
         ("/v1/completions", {"prompt": "a", "model": "decoder", "n": 3}, 400, "n="),
         ("/v1/completions", {"prompt": "a", "model": "decoder", "logprobs": 2}, 400, "logprobs"),

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from homespun.errors import UserError
+from homespun.errors import TooLong, UserError
 from homespun.serving import completions, explanation, page, prediction
 from homespun.serving.batching import Batcher
 from homespun.serving.errors import ApiError, error_response, error_responses
@@ -238,7 +238,7 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
 
 
 async def _answer_user_error(request: Request, error: Exception) -> Response:
-    return error_response(422, str(error))
+    return error_response(413 if isinstance(error, TooLong) else 422, str(error))
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from homespun.attention.full import DotProduct
-from homespun.errors import UserError
+from homespun.errors import TooLong, UserError
 from homespun.models.backbone import Backbone
 from homespun.models.generation.search import Beams, Ends, GenerationTask, one_by_one, uniforms
 from homespun.models.generation.settings import GENERATION_TOKENS, GenerationConfig, check_beams
@@ -166,7 +166,7 @@ def _limit_new_tokens(backbone: Backbone, longest: int, most: int, *, required: 
     """Limit the number of new tokens to the model; raises `UserError` if ``required`` or the prompt is too long."""
     limit = backbone.stacks[0].embeddings.max_position_embeddings
     if longest > limit:
-        raise UserError(
+        raise TooLong(
             f"a prompt of {longest} tokens exceeds max_position_embeddings={limit}; shorten it or extend the model"
         )
     start = 1 if backbone.has_decoder else longest
