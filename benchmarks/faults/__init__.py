@@ -11,17 +11,13 @@ Commands run in forks of a process that has imported everything.
 from __future__ import annotations
 
 import argparse
-import builtins
 import contextlib
 import ctypes
-import errno
 import gc
 import hashlib
 import importlib
-import io
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -29,139 +25,19 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from unittest import mock
 
 import typer
 
+from benchmarks.faults.shim import COUNTS, FAULTS, KILLED, Shim
+from benchmarks.faults.world import COMPARE, write_table, write_tags
 from homespun import cli
 from homespun.compare import executor, runner
 from homespun.io.lock import LOCK
-
-FAULTS = ("kill", "exit", "full", "read-only", "sigterm", "sigint")
-_SIGNALS = {"sigterm": signal.SIGTERM, "sigint": signal.SIGINT}
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-_KILLED = 137
-COUNTS = ("points", "states", "identical", "stray", "one_line")
-
-
-@dataclass
-class Shim:
-    """File operations below ``folder``; stops the process at the one with the number ``at``.
-
-    Args:
-        folder: absolute path.
-        fault: one of `FAULTS`.
-        at: number of the operation; None: do not stop.
-        copies: folder for a copy of ``folder`` at each operation, also of child processes.
-    """
-
-    folder: str
-    fault: str
-    at: int | None
-    copies: Path | None = None
-    operations: list[str] = field(default_factory=list)
-    active: bool = True
-
-    def install(self) -> None:
-        """Watch this process until it ends."""
-        self.process = os.getpid()
-        sys.addaudithook(self._hook)
-        opened = io.open
-
-        def watched_fsync(descriptor: Any) -> None:  # a killed process loses no writes, so that nothing is flushed
-            self._point("fsync", _path_of(descriptor))
-
-        def watched_open(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> IO[Any]:
-            stream: IO[Any] = opened(file, mode, *arguments, **options)
-            if set(mode) & set("wax+") and self._is_inside(_path_of(stream.fileno())):
-                return self._watch(stream, mode, *arguments, **options)
-            return stream
-
-        os.fsync = watched_fsync
-        builtins.open = io.open = watched_open
-
-    def _watch(self, stream: IO[Any], mode: str, buffering: int = -1, *_: Any, **options: Any) -> IO[Any]:
-        """The same file, with a raw file whose writes are operations."""
-        raw = _RawFile(os.dup(stream.fileno()), mode.replace("b", "").replace("t", ""))
-        raw.point = self._point
-        stream.close()
-        buffering = options.get("buffering", buffering)
-        if buffering == 0:
-            return raw  # type: ignore[return-value]
-        buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
-        if "b" in mode:
-            return buffered
-        text = {name: options[name] for name in ("encoding", "errors", "newline") if name in options}
-        return io.TextIOWrapper(buffered, **text)
-
-    def _is_inside(self, path: str) -> bool:
-        return path == self.folder or path.startswith(f"{self.folder}/")
-
-    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, _, flags = arguments
-            if isinstance(path, str | bytes | os.PathLike) and flags & _WRITES:
-                self._point("open", os.fsdecode(path))
-        elif event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"):
-            given = arguments[0]
-            self._point(event[3:], _path_of(given) if isinstance(given, int) else os.fsdecode(given))
-
-    def _point(self, operation: str, path: str) -> None:
-        path = os.path.abspath(path)
-        own = os.getpid() == self.process
-        if not self.active or not self._is_inside(path) or not (own or self.copies):
-            return
-        self.active = False  # operations of the shim itself
-        try:
-            number = len(self.operations)
-            self.operations.append(f"{operation} {re.sub(r'[0-9]+', 'N', os.path.relpath(path, self.folder))}")
-            if self.copies is not None:
-                self._copy(f"{os.getpid()}-{number}", self.operations[-1])
-            if self.at is not None and number >= self.at:
-                self._stop(operation, first=number == self.at)
-        finally:
-            self.active = True
-
-    def _copy(self, name: str, operation: str) -> None:
-        assert self.copies is not None
-        try:
-            shutil.copytree(self.folder, self.copies / name)
-        except (OSError, shutil.Error):  # another process wrote at this moment
-            shutil.rmtree(self.copies / name, ignore_errors=True)
-        else:
-            (self.copies / f"{name}.operation").write_text(operation, encoding="utf-8")
-
-    def _stop(self, operation: str, *, first: bool) -> None:
-        if self.fault == "exit":
-            os._exit(_KILLED)
-        if self.fault == "full" and operation not in ("remove", "rmdir", "rename"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if self.fault == "read-only":
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        if self.fault in _SIGNALS and first:
-            os.kill(os.getpid(), _SIGNALS[self.fault])
-
-
-class _RawFile(io.FileIO):
-    point: Callable[..., None]
-
-    def write(self, data: Any, /) -> int:
-        path, content = _path_of(self.fileno()), bytes(data)
-        self.point("write", path)
-        half = super().write(content[: len(content) // 2])
-        self.point("half of write", path)
-        return half + super().write(content[half:])
-
-
-def _path_of(descriptor: int) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{descriptor}")
-    except OSError:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -237,13 +113,13 @@ class Bench:
         self.root = root
         self.world, self.folder = root / "world", root / "out"
         self.world.mkdir()
-        _write_table(self.world / "train.csv", 60, seed=1)
-        _write_table(self.world / "test.csv", 12, seed=2)
-        _write_tags(self.world / "train.conll", 40)
-        _write_tags(self.world / "test.conll", 8)
+        write_table(self.world / "train.csv", 60, seed=1)
+        write_table(self.world / "test.csv", 12, seed=2)
+        write_tags(self.world / "train.conll", 40)
+        write_tags(self.world / "test.conll", 8)
         numbers = "".join(f"{'good ' * number}text {number},{number / 7:.3f}\n" for number in range(20))
         (self.world / "numbers.csv").write_text(f"text,label\n{numbers}", encoding="utf-8")
-        (self.world / "compare.yaml").write_text(_COMPARE.format(world=self.world), encoding="utf-8")
+        (self.world / "compare.yaml").write_text(COMPARE.format(world=self.world), encoding="utf-8")
         self.app = typer.main.get_command(cli.app)
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
         read = " ".join(COMMANDS[name].arguments for name in names)
@@ -338,7 +214,7 @@ class Bench:
             for at in points:
                 self.clear()
                 stopped = self.run(command.arguments, fault, at)
-                if fault != "exit" or stopped.code == _KILLED:  # a run can have fewer operations
+                if fault != "exit" or stopped.code == KILLED:  # a run can have fewer operations
                     self._repeat(result, [ended.operations[at]], stopped, fault)
             return result.to_dict()
         copies.mkdir()
@@ -352,7 +228,7 @@ class Bench:
                 shutil.rmtree(self.folder)
                 shutil.copytree(equal[0], self.folder)
                 operations = [path.with_name(f"{path.name}.operation").read_text(encoding="utf-8") for path in equal]
-                self._repeat(result, operations, Ended(_KILLED, "", [], []), fault)
+                self._repeat(result, operations, Ended(KILLED, "", [], []), fault)
         shutil.rmtree(copies)
         return result.to_dict()
 
@@ -449,24 +325,6 @@ def _stop_drawing() -> None:
     mock.patch.object(Figure, "draw_without_rendering", return_value=None).start()
 
 
-def _write_table(path: Path, rows: int, seed: int) -> None:
-    draw = random.Random(seed)
-    words = {"sport": "goal team coach league referee", "money": "share profit bank bond trader"}
-    lines = ["text,label"]
-    for number in range(rows):
-        label = list(words)[number % 2]
-        text = " ".join(draw.choice(f"{words[label]} the a of in and was with".split()) for _ in range(12))
-        lines.append(f"{text} {number},{label}")
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _write_tags(path: Path, sentences: int) -> None:
-    blocks = (
-        f"goal O\nof O\nteam B-ORG\n{'league I-ORG' if number % 3 else 'coach O'}\n" for number in range(sentences)
-    )
-    path.write_text("\n".join(blocks), encoding="utf-8")
-
-
 @dataclass
 class _Forked:
     """A process of a comparison, as a fork instead of a new interpreter."""
@@ -521,28 +379,6 @@ class _ForkExecutor:
 
 def _fork_trials() -> None:
     mock.patch.object(runner, "LocalExecutor", _ForkExecutor).start()
-
-
-_COMPARE = """
-kind: compare
-pretrain:
-  recipe: roberta-mini
-  settings:
-    data: {{corpus: "{world}/corpus", max_length: 32}}
-    model: {{hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, num_attention_heads: 2}}
-    train: {{batch_size: 4, checkpoint_every: 0.001}}
-finetune:
-  topics:
-    recipe: classify
-    settings:
-      data: {{train: "{world}/train.csv", test: "{world}/test.csv", text: text, max_length: 24}}
-      train: {{batch_size: 4}}
-variations:
-  mlm: {{}}
-budget: {{steps: 4}}
-seeds: 1
-benchmark: null
-"""
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
