@@ -159,7 +159,12 @@ def test_a_command_is_refused_while_another_writes_its_output(tmp_path: Path) ->
 
 def refused(*words: str) -> str:
     """The message of a command that is refused; one line of less than 500 printable characters."""
-    command = [sys.executable, "-c", "from homespun.cli import main; main()", *words]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv[0] = 'homespun'; from homespun.cli import main; main()",
+        *words,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     line, end, rest = done.stderr.partition("\n")
@@ -175,7 +180,7 @@ def refused(*words: str) -> str:
         (["plan", "a\nb\x1b[31m"], r"a\nb\x1b[31m"),
         (["plan", "bert-mini", f"train.seed={'x' * 5000}"], "train.seed"),
         (["plan", "bert-mini", f"{'x' * 5000}=1"], "there are"),
-        (["plan", "--a\nb"], r"--a\nb"),
+        (["plan", "--a\x1bb"], r"--a\x1bb"),
         (["plan"], "homespun plan --help"),
         (["corpus", "build", "--input", "\x1b[2J\n.txt", "--tokenizer", "t", "--out", "c"], r"\x1b[2J\n.txt"),
     ],
