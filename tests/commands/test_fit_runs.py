@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from commands_world import WORDS, World, sentence
+from huggingface_hub import ModelCard
 
 import homespun
 from homespun.errors import UserError
 from homespun.fitting import runs
+from homespun.fitting.card import write_card
 
 
 def tagged(path: Path, rows: int) -> Path:
@@ -68,6 +70,12 @@ def test_tags_in_less_time_than_a_network_needs(world: World, tmp_path: Path, mo
     assert (summary["rows"], summary["model"]) == (150, "linear")
     assert world.run("evaluate", out, "--data", path)["f1"] > 0.9
     assert (out / "report" / "index.html").is_file()
+    card = ModelCard.load(out / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("homespun", "token-classification")
+    values = {one.metric_type: one.metric_value for one in card.data.eval_results}
+    assert values == {name: result["test"][name] for name in ("f1", "precision", "recall", "accuracy")}
+    assert all(name in card.text for name in ("B-money", "B-food", "B-sport", "frequent tag", "homespun.open"))
+    assert str(tmp_path) not in card.content
     with pytest.raises(UserError, match="linear tagger, not a network"):
         world.run("export", out, "--to", "onnx", "--out", tmp_path / "onnx")
     with pytest.raises(UserError, match="linear tagger, not a network"):
@@ -89,6 +97,12 @@ def test_a_language_model_of_texts_continues_a_checkpoint(world: World, tmp_path
     assert result["test"]["loss"] < before
     assert [one["name"] for one in result["candidates"]] == ["unigram", "model"]
     assert homespun.open(tmp_path / "r").embed(["the goal of the match"]).shape[0] == 1
+    card = ModelCard.load(tmp_path / "r" / "hf" / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "fill-mask")
+    assert {one.metric_type: one.metric_value for one in card.data.eval_results} == {
+        name: result["test"][name] for name in ("loss", "perplexity")
+    }
+    assert str(tmp_path) not in card.content
 
 
 @pytest.mark.slow
@@ -103,3 +117,40 @@ def test_text_to_text_from_own_pretraining(world: World, tmp_path: Path) -> None
     assert (result["task"], result["metric"], result["selected"]) == ("text-to-text", "rougeL", "own")
     assert result["examples"] == {"train": 432, "validation": 48, "test": 120}
     assert isinstance(world.run("predict", tmp_path / "r", "The goal of the match")["text"], str)
+    card = ModelCard.load(next((tmp_path / "r").rglob("README.md")))
+    assert card.data.pipeline_tag == "text2text-generation"
+    assert card.data.eval_results[-1].metric_value == result["test"]["rougeL"]
+
+
+@pytest.mark.parametrize(
+    ("task", "architecture", "opens", "use"),
+    [
+        ("token-classification", "BertForTokenClassification", True, 'pipeline("token-classification"'),
+        ("token-classification", "BertModel", False, "homespun.open"),
+        ("text-to-text", "T5ForConditionalGeneration", True, "AutoModelForSeq2SeqLM"),
+        ("text-to-text", "LlamaForCausalLM", True, "homespun predict"),
+        ("language-model", "GPT2LMHeadModel", True, 'pipeline("text-generation"'),
+        ("language-model", "BertForMaskedLM", True, "embed"),
+    ],
+)
+def test_cards_of_networks(tmp_path: Path, task: str, architecture: str, opens: bool, use: str) -> None:
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    row = {"name": "finetuned-1", "title": "checkpoint, fine-tuned", "parameters": 5, "seconds": 1.0}
+    numbers = {"rows": 8, "loss": 2.0, "perplexity": 7.4, "f1": 0.5, "accuracy": 0.5, "rougeL": 0.5}
+    row |= {"processor_seconds": 1.0, "validation": numbers, "test": numbers}
+    result = {
+        **{"task": task, "metric": {"text-to-text": "rougeL", "language-model": "loss"}.get(task, "f1")},
+        **{"selected": row["name"], "title": row["title"], "test": numbers, "candidates": [row]},
+        **{"labels": ["B-x", "O"] if task == "token-classification" else None, "interval": None, "next_best": None},
+        **{"examples": {"train": 9, "validation": 8, "test": 8, "documents": 9, "tokens": 99}, "test_from": "files"},
+        **{"warnings": ["odd"], "skipped": [], "never_predicted": [], "cost": {"parameters": 5}},
+        **{"settings": {"start_from": ["owner/checkpoint"]}, "masked": architecture == "BertForMaskedLM"},
+    }
+    path = write_card(result, tmp_path)
+    assert path == (tmp_path / "hf" if opens else tmp_path) / "README.md"
+    card = ModelCard.load(path)
+    assert card.data.library_name == ("transformers" if opens else "homespun")
+    assert card.data.base_model == ["owner/checkpoint"]
+    assert use in card.text
+    assert "odd" in card.text

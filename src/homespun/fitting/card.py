@@ -2,75 +2,119 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homespun.config import Tree
 from homespun.fitting.page import candidates_table
-from homespun.fitting.verdict import headline, metric_text, problems
+from homespun.fitting.verdict import commands, headline, metric_text, problems
 from homespun.hf import is_hub_name
 from homespun.io.atomic import write_text
 from homespun.io.json import read_optional
 from homespun.metrics.calibration import DecisionRule
 from homespun.report import formats, tables
-from homespun.report.document import Document, code, markdown, paragraphs, tabular
+from homespun.report.document import Block, Document, code, markdown, paragraphs, tabular
 from homespun.report.significance import macro_f1_interval
 from homespun.results import Metrics
 from homespun.tasks.text_models import TextModel
 
 CARD = "README.md"
+_FOLDER = "path/to/this/folder"
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Title of a card, task of the hub, and ends of the names of classes of transformers that hold all of the model."""
+
+    title: str
+    pipeline: str
+    classes: tuple[str, ...]
+
+
+_TEXTS = _Task("Text classification", "text-classification", ("ForSequenceClassification",))
+_DECODERS = ("ForCausalLM", "LMHeadModel")
+_TASKS = {
+    "classification": _TEXTS,
+    "multi-label": _TEXTS,
+    "regression": replace(_TEXTS, title="Text regression"),
+    "token-classification": _Task("Token classification", "token-classification", ("ForTokenClassification",)),
+    "text-to-text": _Task("Text to text", "text2text-generation", ("ForConditionalGeneration", *_DECODERS)),
+    "language-model": _Task("Language model", "text-generation", _DECODERS),
+}
+_MASKED = _Task("Language model", "fill-mask", ("ForMaskedLM",))
 _METRICS = {  # of `result.json`: name on the hub and settings
     "accuracy": ("accuracy", None),
     "macro_f1": ("f1", {"average": "macro"}),
     "micro_f1": ("f1", {"average": "micro"}),
     "spearman": ("spearmanr", None),
     "absolute_error": ("mae", None),
+    "f1": ("f1", None),
+    "precision": ("precision", None),
+    "recall": ("recall", None),
+    "rouge1": ("rouge", {"rouge_type": "rouge1"}),
+    "rouge2": ("rouge", {"rouge_type": "rouge2"}),
+    "rougeL": ("rouge", {"rouge_type": "rougeL"}),
+    "loss": ("loss", None),
+    "perplexity": ("perplexity", None),
 }
 _HOMESPUN = """\
 import homespun
 
-homespun.open("path/to/this/folder").predict([{example}])
+homespun.open("{folder}").predict([{example}])
 """
-_TRANSFORMERS = """\
+_PIPELINE = """\
 from transformers import pipeline
 
-pipeline("text-classification", "path/to/this/folder"{options})({example})
+pipeline("{pipeline}", "{folder}"{options})({example})
+"""
+_SEQ2SEQ = """\
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+model = AutoModelForSeq2SeqLM.from_pretrained("{folder}")
+written = model.generate(**tokenizer("A text.", return_tensors="pt"))
+tokenizer.decode(written[0], skip_special_tokens=True)
 """
 
 
-def write_card(result: Tree, folder: Path, model: TextModel) -> Path:
-    """Write the card into ``hf/`` if this folder has the classifier, and next to ``model/`` if not.
+def write_card(result: Tree, folder: Path, model: TextModel | None = None) -> Path:
+    """Write the card into ``hf/`` if this folder has all of the model, and next to ``model/`` if not.
 
     Args:
         result: the content of ``result.json``.
         folder: of the fit, with ``model/``.
-        model: the selected one.
+        model: the selected classifier or regressor of texts; ``None`` for other tasks.
 
     Returns:
         The path of the card.
     """
+    task = _MASKED if result.get("masked") else _TASKS[result["task"]]
     architectures = read_optional(folder / "hf" / "config.json").get("architectures")
     network = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-    opens = network.endswith("ForSequenceClassification")
+    opens = network.endswith(task.classes)
     path = folder / "hf" / CARD if opens else folder / CARD
-    write_text(path, f"---\n{_metadata(result, folder, opens)}\n---\n\n{_body(result, network * opens, model)}")
+    body = _body(result, task, network * opens, model)
+    write_text(path, f"---\n{_metadata(result, task, folder, opens)}\n---\n\n{body}")
+    if opens:
+        (folder / CARD).unlink(missing_ok=True)  # of a fit that is continued
     return path
 
 
-def _metadata(result: Tree, folder: Path, opens: bool) -> str:
+def _metadata(result: Tree, task: _Task, folder: Path, opens: bool) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
-    part = "validation" if result["test_from"] == "none" else "test"
+    part, counted = _measured_on(result)
     data = ModelCardData(
         model_name=folder.resolve().name,
         library_name="transformers" if opens else "homespun",
-        pipeline_tag="text-classification",
+        pipeline_tag=task.pipeline,
         base_model=_base_models(result) or None,
         tags=["homespun"],
         eval_results=[
             EvalResult(
-                task_type="text-classification",
+                task_type=task.pipeline,
                 dataset_type="custom",
-                dataset_name=f"{result['test']['rows']:,} {part} examples",
+                dataset_name=counted,
                 dataset_split=part,
                 metric_type=kind,
                 metric_name=formats.metric_title(name),
@@ -84,19 +128,26 @@ def _metadata(result: Tree, folder: Path, opens: bool) -> str:
     return str(data.to_yaml())
 
 
+def _measured_on(result: Tree) -> tuple[str, str]:
+    """Name of the part that the model was measured on, and the same with its size."""
+    if result["task"] == "language-model":
+        return "validation", "held-out documents"
+    part = "validation" if result["test_from"] == "none" else "test"
+    return part, f"{result['test']['rows']:,} {part} examples"
+
+
 def _base_models(result: Tree) -> list[str]:
     """Names on the hub of the checkpoints in the selected model; a local folder is no model for other readers."""
     sources: list[str] = result["settings"]["start_from"]
     used = [one["name"].rpartition("-") for one in result["candidates"] if one["title"] in result["title"]]
     names = {sources[int(number) - 1] for kind, _, number in used if kind in ("frozen", "finetuned")}
+    if result["task"] == "language-model":
+        names = set(sources)
     return sorted(filter(is_hub_name, names))
 
 
-def _body(result: Tree, network: str, model: TextModel) -> str:
-    test, several = Metrics.model_validate(result["test"]), result["task"] == "multi-label"
-    pairs = model.data.kind == "sentence_pairs"
-    example = '("A text.", "Its second text.")' if pairs else '"A text."'
-    theirs = '{"text": "A text.", "text_pair": "Its second text."}' if pairs else example
+def _body(result: Tree, task: _Task, network: str, model: TextModel | None) -> str:
+    test = Metrics.model_validate(result["test"])
     chapters = {
         "Labels": paragraphs(_labels(result)),
         "Data": paragraphs(_data(result)),
@@ -104,30 +155,47 @@ def _body(result: Tree, network: str, model: TextModel) -> str:
             *paragraphs(_macro_f1(result)),
             *tabular(candidates_table(result), tables.per_class(test, "classes") if test.per_class else None),
         ],
-        "Calibration": paragraphs(_calibration(result, model.decision, network)),
+        "Calibration": paragraphs(None if model is None else _calibration(result, model.decision, network)),
         "Limits": paragraphs(
             "Measured on examples like the training examples; texts of other sources may give other results.",
             *problems(result | {"skipped": []}),
         ),
-        "Use": [
-            *code(_HOMESPUN.format(example=example)),
-            *(code(_TRANSFORMERS.format(example=theirs, options=", top_k=None" * several)) if network else []),
-        ],
+        "Use": _use(result, task, network, pairs=model is not None and model.data.kind == "sentence_pairs"),
     }
     opens = f"A {network}." if network else None
-    title = "Text regression" if result["task"] == "regression" else "Text classification"
-    return markdown(Document(title, paragraphs(" ".join(headline(result)), opens), chapters))
+    return markdown(Document(task.title, paragraphs(" ".join(headline(result)), opens), chapters))
 
 
-def _labels(result: Tree) -> str:
+def _use(result: Tree, task: _Task, network: str, *, pairs: bool) -> list[Block]:
+    example, theirs = '"A text."', '"A text."'
+    if pairs:
+        example, theirs = '("A text.", "Its second text.")', '{"text": "A text.", "text_pair": "Its second text."}'
+    if task.title in (_MASKED.title, _TASKS["text-to-text"].title):
+        found = code("\n".join(commands(result, Path(_FOLDER))))
+    else:
+        found = code(_HOMESPUN.format(folder=_FOLDER, example=example))
+    if network.endswith("ForConditionalGeneration"):
+        return found + code(_SEQ2SEQ.format(folder=_FOLDER))
+    if not network or task.pipeline in ("fill-mask", "text2text-generation"):  # prompts with a form of their own
+        return found
+    options = ", top_k=None" * (result["task"] == "multi-label")
+    return found + code(_PIPELINE.format(pipeline=task.pipeline, folder=_FOLDER, options=options, example=theirs))
+
+
+def _labels(result: Tree) -> str | None:
     if result["labels"] is None:
-        return "Predicts a number."
-    some = "Any" if result["task"] == "multi-label" else "One"
-    return f"{some} of {len(result['labels']):,} labels: {', '.join(result['labels'])}."
+        return "Predicts a number." if result["task"] == "regression" else None
+    names = f"{len(result['labels']):,} labels: {', '.join(result['labels'])}."
+    if result["task"] == "token-classification":
+        return f"For each word, one of {names}"
+    return f"{'Any' if result['task'] == 'multi-label' else 'One'} of {names}"
 
 
 def _data(result: Tree) -> str:
     examples = result["examples"]
+    if result["task"] == "language-model":
+        counts = f"{examples['documents']:,} documents of {examples['tokens']:,} tokens"
+        return f"{counts}, some of which were held out of training, for the result. This card holds none of them."
     origin = {"files": "from files of their own", "split": "held out of the training files"}.get(result["test_from"])
     tested = f" {examples['test']:,} test examples, {origin}, were used once, for the results." if origin else ""
     return (

@@ -21,6 +21,7 @@ from homespun.config import Tree
 from homespun.data.token_labels import TaggedWords
 from homespun.errors import UserError
 from homespun.fitting.candidates import score, stopwatch
+from homespun.fitting.card import write_card
 from homespun.fitting.linear_tagger import LINEAR, LINEAR_TITLE, TaggerFit, fit_tagger, plan_tagger
 from homespun.fitting.networks import MAX_LENGTH, MIN_CHARACTERS, pretrain_on, texts_to_read
 from homespun.fitting.page import write_page
@@ -73,6 +74,7 @@ def fit_runs(
     result["next"] = next_steps(result, settings)
     result["seconds"] = time.monotonic() - start
     write_page(result, folder)
+    write_card(result, folder)
     write_results(folder, result)
     return result
 
@@ -199,6 +201,8 @@ class _RunFit:
             for name, metrics in baselines.items()
         ]
         found = self._result(metric, selected, tests[selected["name"]], [*measured, *rows], counts)
+        if tagger is not None:
+            found["labels"] = list(tagger.model.labels.names)
         best = max(measured, key=lambda row: score(row["test"], metric), default=None)
         if best is not None and score(best["test"], metric) >= score(selected["test"], metric):
             value = metric_text(best["test"][metric], self.task.name)
