@@ -8,7 +8,14 @@ import pytest
 from commands_world import World
 
 import homespun
+from homespun.crf import fit_crf
+from homespun.data.labels import Labels
 from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.models.bundle import save_model
+from homespun.models.heads import TokenClassificationHeadConfig
+from homespun.tasks.protocol import task_metadata
+from homespun.tasks.taggers import LinearTagger, TaggedData
 
 TEXTS = ["The striker and the goal", "a bank with shares and profit", ""]
 
@@ -40,6 +47,32 @@ def test_quantized_models_predict_almost_the_same(
     world.run("predict", world.classifier, "--input", rows, "--out", tmp_path / "p.jsonl", "--quantize", precision)
     lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     np.testing.assert_allclose([list(line["probabilities"].values()) for line in lines], found, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["network", "linear"])
+def test_tags_are_those_of_predict(world: World, tmp_path: Path, kind: str) -> None:
+    sentences, tags = [["the", "goal", "."], ["the", "soup"]], [["O", "B-x", "O"], ["O", "B-y"]]
+    data, labels, run = TaggedData(words="tokens"), Labels(("B-x", "B-y", "O")), tmp_path / "run"
+    if kind == "linear":
+        (crf,) = fit_crf(sentences, tags, labels, epochs=1)
+        LinearTagger(crf, data).save(run / "model")
+    else:
+        stored = open_model(world.base, head=None)
+        config = stored.config.model_copy(update={"head": TokenClassificationHeadConfig(num_labels=3)})
+        task = task_metadata("token_classification", data)
+        save_model(run / "model", config.build(), config, stored.tokenizer, labels=labels, task=task)
+    model = homespun.open(run)
+    assert model.labels == labels
+    expected = world.run("predict", run, "The goal.")
+    found, same = model.predict(["The goal.", ["The", "goal", "."]])
+    assert isinstance(found, dict)
+    assert isinstance(same, dict)
+    assert (found["words"], found["tags"]) == (expected["words"], expected["tags"])
+    assert (same["words"], same["tags"]) == (["The", "goal", "."], expected["tags"])
+    assert same["offsets"] == [[0, 3], [4, 8], [9, 10]]
+    assert model.predict([]) == []
+    with pytest.raises(UserError):
+        model.predict_proba(TEXTS)
 
 
 def test_vectors_do_not_depend_on_other_texts(world: World) -> None:

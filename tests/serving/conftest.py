@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from served_models import TASKS, write_linear, write_network
+from served_models import TASKS, write_linear, write_linear_tagger, write_network
 
 from homespun.serving.app import create_app
 from homespun.serving.models import Models
@@ -18,7 +18,9 @@ Connect = Callable[..., TestClient]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of the models, by name."""
     base = tmp_path_factory.mktemp("served")
-    return {name: write_network(base / name, name) for name in NETWORKS} | {"linear": write_linear(base / "linear")}
+    networks = {name: write_network(base / name, name) for name in NETWORKS}
+    linear = {"linear": write_linear(base / "linear"), "linear-tagger": write_linear_tagger(base / "linear-tagger")}
+    return networks | linear
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import torch
 
+from homespun.crf import fit_crf
 from homespun.data.labels import Labels
 from homespun.linear import PLAIN, fit_linear
 from homespun.models.bundle import save_model
@@ -24,6 +25,7 @@ from homespun.tasks.protocol import TaskData, task_metadata
 from homespun.tasks.question_answering import QuestionData
 from homespun.tasks.sentence_classification import SentencesData
 from homespun.tasks.seq2seq_data import TextPairsData
+from homespun.tasks.taggers import LinearTagger
 from homespun.tasks.text_models import LinearTextModel, save_text_model
 from homespun.tasks.texts import LabelledData, PairsData
 from homespun.tasks.token_classification import TaggedData
@@ -36,6 +38,7 @@ TEXTS = [
     "Goal!",
 ]
 LABELS = Labels(("food", "money", "sport"))
+TAGS = Labels(("B-x", "B-y", "O"))
 BACKBONE: dict[str, Any] = {
     "hidden_size": 32,
     "num_attention_heads": 4,
@@ -92,6 +95,13 @@ def write_linear(folder: Path) -> Path:
     """Write a linear classifier as the ``model/`` folder of a run."""
     model = fit_linear(Texts(TEXTS[:3]), np.array([2, 1, 0]), LABELS, settings=PLAIN).model
     save_text_model(folder / "model", LinearTextModel(model, LabelledData()))
+    return folder
+
+
+def write_linear_tagger(folder: Path) -> Path:
+    """Write a linear tagger as the ``model/`` folder of a run."""
+    (model,) = fit_crf([["the", "goal"], ["the", "soup"]], [["O", "B-x"], ["O", "B-y"]], TAGS, epochs=1)
+    LinearTagger(model, TaggedData()).save(folder / "model")
     return folder
 
 

@@ -35,6 +35,7 @@ def test_probabilities_are_those_of_the_pipeline_in_any_batch(client: TestClient
         ("regressor", TEXTS[:1], {"number", "truncated"}),
         ("pairs", [PAIR], {"label", "probability", "probabilities", "truncated"}),
         ("tagger", TEXTS[:1], {"words", "tags", "offsets", "entities", "truncated"}),
+        ("linear-tagger", TEXTS[:1], {"words", "tags", "offsets", "entities", "truncated"}),
         ("answers", [PAIR], {"answer", "start", "end", "probability", "n_best", "truncated"}),
         ("summarizer", TEXTS[:1], {"text", "truncated"}),
     ],
@@ -61,7 +62,7 @@ def test_a_long_text_is_truncated_and_reported(client: TestClient) -> None:
 
 @pytest.mark.parametrize("text", ["", "\x00", "a\x00b", "😀", " \n", "\u202e", "x" * 10_000])
 def test_any_text_is_predicted(client: TestClient, text: str) -> None:
-    for name in ("classifier", "linear", "tagger", "summarizer"):
+    for name in ("classifier", "linear", "tagger", "linear-tagger", "summarizer"):
         answer = client.post("/predict", json={"texts": [text], "model": name})
         assert answer.status_code == 200, (name, answer.text)
 
@@ -103,12 +104,14 @@ def test_models_are_described(client: TestClient) -> None:
         "decoder": None,
         "encoder": None,
         "linear": "classification",
+        "linear-tagger": "token-classification",
     }
     assert found["classifier"]["labels"] == list(LABELS.names)
     assert found["classifier"]["max_length"] == 32
     assert found["classifier"]["capabilities"] == ["attention", "embed", "predict"]
     assert found["decoder"]["capabilities"] == ["attention", "embed", "generate"]
-    assert found["linear"]["capabilities"] == ["predict"]
+    assert found["linear"]["capabilities"] == found["linear-tagger"]["capabilities"] == ["predict"]
+    assert found["linear-tagger"]["labels"] == ["B-x", "B-y", "O"]
     assert "generate" in found["summarizer"]["capabilities"]
     assert found["pairs"]["inputs"] == "pair"
     assert all(one["parameters"] > 0 for one in found.values())

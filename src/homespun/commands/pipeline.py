@@ -1,4 +1,4 @@
-"""A model opened for use on raw texts: labels, numbers, vectors, generated text."""
+"""A model opened for use on raw texts: labels, numbers, tags, vectors, generated text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.commands.predict import quantize_networks
+from homespun.commands.predict import RecordPredictor, quantize_networks, tagger_predictor, task_predictor
 from homespun.data.labels import LabelledRows, Labels
 from homespun.errors import UserError
+from homespun.tasks.taggers import find_tagger, open_tagger
 from homespun.tasks.text_models import TextModel, find_text_model, open_text_model, predict_examples
 from homespun.tasks.text_outputs import to_predictions
 from homespun.tasks.texts import LabelledText
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from homespun.models.bundle import ModelBundle
     from homespun.models.generation.settings import GenerationArguments
 
-Text = str | tuple[str, str]
-"""A text, or a pair of texts."""
+Text = str | Sequence[str]
+"""A text, a pair of texts, the words of a sentence, a question with its text, or the sentences of a document."""
 
 
 class Pipeline:
@@ -44,7 +45,12 @@ class Pipeline:
         self.source, self._precision = str(source), quantize
         self.bundle: ModelBundle | None = None
         """Network with its tokenizer; ``None`` for a linear model or an average."""
-        if find_text_model(source) is None:
+        folder = find_tagger(source)
+        self.tagger = None if folder is None else open_tagger(folder)
+        """Linear tagger; ``None`` for other models."""
+        if self.tagger is not None:
+            quantize_networks([], quantize, self.source)
+        elif find_text_model(source) is None:
             from homespun.hf.open import open_model  # imports torch, as networks need it
 
             self.bundle = open_model(source)
@@ -65,17 +71,41 @@ class Pipeline:
 
         return NetworkTextModel.of(self.bundle, source=self.source)
 
-    @property
-    def labels(self) -> Labels | None:
-        """Classes; ``None`` without classes."""
-        return self.text_model.labels
-
-    def predict(self, texts: Sequence[Text]) -> list[str] | list[tuple[str, ...]] | NDArray[np.float64]:
-        """Predict a label for each text, its labels where it may have several, or (texts,) numbers.
+    @cached_property
+    def predictor(self) -> RecordPredictor | None:
+        """Predictor of other tasks, such as token classification; ``None`` for a classifier or regressor of texts.
 
         Raises:
-            UserError: the model does not classify, or predict numbers.
+            UserError: the model was not fine-tuned.
         """
+        if self.tagger is not None:
+            return tagger_predictor(self.tagger)
+        if self.bundle is None:
+            return None
+        from homespun.tasks.config import stored_task
+        from homespun.tasks.network_text_model import TextTask
+
+        task = stored_task(self.bundle, source=self.source)
+        return None if isinstance(task, TextTask) else task_predictor(self.bundle, task)
+
+    @property
+    def labels(self) -> Labels | None:
+        """Classes or tags; ``None`` without any."""
+        return self.text_model.labels if self.predictor is None else self.predictor.labels
+
+    def predict(
+        self, texts: Sequence[Text]
+    ) -> list[str] | list[tuple[str, ...]] | NDArray[np.float64] | list[dict[str, object]]:
+        """Predict a label for each text, its labels where it may have several, or (texts,) numbers.
+
+        A model of another task returns what `homespun.commands.predict.predict_texts` yields: a tagger ``words``,
+        ``tags``, ``offsets`` and ``entities`` of each text or list of words.
+
+        Raises:
+            UserError: the model was not fine-tuned, or reads other inputs.
+        """
+        if self.predictor is not None:
+            return self.predictor.predict_inputs(texts)
         predictions = list(predict_examples(self.text_model, self._examples(texts))) if len(texts) else []
         if self.labels is None:
             return np.array([one["number"] for one in predictions], dtype=np.float64)

@@ -21,7 +21,7 @@ from homespun.io.atomic import atomic_path
 from homespun.metrics.classification import Metrics
 from homespun.tasks.protocol import AnyTask, TaskData, prefix_errors
 from homespun.tasks.stored_data import ReadOptions
-from homespun.tasks.taggers import find_tagger, open_tagger
+from homespun.tasks.taggers import LinearTagger, find_tagger, open_tagger
 from homespun.tasks.text_models import find_text_model, measure, open_text_model
 from homespun.tasks.text_models import predict as predict_with
 from homespun.text.sources import ReadProgress, read_records
@@ -174,6 +174,12 @@ class RecordPredictor:
     predict: Callable[..., Iterator[dict[str, object]]]
     fields: dict[str, object]
 
+    def predict_inputs(self, inputs: Iterable[str | Sequence[str]]) -> list[dict[str, object]]:
+        """Predict inputs without columns: a text, or a list of words, of sentences, or of a question and its text."""
+        data = self.data
+        records = (data.record_of(one) if isinstance(one, str) else data.record_of_texts(one) for one in inputs)
+        return list(self.predict(records, source="the texts"))
+
 
 def task_predictor(stored: ModelBundle, task: AnyTask) -> RecordPredictor:
     """Return the predictor of a network."""
@@ -181,13 +187,17 @@ def task_predictor(stored: ModelBundle, task: AnyTask) -> RecordPredictor:
     return RecordPredictor(task.data, stored.labels, partial(task.predict, stored.model), fields)
 
 
+def tagger_predictor(tagger: LinearTagger) -> RecordPredictor:
+    """Return the predictor of a linear tagger."""
+    return RecordPredictor(tagger.data, tagger.labels, tagger.predict, {"model": tagger.kind})
+
+
 def _open_predictor(
     run: str, stored: ModelBundle | None, quantize: Precision | None, **options: Unpack[ReadOptions]
 ) -> RecordPredictor:
     if stored is None and (folder := find_tagger(run)) is not None:
         quantize_networks([], quantize, run)
-        tagger = open_tagger(folder, **options)
-        return RecordPredictor(tagger.data, tagger.labels, tagger.predict, {"model": tagger.kind})
+        return tagger_predictor(open_tagger(folder, **options))
     if stored is None and find_text_model(run) is not None:
         model = open_text_model(run, **options)
         quantize_networks(model.networks, quantize, run)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.commands.pipeline import Pipeline, Text
+from homespun.commands.pipeline import Pipeline
 from homespun.commands.predict import RecordPredictor
 from homespun.errors import UserError, first_line
 from homespun.serving.errors import ApiError
@@ -82,10 +82,10 @@ class ServedModel:
         """
         pipeline = Pipeline(source, quantize=quantize)
         bundle = pipeline.bundle
-        for network in pipeline.text_model.networks if bundle is None else (bundle,):
+        for network in _networks(pipeline):
             _copy_weights(network)
         capabilities: set[Capability] = set() if bundle is None else _network_capabilities(bundle)
-        opened = _open_task(pipeline, source)
+        opened = _open_task(pipeline)
         task = None
         if opened is not None:
             capabilities.add("predict")
@@ -99,7 +99,7 @@ class ServedModel:
             task=task,
             capabilities=frozenset(capabilities),
             labels=None if opened is None or opened.labels is None else opened.labels.names,
-            parameters=pipeline.text_model.parameters if bundle is None else _count_parameters(bundle),
+            parameters=_count_parameters(pipeline),
             max_length=None if bundle is None else _max_length(bundle),
             run=_run_folder(Path(source).expanduser()),
             predictor=opened if isinstance(opened, RecordPredictor) else None,
@@ -143,17 +143,11 @@ class ServedModel:
     def predict(self, inputs: Sequence[Input]) -> list[Prediction]:
         """Predict; see `homespun.commands.predict.predict_texts`. The inputs must be of `input_kind`."""
         if self.predictor is None:
-            texts: list[Text] = [one if isinstance(one, str) else (one[0], one[1]) for one in inputs]
             examples = [
-                LabelledText(one, "") if isinstance(one, str) else LabelledText(one[0], "", one[1]) for one in texts
+                LabelledText(one, "") if isinstance(one, str) else LabelledText(one[0], "", one[1]) for one in inputs
             ]
             return list(predict_examples(self.pipeline.text_model, examples))
-        return list(self.predictor.predict(map(self._record, inputs), source="the texts"))
-
-    def _record(self, one: Input) -> Mapping[str, object]:
-        assert self.predictor is not None
-        data = self.predictor.data
-        return data.record_of(one) if isinstance(one, str) else data.record_of_texts(one)
+        return list(self.predictor.predict_inputs(inputs))
 
     @cached_property
     def embedders(self) -> Mapping[str, Embedder]:
@@ -180,21 +174,20 @@ class Embedder:
         return list(self.model.pipeline.embed(texts, pooling=self.pooling, max_length=length))
 
 
-def _open_task(pipeline: Pipeline, source: str | Path) -> TextModel | RecordPredictor | None:
+def _open_task(pipeline: Pipeline) -> TextModel | RecordPredictor | None:
     """Rebuild the task of a model; ``None`` for a language model or an encoder that was not fine-tuned."""
-    if (bundle := pipeline.bundle) is None:
-        return pipeline.text_model
-    from homespun.commands.predict import task_predictor
-    from homespun.tasks.config import stored_task
-    from homespun.tasks.network_text_model import TextTask
-
     try:
-        task = stored_task(bundle, source=str(source))
+        return pipeline.text_model if pipeline.predictor is None else pipeline.predictor
     except UserError:
-        if "kind" in bundle.task:  # was fine-tuned
+        if pipeline.bundle is None or "kind" in pipeline.bundle.task:  # was fine-tuned
             raise
         return None
-    return pipeline.text_model if isinstance(task, TextTask) else task_predictor(bundle, task)
+
+
+def _networks(pipeline: Pipeline) -> Sequence[ModelBundle]:
+    if pipeline.bundle is not None:
+        return (pipeline.bundle,)
+    return () if pipeline.tagger is not None else pipeline.text_model.networks
 
 
 def _copy_weights(bundle: ModelBundle) -> None:
@@ -218,8 +211,10 @@ def _network_capabilities(bundle: ModelBundle) -> set[Capability]:
     return found
 
 
-def _count_parameters(bundle: ModelBundle) -> int:
-    return sum(parameter.numel() for parameter in bundle.model.parameters())
+def _count_parameters(pipeline: Pipeline) -> int:
+    if pipeline.bundle is not None:
+        return sum(parameter.numel() for parameter in pipeline.bundle.model.parameters())
+    return pipeline.text_model.parameters if pipeline.tagger is None else pipeline.tagger.parameters
 
 
 def _max_length(bundle: ModelBundle) -> int | None:

@@ -48,6 +48,9 @@ class TaggedData(TaskData):
     def record_of(self, text: str) -> Record:
         return {"text": text}
 
+    def record_of_texts(self, texts: Sequence[str]) -> Record:
+        return {self.words: list(texts)}
+
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """``text`` is the column of the words, ``label`` is the column of the tags."""
         return {"words": text[0] if text else self.words, "tags": label or self.tags}
