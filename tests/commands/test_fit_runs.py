@@ -12,6 +12,8 @@ import homespun
 from homespun.errors import UserError
 from homespun.fitting import runs
 from homespun.fitting.card import write_card
+from homespun.fitting.linear_tagger import TaggerFit
+from homespun.metrics.classification import Metrics
 
 
 def tagged(path: Path, rows: int) -> Path:
@@ -51,6 +53,31 @@ def test_tags_from_a_checkpoint_that_resumes(world: World, tmp_path: Path, monke
     found = world.run("predict", tmp_path / "r", "The goal of the bank")
     assert [len(found["words"]), len(found["tags"])] == [5, 5]
     assert (tmp_path / "r" / "report" / "index.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_network_of_tags_that_is_selected_is_kept(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worse(fit: TaggerFit, part: str) -> Metrics:
+        return measured(fit, part) | {"f1": 0.0}
+
+    measured = TaggerFit.measure
+    monkeypatch.setattr(TaggerFit, "measure", worse)
+    path, out = tagged(tmp_path / "t.conll", 300), tmp_path / "r"
+    result = world.run("fit", path, "--from", world.base, "--time", "20s", "--out", out)
+    assert (result["selected"], result["labels"]) == ("finetuned-1", ["B-food", "B-money", "B-sport", "O"])
+    kept, trained = out / "model", out / "candidates" / "finetuned-1" / "run" / "model"
+    assert sorted(file.name for file in kept.iterdir()) == sorted(file.name for file in trained.iterdir())
+    assert all((kept / file.name).read_bytes() == file.read_bytes() for file in trained.iterdir())
+    assert not (kept / "crf.json").exists()
+    found = world.run("predict", out, "The goal of the bank")
+    assert [len(found["words"]), len(found["tags"])] == [5, 5]
+    (opened,) = homespun.open(out).predict([["The", "goal", "of", "the", "bank"]])
+    assert isinstance(opened, dict)
+    assert opened["tags"] == found["tags"]
+    test = out / "data" / "test.jsonl"
+    assert world.run("evaluate", out, "--data", test)["f1"] == pytest.approx(result["test"]["f1"])
 
 
 def test_tags_in_less_time_than_a_network_needs(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
