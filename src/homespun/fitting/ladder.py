@@ -31,6 +31,7 @@ from homespun.fitting.networks import (
     distil_student,
     finetune_source,
     fit_frozen,
+    layer_seconds,
     open_source,
     pretrain_on,
     shorten,
@@ -180,8 +181,9 @@ class Ladder:
         )
 
     def _embedding(self, source: Source) -> float:
-        """Seconds of a frozen encoder for the training and validation examples."""
-        return 1.3 * (len(self.inspection.train) + len(self.inspection.validation)) / source.texts_per_second
+        """Seconds of a frozen encoder for the training and validation examples, and of the fits on its vectors."""
+        count = len(self.inspection.train) + len(self.inspection.validation)
+        return 1.3 * count / source.texts_per_second + layer_seconds(source, self.inspection)
 
     def _frozen(self, source: Source) -> float:
         """Seconds of a frozen encoder with its evaluation."""
