@@ -357,9 +357,9 @@ def corpus(rng: random.Random, seeds: Path, folder: Path) -> Words:
             (path / "building.jsonl").write_bytes(b"\n".join([*lines, b""]))
             return [*_build(seeds / "texts.jsonl", seeds)[:-1], str(path)]
     else:
-        shard = next(path.glob("*.arrow"))
-        content = mutate_bytes(rng, shard.read_bytes())
-        shard.write_bytes(content)
+        arrow = next(path.glob("*.arrow"))
+        content = mutate_bytes(rng, arrow.read_bytes())
+        arrow.write_bytes(content)
         tree = json.loads((path / "corpus.json").read_text())
         tree["shards"][0]["size"] = len(content)
         (path / "corpus.json").write_text(json.dumps(tree))

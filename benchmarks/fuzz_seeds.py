@@ -70,12 +70,19 @@ def _write_models(folder: Path) -> None:
 
     configs = {}
     for family in FAMILIES:
-        config = AutoConfig.for_model(family.model_type).to_dict()
+        described = AutoConfig.for_model(family.model_type).to_dict()
         for number, architecture in enumerate(family.architectures):
-            configs[f"{family.model_type} {number}"] = {**config, "architectures": [architecture.name]}
+            configs[f"{family.model_type} {number}"] = {**described, "architectures": [architecture.name]}
     (folder / "configs.json").write_text(json.dumps(configs, default=str))
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    BertModel(BertConfig(vocab_size=300, max_position_embeddings=16, **sizes)).save_pretrained(folder / "bert")
+    config = BertConfig(
+        vocab_size=300,
+        max_position_embeddings=16,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+    )
+    BertModel(config).save_pretrained(folder / "bert")
     shutil.copy(folder / "tokenizer" / "tokenizer.json", folder / "bert")
 
 

@@ -55,8 +55,8 @@ class Shim:
                 return self._watch(stream, mode, *arguments, **options)
             return stream
 
-        os.fsync = watched_fsync
-        builtins.open = io.open = watched_open
+        os.fsync = watched_fsync  # type: ignore[assignment]
+        builtins.open = io.open = watched_open  # type: ignore[assignment]
 
     def _watch(self, stream: IO[Any], mode: str, buffering: int = -1, *_: Any, **options: Any) -> IO[Any]:
         """The same file, with a raw file whose writes are operations."""
@@ -65,7 +65,7 @@ class Shim:
         stream.close()
         buffering = options.get("buffering", buffering)
         if buffering == 0:
-            return raw  # type: ignore[return-value]
+            return raw
         buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
         if "b" in mode:
             return buffered

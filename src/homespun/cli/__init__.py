@@ -7,7 +7,7 @@ import sys
 import traceback
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, cast
 
 import typer
 
@@ -327,12 +327,12 @@ def main() -> NoReturn:
         status = app(standalone_mode=False)
     except UserError as error:
         _refuse(str(error))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         typer.echo("stopped", err=True)
         raise SystemExit(130) from None
     except Exception as error:
         if isinstance(error, typer.BadParameter.__mro__[1]):  # a usage error
-            _refuse_usage(error)
+            _refuse_usage(cast(typer.BadParameter, error))
         if (line := describe_system_error(error)) is not None:
             _refuse(line)
         traceback.print_exc()
