@@ -33,13 +33,13 @@ def model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homespun.tasks.config.stored_task", lambda *arguments, **settings: Food())
 
 
-def predicted(folder: Path, suffix: str, *records: dict[str, Any]) -> list[dict[str, Any]]:
+def predicted(folder: Path, suffix: str, *records: dict[str, Any], **options: bool) -> list[dict[str, Any]]:
     """What is written of the records."""
     given, out = folder / "given.jsonl", folder / f"out{suffix}"
     given.write_text("".join(json.dumps(record) + "\n" for record in records))
-    output = predict("run", [str(given)], out)
+    output = predict("run", [str(given)], out, **options)  # type: ignore[arg-type]
     assert (output["rows"], output["labels"]) == (len(records), {"food": len(records), "sport": 0})
-    assert {path.name for path in folder.iterdir()} == {given.name, out.name}
+    assert {given.name, out.name} <= {path.name for path in folder.iterdir()} <= {given.name, "out.csv", "out.jsonl"}
     with out.open(encoding="utf-8", newline="") as stream:
         return [json.loads(line) for line in stream] if suffix == ".jsonl" else list(csv.DictReader(stream))
 
@@ -58,6 +58,17 @@ def test_a_table_has_the_columns_of_all_records(tmp_path: Path) -> None:
     expected |= {"predicted_probability_sport": "0.25"}
     assert first == {"text": "a", "label": "", "probabilities": "", "probability_sport": ""} | expected
     assert second == {"text": "b", "label": "TRUTH", "probabilities": "x|y", "probability_sport": "1"} | expected
+
+
+@pytest.mark.parametrize("text", ["=HYPERLINK(1)", "+1", "-1", "@SUM(1)", "\t=1", "\r=1"])
+def test_formulas_of_a_table_are_quoted(tmp_path: Path, text: str) -> None:
+    record = {"text": text, "=column": [text, "b"], "number": -1.5}
+    (row,) = predicted(tmp_path, ".csv", record)
+    assert (row["text"], row["'=column"], row["number"]) == (f"'{text}", f"'{text}|b", "-1.5")
+    (row,) = predicted(tmp_path, ".csv", record, raw=True)
+    assert (row["text"], row["=column"], row["number"]) == (text, f"{text}|b", "-1.5")
+    (row,) = predicted(tmp_path, ".jsonl", record)
+    assert row["text"] == text
 
 
 def test_what_was_predicted_can_be_predicted_of_again(tmp_path: Path) -> None:

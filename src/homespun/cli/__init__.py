@@ -214,6 +214,9 @@ def predict(
     data_set: DataSet = None,
     generation: Generation = None,
     quantize: Quantize = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Keep cells of a csv that a spreadsheet would calculate, such as '=1+1'.")
+    ] = False,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
@@ -248,6 +251,7 @@ def predict(
             data_set=data_set,
             generation=parse_overrides(generation),
             quantize=quantize,
+            raw=raw,
             progress=counter(display, "predicting", read_progress),
             read_progress=read_progress,
         )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _BATCH = 32
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of cells that spreadsheets calculate
 
 
 def evaluate(
@@ -80,6 +81,7 @@ def predict(
     *,
     stored: ModelBundle | None = None,
     quantize: Precision | None = None,
+    raw: bool = False,
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
     **options: Unpack[ReadOptions],
@@ -92,6 +94,7 @@ def predict(
         out: see `write_predictions`.
         stored: model of ``run``, if it is open already.
         quantize: precision of linear layers, see `homespun.inference.quantization.quantize`; default: float32.
+        raw: write cells of a csv that a spreadsheet reads as formulas unchanged, see `write_predictions`.
         progress: called with 0 and the number of rows.
         read_progress: of the inputs.
         options: columns, encoding, data set and generation settings, see `homespun.tasks.stored_data.ReadOptions`.
@@ -132,7 +135,7 @@ def predict(
             yield record, prediction
         report(rows)
 
-    rows = write_predictions(path, pairs())
+    rows = write_predictions(path, pairs(), raw=raw)
     if not rows:
         raise UserError(f"{', '.join(inputs)} holds no rows to predict")
     result = {"out": str(path), "rows": rows, "truncated": truncated}
@@ -231,11 +234,13 @@ Prediction = Mapping[str, Any]
 Pairs = Iterable[tuple[Mapping[str, object], Prediction]]
 
 
-def write_predictions(path: Path, pairs: Pairs) -> int:
+def write_predictions(path: Path, pairs: Pairs, *, raw: bool = False) -> int:
     """Write pairs of a record and its prediction, one per row, into ``path`` (.jsonl, or else .csv).
 
     Streams in bounded memory; the file is renamed when complete, and not written without pairs. Columns of predictions
-    get the prefix ``predicted_`` if a record has a column of that name.
+    get the prefix ``predicted_`` if a record has a column of that name. Cells and column names of a csv that begin as a
+    formula does (``= + - @``, a tab or a carriage return) get an apostrophe before them unless ``raw`` is set, as OWASP
+    advises against CSV injection.
 
     Returns:
         Number of rows.
@@ -254,21 +259,25 @@ def write_predictions(path: Path, pairs: Pairs) -> int:
             rows += 1
         if rows:
             kept.seek(0)
-            _write(path, map(json.loads, kept), list(fields), {name: _unused(name, fields) for name in names})
+            renamed = {name: _unused(name, fields) for name in names}
+            _write(path, map(json.loads, kept), list(fields), renamed, raw=raw)
     return rows
 
 
-def _write(path: Path, rows: Iterable[Sequence[Tree]], fields: Sequence[str], names: Mapping[str, str]) -> None:
+def _write(
+    path: Path, rows: Iterable[Sequence[Tree]], fields: Sequence[str], names: Mapping[str, str], *, raw: bool
+) -> None:
     """Write records with the renamed columns of their predictions, atomically."""
     lines = (given | {names[name]: value for name, value in cells.items()} for given, cells in rows)
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
         if path.suffix == ".jsonl":
             stream.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
             return
-        writer = csv.DictWriter(stream, [*fields, *names.values()])
-        writer.writeheader()
+        columns = [*fields, *names.values()]
+        writer = csv.writer(stream)
+        writer.writerow([_cell(column, raw) for column in columns])
         for line in lines:
-            writer.writerow({name: _cell(value) if isinstance(value, list) else value for name, value in line.items()})
+            writer.writerow([_cell(line.get(column), raw) for column in columns])
 
 
 def _is_plain(value: object) -> bool:
@@ -285,7 +294,12 @@ def _csv_cells(prediction: Prediction) -> dict[str, object]:
     return cells | {f"probability_{name}": p for name, p in prediction.get("probabilities", {}).items()}
 
 
-def _cell(values: Sequence[object]) -> str:
+def _cell(value: object, raw: bool) -> object:
+    cell = _joined(value) if isinstance(value, list) else value
+    return f"'{cell}" if not raw and isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+
+
+def _joined(values: Sequence[object]) -> str:
     """Names joined with a bar, nested values as JSON."""
     if any(isinstance(value, dict | list) for value in values):
         return json.dumps(values, ensure_ascii=False)
