@@ -1,6 +1,6 @@
 """Throughput and latency of `homespun serve` under 64 clients, beside FastAPI around a pipeline of transformers.
 
-Each server is a process with the same random BERT of 4 layers and width 256; they take turns. The clients are another
+Each server is a process with the same random BERT; they take turns. The clients are another
 process: each sends one text of AG News, waits for the answer, and sends the next. The clients measure
 latency; processor time is the server's, which other work on the machine stretches less.
 """
@@ -35,7 +35,8 @@ from benchmarks.agnews import SHARED
 
 WARMUP = 2.0  # seconds
 JSON = "application/json"
-LAYERS, WIDTH, HEADS, VOCAB_SIZE = 4, 256, 4, 8_000
+VOCAB_SIZE = 8_000
+SHAPES = {"bert-mini": (4, 256, 4), "minilm": (6, 384, 12), "bert-base": (12, 768, 12)}  # layers, width, heads
 PEERS = {"per_request": "benchmarks.serve_peers:per_request", "static_batches": "benchmarks.serve_peers:static_batches"}
 
 
@@ -46,15 +47,18 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--seconds", type=float, default=10.0, help="of a turn (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=1, help="turns of each (default: %(default)s)")
     parser.add_argument("--servers", nargs="+", default=["ours", *PEERS], choices=["ours", *PEERS])
+    parser.add_argument("--shape", default="bert-mini", choices=SHAPES, help="of the BERT (default: %(default)s)")
+    parser.add_argument("--quantize", choices=("bf16", "int8"), help="precision of our linear layers")
     options = parser.parse_args(arguments)
-    texts = _texts(options.data / "ag_news" / "train.csv.gz")
+    texts = read_texts(options.data / "ag_news" / "train.csv.gz")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        tokens = _write_model(folder, texts)
+        tokens = write_model(folder, texts, options.shape)
+        ours = ["--quantize", options.quantize] if options.quantize else []
         found: dict[str, list[dict[str, float]]] = {server: [] for server in options.servers}
         for _ in range(options.rounds):
             for server in options.servers:
-                found[server].append(_measure(server, folder, texts, options.clients, options.seconds))
+                found[server].append(_measure(server, folder, ours, texts, options.clients, options.seconds))
                 print(f"{server}: {found[server][-1]}", file=sys.stderr, flush=True)
     result = {server: _median(turns) for server, turns in found.items()}
     ratios = {
@@ -62,11 +66,18 @@ def run(arguments: list[str]) -> dict[str, Any]:
         for peer in PEERS
         if {"ours", peer} <= result.keys()
     }
-    settings = {"clients": options.clients, "seconds": options.seconds, "rounds": options.rounds}
+    settings = {
+        "shape": options.shape,
+        "quantize": options.quantize,
+        "clients": options.clients,
+        "seconds": options.seconds,
+        "rounds": options.rounds,
+    }
     return {**settings, "tokens_per_text": tokens, **result, "ratios": ratios}
 
 
-def _texts(path: Path) -> list[str]:
+def read_texts(path: Path) -> list[str]:
+    """Read 5,000 texts of AG News."""
     if not path.is_file():
         raise SystemExit(f"no AG News in {path.parent}; give --data FOLDER with ag_news/train.csv.gz")
     with gzip.open(path, "rt", encoding="utf-8", newline="") as stream:
@@ -74,19 +85,20 @@ def _texts(path: Path) -> list[str]:
         return [f"{title} {description}" for _, title, description, *_ in rows]
 
 
-def _write_model(folder: Path, texts: Sequence[str]) -> float:
+def write_model(folder: Path, texts: Sequence[str], shape: str) -> float:
     """Write a random classifier as transformers does, with a tokenizer of the texts; returns their mean tokens."""
     from transformers import BertConfig, BertForSequenceClassification
 
     from homespun.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.train(texts, kind="wordpiece", vocab_size=VOCAB_SIZE, lowercase=True)
+    layers, width, heads = SHAPES[shape]
     config = BertConfig(
         vocab_size=tokenizer.vocab_size,
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * WIDTH,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
         id2label=dict(enumerate(["world", "sports", "business", "science"])),
         pad_token_id=tokenizer.pad_id,
     )
@@ -96,13 +108,13 @@ def _write_model(folder: Path, texts: Sequence[str]) -> float:
 
 
 @contextmanager
-def _server(name: str, folder: Path) -> Iterator[tuple[int, psutil.Process, float]]:
+def _server(name: str, folder: Path, ours: Sequence[str]) -> Iterator[tuple[int, psutil.Process, float]]:
     """Start a server; yields its port, its process, and the seconds until it is ready."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     if name == "ours":
-        words = ["-m", "homespun", "serve", f"news={folder}"]
+        words = ["-m", "homespun", "serve", f"news={folder}", *ours]
     else:
         words = ["-m", "uvicorn", "--factory", PEERS[name], "--log-level", "warning"]
     began = time.perf_counter()
@@ -130,8 +142,10 @@ def _is_ready(port: int) -> bool:
         return False
 
 
-def _measure(server: str, folder: Path, texts: Sequence[str], clients: int, seconds: float) -> dict[str, float]:
-    with _server(server, folder) as (port, process, ready):
+def _measure(
+    server: str, folder: Path, ours: Sequence[str], texts: Sequence[str], clients: int, seconds: float
+) -> dict[str, float]:
+    with _server(server, folder, ours) as (port, process, ready):
         context = multiprocessing.get_context("spawn")
         with context.Pool(1) as pool:
             pool.apply(_send, (port, texts, clients, WARMUP))

@@ -60,11 +60,12 @@ def test_a_table_has_the_columns_of_all_records(tmp_path: Path) -> None:
     assert second == {"text": "b", "label": "TRUTH", "probabilities": "x|y", "probability_sport": "1"} | expected
 
 
-@pytest.mark.parametrize("text", ["=HYPERLINK(1)", "+1", "-1", "@SUM(1)", "\t=1", "\r=1"])
+@pytest.mark.parametrize("text", ["=HYPERLINK(1)", "+A1", "-1-1", "@SUM(1)", "\t=1", "\r=1"])
 def test_formulas_of_a_table_are_quoted(tmp_path: Path, text: str) -> None:
-    record = {"text": text, "=column": [text, "b"], "number": -1.5}
+    record = {"text": text, "=column": [text, "b"], "number": -1.5, "text of a number": "-1.5"}
     (row,) = predicted(tmp_path, ".csv", record)
     assert (row["text"], row["'=column"], row["number"]) == (f"'{text}", f"'{text}|b", "-1.5")
+    assert row["text of a number"] == "-1.5"
     (row,) = predicted(tmp_path, ".csv", record, raw=True)
     assert (row["text"], row["=column"], row["number"]) == (text, f"{text}|b", "-1.5")
     (row,) = predicted(tmp_path, ".jsonl", record)

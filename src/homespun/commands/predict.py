@@ -239,8 +239,8 @@ def write_predictions(path: Path, pairs: Pairs, *, raw: bool = False) -> int:
 
     Streams in bounded memory; the file is renamed when complete, and not written without pairs. Columns of predictions
     get the prefix ``predicted_`` if a record has a column of that name. Cells and column names of a csv that begin as a
-    formula does (``= + - @``, a tab or a carriage return) get an apostrophe before them unless ``raw`` is set, as OWASP
-    advises against CSV injection.
+    formula does (``= + - @``, a tab or a carriage return) and are no numbers get an apostrophe before them unless
+    ``raw`` is set, as OWASP advises against CSV injection.
 
     Returns:
         Number of rows.
@@ -296,7 +296,13 @@ def _csv_cells(prediction: Prediction) -> dict[str, object]:
 
 def _cell(value: object, raw: bool) -> object:
     cell = _joined(value) if isinstance(value, list) else value
-    return f"'{cell}" if not raw and isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+    if raw or not isinstance(cell, str) or not cell.startswith(_FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def _joined(values: Sequence[object]) -> str:

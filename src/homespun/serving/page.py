@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import csv
 import logging
 import secrets
 import tempfile
@@ -24,7 +23,6 @@ from homespun.errors import UserError, first_line
 from homespun.serving.errors import ApiError, error_responses
 from homespun.serving.models import Models, ServedModel
 from homespun.serving.settings import ServingSettings
-from homespun.text.formats import FIELD_LIMIT
 from homespun.text.sources import read_records
 
 logger = logging.getLogger(__name__)
@@ -53,7 +51,6 @@ _FILE_HEADERS = _ALWAYS | {  # of pages without script, with styles in the page
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; "
     "frame-ancestors 'none'; form-action 'none'"
 }
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters that spreadsheets read as a formula
 
 State = Literal["waiting", "running", "done", "failed"]
 
@@ -155,11 +152,10 @@ class FileJobs:
                 raise _Ended
 
         job.state = "running"
-        labelled, bundle = folder / "labelled.csv", model.pipeline.bundle
+        labelled, bundle = folder / "predictions.csv", model.pipeline.bundle
         text = None if column is None else [column]
         try:
             predict(str(model.source), [str(folder / "input.csv")], labelled, stored=bundle, progress=report, text=text)
-            quote_formulas(labelled, folder / "predictions.csv")
             job.done = job.rows
         except UserError as error:
             job.error = first_line(error).replace(f"{folder}/", "")
@@ -180,23 +176,6 @@ def _store(content: BinaryIO, path: Path) -> None:
             if size > MAX_FILE_BYTES:
                 raise ApiError(413, f"the file has more than {MAX_FILE_BYTES // 2**20} MiB; divide it")
             stream.write(chunk)
-
-
-def quote_formulas(source: Path, target: Path) -> None:
-    """Copy a CSV file with a quote before each cell that a spreadsheet would compute, numbers excepted."""
-    csv.field_size_limit(FIELD_LIMIT)
-    with source.open(encoding="utf-8", newline="") as stream, target.open("w", encoding="utf-8", newline="") as out:
-        csv.writer(out).writerows([_quoted(cell) for cell in row] for row in csv.reader(stream))
-
-
-def _quoted(cell: str) -> str:
-    if not cell.startswith(_FORMULA):
-        return cell
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}"
-    return cell
 
 
 def find_report(model: ServedModel) -> Path | None:

@@ -6,7 +6,10 @@ import bz2
 import gzip
 import io
 import lzma
+import struct
 import tarfile
+import zipfile
+import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO, Self, cast
 
@@ -149,6 +152,12 @@ class _Limited(io.RawIOBase):
 def _limited(decompress: Callable[[BinaryIO], BinaryIO]) -> Callable[[BinaryIO], BinaryIO]:
     return lambda stream: io.BufferedReader(_Limited(stream, decompress), 1 << 18)
 
+
+DAMAGE = (
+    *(EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError),
+    *(struct.error, ValueError, OverflowError, RuntimeError),  # zipfile and tarfile: fields that contradict each other
+)
+"""Errors of damaged compressed files and archives."""
 
 DECOMPRESSORS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
     ".gz": _limited(lambda stream: cast(BinaryIO, gzip.GzipFile(fileobj=stream))),

@@ -5,26 +5,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import glob
-import gzip
 import hashlib
 import itertools
-import lzma
 import os
 import re
 import shutil
-import struct
 import tarfile
 import tempfile
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
 
 from homespun.errors import UserError, first_line, nearest
-from homespun.text.byte_streams import DECOMPRESSORS, CompleteTar, check_ratio, download
+from homespun.text.byte_streams import DAMAGE, DECOMPRESSORS, CompleteTar, check_ratio, download
 from homespun.text.formats import MAX_CHARACTERS, READERS, ReadOptions, Record, read_text
 
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
@@ -225,16 +221,10 @@ def _files_records(entry: str, options: ReadOptions, read_progress: ReadProgress
             raise
         except NotImplementedError as error:  # an unsupported compression of zipfile
             raise UserError(f"cannot read {file.name}: {first_line(error)}") from error
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise UserError(f"{file.name} is cut short or damaged: {error}; copy or download it again") from error
         except OSError as error:
             raise UserError(f"cannot read {file.name}: {first_line(error)}") from error
-
-
-_DAMAGE = (
-    *(EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError),
-    *(struct.error, ValueError, OverflowError, RuntimeError),  # zipfile and tarfile: fields that contradict each other
-)
 
 
 # Finding files
