@@ -30,7 +30,11 @@ def test_malformed_inputs_end_in_one_line(name: str, folder: Path, capfd: pytest
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*FORMATS} - {*QUICK}))
-def test_malformed_models_end_in_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_models_end_in_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     write_seeds(tmp_path / "seeds")
     monkeypatch.chdir(tmp_path)
-    assert not [outcome for seed in range(8) if (outcome := handle(name, seed, tmp_path))["problems"]]
+    with capfd.disabled():
+        outcomes = [handle(name, seed, tmp_path) for seed in range(8)]
+    assert not [outcome for outcome in outcomes if outcome["problems"]]

@@ -342,6 +342,8 @@ def main() -> NoReturn:
         traceback.print_exc()
         typer.echo("this is a bug in homespun; please report the traceback above", err=True)
         raise SystemExit(1) from None
+    if status == 130:  # typer returns it for Ctrl-C
+        typer.echo("stopped", err=True)
     sys.exit(status if isinstance(status, int) else 0)
 
 
