@@ -100,10 +100,11 @@ def test_a_file_system_without_locks_is_written_with_a_warning(
 def test_only_the_first_process_of_a_distributed_training_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with locked(tmp_path):
+    with locked(tmp_path) as first:
         monkeypatch.setenv("RANK", "1")
-        with locked(tmp_path):
-            pass
+        with locked(tmp_path) as second:
+            assert len(first) == 1
+            assert second == ()
         monkeypatch.setenv("RANK", "0")
 
 
