@@ -28,7 +28,7 @@ help: ## list the targets
 .venv/.installed: requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "$$NO_PYTHON" >&2; exit 1; }
 	test -x .venv/bin/pip || $(PYTHON) -m venv --clear .venv
-	.venv/bin/pip install --disable-pip-version-check -r requirements.lock
+	.venv/bin/pip install --disable-pip-version-check --use-pep517 -r requirements.lock
 	.venv/bin/pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
