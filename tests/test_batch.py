@@ -18,6 +18,7 @@ def test_a_draw_is_pinned() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_draw_is_the_same_in_another_process() -> None:
     code = "from homespun.batch import RowSeed; print(RowSeed(3, 1, 7).generator().initial_seed())"
     done = subprocess.run(

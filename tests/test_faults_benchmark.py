@@ -20,7 +20,9 @@ def _faults(*options: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("command", "stride"), [("corpus", 1), ("pretrain mlm", 16)])
+@pytest.mark.parametrize(
+    ("command", "stride"), [("corpus", 2), pytest.param("pretrain mlm", 16, marks=pytest.mark.slow)]
+)
 def test_a_killed_command_is_repeated(command: str, stride: int) -> None:
     assert _faults("--commands", command, "--stride", str(stride))["total"]["states"] >= 9
 

@@ -95,6 +95,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 disable_compile = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 
+@pytest.mark.slow
 @disable_compile
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("name", ["dilated per head", "big bird"])
@@ -169,6 +170,7 @@ def trial(name: str) -> bool:
     return bool(flex.works(SPARSE[name], HEADS, 16, False, torch.float32, CPU))
 
 
+@pytest.mark.slow
 @disable_compile
 @pytest.mark.usefixtures("gpu", "eager")
 @torch.no_grad()

@@ -78,6 +78,7 @@ def test_extra_heads_are_initialized(world: World, tmp_path: Path) -> None:
     assert all(name.startswith("next_sentence.") for name in fresh)
 
 
+@pytest.mark.slow
 def test_the_causal_head_goes_on_with_its_own_words(world: World, tmp_path: Path) -> None:
     words = (f"data.corpus={world.corpus}", *SMALL, "model.embedding_size=32", "model.num_hidden_layers=2")
     before = world.run("pretrain", "causal-mini", *words, "--out", tmp_path / "base")
@@ -188,6 +189,7 @@ def test_no_tokens_per_word_without_word_count(world: World, masked: Path, tmp_p
     assert "tokens per word" not in (tmp_path / "run" / "report" / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_token_that_stood_for_nothing_begins_as_the_mean_of_all(world: World, tmp_path: Path) -> None:
     read = ("--input", world.test, "--text-field", "sentence")
     made = ("tokenizer", "train", *read, "--kind", "wordpiece", "--vocab-size", "97")
@@ -206,6 +208,7 @@ def test_a_token_that_stood_for_nothing_begins_as_the_mean_of_all(world: World, 
     assert re.search("1 new rows.* pieces; 1 .* all rows", how)
 
 
+@pytest.mark.slow
 def test_longer_sparser_and_deeper_at_once(world: World, masked: Path, tmp_path: Path) -> None:
     result = go_on(
         world, masked, tmp_path / "run", "model.max_position_embeddings=61", WINDOW, "model.num_hidden_layers=4",

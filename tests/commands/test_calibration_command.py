@@ -130,6 +130,7 @@ def test_leakage_is_counted_and_logged(run: Path) -> None:
     assert "2 of 40 evaluated examples" in page
 
 
+@pytest.mark.slow
 def test_of_several_trainings_temperature_and_calibration_are_those_of_the_one_that_is_kept(folder: Path) -> None:
     finetune(recipe(folder, "seeds=2", "baselines=false"), folder / "seeds", start_from=str(folder / "base"))
     result = read(folder / "seeds/result.json")
@@ -169,6 +170,7 @@ def test_the_worst_comes_first_and_is_text_on_the_page(run: Path) -> None:
     assert {path.name for path in (run / "report/plots").iterdir()} >= {"reliability.svg", "reliability.png"}
 
 
+@pytest.mark.slow
 def test_a_text_that_is_markup_is_shown_as_it_is(folder: Path) -> None:
     made = folder / "markup"
     write(folder / "one.csv", [(BAD, "sport,money,food"), ("a of the", "")])

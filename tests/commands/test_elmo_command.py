@@ -125,6 +125,7 @@ def test_new_words_are_known_without_training(world: World, elmo: Path, tmp_path
     assert near > far
 
 
+@pytest.mark.slow
 def test_it_is_planned(words: Path, elmo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = Rates(**{field.name: 1e9 for field in dataclasses.fields(Rates)} | {"call": 1e-6, "base": 1e8})
     here = machine.Machine(torch.device("cpu"), rates)

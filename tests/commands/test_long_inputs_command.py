@@ -37,6 +37,7 @@ def sentences(path: Path) -> list[str]:
         return [row["sentence"] for row in csv.DictReader(stream)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_setting_everywhere(world: World, tmp_path: Path, kind: str) -> None:
     run = tmp_path / "run"
@@ -74,6 +75,7 @@ def test_one_setting_everywhere(world: World, tmp_path: Path, kind: str) -> None
             assert line["probabilities"] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_prediction_alone_is_that_in_a_batch(world: World, tmp_path: Path) -> None:
     world.run(*words(world, "chunk_pool"), "--out", tmp_path / "run")
     stored = open_model(tmp_path / "run")
@@ -87,6 +89,7 @@ def test_a_prediction_alone_is_that_in_a_batch(world: World, tmp_path: Path) -> 
         np.testing.assert_allclose(list(alone.probabilities.values()), list(found.probabilities.values()), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_plain_call_reads_one_chunk_a_text(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         result = world.run(*words(world, "chunk_pool"), "--out", tmp_path / "run")

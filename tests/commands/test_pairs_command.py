@@ -85,6 +85,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.slow
 def test_pairs_are_classified(folder: Path, tmp_path: Path, world: World) -> None:
     run = tmp_path / "run"
     others = ("train.budget.epochs=2", "objective.class_weights=balanced")
@@ -103,6 +104,7 @@ def test_pairs_are_classified(folder: Path, tmp_path: Path, world: World) -> Non
         world.run("evaluate", run, "--data", folder / "pairs-test.csv", "--text-field", "one")
 
 
+@pytest.mark.slow
 def test_transformers_predicts_the_same_of_pairs(
     folder: Path, tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,6 +131,7 @@ def test_transformers_predicts_the_same_of_pairs(
     assert f"`{base.name}`" in (run / "hf" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_regression_predicts_on_the_scale_of_the_labels(folder: Path, tmp_path: Path, world: World) -> None:
     run = tmp_path / "run"
     others = ("train.budget.epochs=8", "train.best_metric=spearman", "objective.range=[700, 900]")
@@ -150,6 +153,7 @@ def test_regression_predicts_on_the_scale_of_the_labels(folder: Path, tmp_path: 
     assert "Spearman" in (run / "report/index.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["cumulative", "squared"])
 def test_ratings_are_predicted(folder: Path, tmp_path: Path, world: World, by: str) -> None:
     run = tmp_path / "run"
@@ -178,6 +182,7 @@ def test_ratings_are_predicted(folder: Path, tmp_path: Path, world: World, by: s
         assert sum(lines[0]["probabilities"].values()) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vector", ["separator", "first", "mean"])
 def test_sentences_are_labelled_in_their_documents(folder: Path, tmp_path: Path, world: World, vector: str) -> None:
     run, test = tmp_path / "run", folder / "reviews-test.jsonl"
@@ -272,6 +277,7 @@ def test_a_rating_that_stands_once_goes_to_some_fold(tmp_path: Path, world: Worl
     assert sum(seed["rows"] for seed in result["seeds"]) == 30
 
 
+@pytest.mark.slow
 def test_a_frozen_encoder_and_folds(folder: Path, tmp_path: Path, world: World) -> None:
     data = (
         f"data.train={folder / 'reviews.jsonl'}",

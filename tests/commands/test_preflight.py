@@ -135,6 +135,7 @@ def test_a_budget_that_holds_no_step_exits_with_2(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_pretraining_names_what_does_not_suit_it_before_its_first_step(run: Any) -> None:
     result, warnings = run("performer-mini", "model.num_hidden_layers=1", "train.budget.steps=3")
     assert result["export"]["folder"] is None
@@ -157,6 +158,7 @@ def test_too_large_model_warns_with_a_size(run: Any) -> None:
     assert "tiny" in found
 
 
+@pytest.mark.slow
 def test_the_forecast_is_a_line_without_progress(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LossForecast, "summary", lambda self: "loss of 2.7")
     out = io.StringIO()
@@ -164,6 +166,7 @@ def test_the_forecast_is_a_line_without_progress(run: Any, monkeypatch: pytest.M
     assert "forecast: loss of 2.7" in out.getvalue().splitlines()
 
 
+@pytest.mark.slow
 def test_auto_is_written_out_and_kept_by_a_resumed_run(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +184,7 @@ def test_auto_is_written_out_and_kept_by_a_resumed_run(
     assert "size" not in more
 
 
+@pytest.mark.slow
 def test_another_size_is_another_run(run: Any) -> None:
     run("spun-decoder", "train.budget.steps=1")
     with pytest.raises(UserError, match=r"model\.hidden_size .*128 .*256"):

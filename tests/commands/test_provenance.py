@@ -44,6 +44,7 @@ def other(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("killed")
 def test_trials_are_not_of_two_models(world: World, other: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"

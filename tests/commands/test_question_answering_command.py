@@ -110,6 +110,7 @@ def test_an_answer_beyond_the_first_window_is_found(
     assert found["exact_match"] > 0.6
 
 
+@pytest.mark.slow
 def test_texts_may_hold_no_answer(world: World, tmp_path: Path) -> None:
     train, test = write(tmp_path / "a.json", 67, seed=3, none=0.5), write(tmp_path / "b.json", 13, seed=4, none=0.5)
     run = tmp_path / "run"

@@ -37,6 +37,7 @@ def test_a_language_model_is_trained_over_streams_and_writes(world: World, tmp_p
     assert output["test"]["rows"] > 0
 
 
+@pytest.mark.slow
 def test_an_encoder_of_two_directions_classifies(world: World, tmp_path: Path) -> None:
     words = [f"data.corpus={world.corpus}", "data.max_length=31", *SMALL, *STEPS]
     world.run("pretrain", "bilstm-mini", *words, "--out", tmp_path / "bi")
@@ -53,6 +54,7 @@ def test_an_encoder_of_two_directions_classifies(world: World, tmp_path: Path) -
         world.run("pretrain", "bilstm-mini", *words, "objective={kind: clm}", "--out", tmp_path / "no")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn_figures")
 def test_two_stacks_are_taught_and_their_alignment_is_drawn(world: World, tmp_path: Path) -> None:
     sizes = ["model.encoder.hidden_size=32", "model.encoder.embedding_size=16", "model.decoder.hidden_size=24"]

@@ -15,6 +15,8 @@ from homespun.models.backbone import EncoderDecoder
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
 
+pytestmark = pytest.mark.slow
+
 SMALL = tuple(
     f"model.encoder.{setting}"
     for setting in ("hidden_size=32", "intermediate_size=48", "num_hidden_layers=1", "num_attention_heads=2")

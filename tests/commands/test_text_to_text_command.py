@@ -127,6 +127,7 @@ def test_a_writer_learns_and_is_used(
         world.run("evaluate", world.classifier, "--data", world.test, *otherwise)
 
 
+@pytest.mark.slow
 def test_several_tasks_learn_together(folder: Path, two_stacks: Path, tmp_path: Path, world: World) -> None:
     train, test = folder / "train.jsonl.gz", folder / "test.jsonl.gz"
     sets = [

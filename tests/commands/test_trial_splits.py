@@ -124,6 +124,7 @@ def test_what_is_given_is_not_overruled(tmp_path: Path) -> None:
     assert restore_settings(of(11), tmp_path / "none") == of(11)
 
 
+@pytest.mark.slow
 def test_a_pretraining_of_before_goes_on(world: World, tmp_path: Path) -> None:
     words = (
         "pretrain",

@@ -47,6 +47,7 @@ def rates(out: Path, name: str) -> list[str]:
     return [next(s for s in record["settings"]["pretrain"] if "learning_rate" in s) for record in found]
 
 
+@pytest.mark.slow
 def test_each_variation_is_searched_on_its_validation_and_compared_at_its_best(tmp_path: Path) -> None:
     recipe = searched()
     found = search_settings(recipe, runner_of(tmp_path, recipe))
@@ -101,6 +102,7 @@ def studies(recipe: CompareRecipe) -> list[Any]:
     return [optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)]
 
 
+@pytest.mark.slow
 def test_a_folder_keeps_what_it_found_though_others_go_on(tmp_path: Path) -> None:
     recipe = searched(storage=f"sqlite:///{tmp_path}/shared.db", trials=1)
     first = search_settings(recipe, runner_of(tmp_path / "here", recipe))
@@ -137,6 +139,7 @@ def test_the_trials_of_others_are_waited_for(
         assert f"train.optimizer.learning_rate={to_yaml(found[name][RATE])}" in record.trial.settings["pretrain"]
 
 
+@pytest.mark.slow
 def test_a_machine_that_died_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -240,6 +243,7 @@ def test_a_search_whose_trials_all_failed_is_tried_again_when_that_is_asked_for(
     assert found["two"][RATE] == pytest.approx(min(tried[3:]))
 
 
+@pytest.mark.slow
 def test_mistakes_are_named(tmp_path: Path) -> None:
     recipe = searched(metric="accuracy", trials=1)
     with pytest.raises(UserError, match=r"'accuracy' .*validation.*: loss, macro_f1"):

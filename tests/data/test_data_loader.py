@@ -172,6 +172,7 @@ def padding(ours, steps):
     return (ids < 0).float().mean().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [8, 32, 64])
 def test_bucketing_leaves_little_padding(batch_size):
     rows = Numbered(2500, news(2500))

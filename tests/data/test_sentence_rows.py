@@ -105,6 +105,7 @@ def test_they_are_built_of_a_corpus_and_travel(corpus_of):
             rows[number]
 
 
+@pytest.mark.slow
 def test_brought_together_by_length_little_of_a_batch_is_padding(corpus_of):
     corpus = corpus_of(made_up(3000, sentences=(1, 12)))
     rows = SentenceRows(corpus, np.arange(len(corpus)), length=128, begin_id=2, end_id=3)

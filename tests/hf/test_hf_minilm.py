@@ -93,6 +93,7 @@ def test_sentences_of_like_meaning_are_near(opened: OpenedModel, batch: dict[str
     assert near[:2, 2:].max() < 0.2
 
 
+@pytest.mark.slow
 def test_it_is_written_as_it_was_read(
     opened: OpenedModel, peer: Any, batch: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_it_is_written_as_it_was_read(
     assert first == second
 
 
+@pytest.mark.slow
 def test_opened_once_more_it_is_the_same(opened: OpenedModel, tmp_path: Path) -> None:
     stored = opened.stored
     export_huggingface(tmp_path, stored.model, stored.config, stored.tokenizer)

@@ -138,6 +138,7 @@ def one_call(number: random.Random) -> tuple[str, tuple[str, ...], dict[str, Any
     return prompt or "on", stop, arguments
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 @pytest.mark.parametrize("name", SHARED)

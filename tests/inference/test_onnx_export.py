@@ -139,6 +139,7 @@ def test_a_recurrent_network_is_refused_by_name(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_file_that_gives_other_results_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     model, config = build({"num_hidden_layers": 1}, None)

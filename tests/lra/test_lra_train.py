@@ -73,6 +73,7 @@ def test_listops_from_the_command_and_going_on(tmp_path: Path, monkeypatch: pyte
     assert metrics["accuracy"] == longer["models"][0]["accuracy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["text", "listops"])  # of two classes and of ten
 def test_a_model_that_diverges_does_not_cost_the_others_their_turn(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, task: str
@@ -117,6 +118,7 @@ def test_a_model_that_breaks_on_the_test_rows_alone_has_no_score(
     assert (result["models"][0]["accuracy"], result["models"][0]["end"]) == (None, "not_finite")
 
 
+@pytest.mark.slow
 def test_models_finished_before_stay_in_the_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     out = tmp_path / "out"
     settings = [*SMALL, *LISTOPS, "train.budget.steps=1"]

@@ -251,6 +251,7 @@ def compiled_rnns() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @for_each(CONFIGS, fast={"mlm", "denoising"})
 @pytest.mark.usefixtures("compiled_rnns")
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # oneDNN has none; ours is quiet where nothing is compiled
@@ -278,6 +279,7 @@ def test_beats_the_unigram_entropy(config: Any, tokenizer: Tokenizer) -> None:
     assert terms[f"{first}_accuracy"] > 3 / 24, terms
 
 
+@pytest.mark.slow
 @for_each(VARIANTS, fast={*CONFIGS, "nsp", "gaps and tokens"})  # the others differ in their corruption only
 def test_overfits_one_batch(config: Any, tokenizer: Tokenizer) -> None:
     def always() -> Iterator[Batch]:

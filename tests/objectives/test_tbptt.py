@@ -175,6 +175,7 @@ def trainer_of(tokenizer: Tokenizer, folder: Path, steps: int, *, resume: bool =
     return Trainer(build(tokenizer, dropout=0.1), loader_of(tokenizer), config, run)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_never_interrupted(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Over the end of an epoch, and from the middle of one."""
     complete = trainer_of(tokenizer, tmp_path / "whole", 13)

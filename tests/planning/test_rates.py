@@ -24,6 +24,7 @@ def processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
     return here
 
 
+@pytest.mark.slow
 def test_are_measured_once_a_processor(processor: dict[str, str]) -> None:
     assert machine_rates(CPU).products == machine_rates(CPU).products == 1.0
     processor["cpu"] = "a slow one"
@@ -33,6 +34,7 @@ def test_are_measured_once_a_processor(processor: dict[str, str]) -> None:
     assert (machine_rates(CPU).products, machine_rates(CPU).base) == (1.0, 0.0)
 
 
+@pytest.mark.slow
 def test_fresh_rates_keep_the_memory_of_the_process(processor: dict[str, str]) -> None:
     save_rates(CPU, dataclasses.replace(machine_rates(CPU), base=5.0))
     fresh = machine_rates(CPU, remeasure=True)

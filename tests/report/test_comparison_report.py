@@ -41,6 +41,8 @@ from homespun.report.comparison_tables import ablations, crossovers, pareto
 from homespun.report.document import slug
 from homespun.report.records import Series, mean_series
 
+pytestmark = pytest.mark.slow
+
 Content = dict[str, Any]
 
 

@@ -246,6 +246,7 @@ def test_equal_layers_and_heads_share_a_panel() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("panels", [1, 2, 5])
 def test_a_picture_is_drawn_as_svg_and_png(panels: int) -> None:
     part = np.eye(29)

@@ -55,6 +55,7 @@ class Parsed(HTMLParser):
         self.text += data
 
 
+@pytest.mark.slow
 def test_a_comparison_has_everything_in_order(tmp_path: Path, pretraining: Make, finetuning: Make) -> None:
     runs = [
         pretraining(tmp_path / "full", steps=101),
@@ -294,6 +295,7 @@ def test_markdown_and_csv_cells() -> None:
     assert escape("[x](y) *z*") == "\\[x\\](y) \\*z\\*"
 
 
+@pytest.mark.slow
 def test_exports_are_listed(tmp_path: Path, pretraining: Make) -> None:
     exports = {
         "bert": {"folder": "bert/hf", "architecture": "BertForMaskedLM", "notes": ["a note <b>"]},

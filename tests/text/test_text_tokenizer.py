@@ -108,6 +108,7 @@ def test_decoding(kind: Kind, lowercase: bool) -> None:
         assert "No" not in decoded if lowercase else "No" in decoded
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.text())
 def test_bytes_decode_to_the_very_text(trained: dict[Kind, Tokenizer], text: str) -> None:

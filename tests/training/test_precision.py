@@ -111,6 +111,7 @@ def test_a_training_in_the_chosen_precision_records_it(tmp_path, machine):
     assert trainer.precision.name == "bf16"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("long")
 @pytest.mark.parametrize("ratio", [1.0, 3.0])
 def test_a_resumed_run_keeps_its_precision(tmp_path, machine, ratio):

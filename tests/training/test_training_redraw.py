@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from training_parts import HIDDEN, Objective, make_trainer, train_config
 
@@ -28,6 +29,7 @@ class Mixing(Objective):
         return super().forward(batch)
 
 
+@pytest.mark.slow
 def test_features_are_drawn_by_the_step_whatever_the_micro_batches_and_the_stops(tmp_path: Path) -> None:
     full = make_trainer(tmp_path / "whole", train_config(), objective=Mixing())
     list(full)
