@@ -1,12 +1,10 @@
-"""`homespun fit` with default settings on six data sets, against scikit-learn, fastText and frozen encoders.
+"""`homespun fit` with default settings on six data sets, against scikit-learn.
 
 Data sets: AG News (8,000 training rows), Financial PhraseBank (50Agree), financial topics, patents (IPC section), IMDb
 (5,000 rows) and 20 newsgroups, and two held-out ones, SST-2 (8,000 rows) and spoilers in tweets, from ``--data`` (the
-shared data sets beside the checkout by default). Sets without a test of their own have a fifth held out. The first peer
-is scikit-learn's TF-IDF with a linear support vector machine. ``--peers`` adds fastText (``pip install
-fasttext-numpy2-wheel``), which searches its settings for the minutes of the fit, and a logistic regression on the
-vectors of the checkpoint by sentence-transformers. Peers are fitted on training and validation rows together, but for
-fastText's search; differences have a paired permutation test over the test rows.
+shared data sets beside the checkout by default). Sets without a test of their own have a fifth held out. The peer is
+TF-IDF with a linear support vector machine, fitted on training and validation rows together; differences have a paired
+permutation test over the test rows. ``python -m benchmarks fit-peers`` adds other libraries to finished fits.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--sets", nargs="*", choices=(*SETS, *HELD_OUT), default=SETS)
     parser.add_argument("--minutes", type=float, default=20.0, help="of each fit (default: %(default)s)")
     parser.add_argument("--from", dest="start_from", nargs="*", default=[], help="pretrained models")
-    parser.add_argument("--peers", nargs="*", choices=("fasttext", "frozen"), default=[])
     parser.add_argument("--out", type=Path, default=Path("runs/fit-benchmark"))
     options = parser.parse_args(arguments)
     results = {}
@@ -60,69 +57,30 @@ def run(arguments: list[str]) -> dict[str, Any]:
             seconds=60 * options.minutes,
         )
         minutes = (time.perf_counter() - start) / 60
-        lines = (
-            (folder / "fit" / "predictions" / f"{fitted['selected']}.jsonl").read_text(encoding="utf-8").splitlines()
-        )
-        ours = np.array([one["truth"] == one["predicted"] for one in map(json.loads, lines)], dtype=float)
-        peers = {"linear-svc": linear_svc(train, test)}
-        if "fasttext" in options.peers:
-            peers["fasttext"] = fasttext(train, test, folder, 60 * options.minutes)
-        if "frozen" in options.peers:
-            peers |= {f"frozen {Path(path).name}": frozen(train, test, path) for path in options.start_from}
+        ours, svc = correct(folder / "fit"), linear_svc(train, test)
         results[name] = {
             "selected": fitted["title"],
             "accuracy": float(ours.mean()),
-            "peers": {
-                peer: {"accuracy": float(right.mean()), "p": permutation_test(ours - right, 1.0)}
-                for peer, right in peers.items()
-            },
+            "linear-svc": {"accuracy": float(svc.mean()), "p": permutation_test(ours - svc, 1.0)},
             "candidates": {one["name"]: one["test"]["accuracy"] for one in fitted["candidates"]},
             "minutes": round(minutes, 1),
         }
         print(name, json.dumps(results[name]), file=sys.stderr, flush=True)
-    above = sum(one["accuracy"] > one["peers"]["linear-svc"]["accuracy"] for one in results.values())
+    above = sum(one["accuracy"] > one["linear-svc"]["accuracy"] for one in results.values())
     return {"minutes": options.minutes, "results": results, "above_linear_svc": above}
+
+
+def correct(folder: Path) -> np.ndarray:
+    """Read the predictions of the selected model of a fit: (test rows,) 1 for right ones."""
+    selected = json.loads((folder / "result.json").read_text(encoding="utf-8"))["selected"]
+    lines = (folder / "predictions" / f"{selected}.jsonl").read_text(encoding="utf-8").splitlines()
+    return np.array([one["truth"] == one["predicted"] for one in map(json.loads, lines)], dtype=float)
 
 
 def linear_svc(train: pd.DataFrame, test: pd.DataFrame) -> np.ndarray:
     """Score TF-IDF (words and pairs) + LinearSVC: (test rows,) 1 for right predictions."""
     model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), LinearSVC(random_state=0))
     return np.asarray(model.fit(train.text, train.label).predict(test.text) == test.label, dtype=float)
-
-
-def fasttext(train: pd.DataFrame, test: pd.DataFrame, folder: Path, seconds: float) -> np.ndarray:
-    """Score fastText with the settings that its own search finds: (test rows,) 1 for right predictions."""
-    import fasttext as library
-
-    classes = {f"__label__{number}": name for number, name in enumerate(sorted(set(train.label)))}
-    prefixes = {name: prefix for prefix, name in classes.items()}
-    learned, validation = train_test_split(train, test_size=0.15, stratify=train.label, random_state=0)
-    for part, rows in (("learned", learned), ("validation", validation)):
-        lines = (f"{prefixes[label]} {_line(text)}\n" for text, label in zip(rows.text, rows.label, strict=True))
-        (folder / f"{part}.fasttext").write_text("".join(lines), encoding="utf-8")
-    model = library.train_supervised(
-        str(folder / "learned.fasttext"),
-        autotuneValidationFile=str(folder / "validation.fasttext"),
-        autotuneDuration=round(seconds),
-        verbose=0,
-    )
-    found = [classes[model.predict(_line(text))[0][0]] for text in test.text]
-    return np.asarray(np.array(found) == test.label.to_numpy(), dtype=float)
-
-
-def _line(text: str) -> str:
-    return " ".join(text.lower().split())
-
-
-def frozen(train: pd.DataFrame, test: pd.DataFrame, path: str) -> np.ndarray:
-    """Score a logistic regression on vectors of sentence-transformers: (test rows,) 1 for right predictions."""
-    from sentence_transformers import SentenceTransformer
-    from sklearn.linear_model import LogisticRegressionCV
-
-    encoder = SentenceTransformer(path, device="cpu")
-    vectors, held_out = (encoder.encode(part.text.tolist(), show_progress_bar=False) for part in (train, test))
-    model = LogisticRegressionCV(Cs=6, cv=5, max_iter=2_000, n_jobs=2).fit(vectors, train.label)
-    return np.asarray(model.predict(held_out) == test.label, dtype=float)
 
 
 def read(name: str, data: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
