@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
@@ -113,13 +114,15 @@ class _Network(nn.Module):
     def forward(self, rows: Rows, indices: list[int], matrix: csr_matrix, pad: int) -> Tensor:
         batch = pad_chunks([rows[index] for index in indices], pad_id=pad)
         hidden = self.encoder.read(batch.input_ids, batch.context)  # (batch, seq, hidden)
+        assert batch.attention_mask is not None
         mask = batch.attention_mask.unsqueeze(-1)
         logits: Tensor = self.head((hidden * mask).sum(1) / mask.sum(1))
         if self.wide is None:
             return logits
         part = matrix[indices]
         ids, starts = (torch.from_numpy(array.astype(np.int64)) for array in (part.indices, part.indptr[:-1]))
-        return logits + self.wide(ids, starts, per_sample_weights=torch.from_numpy(part.data.astype(np.float32)))
+        wide: Tensor = self.wide(ids, starts, per_sample_weights=torch.from_numpy(part.data.astype(np.float32)))
+        return logits + wide
 
 
 def open_fresh(source: Source) -> Any:
@@ -132,7 +135,7 @@ def open_fresh(source: Source) -> Any:
 def _train(
     source: Source,
     inspection: Inspection,
-    rows: list[Rows],
+    rows: Sequence[Rows],
     targets: list[Any],
     matrices: list[csr_matrix],
     wide: float | None,
@@ -158,10 +161,10 @@ def _train(
             indices = order[start : start + BATCH].tolist()
             with torch.autocast("cpu", torch.bfloat16):
                 logits = network(rows[0], indices, matrices[0], pad)
-            loss = F.cross_entropy(logits.float(), torch.from_numpy(targets[0][indices]))
+            loss: Tensor = F.cross_entropy(logits.float(), torch.from_numpy(targets[0][indices]))
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(deep, 1.0)
             for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
                 optimizer.step()

@@ -1,6 +1,7 @@
 """``homespun fit``: the ladder in small, what it leaves, predict and evaluate of every kind of model, refusals."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from commands_world import World, write_table
 from huggingface_hub import ModelCard
+from typer.testing import CliRunner
 
 from homespun.cli import app
 from homespun.errors import UserError
@@ -261,3 +263,36 @@ def test_members_of_an_average_stay_inside_its_folder(name: str, tmp_path: Path)
     (tmp_path / "average.json").write_text(json.dumps(described), encoding="utf-8")
     with pytest.raises(UserError, match="must name folders"):
         open_text_model(tmp_path)
+
+
+def test_the_command_of_settings_gives_the_same_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / name for name in ("a file.csv", "test.csv", "more.txt")]
+    for file in files:
+        file.write_text("a,b\n")
+    train, test, texts = ([str(file)] for file in files)
+    settings = FitSettings(
+        train=train,
+        test=test,
+        texts=texts,
+        start_from=["one", "two"],
+        seconds=7260.0,
+        memory=8_000_000_000,
+        task="regression",
+        text=["a b"],
+        label="c",
+        columns=["a b", "c"],
+        encoding="latin-1",
+        seed=3,
+        latency=1.5,
+    )
+    seen: dict[str, Any] = {}
+
+    def stop(train: list[str], out: Path, **arguments: Any) -> None:
+        seen.update(arguments, train=train)
+        raise UserError("seen")
+
+    monkeypatch.setattr("homespun.fitting.fit.fit", stop)
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, shlex.split(settings.command())[1:]).exit_code != 0
+    assert FitSettings(**{name: seen[name] for name in FitSettings.model_fields}) == settings
+    assert FitSettings(train=["t"]).command(seconds=90.0) == "homespun fit t --time 90s --out NEW"

@@ -40,7 +40,7 @@ def write_page(result: Tree, folder: Path) -> Path:
     lead = paragraphs(" ".join(headline(result))) + notices(*problems(result))
     chapters = {
         "Candidates": tabular(candidates_table(result)) + gallery("", [_candidates_plot(result)], _note(result)),
-        "What to do next": [block for step in result["next"] for block in paragraphs(step)],
+        "What to do next": [block for step in result["next"] for block in _step(step)],
         "Use": code("\n".join(commands(result, folder))),
         "Classes": _classes(test),
         "Calibration": gallery("", [reliability_plot(test.calibration, "reliability")], _CALIBRATION),
@@ -53,6 +53,12 @@ def write_page(result: Tree, folder: Path) -> Path:
     }
     title = f"Fit: {formats.metric_title(metric)} {metric_text(result['test'][metric], task)}"
     return write_document(Document(title, lead, chapters), folder / "report")
+
+
+def _step(step: str) -> list[Block]:
+    """Paragraph of what to do, and the command."""
+    what, _, command = f"{step[0].upper()}{step[1:]}".partition(": homespun ")
+    return paragraphs(f"{what}:" if command else what) + code(f"homespun {command}" if command else "")
 
 
 def _note(result: Tree) -> str:

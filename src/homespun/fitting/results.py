@@ -44,6 +44,22 @@ _CHARACTERS = 240
 LEVEL = 0.05
 
 
+_OPTIONS = {
+    "test": "--test",
+    "texts": "--texts",
+    "start_from": "--from",
+    "seconds": "--time",
+    "memory": "--memory",
+    "task": "--task",
+    "text": "--text-field",
+    "label": "--label-field",
+    "columns": "--columns",
+    "encoding": "--encoding",
+    "seed": "--seed",
+    "latency": "--latency",
+}
+
+
 class FitSettings(Config):
     """Arguments of `homespun.fitting.fit.fit`."""
 
@@ -60,6 +76,19 @@ class FitSettings(Config):
     encoding: str | None = None
     seed: int = 0
     latency: float | None = None
+
+    def command(self, **changes: object) -> str:
+        """Return the command of a fit with these settings, ``changes`` excepted, into a new folder."""
+        values = self.model_dump() | changes
+        minutes = values["seconds"] / 60
+        values["seconds"] = f"{minutes:.0f}m" if minutes == round(minutes) else f"{values['seconds']:g}s"
+        values["columns"] = None if values["columns"] is None else ",".join(values["columns"])
+        words = ["homespun", "fit", *values["train"]]
+        for name, option in _OPTIONS.items():
+            default = type(self).model_fields[name].get_default(call_default_factory=True)
+            given = values[name] if isinstance(values[name], list) else [values[name]]
+            words += [word for value in given if value != default for word in (option, str(value))]
+        return f"{shlex.join(words)} --out NEW"
 
     def is_stored(self, path: Path) -> bool:
         """True if a file holds these settings."""
@@ -252,7 +281,6 @@ def _cost(model: TextModel, inspection: Inspection) -> Tree:
 def next_steps(result: Tree, settings: FitSettings) -> list[str]:
     """Return what would improve the model, the most promising first, as sentences with commands."""
     steps = []
-    train = " ".join(shlex.quote(name) for name in settings.train)
     values = [one[result["metric"]] for one in result["learning_curve"][-2:]]
     gain = values[1] - values[0] if len(values) == 2 and None not in values else 0.0
     if gain > 0.01:
@@ -261,9 +289,9 @@ def next_steps(result: Tree, settings: FitSettings) -> list[str]:
         )
     if result["skipped"] or not settings.start_from:
         minutes = max(10, round(2 * settings.seconds / 60))
-        steps.append(f"give more time: homespun fit {train} --time {minutes}m --out NEW")
+        steps.append(f"give more time: {settings.command(seconds=60 * minutes)}")
     if not settings.start_from:
-        steps.append(f"start from a pretrained model: homespun fit {train} --from CHECKPOINT --out NEW")
+        steps.append(f"start from a pretrained model: {settings.command(start_from=['CHECKPOINT'])}")
     if not settings.texts and not settings.start_from and result["task"] != "language-model":
-        steps.append(f"pretrain on more text without labels: homespun fit {train} --texts 'FILES' --out NEW")
+        steps.append(f"pretrain on more text without labels: {settings.command(texts=['FILES'])}")
     return steps
