@@ -19,7 +19,7 @@ class Food:
 
     data = SimpleNamespace(columns=None)
 
-    def predict(self, model: Any, records: Iterable[Any], *, source: str) -> Iterator[dict[str, Any]]:
+    def predict(self, model: Any, records: Iterable[Any], *, source: str, first: int) -> Iterator[dict[str, Any]]:
         return (dict(PREDICTION) for _ in records)
 
     def result_fields(self) -> dict[str, Any]:

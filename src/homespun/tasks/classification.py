@@ -303,7 +303,9 @@ class ClassificationTask:
         decision = {} if self.decision == DEFAULT_RULE else {"decision": self.decision.model_dump(mode="json")}
         return task_metadata("classification", self.data) | decision
 
-    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
+    def predict(
+        self, model: Model, records: Iterable[Record], *, source: str, first: int = 1
+    ) -> Iterator[dict[str, object]]:
         """Yield the label, its probability, and the probability of each class."""
         predictor = Predictor(
             model,
@@ -313,5 +315,5 @@ class ClassificationTask:
             long_inputs=self.data.truncation,
             decision=self.decision,
         )
-        for rows in unlabelled_rows(records, self.data, self.stored, source=source):
+        for rows in unlabelled_rows(records, self.data, self.stored, source=source, first=first):
             yield from map(asdict, predictor.predict_rows(rows))

@@ -327,10 +327,12 @@ class OrdinalRegressionTask(NumberTask):
     def result_fields(self) -> dict[str, object]:
         return {"levels": list(self.levels), "long_inputs": self.data.truncation.kind}
 
-    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
+    def predict(
+        self, model: Model, records: Iterable[Record], *, source: str, first: int = 1
+    ) -> Iterator[dict[str, object]]:
         """Yield ``rating``, the ``expected`` rating, and ``probabilities`` by rating (not for ``squared``)."""
         names = [f"{level:g}" for level in self.levels]
-        for rows in unlabelled_rows(records, self.data, self.stored, source=source):
+        for rows in unlabelled_rows(records, self.data, self.stored, source=source, first=first):
             ranks, expected, probabilities = self._predict(model, rows)
             for index, rank in enumerate(ranks.tolist()):
                 prediction: dict[str, object] = {"rating": self.levels[rank], "expected": float(expected[index])}

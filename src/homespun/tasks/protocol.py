@@ -80,9 +80,11 @@ def prefix_errors(files: str | Sequence[str] | float) -> Iterator[None]:
         raise UserError(f"{names}: {error}" if names else str(error)) from error
 
 
-def numbered_chunks(records: Iterable[Record], size: int, *, source: str) -> Iterator[list[tuple[str, Record]]]:
+def numbered_chunks(
+    records: Iterable[Record], size: int, *, source: str, first: int = 1
+) -> Iterator[list[tuple[str, Record]]]:
     """Yield ``size`` records at a time, each with its position for error messages."""
-    numbered = enumerate(records, start=1)
+    numbered = enumerate(records, start=first)
     while chunk := list(islice(numbered, size)):
         yield [(f"row {number} of {source}", record) for number, record in chunk]
 
@@ -199,11 +201,19 @@ class Task(Protocol[Example_contra, RowsOfTask]):
     def to_metadata(self) -> dict[str, object]:
         """Return the ``task`` of the stored model, from which `TaskObjective.task_from_metadata` rebuilds this task."""
 
-    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
+    def predict(
+        self, model: Model, records: Iterable[Record], *, source: str, first: int = 1
+    ) -> Iterator[dict[str, object]]:
         """Yield a prediction for each record, in order and in bounded memory; ``truncated`` if the input was cut.
 
+        Args:
+            model: of the task.
+            records: are read a few thousand ahead.
+            source: their name in errors.
+            first: number of the first record in errors.
+
         Raises:
-            UserError: a record lacks a column; the message begins with ``source``.
+            UserError: a record lacks a column.
         """
 
 

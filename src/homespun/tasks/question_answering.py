@@ -261,12 +261,14 @@ class QuestionAnsweringTask:
     def to_metadata(self) -> dict[str, object]:
         return task_metadata("question_answering", self.data)
 
-    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
+    def predict(
+        self, model: Model, records: Iterable[Record], *, source: str, first: int = 1
+    ) -> Iterator[dict[str, object]]:
         """Yield ``answer``, ``start`` and ``end`` in characters (``None`` without an answer), ``probability`` and the
         candidates ``n_best``; for a SQuAD article ``predictions``, a list of these.
         """
         names = {"question": self.data.question, "context": self.data.context}
-        for chunk in numbered_chunks(records, _CHUNK, source=source):
+        for chunk in numbered_chunks(records, _CHUNK, source=source, first=first):
             parsed = [list(parse_questions(record, **names, answers=None, where=where)) for where, record in chunk]
             rows = self.rows([one for questions in parsed for one in questions])
             answers = iter(zip(self._find(model, rows), rows.cut.tolist(), strict=True))

@@ -158,8 +158,10 @@ class RegressionTask(NumberTask):
     def result_fields(self) -> dict[str, object]:
         return self.learned() | {"long_inputs": self.data.truncation.kind}
 
-    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
+    def predict(
+        self, model: Model, records: Iterable[Record], *, source: str, first: int = 1
+    ) -> Iterator[dict[str, object]]:
         """Yield ``number``."""
-        for rows in unlabelled_rows(records, self.data, self.stored, source=source):
+        for rows in unlabelled_rows(records, self.data, self.stored, source=source, first=first):
             for number, truncated in zip(self.outputs(model, rows).tolist(), rows.cut.tolist(), strict=True):
                 yield {"number": number, "truncated": truncated}

@@ -308,9 +308,11 @@ class SentenceClassificationTask:
     def to_metadata(self) -> dict[str, object]:
         return task_metadata("sentence_classification", self.data, {"vector": self.vector})
 
-    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
+    def predict(
+        self, model: Model, records: Iterable[Record], *, source: str, first: int = 1
+    ) -> Iterator[dict[str, object]]:
         """Yield ``label`` and ``probability``, lists with the class and the class probabilities of each sentence."""
-        for chunk in numbered_chunks(records, _CHUNK, source=source):
+        for chunk in numbered_chunks(records, _CHUNK, source=source, first=first):
             documents = [parse_document(record, self.data.sentences, where=where) for where, record in chunk]
             rows = self._windows(documents, None)
             table = self._table(model, rows)

@@ -284,10 +284,12 @@ class TextToTextTask:
     def to_metadata(self) -> dict[str, object]:
         return task_metadata("seq2seq", self.data)
 
-    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
+    def predict(
+        self, model: Model, records: Iterable[Record], *, source: str, first: int = 1
+    ) -> Iterator[dict[str, object]]:
         """Yield ``text``, the generated target."""
         columns = paths(self.data.all_sets[0].source)
-        for chunk in numbered_chunks(records, _CHUNK, source=source):
+        for chunk in numbered_chunks(records, _CHUNK, source=source, first=first):
             pairs = []
             for where, record in chunk:
                 text = get_source(record, columns, where=where, between=self.data.between)

@@ -160,13 +160,13 @@ class LinearTagger:
         predicted = [tags for tags, _ in self.model.predict([sentence.words for sentence in sentences])]
         return measure_tags(sentences, predicted, tag_metrics(self.labels))
 
-    def predict(self, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
+    def predict(self, records: Iterable[Record], *, source: str, first: int = 1) -> Iterator[dict[str, object]]:
         """Yield the `tag_prediction` of each record, in order and in bounded memory.
 
         Raises:
             UserError: beginning with ``source``: a record without the column.
         """
-        for chunk in numbered_chunks(records, CHUNK, source=source):
+        for chunk in numbered_chunks(records, CHUNK, source=source, first=first):
             texts = [self.data.split(record, where=where) for where, record in chunk]
             found = self.model.predict([[text[start:end] for start, end in spans] for text, spans in texts])
             for (text, spans), (tags, probabilities) in zip(texts, found, strict=True):

@@ -213,13 +213,13 @@ def measure(model: TextModel, examples: Sequence[LabelledText]) -> Measured:
     return measure_outputs(model.outputs(examples).values, examples, model.labels, model.decision)
 
 
-def predict(model: TextModel, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
+def predict(model: TextModel, records: Iterable[Record], *, source: str, first: int = 1) -> Iterator[dict[str, object]]:
     """Yield a prediction for each record, in order and in bounded memory.
 
     Raises:
         UserError: beginning with ``source``: a record without the columns.
     """
-    for chunk in numbered_chunks(records, _CHUNK, source=source):
+    for chunk in numbered_chunks(records, _CHUNK, source=source, first=first):
         texts = [model.data.texts_of(record, where=where) for where, record in chunk]
         yield from predict_examples(model, [LabelledText(text, "", second) for text, second in texts])
 

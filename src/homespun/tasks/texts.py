@@ -216,9 +216,9 @@ def rows_without(rows: Rows, left_out: NDArray[np.bool_]) -> Rows:
 
 
 def unlabelled_rows(
-    records: Iterable[Record], data: TextsData, stored: ModelBundle, *, source: str
+    records: Iterable[Record], data: TextsData, stored: ModelBundle, *, source: str, first: int = 1
 ) -> Iterator[LabelledRows]:
     """Yield rows of the records, a few thousand at a time."""
-    for chunk in numbered_chunks(records, _CHUNK, source=source):
+    for chunk in numbered_chunks(records, _CHUNK, source=source, first=first):
         texts = [data.texts_of(record, where=where) for where, record in chunk]
         yield rows_of([LabelledText(text, "", second) for text, second in texts], data, stored)

@@ -178,9 +178,11 @@ class TokenClassificationTask:
     def to_metadata(self) -> dict[str, object]:
         return task_metadata("token_classification", self.data)
 
-    def predict(self, model: Model, records: Iterable[Record], *, source: str) -> Iterator[dict[str, object]]:
+    def predict(
+        self, model: Model, records: Iterable[Record], *, source: str, first: int = 1
+    ) -> Iterator[dict[str, object]]:
         """Yield the `homespun.tasks.taggers.tag_prediction` of each record."""
-        for chunk in numbered_chunks(records, CHUNK, source=source):
+        for chunk in numbered_chunks(records, CHUNK, source=source, first=first):
             texts = [self.data.split(record, where=where) for where, record in chunk]
             rows = self.rows([TaggedWords(tuple(text[start:end] for start, end in spans)) for text, spans in texts])
             for (text, spans), table in zip(texts, self._probabilities(model, rows), strict=True):
