@@ -21,6 +21,7 @@ from torch import multiprocessing
 from torch.multiprocessing.spawn import ProcessContext, ProcessException, ProcessExitedException, start_processes
 
 from homespun.errors import UserError, shorten_warnings
+from homespun.io.signals import ignored_interrupts
 
 logger = logging.getLogger(__name__)
 
@@ -123,15 +124,9 @@ def launch(count: int, function: Callable[..., object], *arguments: object) -> N
 def _start(
     count: int, errors: SimpleQueue[BaseException], function: Callable[..., object], arguments: tuple[object, ...]
 ) -> ProcessContext:
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    # inherited by the children, which would otherwise get the Ctrl-C of a terminal while they import
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
     start: Callable[..., ProcessContext] = start_processes
-    try:
+    with ignored_interrupts():  # the children would otherwise get the Ctrl-C of a terminal while they import
         return start(_child, (errors, function, arguments), nprocs=count, join=False, start_method="spawn")
-    finally:
-        if in_main_thread:
-            signal.signal(signal.SIGINT, handler)
 
 
 def _wait(started: ProcessContext, interruption: Interruption) -> None:
