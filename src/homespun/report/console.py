@@ -279,13 +279,15 @@ def print_checks(checks: Sequence[Any]) -> None:
 def counter(display: Display, description: str, read_progress: ReadProgress | None = None) -> Callback:
     """A progress callback ``(done_bytes, done_documents)``; ``read_progress`` gives the time left."""
     known = read_progress is not None and read_progress.share is not None
-    task = display.task(description, total=1.0 if known else None, unit="" if known else "texts")
-    first: tuple[float, int] | None = None  # time and documents of the first report, before which a model is opened
+    task: ProgressTask | None = None
+    first = (0.0, 0)  # time and documents of the first report, before which a model is opened
 
     def progress(done_bytes: int, done_documents: int) -> None:
-        nonlocal first
+        nonlocal task, first
         now = time.monotonic()
-        first = first or (now, done_documents)
+        if task is None:
+            task = display.task(description, total=1.0 if known else None, unit="" if known else "texts")
+            first = (now, done_documents)
         elapsed, documents = now - first[0], done_documents - first[1]
         rate = f"{formats.rate(documents / elapsed)} texts/s" if documents and elapsed > 0 else ""
         share = None if read_progress is None else read_progress.share
