@@ -217,11 +217,17 @@ def predict(
     raw: Annotated[
         bool, typer.Option("--raw", help="Keep cells of a csv that a spreadsheet would calculate, such as '=1+1'.")
     ] = False,
+    processes: Annotated[
+        int | None, typer.Option("--processes", min=1, help="Number of processes for --input; default: one per core.")
+    ] = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Predict labels or outputs of texts or files, in their order."""
+    """Predict labels or outputs of texts or files, in their order.
+
+    The same command continues a killed prediction of files.
+    """
     if bool(texts) == bool(inputs):
         raise UserError("give either texts as arguments, or files with --input")
     if texts:
@@ -252,6 +258,7 @@ def predict(
             generation=parse_overrides(generation),
             quantize=quantize,
             raw=raw,
+            processes="auto" if processes is None else processes,
             progress=counter(display, "predicting", read_progress),
             read_progress=read_progress,
         )

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from homespun.commands.predict import Prediction, predict, predict_records, task_predictor, write_predictions
+from homespun.commands.predict import predict, predict_records, task_predictor
+from homespun.commands.prediction_files import Prediction, write_predictions
 from homespun.data.corpus import Progress
 from homespun.data.labels import get_text
 from homespun.errors import UserError
@@ -41,7 +42,7 @@ def generate(
     Args:
         run: a generative model, see `homespun.hf.open.open_model`.
         inputs: files, globs, folders, archives, URLs or hub names.
-        out: a .jsonl file, written by `homespun.commands.predict.write_predictions`.
+        out: a .jsonl file, written by `homespun.commands.prediction_files.write_predictions`.
         text: columns of the prompt, which are joined.
         stop: strings that end generation.
         arguments: keyword arguments of `homespun.inference.generation.TextGenerator.generate`.

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import tee
+from itertools import chain, islice, tee
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
-from homespun.config import Tree
+from homespun.commands.prediction_files import Prediction
+from homespun.commands.prediction_parts import (
+    PartRenderer,
+    choose_processes,
+    divide,
+    identify,
+    in_processes,
+    in_this_process,
+    join_parts,
+    limit_threads,
+    part_folder,
+    predict_parts,
+)
 from homespun.data.corpus import Progress
 from homespun.data.labels import Labels
 from homespun.errors import UserError
-from homespun.io.atomic import atomic_path
 from homespun.metrics.classification import Metrics
 from homespun.tasks.protocol import AnyTask, TaskData, prefix_errors
 from homespun.tasks.stored_data import ReadOptions
@@ -32,7 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _BATCH = 32
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of cells that spreadsheets calculate
 
 
 def evaluate(
@@ -82,6 +90,7 @@ def predict(
     stored: ModelBundle | None = None,
     quantize: Precision | None = None,
     raw: bool = False,
+    processes: int | Literal["auto"] | None = None,
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
     **options: Unpack[ReadOptions],
@@ -91,55 +100,83 @@ def predict(
     Args:
         run: the model.
         inputs: files, globs or folders.
-        out: see `write_predictions`.
-        stored: model of ``run``, if it is open already.
+        out: see `homespun.commands.prediction_files.write_lines`. Not written before all records are predicted.
+        stored: model of ``run``, if it is open already; of use in this process only.
         quantize: precision of linear layers, see `homespun.inference.quantization.quantize`; default: float32.
-        raw: write cells of a csv that a spreadsheet reads as formulas unchanged, see `write_predictions`.
+        raw: write cells of a csv that a spreadsheet reads as formulas unchanged.
+        processes: predict in so many processes of one thread each, ``"auto"``: as cores and memory allow. Finished
+            parts are kept in ``OUT.parts`` until the end, and the same call after a kill continues after them. None:
+            predict in this process with its threads, and do not continue. The number of processes does not change the
+            file.
         progress: called with 0 and the number of rows.
         read_progress: of the inputs.
         options: columns, encoding, data set and generation settings, see `homespun.tasks.stored_data.ReadOptions`.
 
     Returns:
-        ``rows``, ``truncated``, ``length``, `Task.result_fields`, ``out``, and ``labels`` {name: how often} of a
-        classifier.
+        ``out``, ``rows``, ``truncated``, ``resumed_rows`` (predicted before a kill), ``length``, `Task.result_fields`,
+        and ``labels`` {name: how often} of a classifier.
 
     Raises:
         UserError: a model that was not fine-tuned or cannot be quantized, no such column, another suffix than .jsonl
             or .csv.
     """
-    path = Path(out)
+    path, encoding = Path(out), options.get("encoding")
     if path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"--out must end in .jsonl or .csv, not {path.name!r}")
     predictor = _open_predictor(run, stored, quantize, **options)
-    counts: dict[str, int] = {} if predictor.labels is None else dict.fromkeys(predictor.labels.names, 0)
-    truncated = 0
+    _warn_of_lines(inputs)
+    identity, model = "", Path(run)
+    if processes is not None:
+        model = _local_folder(run)
+        identity = identify(model, {"quantize": quantize, "suffix": path.suffix, **options})
+        processes = choose_processes(model) if processes == "auto" else processes
+    reading = ReadProgress(inputs)  # runs ahead of `read_progress`
+    records = read_records(inputs, encoding=encoding, columns=predictor.data.columns, read_progress=reading)
+    parts = divide(records, identity, lambda: reading.done)
 
-    def report(rows: int) -> None:
+    def report(rows: int, bytes_read: int) -> None:
+        if read_progress is not None:
+            read_progress.done = bytes_read
         if progress is not None:
             progress(0, rows)
 
-    _warn_of_lines(inputs)
-
-    def pairs() -> Iterator[tuple[Mapping[str, object], Prediction]]:
-        nonlocal truncated
-        rows = 0
-        report(rows)  # the model is open: the rate counts from here
-        for record, prediction in predict_records(predictor, inputs, options.get("encoding"), read_progress):
-            rows += 1
-            label = prediction.get("label", prediction.get("tags", ()))
-            for name in [label] if isinstance(label, str) else label:
-                counts[name] += 1
-            truncated += bool(prediction.get("truncated"))
-            if rows % 256 == 0 and (read_progress is None or read_progress.share != 1):  # reading runs ahead
-                report(rows)
-            yield record, prediction
-        report(rows)
-
-    rows = write_predictions(path, pairs(), raw=raw)
-    if not rows:
-        raise UserError(f"{', '.join(inputs)} holds no rows to predict")
-    result = {"out": str(path), "rows": rows, "truncated": truncated}
+    with part_folder(path, temporary=processes is None) as folder:
+        with ExitStack() as stack:
+            first = list(islice(parts, max(2, processes or 1)))
+            count = min(len(first), processes or 1)
+            source = ", ".join(inputs)
+            submit = in_this_process(PartRenderer(predictor.predict, source, path.suffix))
+            if count > 1:
+                opened = partial(_open_renderer, str(model), quantize, source, path.suffix, options)
+                submit = stack.enter_context(in_processes(count, opened))
+            elif processes is not None and len(first) > 1:
+                stack.callback(limit_threads, limit_threads())
+            ahead = 2 * count if count > 1 else 0
+            files, resumed = predict_parts(chain(first, parts), folder, submit, ahead=ahead, report=report)
+        if not files:
+            raise UserError(f"{source} holds no rows to predict")
+        summary = join_parts(files, path, raw=raw)
+    counts = {} if predictor.labels is None else dict.fromkeys(predictor.labels.names, 0) | summary.labels
+    result: dict[str, object] = {"out": str(path), "rows": summary.rows, "truncated": summary.truncated}
+    result |= {"resumed_rows": resumed} if resumed else {}
     return result | predictor.fields | ({"labels": counts} if counts else {})
+
+
+def _open_renderer(
+    run: str, quantize: Precision | None, source: str, suffix: str, options: ReadOptions
+) -> PartRenderer:
+    """Open a model in a process of `in_processes`."""
+    return PartRenderer(_open_predictor(run, None, quantize, **options).predict, source, suffix)
+
+
+def _local_folder(run: str) -> Path:
+    """Folder of a model that could be opened, also of one on the hub."""
+    folder = Path(run).expanduser()
+    if folder.exists():
+        return folder
+    from homespun.hf.open import download
+
+    return download(run)
 
 
 def _warn_of_lines(inputs: Sequence[str]) -> None:
@@ -222,91 +259,9 @@ def quantize_networks(networks: Sequence[ModelBundle], precision: Precision | No
 
 
 def predict_records(
-    predictor: RecordPredictor, inputs: Sequence[str], encoding: str | None, read_progress: ReadProgress | None = None
+    predictor: RecordPredictor, inputs: Sequence[str], encoding: str | None
 ) -> Iterator[tuple[Mapping[str, object], Prediction]]:
     """Yield each record of ``inputs``, in order, with its prediction."""
     columns = predictor.data.columns
-    for_output, for_texts = tee(read_records(inputs, encoding=encoding, columns=columns, read_progress=read_progress))
+    for_output, for_texts = tee(read_records(inputs, encoding=encoding, columns=columns))
     return zip(for_output, predictor.predict(for_texts, source=", ".join(inputs)), strict=False)
-
-
-Prediction = Mapping[str, Any]
-Pairs = Iterable[tuple[Mapping[str, object], Prediction]]
-
-
-def write_predictions(path: Path, pairs: Pairs, *, raw: bool = False) -> int:
-    """Write pairs of a record and its prediction, one per row, into ``path`` (.jsonl, or else .csv).
-
-    Streams in bounded memory; the file is renamed when complete, and not written without pairs. Columns of predictions
-    get the prefix ``predicted_`` if a record has a column of that name. Cells and column names of a csv that begin as a
-    formula does (``= + - @``, a tab or a carriage return) and are no numbers get an apostrophe before them unless
-    ``raw`` is set, as OWASP advises against CSV injection.
-
-    Returns:
-        Number of rows.
-    """
-    rows = 0
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile("w+", encoding="utf-8", dir=path.parent) as kept:
-        fields: dict[str, None] = {}  # of the records
-        names: dict[str, None] = {}  # of the predictions
-        for record, prediction in pairs:
-            given = {str(key): value for key, value in record.items() if _is_plain(value)}
-            cells = prediction if path.suffix == ".jsonl" else _csv_cells(prediction)
-            fields |= dict.fromkeys(given)
-            names |= dict.fromkeys(cells)
-            kept.write(json.dumps([given, cells], default=str) + "\n")  # columns are known when all are read
-            rows += 1
-        if rows:
-            kept.seek(0)
-            renamed = {name: _unused(name, fields) for name in names}
-            _write(path, map(json.loads, kept), list(fields), renamed, raw=raw)
-    return rows
-
-
-def _write(
-    path: Path, rows: Iterable[Sequence[Tree]], fields: Sequence[str], names: Mapping[str, str], *, raw: bool
-) -> None:
-    """Write records with the renamed columns of their predictions, atomically."""
-    lines = (given | {names[name]: value for name, value in cells.items()} for given, cells in rows)
-    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
-        if path.suffix == ".jsonl":
-            stream.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-            return
-        columns = [*fields, *names.values()]
-        writer = csv.writer(stream)
-        writer.writerow([_cell(column, raw) for column in columns])
-        for line in lines:
-            writer.writerow([_cell(line.get(column), raw) for column in columns])
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float | bool | list)
-
-
-def _unused(name: str, fields: Container[str]) -> str:
-    return name if name not in fields else _unused(f"predicted_{name}", fields)
-
-
-def _csv_cells(prediction: Prediction) -> dict[str, object]:
-    """Columns of a prediction, one for each probability."""
-    cells = {name: value for name, value in prediction.items() if name != "probabilities"}
-    return cells | {f"probability_{name}": p for name, p in prediction.get("probabilities", {}).items()}
-
-
-def _cell(value: object, raw: bool) -> object:
-    cell = _joined(value) if isinstance(value, list) else value
-    if raw or not isinstance(cell, str) or not cell.startswith(_FORMULA):
-        return cell
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}"
-    return cell
-
-
-def _joined(values: Sequence[object]) -> str:
-    """Names joined with a bar, nested values as JSON."""
-    if any(isinstance(value, dict | list) for value in values):
-        return json.dumps(values, ensure_ascii=False)
-    return "|".join(map(str, values))

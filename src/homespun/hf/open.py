@@ -94,7 +94,7 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
     folder = Path(source).expanduser()
     check_source(source)
     if not folder.exists():
-        return open_huggingface(_download(str(source)), head=head)
+        return open_huggingface(download(str(source)), head=head)
     for candidate in (folder, folder / "model"):
         if (candidate / _NATIVE).is_file():
             return _open_native(candidate, head)
@@ -265,7 +265,7 @@ def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) 
             )
 
 
-def _download(name: str) -> Path:
+def download(name: str) -> Path:
     """Download a model from the hub, or find it in the cache."""
     import huggingface_hub
 
