@@ -30,7 +30,7 @@ def quantize(networks: Iterable[ModelBundle], precision: Precision, *, source: s
         source: name of the model in errors.
 
     Raises:
-        UserError: there is no linear layer, or this build of torch has no 8-bit products.
+        UserError: a layer is not on a CPU, there is no linear layer, or this build of torch has no 8-bit products.
     """
     if precision == "int8" and torch.backends.quantized.engine == "none":
         raise UserError("quantize=int8 needs a build of torch with 8-bit products; use bf16, or leave it out")
@@ -38,6 +38,8 @@ def quantize(networks: Iterable[ModelBundle], precision: Precision, *, source: s
     layers = [part for network in networks for part in network.model.modules() if type(part) is nn.Linear]
     if not layers:
         raise UserError(f"{source} has no linear layers to quantize; leave quantize={precision} out")
+    if device := next((layer.weight.device for layer in layers if layer.weight.device.type != "cpu"), None):
+        raise UserError(f"{source} is on {device}; quantize={precision} is for CPUs, move it there or leave it out")
     for layer in layers:
         vars(layer)["forward"] = product(layer)
 
