@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from homespun.serving.app import create_app
+from conftest import Connect
+from homespun.serving.app import FREE_PATHS, create_app
 from homespun.serving.models import Models
 from homespun.serving.settings import ServingSettings
 
@@ -25,6 +26,18 @@ def test_the_schema_names_routes_bodies_and_errors(client: TestClient) -> None:
     assert predict["responses"].keys() >= {"200", "400", "401", "404", "409", "413", "422", "429", "503", "504"}
     error = predict["responses"]["429"]["content"]["application/json"]["schema"]
     assert error == {"$ref": "#/components/schemas/ErrorBody"}
+
+
+def test_the_key_is_a_security_scheme(client: TestClient, connect: Connect) -> None:
+    assert "securitySchemes" not in client.get("/openapi.json").json()["components"]
+    keyed = connect(api_key="secret-key")
+    assert keyed.get("/openapi.json").status_code == 401
+    schema = keyed.get("/openapi.json", headers={"Authorization": "Bearer secret-key"}).json()
+    (name,) = schema["components"]["securitySchemes"]
+    assert schema["components"]["securitySchemes"][name] == {"type": "http", "scheme": "bearer"}
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            assert operation.get("security", []) == ([] if path in FREE_PATHS else [{name: []}])
 
 
 @pytest.fixture(scope="module")

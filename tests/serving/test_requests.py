@@ -1,5 +1,6 @@
 """Wrong requests: one JSON error with the right status, never a traceback; limits, the key, metrics and logs."""
 
+import asyncio
 import json
 import logging
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from served_models import TEXTS
+from starlette.types import Message
 
 from conftest import Connect
 from homespun.serving.app import create_app
@@ -101,6 +103,25 @@ def test_limits(connect: Connect) -> None:
     long = error_of(client.post("/predict", json={"texts": ["a", "goal " * 50]}), 413)
     assert "texts.1 has" in long
     assert "of at most 20" in long
+
+
+@pytest.mark.parametrize(("path", "status"), [("/nosuch", 404), ("/models", 405), ("/predict", 413)])
+def test_a_body_is_read_before_an_answer(opened: Models, path: str, status: int) -> None:
+    parts = iter([b"x" * 600] * 3)
+    order: list[str] = []
+
+    async def receive() -> Message:
+        body = next(parts, None)
+        order.append("read")
+        return {"type": "http.request", "body": body or b"", "more_body": body is not None}
+
+    async def send(message: Message) -> None:
+        order.append(str(message.get("status", "body")))
+
+    app = create_app(opened, ServingSettings(max_body_bytes=1000))
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    asyncio.run(app(scope, receive, send))
+    assert order[:5] == ["read"] * 4 + [str(status)]  # else the connection is closed with unread bytes: a reset
 
 
 def test_the_key(connect: Connect) -> None:

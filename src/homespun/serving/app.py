@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,8 +34,7 @@ logger = logging.getLogger(__name__)
 FREE_PATHS = frozenset({"/health", "/ready", "/metrics"})
 """Paths that need no key and are answered until the end."""
 REFRESH_SECONDS = 2.0
-_DISCARD = 16  # times the largest body, which is read before a refusal, so that the client reads the answer
-
+_DISCARD = 16  # times the largest body, which is read before an answer, so that the client reads it
 _DISCARD_SECONDS = 5.0
 
 
@@ -82,8 +82,10 @@ def create_app(models: Models, settings: ServingSettings, hosts: Collection[str]
         separate_input_output_schemas=False,
     )
     app.state.batcher, app.state.traffic = batcher, traffic
+    # for the schema: `Gate` checks the key
+    security = [] if settings.api_key is None else [Security(HTTPBearer(auto_error=False, scheme_name="API key"))]
     for module in (prediction, completions, explanation, page):
-        app.include_router(module.router(models, settings))
+        app.include_router(module.router(models, settings), dependencies=security)
 
     @app.get("/health", summary="Answer that the process is alive")
     async def health() -> dict[str, str]:
@@ -141,10 +143,14 @@ class Gate:
         state = scope.setdefault("state", {})
         free = scope["path"] in FREE_PATHS
 
+        limit = self._limit(scope)
+        body = _Body(receive, limit, self._too_large(limit))
+
         async def watched_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                await body.discard()
                 if traffic.draining:
                     message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
@@ -153,11 +159,10 @@ class Gate:
         try:
             refusal = self._refuse_host(scope) or (None if free else self._refuse(scope))
             if refusal is None:
-                await self.app(scope, self._limited(receive, self._limit(scope)), watched_send)
+                await self.app(scope, body.receive, watched_send)
             else:
-                await self._discard(receive)
                 response = error_response(refusal.status_code, refusal.detail, refusal.code, refusal.headers)
-                await response(scope, receive, watched_send)
+                await response(scope, body.receive, watched_send)
         finally:
             traffic.active -= not free
             if traffic.draining and not traffic.active:
@@ -193,30 +198,42 @@ class Gate:
     def _too_large(self, limit: int) -> ApiError:
         return ApiError(413, f"the body has more than {limit} bytes; send several requests")
 
-    def _limited(self, receive: Receive, limit: int) -> Receive:
-        size = 0
 
-        async def limited() -> Message:
-            nonlocal size
-            message = await receive()
-            if message["type"] == "http.request":
-                size += len(message.get("body", b""))
-                if size > limit:
-                    raise self._too_large(limit)
-            return message
+class _Body:
+    """Body of a request.
 
-        return limited
+    Args:
+        receive: messages of the request.
+        too_large: raised when the body has more than ``limit`` bytes.
+        limit: bytes that the application may read.
+    """
 
-    async def _discard(self, receive: Receive) -> None:
-        """Read the rest of a body, unless it is very large: many clients do not read an answer before."""
-        size = 0
+    def __init__(self, receive: Receive, limit: int, too_large: ApiError) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._too_large = too_large
+        self._size = 0
+        self._complete = False
+
+    async def receive(self) -> Message:
+        """Return the next message."""
+        message = await self._next()
+        if self._size > self._limit:
+            raise self._too_large
+        return message
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self._size += len(message.get("body", b""))
+        self._complete = not message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        """Read the rest, unless it is very large: a client that still sends does not read an answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_SECONDS):
-                while size <= _DISCARD * self.limit:
-                    message = await receive()
-                    size += len(message.get("body", b""))
-                    if message["type"] != "http.request" or not message.get("more_body"):
-                        return
+                while not self._complete and self._size <= _DISCARD * self._limit:
+                    await self._next()
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
