@@ -108,7 +108,7 @@ def write_model(folder: Path, texts: Sequence[str], shape: str) -> float:
 
 
 @contextmanager
-def _server(name: str, folder: Path, ours: Sequence[str]) -> Iterator[tuple[int, psutil.Process, float]]:
+def start_server(name: str, folder: Path, ours: Sequence[str]) -> Iterator[tuple[int, psutil.Process, float]]:
     """Start a server; yields its port, its process, and the seconds until it is ready."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -145,7 +145,7 @@ def _is_ready(port: int) -> bool:
 def _measure(
     server: str, folder: Path, ours: Sequence[str], texts: Sequence[str], clients: int, seconds: float
 ) -> dict[str, float]:
-    with _server(server, folder, ours) as (port, process, ready):
+    with start_server(server, folder, ours) as (port, process, ready):
         context = multiprocessing.get_context("spawn")
         with context.Pool(1) as pool:
             pool.apply(_send, (port, texts, clients, WARMUP))

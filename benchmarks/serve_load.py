@@ -1,0 +1,237 @@
+"""`homespun serve` under many clients, slow ones, ones that hang up, malformed requests, and SIGTERM under load.
+
+One in 20 clients sends its body slowly, one in 20 hangs up before the answer; the others wait for each answer, and
+after a refusal (429) as long as ``Retry-After`` asks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.agnews import SHARED
+from benchmarks.serve import SHAPES, read_texts, start_server, write_model
+
+SLOW, HANGS_UP = 0, 1  # remainders of the number of a client by 20
+PATHS = (
+    *("/predict", "/embed", "/generate", "/explain", "/attention", "/neighbours"),
+    *("/v1/completions", "/v1/embeddings", "/files", "/nothing"),
+)
+SENDERS = 50  # of malformed requests
+UNANSWERED = "unanswered"
+Answer = tuple[str, dict[bytes, bytes], bytes]
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks serve-load", description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=SHARED, help="folder with ag_news/train.csv.gz")
+    parser.add_argument("--clients", type=int, default=1000, help="(default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of the load (default: %(default)s)")
+    parser.add_argument("--malformed", type=int, default=10_000, help="requests (default: %(default)s)")
+    parser.add_argument("--shape", default="bert-mini", choices=SHAPES, help="of the BERT (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    texts = read_texts(options.data / "ag_news" / "train.csv.gz")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_model(folder, texts, options.shape)
+        with start_server("ours", folder, []) as (port, process, _):
+            load = asyncio.run(_load(port, process, texts, options.clients, options.seconds))
+            malformed = asyncio.run(_send_malformed(port, options.malformed))
+            load["alive_after"] = process.is_running()
+        with start_server("ours", folder, []) as (port, process, _):
+            end = asyncio.run(_end_under_load(port, process, texts, min(200, options.clients)))
+    settings = {"clients": options.clients, "seconds": options.seconds, "shape": options.shape}
+    return {**settings, "load": load, "malformed": malformed, "sigterm": end}
+
+
+async def _load(
+    port: int, process: psutil.Process, texts: Sequence[str], clients: int, seconds: float
+) -> dict[str, Any]:
+    end, memory = time.monotonic() + seconds, []
+    counts: dict[str, Counter[str]] = {"waiting": Counter(), "slow": Counter(), "hanging_up": Counter()}
+
+    async def client(number: int) -> None:
+        draw = random.Random(number)
+        kind = {SLOW: "slow", HANGS_UP: "hanging_up"}.get(number % 20, "waiting")
+        await asyncio.sleep(draw.uniform(0, min(5.0, seconds / 4)))
+        while time.monotonic() < end:
+            request = _predict_request(draw.choice(texts))
+            if kind == "hanging_up":
+                await _hang_up(port, request, draw)
+                counts[kind]["sent"] += 1
+                continue
+            status, headers, _ = await _exchange(port, request, pieces=20 if kind == "slow" else 1)
+            counts[kind][status] += 1
+            if status == "429":
+                counts[kind]["429 without Retry-After"] += b"retry-after" not in headers
+                await asyncio.sleep(float(headers.get(b"retry-after", b"1")))
+
+    async def watch() -> None:
+        while True:
+            memory.append(process.memory_info().rss / 2**20)
+            await asyncio.sleep(min(1.0, seconds / 20))
+
+    watching = asyncio.create_task(watch())
+    await asyncio.gather(*map(client, range(clients)))
+    watching.cancel()
+    tenth = max(1, len(memory) // 10)
+    early, late = float(np.median(memory[2 * tenth : 3 * tenth])), float(np.median(memory[-tenth:]))
+    return {
+        **{kind: _named(found) for kind, found in counts.items()},
+        "memory_mib": {"after_a_quarter": round(early, 1), "at_the_end": round(late, 1)},
+        "memory_growth": round(late / early - 1, 4),
+    }
+
+
+def _named(counts: Counter[str]) -> dict[str, int]:
+    return {name: count for name, count in sorted(counts.items()) if count}
+
+
+def _predict_request(text: str) -> bytes:
+    return make_request("/predict", json.dumps({"texts": [text]}).encode())
+
+
+def make_request(path: str, body: bytes, *, method: str = "POST", headers: Sequence[str] = ()) -> bytes:
+    """Bytes of a request on a connection of its own."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, *headers, "", ""]).encode() + body
+
+
+async def _exchange(port: int, request: bytes, *, pieces: int = 1, timeout: float = 60) -> Answer:
+    """Send a request, in pieces half a second after each other, and read the answer."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return "not connected", {}, b""
+    try:
+        size = -(-len(request) // pieces)
+        with suppress(ConnectionError):  # a refusal, which is read below
+            for start in range(0, len(request), size):
+                writer.write(request[start : start + size])
+                await writer.drain()
+                await asyncio.sleep(0.5 * (pieces > 1))
+        content = await asyncio.wait_for(reader.read(), timeout)
+    except (OSError, TimeoutError):
+        return UNANSWERED, {}, b""
+    finally:
+        writer.close()
+    head, _, body = content.partition(b"\r\n\r\n")
+    first, *lines = head.lower().split(b"\r\n")
+    words = first.split()
+    if len(words) < 2:
+        return UNANSWERED, {}, b""
+    pairs = (line.partition(b":") for line in lines)
+    return words[1].decode(), {name: value.strip() for name, _, value in pairs}, body
+
+
+async def _hang_up(port: int, request: bytes, draw: random.Random) -> None:
+    """Send a request or a part of it, and close the connection without reading an answer."""
+    with suppress(OSError):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request[: draw.choice([len(request), draw.randrange(1, len(request))])])
+        await writer.drain()
+        await asyncio.sleep(draw.uniform(0, 1))
+        writer.transport.abort()
+
+
+def malformed_request(draw: random.Random) -> tuple[str, bytes]:
+    """Name and bytes of a malformed request."""
+    path, name = draw.choice(PATHS), draw.choice(list(_MALFORMED))
+    made = _MALFORMED[name](draw)
+    if name == "raw":
+        return name, made
+    headers = [
+        f"Content-Type: {draw.choice(['application/json', 'text/plain', 'multipart/form-data; boundary=b', ''])}"
+    ]
+    method = draw.choice(["POST", "POST", "POST", "PUT", "GET", "DELETE"])
+    return name, make_request(path, made, method=method, headers=headers)
+
+
+def _wrong_value(draw: random.Random) -> str:
+    values = ["null", "true", "-1", "1e400", "9" * 400, '"\\ud800"', '"\\u0000"', "[]", "{}", "[[[]]]", '""', "NaN"]
+    return draw.choice([*values, '["a", 1]', '[["a", "b", "c"]]', '[""]', "[null]", '["\\udfff"]'])
+
+
+def _wrong_fields(draw: random.Random) -> bytes:
+    names = ["texts", "text", "model", "input", "prompt", "max_tokens", "temperature", "top_p", "stop", "stream", "n"]
+    names += ["pooling", "dimensions", "encoding_format", "layer", "head", "count", "max_new_tokens", "unknown"]
+    fields = [f'"{name}": {_wrong_value(draw)}' for name in draw.sample(names, draw.randint(0, 6))]
+    return f"{{{', '.join(fields)}}}".encode()
+
+
+def _mutated(draw: random.Random) -> bytes:
+    content = bytearray(b'{"texts": ["Stocks rose on Friday."], "model": "news", "prompt": "a", "input": "b"}')
+    for _ in range(draw.randint(1, 6)):
+        position = draw.randrange(len(content))
+        content[position : position + draw.randint(0, 3)] = draw.randbytes(draw.randint(0, 3))
+    return bytes(content)
+
+
+_CLOSED = b"%s HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+_MALFORMED: dict[str, Callable[[random.Random], bytes]] = {
+    "invalid UTF-8": lambda draw: b'{"texts": ["' + draw.randbytes(draw.randint(1, 40)) + b'"]}',
+    "deep JSON": lambda draw: b'{"texts": ' + (draw.choice([b"[", b'{"a":']) * draw.choice([100, 10_000, 200_000])),
+    "wrong fields": _wrong_fields,
+    "mutated": _mutated,
+    "long number": lambda draw: b'{"max_tokens": 1' + b"0" * draw.choice([30, 5_000, 100_000]) + b"}",
+    "empty": lambda draw: b"",
+    "bytes": lambda draw: draw.randbytes(draw.randint(1, 2_000)),
+    "raw": lambda draw: draw.choice(
+        [
+            draw.randbytes(200) + b"\r\n\r\n",
+            b"POST /predict HTTP/9.9\r\n\r\n",
+            _CLOSED % b"POST /predict" + b"Content-Length: -5\r\n\r\n",
+            _CLOSED % b"POST /predict" + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+            _CLOSED % (b"GET /" + b"a" * 100_000) + b"\r\n",
+            _CLOSED % b"GET /%ff%00/../models" + b"\r\n",
+            b"GET /models HTTP/1.1\r\nHost: \xff\xfe\r\nConnection: close\r\n\r\n",
+        ]
+    ),
+}
+
+
+async def _send_malformed(port: int, count: int) -> dict[str, Any]:
+    statuses: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    tracebacks = 0
+    numbers = iter(range(count))
+
+    async def send() -> None:
+        nonlocal tracebacks
+        for number in numbers:
+            name, request = malformed_request(random.Random(number))
+            status, _, body = await _exchange(port, request, timeout=5 if name == "raw" else 60)
+            statuses[status] += 1
+            failed[f"{name} {number}: {status}"] += status.startswith("5") or (name != "raw" and status == UNANSWERED)
+            tracebacks += b"Traceback" in body
+
+    await asyncio.gather(*(send() for _ in range(SENDERS)))
+    return {"requests": count, "statuses": _named(statuses), "failed": _named(failed), "tracebacks": tracebacks}
+
+
+async def _end_under_load(port: int, process: psutil.Process, texts: Sequence[str], clients: int) -> dict[str, Any]:
+    """Send SIGTERM while all clients wait for an answer, and further requests until the end."""
+    answered = asyncio.gather(*(_exchange(port, _predict_request(texts[number])) for number in range(clients)))
+    await asyncio.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    start, later = time.monotonic(), Counter[str]()
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < start + 30:
+        status, _, _ = await _exchange(port, _predict_request(texts[0]))
+        later[status] += 1
+        await asyncio.sleep(0.05)
+    seconds = time.monotonic() - start
+    before = Counter(status for status, _, _ in await answered)
+    return {"sent_before": _named(before), "sent_after": _named(later), "seconds_until_exit": round(seconds, 2)}
