@@ -10,6 +10,7 @@ command that reads them, in a child process that handles many inputs. A finding 
 - code of the input that runs: its payloads write a file.
 
 Findings are listed with format and seed; ``--only FORMAT --first SEED --inputs 1 --keep FOLDER`` repeats one.
+``--outcomes FILE`` appends each outcome to a file, and skips inputs that the file has: a campaign continues.
 """
 
 from __future__ import annotations
@@ -44,37 +45,47 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--only", choices=FORMATS, action="append", help="format; default: all")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--keep", type=Path, help="folder to work in, which is kept; default: a temporary one")
+    parser.add_argument("--outcomes", type=Path, help="file for the outcomes; inputs that it has are skipped")
     options = parser.parse_args(arguments)
     names = options.only or list(FORMATS)
-    counts = [options.inputs // len(names) + (place < options.inputs % len(names)) for place in range(len(names))]
+    jobs = [(names[number % len(names)], options.first + number // len(names)) for number in range(options.inputs)]
     with contextlib.ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        jobs = [(name, options.first + n) for name, count in zip(names, counts, strict=True) for n in range(count)]
-        return {"ours": campaign(jobs, folder.resolve())}
+        return {"ours": campaign(jobs, folder.resolve(), (options.outcomes or folder / "outcomes.jsonl").resolve())}
 
 
-def campaign(jobs: Sequence[tuple[str, int]], folder: Path) -> dict[str, Any]:
-    """Run all jobs, pairs of format and seed, and return counts and findings."""
+def campaign(jobs: Sequence[tuple[str, int]], folder: Path, file: Path) -> dict[str, Any]:
+    """Run all jobs, pairs of format and seed, that ``file`` has not, and return counts and findings of all."""
     write_seeds(folder / "seeds")
-    findings: list[dict[str, Any]] = []
-    refused, accepted, slowest = Counter[str](), Counter[str](), 0.0
+    file.touch()
+    outcomes = {(each["format"], each["seed"]): each for each in map(json.loads, file.read_text().splitlines())}
     child = Child(folder)
-    try:
+    with file.open("a") as stream, contextlib.closing(child):
         for number, (name, seed) in enumerate(jobs):
-            outcome = child.run(name, seed)
-            slowest = max(slowest, outcome["seconds"])
+            if (name, seed) in outcomes:
+                continue
+            outcome = outcomes[name, seed] = {"format": name, "seed": seed, **child.run(name, seed)}
+            print(json.dumps(outcome), file=stream, flush=True)
             if outcome["problems"]:
-                findings.append({"format": name, "seed": seed, **outcome})
-                print(f"finding: {json.dumps(findings[-1])[:2000]}", file=sys.stderr, flush=True)
-            else:
-                (accepted if outcome["status"] == 0 else refused)[name] += 1
-            if number % 500 == 499:
-                print(f"{number + 1:,} inputs, {len(findings)} findings", file=sys.stderr, flush=True)
-    finally:
-        child.close()
-    formats = {name: {"refused": refused[name], "accepted": accepted[name]} for name in dict(jobs)}
-    return {"inputs": len(jobs), "formats": formats, "slowest_seconds": slowest, "findings": findings}
+                print(f"finding: {json.dumps(outcome)[:2000]}", file=sys.stderr, flush=True)
+            if number % 100 == 99:
+                print(f"{time.strftime('%H:%M')} {number + 1:,} inputs", file=sys.stderr, flush=True)
+    done = [outcomes[job] for job in jobs]
+    formats = {}
+    for name in dict(jobs):
+        of_format = [each for each in done if each["format"] == name]
+        ends = Counter(
+            "findings" if each["problems"] else "refused" if each["status"] else "accepted" for each in of_format
+        )
+        formats[name] = {"inputs": len(of_format), **ends}
+    return {
+        "inputs": len(jobs),
+        "formats": formats,
+        "slowest_seconds": max(each["seconds"] for each in done),
+        "peak_bytes": max(each["peak_bytes"] for each in done),
+        "findings": [each for each in done if each["problems"]],
+    }
 
 
 class Child:
@@ -93,12 +104,16 @@ class Child:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{name} {seed}\n")
         self.process.stdin.flush()
-        if (outcome := self._answer(SECONDS)) is not None:
-            return outcome
+        outcome, peak = self._answer(SECONDS), self._memory()
+        if outcome is not None:
+            if peak > MEMORY:
+                outcome["problems"].append(f"{peak:,} bytes of memory")
+                self.close()
+            return {**outcome, "peak_bytes": peak}
         status = self.process.poll()
         self.close()
         problem = f"child ended with {status}" if status is not None else "time or memory exceeded"
-        return {"status": status, "problems": [problem], "seconds": SECONDS, "text": ""}
+        return {"status": status, "problems": [problem], "seconds": SECONDS, "text": "", "peak_bytes": peak}
 
     def _answer(self, seconds: float) -> dict[str, Any] | None:
         """Answer of the process; None if it ended, or exceeded processor time or memory."""
@@ -122,10 +137,11 @@ class Child:
         return 0.0
 
     def _memory(self) -> int:
+        """Highest memory of the process so far, over all of its inputs."""
         assert self.process is not None
         with contextlib.suppress(OSError, IndexError):
-            pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-            return pages * os.sysconf("SC_PAGE_SIZE")
+            status = Path(f"/proc/{self.process.pid}/status").read_text()
+            return int(status.partition("VmHWM:")[2].split()[0]) * 1024
         return 0
 
     def close(self) -> None:
