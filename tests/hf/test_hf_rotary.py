@@ -126,6 +126,15 @@ def test_older_config_of_modernbert(tmp_path: Path) -> None:
         assert open_huggingface(tmp_path).stored.config.backbone.positions.theta == thetas
 
 
+@pytest.mark.parametrize("types", [[["full_attention"], {}], [None, None], ["full_attention"], 3])
+def test_layer_types_of_modernbert_are_refused(types: object, tmp_path: Path) -> None:
+    tree = {"architectures": ["ModernBertModel"], "model_type": "modernbert", "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(tree | {"layer_types": types}))
+    TOKENIZER.save(tmp_path)
+    with pytest.raises(UserError, match="layer_types"):
+        open_huggingface(tmp_path)
+
+
 def test_older_config_of_llama(tmp_path: Path) -> None:
     """The base was a separate number, frequencies were in the files, and a scaled type was in rope_scaling."""
     theirs = their_model(transformers.LlamaForCausalLM, **ROTARY)

@@ -31,7 +31,7 @@ def _layer_types(settings: Tree) -> list[str]:
     types = settings["layer_types"]
     if types is None and isinstance(layers, int) and isinstance(every, int) and every > 0:
         return [_LOCAL if layer % every else _GLOBAL for layer in range(layers)]
-    if not isinstance(types, list) or len(types) != layers or not {*types} <= _THETA.keys():
+    if not isinstance(types, list) or len(types) != layers or any(kind not in list(_THETA) for kind in types):
         raise UserError(f"layer_types={types!r} is not supported, only one of {', '.join(_THETA)} for each layer")
     return types
 
