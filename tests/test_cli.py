@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import homespun
 from homespun import cli
 from homespun.cli import app
-from homespun.cli.options import SECTIONS
+from homespun.cli.options import SECTIONS, print_line, print_text
 from homespun.errors import UserError, escape, one_line
 from homespun.io.lock import locked
 
@@ -187,6 +187,23 @@ def refused(*words: str) -> str:
 )
 def test_a_refusal_is_one_short_escaped_line(words: list[str], shown: str) -> None:
     assert shown in refused(*words)
+
+
+def test_log_messages_are_one_escaped_line() -> None:
+    code = (
+        "import logging; from homespun.errors import shorten_warnings; shorten_warnings();"
+        r"logging.getLogger('homespun.x').warning('%s', 'a\nb\x1b[2J' + 'x' * 5000)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(r"a\nb\x1b[2Jxxx")
+    assert len(line) < 500
+
+
+def test_printed_texts_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line("note: a\nb\x1b[2J")
+    print_text("one\n\ttwo\x1b]0;x\x07\r\x9b\ud800 \u3000\u200d")
+    assert capsys.readouterr().out == "note: a\\nb\\x1b[2J\none\n\ttwo\\x1b]0;x\\x07\\r\\x9b\\ud800 \u3000\u200d\n"
 
 
 def test_one_line_keeps_both_ends() -> None:

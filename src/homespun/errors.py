@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import logging
 import os
 import re
 import warnings
@@ -59,8 +60,15 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 
 
 def shorten_warnings() -> None:
-    """Print warnings of this process in one line each, without source code."""
+    """Print warnings and log messages of this process in one line each, without source code."""
     warnings.formatwarning = lambda message, *_, **__: f"warning: {one_line(str(message))}\n"
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_OneLine())
+
+
+class _OneLine(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(record.message)
 
 
 _SHOWN = 480  # characters of a message
@@ -78,6 +86,14 @@ def one_line(text: str) -> str:
 def escape(text: str) -> str:
     r"""Replace line ends, control characters and lone surrogates by escapes, such as ``\n`` and ``\x1b``."""
     return "".join(c if c.isprintable() or c == "\xa0" else ascii(c)[1:-1] for c in text)
+
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def escape_controls(text: str) -> str:
+    """Apply `escape` to all characters that could control a terminal; keep lines, tabs and joined letters."""
+    return _CONTROLS.sub(lambda found: escape(found[0]), text)
 
 
 def first_line(error: BaseException) -> str:

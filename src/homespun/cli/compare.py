@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from homespun.cli.options import Json, Out, Overrides, Resume, check_recipe, check_source, parse_integers, print_result
+from homespun.cli.options import (
+    Json,
+    Out,
+    Overrides,
+    Resume,
+    check_recipe,
+    check_source,
+    parse_integers,
+    print_line,
+    print_result,
+)
 from homespun.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,9 +64,9 @@ def compare(
         print_result(result, as_json)
     else:
         for failed in result["failed"]:
-            typer.echo(f"failed: {failed['name']}, seed {failed['seed']}: {failed['why']}")
+            print_line(f"failed: {failed['name']}, seed {failed['seed']}: {failed['why']}")
         for note in result["notes"]:
-            typer.echo(f"note: {note}")
+            print_line(f"note: {note}")
         print_result({"trials done": f"{result['done']} of {result['trials']}", "report": result["page"]}, as_json)
     if not result["done"]:
         raise typer.Exit(1)
@@ -117,7 +127,7 @@ def baselines(
     from homespun.report.console import print_tables
 
     print_tables(_baselines_table(result))
-    typer.echo(f"written: {out / 'result.json'}")
+    print_line(f"written: {out / 'result.json'}")
 
 
 def _baselines_table(result: Mapping[str, Any]) -> Table:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homespun.cli.options import Json, Out, check_choice, check_source, print_result
+from homespun.cli.options import Json, Out, check_choice, check_source, print_line, print_result
 from homespun.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def convert(
 
     print_tables(*conversion_tables(result))
     for note in result["notes"]:
-        typer.echo(f"note: {note}")
+        print_line(f"note: {note}")
     check = result["check"]
     target = result["architecture"]["to"] or "homespun"
     facts = {
@@ -96,7 +96,7 @@ def export(
         result = command(source, out, to=target, head=_head_kind(head, STORED), quantize=weights, push=push)
     if not as_json:
         for note in result["notes"]:
-            typer.echo(f"note: {note}")
+            print_line(f"note: {note}")
         result = _FACTS[target](result) | ({"pushed": result["pushed"]} if push else {})
     print_result(result, as_json)
 

@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from homespun.cli.options import Columns, Encoding, Json, check_choice, check_inputs, print_result, split_list
+from homespun.cli.options import (
+    Columns,
+    Encoding,
+    Json,
+    check_choice,
+    check_inputs,
+    print_line,
+    print_result,
+    split_list,
+)
 
 
 def fit(
@@ -83,4 +92,4 @@ def print_fit(result: Mapping[str, object], out: Path, as_json: bool) -> None:
     from homespun.fitting.verdict import verdict
 
     for line in verdict(dict(result), out):
-        typer.echo(line)
+        print_line(line)

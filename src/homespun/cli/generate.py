@@ -18,7 +18,9 @@ from homespun.cli.options import (
     check_inputs,
     check_source,
     parse_overrides,
+    print_line,
     print_result,
+    print_text,
     split_list,
 )
 from homespun.errors import UserError
@@ -97,11 +99,11 @@ def generate(
             print_result({"prompt": prompt, "generated": texts, "tokens": tokens}, as_json)
             return
         for each in generated:
-            typer.echo(each.text)
+            print_text(each.text)
         return
     for piece in model.stream(prompt, **arguments):
-        typer.echo(piece, nl=False)
-    typer.echo()
+        print_text(piece, end="")
+    print_text("")
 
 
 def _generate_file(
@@ -178,7 +180,7 @@ def summarize(
             print_result({"texts": list(texts)}, as_json)
             return
         for each in texts:
-            typer.echo(" ".join(each.split()))
+            print_line(" ".join(each.split()))
         return
     read_progress = ReadProgress(inputs)
     with locked(out, as_one=True), Display(json=as_json) as display:
@@ -273,4 +275,4 @@ def few_shot(
         print_result(result, as_json)
         return
     print_tables(in_context(result))
-    typer.echo(f"report: {result['page']}")
+    print_line(f"report: {result['page']}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import typer
 from typer.core import TyperGroup
 
-from homespun.errors import UserError, escape, nearest
+from homespun.errors import UserError, escape, escape_controls, nearest
 from homespun.migration import RENAMED_COMMANDS, RENAMED_FLAGS
 
 T = TypeVar("T", bound=str)
@@ -179,6 +179,16 @@ def check_choice(value: str, allowed: Iterable[T], option: str) -> T:
     raise UserError(f"{option} must be one of {', '.join(allowed)}, not {value!r}")
 
 
+def print_line(text: str) -> None:
+    """Print a line, with names and texts of files in it."""
+    typer.echo(escape(text))
+
+
+def print_text(text: str, *, end: str = "\n") -> None:
+    """Print text of a model, which may have several lines."""
+    typer.echo(f"{escape_controls(text)}{end}", nl=False)
+
+
 def print_result(values: Mapping[str, object], as_json: bool) -> None:
     """Print a name and a value per line, or one JSON object."""
     if as_json:
@@ -196,14 +206,14 @@ def print_prediction(prediction: Mapping[str, object], as_json: bool) -> None:
         return
     label, probability = prediction.get("label"), prediction.get("probability")
     if isinstance(label, tuple | list):
-        typer.echo(escape("|".join(map(str, label))) or "(no label)")
+        print_line("|".join(map(str, label)) or "(no label)")
     elif "tags" in prediction:
         pairs = zip(cast(list[str], prediction["words"]), cast(list[str], prediction["tags"]), strict=True)
-        typer.echo(escape(" ".join(f"{word}/{tag}" for word, tag in pairs)))
+        print_line(" ".join(f"{word}/{tag}" for word, tag in pairs))
     elif isinstance(probability, float):
-        typer.echo(f"{escape(str(label))}  {100 * probability:.1f} %")
+        print_line(f"{label}  {100 * probability:.1f} %")
     else:
-        typer.echo(escape(str(next(iter(prediction.values())))))
+        print_line(str(next(iter(prediction.values()))))
 
 
 def print_run_result(result: Mapping[str, object], out: Path, as_json: bool) -> None:

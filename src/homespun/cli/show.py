@@ -9,7 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import CommandGroup, Json, Overrides, check_recipe, check_source, parse_integers, print_result
+from homespun.cli.options import (
+    CommandGroup,
+    Json,
+    Overrides,
+    check_recipe,
+    check_source,
+    parse_integers,
+    print_line,
+    print_result,
+)
 
 show_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Show attention, alignment or the first batch.")
 
@@ -98,7 +107,7 @@ def show_batch(
     for number, row in enumerate(result["rows"]):
         typer.echo(f"\nrow {number}")
         for line in _describe_row(row):
-            typer.echo(f"  {line}")
+            print_line(f"  {line}")
 
 
 def _describe_row(row: dict[str, Any]) -> Iterator[str]:
