@@ -221,6 +221,18 @@ def test_half_a_line_of_the_manifest_is_nothing(tmp_path, tokenizer, small_shard
     assert contents(tmp_path / "c") == contents(tmp_path / "whole")
 
 
+@pytest.mark.parametrize(
+    "line", ["3", "{}", '{"shard": {"name": 3}, "consumed": 5, "bytes": 5, "labels": {}}', "[" * 9999]
+)
+def test_an_altered_manifest_is_refused(tmp_path, tokenizer, small_shards, line):
+    with pytest.raises(Killed):
+        build_corpus(killed_after(made_up(101), 90), tokenizer, tmp_path / "c", workers=1)
+    manifest = tmp_path / "c" / "building.jsonl"
+    manifest.write_text(f"{manifest.read_text()}{line}\n")
+    with pytest.raises(UserError, match=r"building\.jsonl was altered"):
+        build_corpus(made_up(101), tokenizer, tmp_path / "c")
+
+
 def test_corpus_without_word_counts_has_num_words_none(tmp_path, tokenizer, small_shards):
     documents = made_up(101)
     with pytest.raises(Killed):
@@ -392,6 +404,27 @@ def test_verify_finds_one_altered_token(corpus_of):
     path.write_bytes(data)
     with pytest.raises(UserError, match="altered"):
         Corpus.open(corpus.path).verify()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("documents", 8),
+        ("documents", None),
+        ("shards", []),
+        ("size", "7"),
+        ("size", -1),
+        ("name", 3),
+        ("vocab_size", 0),
+    ],
+)
+def test_a_description_with_wrong_values_does_not_open(corpus_of, key, value):
+    path = corpus_of(made_up(7)).path / "corpus.json"
+    tree = json.loads(path.read_text())
+    next(part for part in (tree, tree["shards"][0], tree["tokenizer"]) if key in part)[key] = value
+    path.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match=r"corpus\.json is incomplete or altered"):
+        Corpus.open(path.parent)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"version": 99}', '{"version": 1}'])

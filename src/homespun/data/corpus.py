@@ -13,16 +13,17 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing, suppress
-from dataclasses import asdict
 from functools import cached_property
 from itertools import accumulate, islice, takewhile
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from pydantic import ValidationError
 
 from homespun.config import Tree
-from homespun.data.shards import Encoded, Shard, ShardBuffer, ShardRecord, encode_documents
+from homespun.data.corpus_files import VERSION, Description, Line, TokenizerFacts
+from homespun.data.shards import Encoded, Shard, ShardBuffer, encode_documents
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, entries, file_digest, remove, write_text
 from homespun.io.lock import LOCK
@@ -30,7 +31,6 @@ from homespun.text.clean import splitmix64
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 
-VERSION = 1
 DESCRIPTION = "corpus.json"
 MANIFEST = "building.jsonl"
 TOKENIZER = "tokenizer"
@@ -52,19 +52,18 @@ class Corpus:
     path, so that worker processes map the same files.
     """
 
-    def __init__(self, path: Path, description: Tree) -> None:
-        records = [ShardRecord(**record) for record in description["shards"]]
+    def __init__(self, path: Path, description: Description) -> None:
         self.path = path
-        self.num_documents: int = description["documents"]
-        self.num_tokens: int = description["tokens"]
-        self.num_bytes: int = description["bytes"]  # UTF-8 bytes of the raw text
-        self.num_words: int | None = description.get("words")  # separated by white space; None in old corpora
-        self.label_counts: dict[str, int] = description["labels"]
-        self.has_sentences: bool = description["sentences"]
-        self._tokenizer: Tree = description["tokenizer"]
-        self._records = records
-        self._shards = [Shard(path, record) for record in records]
-        self._starts = [0, *accumulate(record.documents for record in records)]
+        self.num_documents = description.documents
+        self.num_tokens = description.tokens
+        self.num_bytes = description.bytes  # UTF-8 bytes of the raw text
+        self.num_words = description.words  # separated by white space; None in old corpora
+        self.label_counts = description.labels
+        self.has_sentences = description.sentences
+        self._tokenizer = description.tokenizer
+        self._records = description.shards
+        self._shards = [Shard(path, record) for record in self._records]
+        self._starts = [0, *accumulate(record.documents for record in self._records)]
 
     @classmethod
     def open(cls, path: str | Path, *, tokenizer: Tokenizer | None = None) -> Corpus:
@@ -83,14 +82,12 @@ class Corpus:
         if not isinstance(description, dict) or description.get("version") != VERSION:
             raise UserError(f"{path} is not a corpus of format {VERSION}; build it again with this version of homespun")
         try:
-            corpus = cls(path, description)
-            if not corpus._records:
-                raise KeyError("shards")
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path / DESCRIPTION} is incomplete; build the corpus again") from error
-        if tokenizer is not None and tokenizer.fingerprint != corpus._tokenizer["fingerprint"]:
+            corpus = cls(path, Description.model_validate(description))
+        except ValidationError as error:
+            raise UserError(f"{path / DESCRIPTION} is incomplete or altered; build the corpus again") from error
+        if tokenizer is not None and tokenizer.fingerprint != corpus._tokenizer.fingerprint:
             raise UserError(
-                f"corpus {path} was built with {_name(**corpus._tokenizer)}, not with {_name(**_facts(tokenizer))}; "
+                f"corpus {path} was built with {corpus._tokenizer}, not with {TokenizerFacts.of(tokenizer)}; "
                 f"build it again with that tokenizer, or use {path / TOKENIZER}"
             )
         return corpus
@@ -105,10 +102,10 @@ class Corpus:
     def tokenizer(self) -> Tokenizer:
         """Tokenizer in the corpus folder. Raises `UserError` if the corpus was built with another."""
         tokenizer = Tokenizer.load(self.path / TOKENIZER)
-        if tokenizer.fingerprint != self._tokenizer["fingerprint"]:
+        if tokenizer.fingerprint != self._tokenizer.fingerprint:
             raise UserError(
-                f"{self.path / TOKENIZER} is {_name(**_facts(tokenizer))}, and the corpus was built with "
-                f"{_name(**self._tokenizer)}; build the corpus again"
+                f"{self.path / TOKENIZER} is {TokenizerFacts.of(tokenizer)}, and the corpus was built with "
+                f"{self._tokenizer}; build the corpus again"
             )
         return tokenizer
 
@@ -142,7 +139,7 @@ class Corpus:
 
     def counts(self, first: int) -> np.ndarray:
         """(vocabulary - first,) int64 counts of the tokens with ids from ``first`` on."""
-        counts = np.zeros(self._tokenizer["vocab_size"] - first, np.int64)
+        counts = np.zeros(self._tokenizer.vocab_size - first, np.int64)
         for shard in self._shards:
             counts += np.bincount(shard.ids[shard.ids >= first] - first, minlength=len(counts))
         return counts
@@ -273,14 +270,14 @@ def _start_over(folder: Path) -> None:
 class _Building:
     """A corpus during its build: the shards in its manifest, and the one in memory."""
 
-    def __init__(self, folder: Path, written: list[Tree], *, sentences: bool) -> None:
-        last: Tree = written[-1] if written else {"consumed": 0, "bytes": 0, "words": 0, "labels": {}}
+    def __init__(self, folder: Path, written: list[Line], *, sentences: bool) -> None:
         self.folder, self.sentences = folder, sentences
-        self.shards = [ShardRecord(**line["shard"]) for line in written]
-        self.consumed: int = last["consumed"]  # documents of the stream, including those without tokens
-        self.num_bytes: int = last["bytes"]
-        self.num_words: int | None = last.get("words")  # None in old manifests
-        self.labels = Counter[str](last["labels"])
+        self.shards = [line.shard for line in written]
+        last = written[-1] if written else None
+        self.consumed = last.consumed if last else 0
+        self.num_bytes = last.bytes if last else 0
+        self.num_words = last.words if last else 0
+        self.labels = Counter(last.labels if last else ())
         self._buffer = ShardBuffer()
 
     def add(self, document: Encoded) -> None:
@@ -300,16 +297,18 @@ class _Building:
         if not self._buffer.tokens:
             return
         shard = self._buffer.write(self.folder, f"tokens-{len(self.shards):05}.arrow", sentences=self.sentences)
-        totals = {"bytes": self.num_bytes, "words": self.num_words, "labels": self.labels}
+        line = Line(
+            shard=shard, consumed=self.consumed, bytes=self.num_bytes, words=self.num_words, labels=dict(self.labels)
+        )
         with open(self.folder / MANIFEST, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"shard": asdict(shard), "consumed": self.consumed} | totals) + "\n")
+            file.write(json.dumps(line.model_dump()) + "\n")
             file.flush()
             os.fsync(file.fileno())
         self.shards.append(shard)
         self._buffer = ShardBuffer()
 
 
-def _open_manifest(folder: Path, job: Tree) -> list[Tree]:
+def _open_manifest(folder: Path, job: Tree) -> list[Line]:
     """Create the manifest, or return the lines of an existing one, one for each shard."""
     if (folder / DESCRIPTION).exists():
         raise UserError(f"{folder} is a finished corpus; give another folder, or delete it to build it again")
@@ -318,7 +317,7 @@ def _open_manifest(folder: Path, job: Tree) -> list[Tree]:
     lines = _manifest(folder)
     if not lines and entries(folder):
         raise UserError(f"{folder} is not empty; give a new folder")
-    header, *written = lines or [job]
+    header, *rest = lines or [job]
     differences = [
         f"{key} was {_short(header.get(key), now)}, now {_short(now, header.get(key))}"
         for key, now in job.items()
@@ -329,12 +328,16 @@ def _open_manifest(folder: Path, job: Tree) -> list[Tree]:
             f"{folder} is a half-built corpus of changed inputs or other settings ({'; '.join(differences)}); give "
             f"another folder, or delete it"
         )
+    try:
+        written = [Line.model_validate(line) for line in rest]
+    except ValidationError as error:
+        raise UserError(_altered(folder)) from error
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(f"{TEMPORARY}*"):
         if leftover.name != LOCK:
             remove(leftover)
     # rewritten, since a kill may have truncated the last line
-    write_text(folder / MANIFEST, "".join(json.dumps(line) + "\n" for line in [header, *written]))
+    write_text(folder / MANIFEST, "".join(json.dumps(line) + "\n" for line in lines or [job]))
     return written
 
 
@@ -342,36 +345,34 @@ def _manifest(folder: Path) -> list[Tree]:
     """Complete lines of the manifest, without a truncated last one."""
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.split("\n")[:-1]]
+        lines = [json.loads(line) for line in text.split("\n")[:-1]]
     except FileNotFoundError:
         return []
-    except ValueError as error:
-        raise UserError(f"{folder / MANIFEST} was altered; delete {folder} to start over") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(_altered(folder)) from error
+    if not all(isinstance(line, dict) for line in lines):
+        raise UserError(_altered(folder))
+    return lines
+
+
+def _altered(folder: Path) -> str:
+    return f"{folder / MANIFEST} was altered; delete {folder} to start over"
 
 
 def _finish(building: _Building, tokenizer: Tokenizer) -> None:
     """Write ``corpus.json``, which makes the folder a corpus."""
-    description = {
-        "version": VERSION,
-        "documents": sum(shard.documents for shard in building.shards),
-        "tokens": sum(shard.tokens for shard in building.shards),
-        "bytes": building.num_bytes,
-        "words": building.num_words,
-        "sentences": building.sentences,
-        "tokenizer": _facts(tokenizer),
-        "labels": dict(sorted(building.labels.items())),
-        "shards": [asdict(shard) for shard in building.shards],
-    }
-    write_text(building.folder / DESCRIPTION, json.dumps(description, ensure_ascii=False, indent=1))
+    description = Description(
+        documents=sum(shard.documents for shard in building.shards),
+        tokens=sum(shard.tokens for shard in building.shards),
+        bytes=building.num_bytes,
+        words=building.num_words,
+        sentences=building.sentences,
+        tokenizer=TokenizerFacts.of(tokenizer),
+        labels=dict(sorted(building.labels.items())),
+        shards=building.shards,
+    )
+    write_text(building.folder / DESCRIPTION, json.dumps(description.model_dump(), ensure_ascii=False, indent=1))
     (building.folder / MANIFEST).unlink()
-
-
-def _facts(tokenizer: Tokenizer) -> Tree:
-    return {"fingerprint": tokenizer.fingerprint, "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size}
-
-
-def _name(fingerprint: str, kind: str, vocab_size: int) -> str:
-    return f"tokenizer {fingerprint[:12]} ({kind}, {vocab_size:,} tokens)"
 
 
 def _short(value: object, other: object) -> str:

@@ -14,23 +14,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from homespun.data.corpus_files import ShardRecord
 from homespun.errors import UserError
 from homespun.io.atomic import atomic_path, file_digest
 from homespun.text.clean import sentence_spans
 from homespun.text.formats import without_surrogates
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class ShardRecord:
-    """Name, size and checksum of a shard."""
-
-    name: str
-    documents: int
-    tokens: int
-    size: int  # bytes of the file
-    checksum: str  # blake2b of the file
 
 
 @dataclass
@@ -69,7 +59,13 @@ class ShardBuffer:
         path = folder / name
         with atomic_path(path) as temporary, pa.ipc.new_file(str(temporary), batch.schema) as writer:
             writer.write_batch(batch)
-        return ShardRecord(name, len(self.lengths), self.tokens, path.stat().st_size, file_digest(path))
+        return ShardRecord(
+            name=name,
+            documents=len(self.lengths),
+            tokens=self.tokens,
+            size=path.stat().st_size,
+            checksum=file_digest(path),
+        )
 
 
 def _lists(values: np.ndarray, lengths: list[int]) -> pa.Array:

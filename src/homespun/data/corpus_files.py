@@ -1,0 +1,74 @@
+"""Files of a corpus in JSON: its description, and the manifest of a build."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+
+from homespun.text.tokenizer import Tokenizer
+
+VERSION = 1
+
+
+class ShardRecord(BaseModel):
+    """Name, size and checksum of a shard."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    name: str
+    documents: NonNegativeInt
+    tokens: NonNegativeInt
+    size: NonNegativeInt  # bytes of the file
+    checksum: str  # blake2b of the file
+
+
+class TokenizerFacts(BaseModel):
+    """The tokenizer of a corpus."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    fingerprint: str
+    kind: str
+    vocab_size: PositiveInt
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> TokenizerFacts:
+        return cls(fingerprint=tokenizer.fingerprint, kind=tokenizer.kind, vocab_size=tokenizer.vocab_size)
+
+    def __str__(self) -> str:
+        return f"tokenizer {self.fingerprint[:12]} ({self.kind}, {self.vocab_size:,} tokens)"
+
+
+class Description(BaseModel):
+    """``corpus.json``."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    version: int = VERSION
+    documents: NonNegativeInt
+    tokens: NonNegativeInt
+    bytes: NonNegativeInt
+    words: NonNegativeInt | None = None
+    sentences: bool
+    tokenizer: TokenizerFacts
+    labels: dict[str, NonNegativeInt]
+    shards: list[ShardRecord] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check_sums(self) -> Self:
+        if self.documents != sum(shard.documents for shard in self.shards):
+            raise ValueError("the shards have another number of documents")
+        return self
+
+
+class Line(BaseModel):
+    """A line of ``building.jsonl`` after the first: a shard, and totals up to its end."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    shard: ShardRecord
+    consumed: NonNegativeInt  # documents of the stream, including those without tokens
+    bytes: NonNegativeInt
+    words: NonNegativeInt | None = None  # missing in old manifests
+    labels: dict[str, NonNegativeInt]
