@@ -344,6 +344,8 @@ def run_folder(rng: random.Random, seeds: Path, folder: Path) -> Words:
 
 def corpus(rng: random.Random, seeds: Path, folder: Path) -> Words:
     """A corpus: description, manifest, shards."""
+    from homespun.commands.preparation import reading
+
     path = folder / "corpus"
     shutil.copytree(seeds / "corpus", path)
     if rng.random() < 0.7:
@@ -352,7 +354,8 @@ def corpus(rng: random.Random, seeds: Path, folder: Path) -> Words:
         if rng.random() < 0.3:  # a half-built corpus, which is resumed
             (path / "corpus.json").unlink()
             shard = {"shard": tree["shards"][0], "consumed": 5, "bytes": 100, "words": 20, "labels": {}}
-            header = {"version": 1, "inputs": "", "tokenizer": tree["tokenizer"]["fingerprint"], "sentences": False}
+            inputs = reading([str(seeds / "texts.jsonl")]).describe()
+            header = {"version": 1, "inputs": inputs, "tokenizer": tree["tokenizer"]["fingerprint"], "sentences": False}
             lines = [json.dumps(header).encode(), _text(rng, shard)]
             (path / "building.jsonl").write_bytes(b"\n".join([*lines, b""]))
             return [*_build(seeds / "texts.jsonl", seeds)[:-1], str(path)]

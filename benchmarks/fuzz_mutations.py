@@ -69,7 +69,16 @@ def mutate_tree(rng: random.Random, tree: Any) -> Any:
                 if isinstance(value, bool) or not isinstance(value, int | float):
                     node[key] = [value, copy.deepcopy(value)]
                 else:
-                    node[key] = rng.choice([-value, value + 1, value * 1000, str(value), value / 3, 1 - value])
+                    node[key] = rng.choice(
+                        [
+                            -value,
+                            value + 1,
+                            value * 1000,
+                            str(value),
+                            value / 3 if abs(value) < 10**300 else 0.1,
+                            1 - value,
+                        ]
+                    )
     return tree
 
 

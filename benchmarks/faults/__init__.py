@@ -33,67 +33,12 @@ from unittest import mock
 
 import typer
 
+from benchmarks.faults.commands import COMMANDS, MADE, Command
 from benchmarks.faults.shim import COUNTS, FAULTS, KILLED, Shim
-from benchmarks.faults.world import COMPARE, write_table, write_tags
+from benchmarks.faults.world import write_files
 from homespun import cli
 from homespun.compare import executor, runner
 from homespun.io.lock import LOCK
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command whose outputs are below the folder `Bench.folder`.
-
-    Args:
-        arguments: of homespun; ``{world}`` is the folder of inputs, ``{out}`` the folder of outputs.
-        again: arguments that are added when it is repeated.
-        finished: part of the message that refuses to repeat a finished command.
-    """
-
-    arguments: str
-    again: str = ""
-    finished: str | None = None
-
-
-_MODEL = "model.hidden_size=16 model.intermediate_size=24 model.num_hidden_layers=2 model.num_attention_heads=2"
-_TRAIN = "train.budget.steps=4 train.batch_size=4 train.checkpoint_every=0.001"
-_PRETRAIN = f"data.corpus={{world}}/corpus data.max_length=32 {_TRAIN}"
-_DATA = "baselines=false data.train={world}/train.csv data.test={world}/test.csv data.text=text data.max_length=24"
-_CLASSIFY = f"{_DATA} {_TRAIN}"
-COMMANDS = {
-    "tokenizer": Command("tokenizer train --input {world}/train.csv --vocab-size 300 --out {out}/tokenizer"),
-    "corpus": Command(
-        "corpus build --input {world}/train.csv --tokenizer {world}/tokenizer --out {out}/corpus",
-        finished="is a finished corpus",
-    ),
-    "pretrain mlm": Command(f"pretrain roberta-mini {_MODEL} {_PRETRAIN} --out {{out}}/run", "--resume"),
-    "pretrain electra": Command(f"pretrain electra-mini {_MODEL} {_PRETRAIN} --out {{out}}/run", "--resume"),
-    "pretrain clm": Command(f"pretrain gpt2-mini {_MODEL} {_PRETRAIN} --out {{out}}/run", "--resume"),
-    "finetune classify": Command(f"finetune classify {_CLASSIFY} --from {{world}}/base --out {{out}}/run", "--resume"),
-    "finetune seeds": Command(
-        f"finetune classify seeds=2 {_CLASSIFY} --from {{world}}/base --out {{out}}/run", "--resume"
-    ),
-    "finetune tag": Command(
-        f"finetune tag baselines=false data.train={{world}}/train.conll data.test={{world}}/test.conll {_TRAIN} "
-        "data.max_length=24 data.stride=8 --from {world}/base --out {out}/run",
-        "--resume",
-    ),
-    "finetune regression": Command(
-        "finetune classify objective.kind=regression baselines=false data.train={world}/numbers.csv data.text=text "
-        f"data.test={{world}}/numbers.csv data.max_length=24 {_TRAIN} --from {{world}}/base --out {{out}}/run",
-        "--resume",
-    ),
-    "distill": Command(
-        f"distill finetune distil-classify {_CLASSIFY} --teacher {{world}}/classifier --out {{out}}/run", "--resume"
-    ),
-    "convert": Command("convert {world}/base --to hf --out {out}/hf"),
-    "export": Command("export {world}/base --to sentence-transformers --out {out}/encoder"),
-    "export onnx": Command("export {world}/classifier --to onnx --out {out}/onnx"),
-    "predict": Command("predict {world}/classifier --input {world}/test.csv --out {out}/predictions.csv"),
-    "report": Command("report {world}/base {world}/classifier --out {out}/report"),
-    "fit": Command("fit {world}/train.csv --test {world}/test.csv --time 20s --out {out}/fit", "--resume"),
-    "compare": Command("compare {world}/compare.yaml --out {out}/compare"),
-}
 
 
 @dataclass(frozen=True)
@@ -113,25 +58,16 @@ class Bench:
         self.root = root
         self.world, self.folder = root / "world", root / "out"
         self.world.mkdir()
-        write_table(self.world / "train.csv", 60, seed=1)
-        write_table(self.world / "test.csv", 12, seed=2)
-        write_tags(self.world / "train.conll", 40)
-        write_tags(self.world / "test.conll", 8)
-        numbers = "".join(f"{'good ' * number}text {number},{number / 7:.3f}\n" for number in range(20))
-        (self.world / "numbers.csv").write_text(f"text,label\n{numbers}", encoding="utf-8")
-        (self.world / "compare.yaml").write_text(COMPARE.format(world=self.world), encoding="utf-8")
+        write_files(self.world)
         self.app = typer.main.get_command(cli.app)
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
-        read = " ".join(COMMANDS[name].arguments for name in names)
-        made = {
-            "tokenizer": "tokenizer train --input {world}/train.csv --vocab-size 300 --out {world}/tokenizer",
-            "corpus": "corpus build --input {world}/train.csv --tokenizer {world}/tokenizer --out {world}/corpus",
-            "base": f"pretrain roberta-mini {_MODEL} {_PRETRAIN} --out {{world}}/base",
-            "classifier": f"finetune classify {_CLASSIFY} --from {{world}}/base --out {{world}}/classifier",
-        }
-        read += "{world}/corpus" if "compare" in read else ""
-        last = max((number for number, name in enumerate(made) if f"{{world}}/{name}" in read), default=-1)
-        for arguments in list(made.values())[: last + 1]:
+        texts = [*(COMMANDS[name].arguments for name in names), *(["{world}/corpus"] if "compare" in names else ())]
+        needed = []
+        for name, arguments in reversed(MADE.items()):
+            if any(re.search(rf"{{world}}/{name}( |$)", text) for text in texts):
+                needed.append(arguments)
+                texts.append(arguments)
+        for arguments in reversed(needed):
             ended = self.run(arguments)
             if ended.code:
                 raise RuntimeError(f"{arguments}: {ended.errors}")
