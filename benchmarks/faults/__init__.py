@@ -34,7 +34,7 @@ from unittest import mock
 import typer
 
 from benchmarks.faults.commands import COMMANDS, MADE, Command
-from benchmarks.faults.shim import COUNTS, FAULTS, KILLED, Shim
+from benchmarks.faults.shim import COUNTS, FAULTS, FREE, KILLED, LIMITS, SIGNALS, Shim
 from benchmarks.faults.world import write_files
 from homespun import cli
 from homespun.compare import executor, runner
@@ -61,6 +61,7 @@ class Bench:
         write_files(self.world)
         self.app = typer.main.get_command(cli.app)
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive the forks of a comparison
         texts = [*(COMMANDS[name].arguments for name in names), *(["{world}/corpus"] if "compare" in names else ())]
         needed = []
         for name, arguments in reversed(MADE.items()):
@@ -146,12 +147,19 @@ class Bench:
             clean.append(contents(self.folder))
         result = Result(command, clean[0], {path for path, digest in clean[0].items() if clean[1].get(path) == digest})
         if fault != "kill":
-            points = [0] if fault == "read-only" else range(offset, len(ended.operations), stride)
-            for at in points:
+            # a disk is full, or read-only, at the next operation that writes
+            writes = [
+                at
+                for at, operation in enumerate(ended.operations)
+                if fault in ("exit", "clock", *SIGNALS) or operation.split()[0] not in FREE
+            ]
+            points = [0] if fault == "read-only" else writes[offset::stride]
+            for at in LIMITS.get(fault, points):
                 self.clear()
                 stopped = self.run(command.arguments, fault, at)
                 if fault != "exit" or stopped.code == KILLED:  # a run can have fewer operations
-                    self._repeat(result, [ended.operations[at]], stopped, fault)
+                    name = f"{at} {fault}" if fault in LIMITS else ended.operations[at]
+                    self._repeat(result, [name], stopped, fault)
             return result.to_dict()
         copies.mkdir()
         self.clear()

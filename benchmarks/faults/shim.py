@@ -7,17 +7,25 @@ import errno
 import io
 import os
 import re
+import resource
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-FAULTS = ("kill", "exit", "full", "read-only", "sigterm", "sigint")
-_SIGNALS = {"sigterm": signal.SIGTERM, "sigint": signal.SIGINT}
+FAULTS = ("kill", "exit", "full", "read-only", "sigterm", "sigint", "clock", "files", "memory")
+SIGNALS = {"sigterm": signal.SIGTERM, "sigint": signal.SIGINT}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+FREE = ("remove", "rmdir", "rename", "truncate")
+"""Operations that need no space on a disk."""
+
+LIMITS = {"files": range(6, 70, 4), "memory": range(0, 300, 20)}
+"""Open files, and MB of memory beyond those of the start, that a process may have."""
+
 KILLED = 137
 COUNTS = ("points", "states", "identical", "stray", "one_line")
 
@@ -29,7 +37,7 @@ class Shim:
     Args:
         folder: absolute path.
         fault: one of `FAULTS`.
-        at: number of the operation; None: do not stop.
+        at: number of the operation, or the limit of `LIMITS`; None: do not stop.
         copies: folder for a copy of ``folder`` at each operation, also of child processes.
     """
 
@@ -43,6 +51,9 @@ class Shim:
     def install(self) -> None:
         """Watch this process until it ends."""
         self.process = os.getpid()
+        if self.fault in LIMITS and self.at is not None:
+            self._limit(self.at)
+            return
         sys.addaudithook(self._hook)
         opened = io.open
 
@@ -57,6 +68,13 @@ class Shim:
 
         os.fsync = watched_fsync  # type: ignore[assignment]
         builtins.open = io.open = watched_open  # type: ignore[assignment]
+
+    def _limit(self, limit: int) -> None:
+        kind = resource.RLIMIT_NOFILE if self.fault == "files" else resource.RLIMIT_AS
+        if self.fault == "memory":
+            pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+            limit = pages * resource.getpagesize() + limit * 1_000_000
+        resource.setrlimit(kind, (limit, limit))
 
     def _watch(self, stream: IO[Any], mode: str, buffering: int = -1, *_: Any, **options: Any) -> IO[Any]:
         """The same file, with a raw file whose writes are operations."""
@@ -112,12 +130,15 @@ class Shim:
     def _stop(self, operation: str, *, first: bool) -> None:
         if self.fault == "exit":
             os._exit(KILLED)
-        if self.fault == "full" and operation not in ("remove", "rmdir", "rename"):
+        if self.fault == "full" and operation not in FREE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self.fault == "read-only":
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        if self.fault in _SIGNALS and first:
-            os.kill(os.getpid(), _SIGNALS[self.fault])
+        if self.fault == "clock" and first:
+            now = time.time
+            time.time = lambda: now() + (86_400 if self.at and self.at % 2 else -86_400)
+        if self.fault in SIGNALS and first:
+            os.kill(os.getpid(), SIGNALS[self.fault])
 
 
 class _RawFile(io.FileIO):
