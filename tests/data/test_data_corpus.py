@@ -233,6 +233,15 @@ def test_an_altered_manifest_is_refused(tmp_path, tokenizer, small_shards, line)
         build_corpus(made_up(101), tokenizer, tmp_path / "c")
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"cut short")])
+def test_a_damaged_shard_of_a_half_built_corpus_is_refused_before_the_build(tmp_path, tokenizer, small_shards, damage):
+    with pytest.raises(Killed):
+        build_corpus(killed_after(made_up(101), 90), tokenizer, tmp_path / "c", workers=1)
+    damage(tmp_path / "c" / "tokens-00000.arrow")
+    with pytest.raises(UserError, match=r"tokens-00000\.arrow"):
+        build_corpus(iter(()), tokenizer, tmp_path / "c")
+
+
 def test_corpus_without_word_counts_has_num_words_none(tmp_path, tokenizer, small_shards):
     documents = made_up(101)
     with pytest.raises(Killed):

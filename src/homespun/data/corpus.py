@@ -332,6 +332,8 @@ def _open_manifest(folder: Path, job: Tree) -> list[Line]:
         written = [Line.model_validate(line) for line in rest]
     except ValidationError as error:
         raise UserError(_altered(folder)) from error
+    for line in written:
+        Shard(folder, line.shard)  # raises an error before the build, not after it
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(f"{TEMPORARY}*"):
         if leftover.name != LOCK:
