@@ -125,14 +125,19 @@ def test_unknown_command(words: list[str], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "fix"),
     [
-        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors"),
-        Exception("Error while serializing: I/O error: No space left on device (os error 28)"),  # of Rust
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors"), "free disk space"),
+        (Exception("Error while serializing: I/O error: No space left on device (os error 28)"), "free disk space"),
+        (MemoryError(), "out of memory; close"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory\nx"), "take smaller batches"),
+        (RuntimeError("could not create a primitive"), "out of memory (could not create a primitive)"),
+        (RuntimeError("can't start new thread"), "out of memory"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "out of memory"),
     ],
 )
-def test_a_full_disk_is_one_line(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_limits_of_the_system_are_one_line(
+    error: Exception, fix: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(**_: object) -> None:
         raise error
@@ -142,7 +147,7 @@ def test_a_full_disk_is_one_line(
         cli.main()
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "free disk space" in line
+    assert fix in line
 
 
 def test_a_command_is_refused_while_another_writes_its_output(tmp_path: Path) -> None:

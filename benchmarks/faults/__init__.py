@@ -19,6 +19,7 @@ import importlib
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import sys
@@ -39,6 +40,8 @@ from benchmarks.faults.world import write_files
 from homespun import cli
 from homespun.compare import executor, runner
 from homespun.io.lock import LOCK
+
+_PATIENCE = 300  # seconds, after which a command hangs
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,8 @@ class Bench:
                 os._exit(code)
         os.close(writer)
         with os.fdopen(reader) as stream:
+            if not select.select([stream], [], [], _PATIENCE)[0]:
+                os.kill(child, signal.SIGKILL)
             content = stream.read()
         _, status = os.waitpid(child, 0)
         found = json.loads(content or '{"operations": [], "modules": []}')

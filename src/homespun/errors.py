@@ -38,16 +38,31 @@ _FIXES = {
 
 
 def describe_system_error(error: Exception) -> str | None:
-    """Describe an error of the disk or of the limits of the system in one line; None for any other error.
+    """Describe an error of the disk, of memory or of other limits in one line; None for any other error.
 
     Libraries in Rust raise exceptions that are no `OSError` and have the number in their message.
     """
+    if is_out_of_memory(error):
+        why = f" ({first_line(error)})" if str(error) else ""
+        return f"out of memory{why}; close other programs, or take smaller batches or a smaller model, and repeat it"
     number, file = getattr(error, "errno", None), getattr(error, "filename", None)
     if number is None and (found := re.search(r"\(os error (\d+)\)", str(error))):
         number = int(found[1])
     if number not in _FIXES:
         return None
     return f"{'' if file is None else f'{file}: '}{os.strerror(number)}; {_FIXES[number]}, then repeat the command"
+
+
+_NO_MEMORY = re.compile(
+    "DefaultCPUAllocator|out of memory|bad_alloc|can't start new thread|could not create a primitive"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for an error of Python, and for a plain `RuntimeError` of PyTorch, oneDNN or threads, that has no memory."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error))))
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

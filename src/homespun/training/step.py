@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from homespun.batch import Batch, Loss
-from homespun.errors import NotFinite, UserError
+from homespun.errors import NotFinite, UserError, is_out_of_memory
 from homespun.models.bundle import load_weights, weights_of
 from homespun.nn.torch_private import is_compile_error
 from homespun.training.checkpoint import Checkpoint, State, load_optimizer, optimizer_tensors
@@ -108,7 +108,7 @@ class TrainingStep:
             if is_compile_error(error):
                 reason = str(error).strip().splitlines()[0]
                 raise UserError(f"torch.compile failed ({reason}); set train.compile=off") from error
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
         # outside the handler, whose traceback references every tensor of the step
         self._optimizer.zero_grad(set_to_none=True)
@@ -182,7 +182,7 @@ class TrainingStep:
             with self.autocast(enabled=self._dtype == torch.bfloat16):  # for optimizers that multiply matrices
                 self._scaler.step(self._optimizer)
         except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             raise UserError("out of memory in the optimizer step; take a smaller model") from error
         self._scaler.update()
@@ -248,8 +248,3 @@ def set_gradient_checkpointing(objective: nn.Module, enabled: bool) -> None:
     for module in objective.modules():
         if hasattr(module, "gradient_checkpointing"):
             module.gradient_checkpointing = enabled  # type: ignore[assignment]
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # the CPU allocator of PyTorch raises a plain RuntimeError
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
