@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from homespun.errors import UserError
+from homespun.io.lock import locked
 from homespun.vectors.store import open_vectors, save_vectors
 from homespun.vectors.word_vectors import WordVectors
 
@@ -120,6 +121,18 @@ def test_a_damaged_folder_is_one_line(tmp_path: Path) -> None:
         open_vectors(folder)
     with pytest.raises(UserError, match="homespun vectors train"):
         open_vectors(tmp_path / "nothing")
+
+
+def test_a_killed_write_is_repeated(tmp_path: Path) -> None:
+    """It leaves vectors without their words, and a temporary file of a process that has ended."""
+    folder = tmp_path / "vectors"
+    with locked(folder, as_one=True):
+        save_vectors(made_up(), folder)
+    (folder / "words.json").rename(folder / f".tmp-{2**22 + 1}-words.json")
+    with locked(folder, as_one=True):
+        save_vectors(made_up(), folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["vectors.safetensors", "words.json"]
+    assert open_vectors(folder).words == WORDS
 
 
 def test_nothing_else_is_written_over(tmp_path: Path) -> None:

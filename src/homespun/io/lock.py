@@ -63,10 +63,9 @@ def locked(out: Path, *, as_one: bool = False, patience: float = 0.0) -> Iterato
         yield () if descriptor is None else (descriptor,)
         if as_one:
             _remove_leftovers(folder, lambda target: target.endswith(out.name))
-        else:
-            for path, folders, _ in os.walk(folder):
-                folders[:] = [entry for entry in folders if not Path(path, entry, LOCK).exists()]
-                _remove_leftovers(Path(path), lambda target: True)
+        for path, folders, _ in os.walk(out):
+            folders[:] = [entry for entry in folders if not Path(path, entry, LOCK).exists()]
+            _remove_leftovers(Path(path), lambda target: True)
     finally:
         if descriptor is not None:
             os.close(descriptor)

@@ -55,7 +55,7 @@ def check_output_path(path: str | Path) -> None:
             raise UserError(f"{path} is a folder; give a file, or a folder without the suffix {path.suffix}")
     elif path.is_file():
         raise UserError(f"{path} is a file; vectors are written to a folder, or to a .txt, .vec or .bin file")
-    elif path.is_dir() and not (path / DESCRIPTION).exists() and entries(path):
+    elif path.is_dir() and entries(path) and not any((path / name).exists() for name in (DESCRIPTION, TENSORS)):
         raise UserError(f"{path} holds other files; set --out to a new or empty folder")
 
 
