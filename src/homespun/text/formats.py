@@ -248,11 +248,11 @@ def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | Non
 def read_parquet(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
     """Read rows in batches; ``stream`` must be seekable."""
     import pyarrow
-    import pyarrow.parquet
+
+    from homespun.text.parquet import parquet_rows
 
     try:
-        batches = pyarrow.parquet.ParquetFile(stream).iter_batches(batch_size=256)
-        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+        yield from enumerate(parquet_rows(stream), start=1)
     except pyarrow.ArrowException as error:
         raise UserError(f"{name} is cut short or damaged: {str(error).splitlines()[0]}") from error
 

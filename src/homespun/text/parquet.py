@@ -1,0 +1,64 @@
+"""Rows of Parquet files, in bounded memory."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet
+from pyarrow import compute
+
+from homespun.text.byte_streams import FREE_BYTES, check_ratio
+
+_WORD = 1 << 10  # bytes of a text that may be in any number of rows, such as a label
+
+
+def parquet_rows(stream: BinaryIO) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a seekable file.
+
+    The file has a text that is in many rows once, in a dictionary. Arrow keeps it once too, few long texts are decoded
+    at a time, and their sum is limited as that of a compressed file.
+
+    Raises:
+        UserError: the texts grow too much.
+        pyarrow.ArrowException: the file is damaged.
+    """
+    compressed = stream.seek(0, io.SEEK_END)
+    columns = pyarrow.parquet.ParquetFile(stream).schema
+    texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+    size = 0
+    for batch in pyarrow.parquet.ParquetFile(stream, read_dictionary=texts).iter_batches(batch_size=256):
+        longest, total = _text_sizes(batch)
+        size += total
+        check_ratio(size, compressed)
+        count = max(1, FREE_BYTES // max(1, longest))
+        for start in range(0, batch.num_rows, count):
+            yield from batch.slice(start, count).to_pylist()
+
+
+def _text_sizes(batch: pa.RecordBatch) -> tuple[int, int]:
+    """Bytes of the longest text, and of all texts that are longer than words."""
+    longest = total = 0
+    for column in batch.columns:
+        for texts in _dictionaries(column):
+            sizes = compute.binary_length(texts.dictionary).take(texts.indices)
+            longest = max(longest, compute.max(sizes).as_py() or 0)
+            total += compute.sum(sizes.filter(compute.greater(sizes, _WORD))).as_py() or 0
+    return longest, total
+
+
+def _dictionaries(column: pa.Array) -> Iterator[pa.DictionaryArray]:
+    """Texts in a column, also those in lists, maps and structs."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        yield column
+    elif pa.types.is_struct(kind):
+        for number in range(kind.num_fields):
+            yield from _dictionaries(column.field(number))
+    elif pa.types.is_map(kind):
+        yield from _dictionaries(column.keys)
+        yield from _dictionaries(column.items)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        yield from _dictionaries(column.flatten())
