@@ -129,6 +129,7 @@ def test_unknown_command(words: list[str], message: str) -> None:
     [
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors"), "free disk space"),
         (Exception("Error while serializing: I/O error: No space left on device (os error 28)"), "free disk space"),
+        (RuntimeError("unable to open file <x> in read-only mode: Too many open files (24)"), "ulimit -n"),  # of torch
         (MemoryError(), "out of memory; close"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory\nx"), "take smaller batches"),
         (RuntimeError("could not create a primitive"), "out of memory (could not create a primitive)"),

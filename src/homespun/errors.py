@@ -40,19 +40,20 @@ _FIXES = {
 def describe_system_error(error: Exception) -> str | None:
     """Describe an error of the disk, of memory or of other limits in one line; None for any other error.
 
-    Libraries in Rust raise exceptions that are no `OSError` and have the number in their message.
+    Libraries in Rust and C++ raise exceptions that are no `OSError` and have text and number in their message.
     """
     if is_out_of_memory(error):
         why = f" ({first_line(error)})" if str(error) else ""
         return f"out of memory{why}; close other programs, or take smaller batches or a smaller model, and repeat it"
     number, file = getattr(error, "errno", None), getattr(error, "filename", None)
-    if number is None and (found := re.search(r"\(os error (\d+)\)", str(error))):
-        number = int(found[1])
+    if number is None:
+        number = next((known for known in _FIXES if _NUMBERED[known].search(str(error))), None)
     if number not in _FIXES:
         return None
     return f"{'' if file is None else f'{file}: '}{os.strerror(number)}; {_FIXES[number]}, then repeat the command"
 
 
+_NUMBERED = {number: re.compile(rf"{re.escape(os.strerror(number))} \((os error )?{number}\)") for number in _FIXES}
 _NO_MEMORY = re.compile(
     "DefaultCPUAllocator|out of memory|bad_alloc|can't start new thread|could not create a primitive"
 )

@@ -1,10 +1,17 @@
-"""Freed memory, measured in a new process."""
+"""Freed memory, measured in a new process, and the peak of memory."""
 
+import errno
 import platform
 import subprocess
 import sys
+import threading
+import time
 
+import psutil
 import pytest
+import torch
+
+from homespun.training.devices import PeakMemory
 
 SCRIPT = """
 import resource, psutil, torch
@@ -31,3 +38,18 @@ assert resident() < held - SIZE // 2, (held, resident())
 def test_freed_memory_is_used_again_and_given_back_when_asked() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_peak_memory_goes_on_without_free_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = threading.Event()
+
+    def fail(_: psutil.Process) -> None:
+        failed.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with PeakMemory(torch.device("cpu")) as memory:
+        monkeypatch.setattr(psutil.Process, "memory_info", fail)
+        assert failed.wait(20)
+        time.sleep(0.01)
+        assert memory._thread.is_alive()
+    assert memory.peak_bytes > 0

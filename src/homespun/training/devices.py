@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
@@ -185,4 +186,5 @@ class PeakMemory:
 
     def _sample(self) -> None:
         while not self._done.wait(_INTERVAL):
-            self._highest = max(self._highest, self._process.memory_info().rss)
+            with suppress(OSError):  # too many open files
+                self._highest = max(self._highest, self._process.memory_info().rss)
