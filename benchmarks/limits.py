@@ -1,0 +1,148 @@
+"""Extreme inputs: a line of 1 GB, a million labels, ten million documents of a word, a corpus of 100 GB.
+
+Each case runs a command in a new process, and has its exit code, its last line, its peak of memory and its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fuzz_seeds import write_seeds
+
+Words = list[str]
+
+
+def long_line(suffix: str) -> Callable[[Path, Path, float], Words]:
+    """A text of 1 GB in one line."""
+
+    def write(folder: Path, seeds: Path, scale: float) -> Words:
+        before, after = {
+            ".txt": ("", ""),
+            ".jsonl": ('{"text": "', '"}\n'),
+            ".json": ('[{"text": "', '"}]'),
+            ".csv": ("text\n", "\n"),
+        }[suffix]
+        path = folder / f"long{suffix}"
+        with path.open("w", encoding="utf-8") as file:
+            file.write(before)
+            for _ in range(int(1000 * scale)):
+                file.write("word " * 200_000)
+            file.write(after)
+        return _build(path, seeds)
+
+    return write
+
+
+def labels(folder: Path, seeds: Path, scale: float) -> Words:
+    """A million classes with two examples each."""
+    path = folder / "labels.csv"
+    rows = (f"text {n},label {n % int(1_000_000 * scale)}" for n in range(int(2_000_000 * scale)))
+    _write(path, "text,label", rows)
+    changes = ["train.budget.steps=4", "data.max_length=16", f"data.test={path}"]
+    return ["finetune", "classify", f"data.train={path}", *changes, "--from", str(seeds / "run"), "--out", "out"]
+
+
+def words(folder: Path, seeds: Path, scale: float) -> Words:
+    """Ten million different documents of a word."""
+    path = folder / "words.csv"
+    _write(path, "text", (f"w{n}" for n in range(int(10_000_000 * scale))))
+    return _build(path, seeds)
+
+
+def large_corpus(folder: Path, seeds: Path, scale: float) -> Words:
+    """A corpus of 100 GB: links to one shard of 16 MB."""
+    from homespun.data.corpus import Corpus, build_corpus
+    from homespun.text.sources import Document
+    from homespun.text.tokenizer import Tokenizer
+
+    text = " ".join(json.loads(line)["text"] for line in (seeds / "texts.jsonl").read_text().splitlines())
+    tokenizer = Tokenizer.load(seeds / "tokenizer")
+    (ids,) = tokenizer.encode_batch([text])
+    build_corpus((Document(text) for _ in range(8_000_000 // len(ids))), tokenizer, folder / "corpus")
+    shard = folder / "corpus" / "tokens-00000.arrow"
+    count = int(100e9 * scale / shard.stat().st_size)
+    description = json.loads((folder / "corpus" / "corpus.json").read_text())
+    (record,) = description["shards"]
+    description["shards"] = [record | {"name": f"tokens-{number:05}.arrow"} for number in range(count)]
+    for number in range(1, count):
+        os.link(shard, shard.with_name(f"tokens-{number:05}.arrow"))
+    for key in ("documents", "tokens", "bytes", "words"):
+        description[key] *= count
+    (folder / "corpus" / "corpus.json").write_text(json.dumps(description))
+    assert Corpus.open(folder / "corpus").num_tokens == count * record["tokens"]
+    sizes = ["hidden_size=16", "intermediate_size=24", "num_hidden_layers=1", "num_attention_heads=2"]
+    changes = [*(f"model.{size}" for size in sizes), "train.budget.steps=4", "train.batch_size=4", "data.max_length=32"]
+    return ["pretrain", "roberta-mini", f"data.corpus={folder / 'corpus'}", *changes, "--out", "out"]
+
+
+CASES: dict[str, Callable[[Path, Path, float], Words]] = {
+    **{f"line {suffix}": long_line(suffix) for suffix in (".txt", ".jsonl", ".json", ".csv")},
+    "labels": labels,
+    "words": words,
+    "corpus": large_corpus,
+}
+
+
+def _build(source: Path, seeds: Path) -> Words:
+    return ["corpus", "build", "--input", str(source), "--tokenizer", str(seeds / "tokenizer"), "--out", "out"]
+
+
+def _write(path: Path, header: str, rows: Iterator[str]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(f"{header}\n")
+        file.writelines(f"{row}\n" for row in rows)
+
+
+def measure(words: Words, folder: Path, seconds: int) -> dict[str, Any]:
+    """Run a command: its exit code, last line, peak of memory and seconds."""
+    start = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "homespun", *words],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds)),
+    )
+    assert process.stderr is not None
+    lines = process.stderr.read().splitlines()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return {
+        "exit_code": process.returncode,
+        "last_line": lines[-1] if lines else "",
+        "traceback": any(line.startswith("Traceback") for line in lines),
+        "left": (folder / "out").exists() and process.returncode != 0,
+        "peak_bytes": usage.ru_maxrss * 1024,
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+        "seconds": round(time.monotonic() - start, 1),
+    }
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    """Run the cases."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks limits", description=__doc__)
+    parser.add_argument("--only", choices=CASES, action="append", help="case; default: all")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the full size")
+    parser.add_argument("--seconds", type=int, default=1200, help="limit of processor time of a command")
+    options = parser.parse_args(arguments)
+    found = {}
+    with tempfile.TemporaryDirectory() as root:
+        seeds = Path(root, "seeds")
+        write_seeds(seeds)
+        for name in options.only or CASES:
+            with tempfile.TemporaryDirectory(dir=root) as folder:
+                words = CASES[name](Path(folder), seeds, options.scale)
+                found[name] = measure(words, Path(folder), options.seconds)
+                print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
+    return {"scale": options.scale, "ours": found}
