@@ -15,7 +15,7 @@ export NO_PYTHON
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart lint test test-all docs wheel lock clean
+.PHONY: help quickstart lint test test-all docs wheel lock audit clean
 
 # A file's tests go to one worker, so that its fixtures are built once. Bytecode is kept for the other processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
@@ -60,6 +60,32 @@ lock: ## renew requirements.lock with the newest versions that pyproject.toml al
 		| sed 's/+.*//' | grep -viE '^(nvidia|cuda|triton)'; } > requirements.lock.new
 	mv requirements.lock.new requirements.lock
 	rm -rf .venv-lock
+
+AUDIT := .venv-audit/bin
+
+define SUMMARY
+import json, pathlib, sys
+path = pathlib.Path("dist/audit.json")
+packages = json.loads(path.read_text())["dependencies"] if path.exists() else []
+known = [package for package in packages if "vulns" in package]
+if not known:
+    print("audit skipped: the list of vulnerabilities cannot be reached")
+    sys.exit()
+found = [package for package in known if package["vulns"]]
+print(f"{len(known)} of {len(packages)} packages are in the list, {len(found)} have known vulnerabilities")
+for package in found:
+    print(package["name"], package["version"], *(each["id"] for each in package["vulns"]))
+sys.exit(bool(found))
+endef
+export SUMMARY
+
+audit: ## bill of materials and known vulnerabilities of requirements.lock, into dist/; skipped offline
+	@test -n "$(PYTHON)" || { echo "$$NO_PYTHON" >&2; exit 1; }
+	@mkdir -p dist; rm -f dist/sbom.json dist/audit.*; $(PYTHON) -m venv --clear .venv-audit
+	@if $(AUDIT)/pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom; then \
+		$(AUDIT)/cyclonedx-py requirements requirements.lock --output-reproducible -o dist/sbom.json; \
+		$(AUDIT)/pip-audit -r requirements.lock --no-deps --disable-pip --progress-spinner off -f json -o dist/audit.json 2>dist/audit.log; \
+	fi; $(PYTHON) -c "$$SUMMARY"; status=$$?; rm -rf .venv-audit; exit $$status
 
 clean: ## remove what was built; .venv and runs/ stay
 	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .venv-lock
