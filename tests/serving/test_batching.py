@@ -170,3 +170,21 @@ def test_a_closed_batcher_refuses(batcher: Batcher, double: Doubler) -> None:
             assert error.value.status_code == 503
 
     asyncio.run(send())
+
+
+def test_texts_that_would_be_answered_too_late_are_refused(batcher: Batcher, double: Doubler) -> None:
+    async def check() -> None:
+        batcher.max_delay = 0.05
+        first = await blocked(batcher, double)
+        await asyncio.sleep(0.1)  # for one token
+        double.may.set()
+        assert await first == [200]
+        second = await blocked(batcher, double)
+        waiting = batcher.submit(double, [1], [100])  # nothing waits before it
+        with pytest.raises(ApiError) as refused:
+            batcher.submit(double, [2], [1])
+        assert refused.value.status_code == 429
+        double.may.set()
+        assert await asyncio.gather(second, waiting) == [[200], [2]]
+
+    asyncio.run(check())

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 FREE_PATHS = frozenset({"/health", "/ready", "/metrics"})
 """Paths that need no key and are answered until the end."""
 REFRESH_SECONDS = 2.0
+_QUEUED = 0.5  # of the timeout of a request, which may pass in the queue
 _DISCARD = 16  # times the largest body, which is read before an answer, so that the client reads it
 _DISCARD_SECONDS = 5.0
 
@@ -57,7 +58,7 @@ def create_app(models: Models, settings: ServingSettings, hosts: Collection[str]
     """
     batcher = Batcher(settings.max_queue, settings.max_wait_ms / 1000, settings.batch_tokens, settings.workers)
     monitor = Monitor(lambda: batcher.queue_length)
-    batcher.observe = monitor.observe_batch
+    batcher.observe, batcher.max_delay = monitor.observe_batch, settings.timeout_s * _QUEUED
     traffic = Traffic()
 
     @contextlib.asynccontextmanager

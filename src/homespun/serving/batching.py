@@ -7,6 +7,7 @@ texts for the same work whose lengths are closest to it, so that little is padde
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ Text = TypeVar("Text")
 Result = TypeVar("Result")
 
 _PADDING = 1.15  # padded tokens / tokens of a batch, at most
+_NEW_SHARE = 0.1  # of the last batch in the mean seconds of a token
 _ENOUGH = 512  # tokens of a batch from which a further text must not add padding
 
 
@@ -82,6 +84,7 @@ class Batcher:
         batch_tokens: see `choose_batch`.
         workers: number of threads.
         observe: called with the sizes of each batch, in a worker thread.
+        max_delay: seconds of computation that may wait: a server that accepts more answers too late.
     """
 
     max_queue: int
@@ -89,8 +92,10 @@ class Batcher:
     batch_tokens: int
     workers: int = 1
     observe: Callable[[BatchSizes], None] = lambda sizes: None
+    max_delay: float = math.inf
     _waiting: list[_Item[object, object]] = field(default_factory=list, init=False)
     _tokens: int = field(default=0, init=False)
+    _seconds_per_token: float = field(default=0.0, init=False)  # of a worker, in the last batches
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _closed: bool = field(default=False, init=False)
     _threads: list[threading.Thread] = field(default_factory=list, init=False)
@@ -136,7 +141,7 @@ class Batcher:
             Future of the results, in the order of ``texts``.
 
         Raises:
-            ApiError: the queue is full (429), or the server shuts down (503).
+            ApiError: the queue is full or takes too long (429), or the server shuts down (503).
         """
         future: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
         request: _Request[Result] = _Request(future, [None] * len(texts), len(texts))
@@ -151,6 +156,12 @@ class Batcher:
             if len(self._waiting) + len(items) > self.max_queue:
                 raise ApiError(
                     429, f"{len(self._waiting)} texts wait, of at most {self.max_queue}; send the request again later"
+                )
+            delay = self._tokens * self._seconds_per_token / self.workers
+            if delay > self.max_delay:
+                raise ApiError(
+                    429,
+                    f"the waiting texts take {delay:.0f} s, of at most {self.max_delay:g}; send the request again later",
                 )
             self._waiting += items  # type: ignore[arg-type]
             self._tokens += sum(lengths)
@@ -169,7 +180,9 @@ class Batcher:
             start = time.monotonic()
             failed: dict[_Request[object], Exception] = {}
             self._compute(items, failed)
-            self.observe(BatchSizes(len(items), sum(item.tokens for item in items), time.monotonic() - start))
+            sizes = BatchSizes(len(items), sum(item.tokens for item in items), time.monotonic() - start)
+            self._seconds_per_token += (sizes.seconds / max(1, sizes.tokens) - self._seconds_per_token) * _NEW_SHARE
+            self.observe(sizes)
             self._finish({item.request: failed.get(item.request) for item in items})
 
     def _take(self) -> list[_Item[object, object]]:
