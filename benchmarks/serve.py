@@ -36,7 +36,12 @@ from benchmarks.agnews import SHARED
 WARMUP = 2.0  # seconds
 JSON = "application/json"
 VOCAB_SIZE = 8_000
-SHAPES = {"bert-mini": (4, 256, 4), "minilm": (6, 384, 12), "bert-base": (12, 768, 12)}  # layers, width, heads
+SHAPES = {  # layers, width, heads
+    "bert-tiny": (2, 128, 2),
+    "bert-mini": (4, 256, 4),
+    "minilm": (6, 384, 12),
+    "bert-base": (12, 768, 12),
+}
 PEERS = {"per_request": "benchmarks.serve_peers:per_request", "static_batches": "benchmarks.serve_peers:static_batches"}
 
 

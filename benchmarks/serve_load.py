@@ -31,7 +31,7 @@ PATHS = (
     *("/v1/completions", "/v1/embeddings", "/files", "/nothing"),
 )
 SENDERS = 50  # of malformed requests
-UNANSWERED = "unanswered"
+CLOSED, TIMEOUT = "closed without an answer", "no answer in 120 s"
 Answer = tuple[str, dict[bytes, bytes], bytes]
 
 
@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--clients", type=int, default=1000, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=300.0, help="of the load (default: %(default)s)")
     parser.add_argument("--malformed", type=int, default=10_000, help="requests (default: %(default)s)")
-    parser.add_argument("--shape", default="bert-mini", choices=SHAPES, help="of the BERT (default: %(default)s)")
+    parser.add_argument("--shape", default="bert-tiny", choices=SHAPES, help="of the BERT (default: %(default)s)")
     options = parser.parse_args(arguments)
     texts = read_texts(options.data / "ag_news" / "train.csv.gz")
     with tempfile.TemporaryDirectory() as name:
@@ -72,6 +72,7 @@ async def _load(
             if kind == "hanging_up":
                 await _hang_up(port, request, draw)
                 counts[kind]["sent"] += 1
+                await asyncio.sleep(draw.uniform(1, 5))
                 continue
             status, headers, _ = await _exchange(port, request, pieces=20 if kind == "slow" else 1)
             counts[kind][status] += 1
@@ -110,7 +111,7 @@ def make_request(path: str, body: bytes, *, method: str = "POST", headers: Seque
     return "\r\n".join([*lines, *headers, "", ""]).encode() + body
 
 
-async def _exchange(port: int, request: bytes, *, pieces: int = 1, timeout: float = 60) -> Answer:
+async def _exchange(port: int, request: bytes, *, pieces: int = 1, timeout: float = 120) -> Answer:
     """Send a request, in pieces half a second after each other, and read the answer."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -124,15 +125,17 @@ async def _exchange(port: int, request: bytes, *, pieces: int = 1, timeout: floa
                 await writer.drain()
                 await asyncio.sleep(0.5 * (pieces > 1))
         content = await asyncio.wait_for(reader.read(), timeout)
-    except (OSError, TimeoutError):
-        return UNANSWERED, {}, b""
+    except TimeoutError:
+        return TIMEOUT, {}, b""
+    except OSError:
+        return CLOSED, {}, b""
     finally:
         writer.close()
     head, _, body = content.partition(b"\r\n\r\n")
     first, *lines = head.lower().split(b"\r\n")
     words = first.split()
     if len(words) < 2:
-        return UNANSWERED, {}, b""
+        return CLOSED, {}, b""
     pairs = (line.partition(b":") for line in lines)
     return words[1].decode(), {name: value.strip() for name, _, value in pairs}, body
 
@@ -213,9 +216,11 @@ async def _send_malformed(port: int, count: int) -> dict[str, Any]:
         nonlocal tracebacks
         for number in numbers:
             name, request = malformed_request(random.Random(number))
-            status, _, body = await _exchange(port, request, timeout=5 if name == "raw" else 60)
+            status, _, body = await _exchange(port, request, timeout=5 if name == "raw" else 120)
             statuses[status] += 1
-            failed[f"{name} {number}: {status}"] += status.startswith("5") or (name != "raw" and status == UNANSWERED)
+            failed[f"{name} {number}: {status}"] += status.startswith("5") or (
+                name != "raw" and status in (CLOSED, TIMEOUT)
+            )
             tracebacks += b"Traceback" in body
 
     await asyncio.gather(*(send() for _ in range(SENDERS)))

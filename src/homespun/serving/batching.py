@@ -159,10 +159,8 @@ class Batcher:
                 )
             delay = self._tokens * self._seconds_per_token / self.workers
             if delay > self.max_delay:
-                raise ApiError(
-                    429,
-                    f"the waiting texts take {delay:.0f} s, of at most {self.max_delay:g}; send the request again later",
-                )
+                limit = f"{delay:.0f} s, of at most {self.max_delay:g}"
+                raise ApiError(429, f"the texts in the queue take {limit}; send the request again later")
             self._waiting += items  # type: ignore[arg-type]
             self._tokens += sum(lengths)
             self._changed.notify()
