@@ -1,21 +1,29 @@
 """Each script of examples/ runs on small files, and is short."""
 
+import contextlib
 import gzip
 import json
 import os
 import random
 import re
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+import homespun
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-sys.path.insert(0, str(Path(__file__).parent / "commands"))
+sys.path[:0] = [str(Path(__file__).parent / name) for name in ("commands", "serving")]
 
 from commands_world import run, sentence, write_table  # noqa: E402
+from served_models import write_linear  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +102,33 @@ def test_generate(world: Path) -> None:
         world, "generate.py", "--corpus", "corpus", "--minutes", "0.05", "--prompt", "The team", "--out", "writer"
     )
     assert re.match(r"held-out loss \d\.\d{3} nats after [\d,]+ tokens\n.*\w", printed)
+
+
+def test_ray_serve(world: Path) -> None:
+    pytest.importorskip("ray.serve", reason="needs ray[serve]", exc_type=ImportError)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = ["--model", str(write_linear(world / "linear")), "--replicas", "2", "--port", port]
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/", json.dumps({"text": "the goal"}).encode())
+    with (world / "ray.log").open("w") as log:
+        serving = subprocess.Popen(
+            [sys.executable, str(ROOT / "examples" / "ray_serve.py"), *words],
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+            stderr=subprocess.STDOUT,
+            stdout=log,
+        )
+        try:
+            found = None
+            for _ in range(400):
+                time.sleep(0.5)
+                assert serving.poll() is None, (world / "ray.log").read_text()
+                with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=20) as answer:
+                    found = json.load(answer)
+                    break
+        finally:
+            serving.send_signal(signal.SIGINT)
+            serving.wait(60)
+    expected = homespun.open(world / "linear")
+    (row,) = expected.predict_proba(["the goal"])
+    assert found == pytest.approx(dict(zip(expected.labels.names, row, strict=True)))
