@@ -197,7 +197,7 @@ def _read(inputs: Sequence[str], options: ReadOptions, read_progress: ReadProgre
         first = next(records, None)
         if first is None and options.skipped:
             limit = f"{options.max_characters:,} characters"
-            raise UserError(f"{entry}: {options.skipped[-1]} has more than {limit}; split it, or raise the limit")
+            raise UserError(f"{options.skipped[-1]} has more than {limit}; split it, or raise the limit")
         if first is None:
             raise UserError(f"{entry} is empty: it has no record; leave it out")
         yield first
