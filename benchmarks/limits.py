@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.fuzz_seeds import write_seeds
 
 Words = list[str]
+_MEMORY = 8_000_000_000  # bytes that a command may take; more is a failure
 
 
 def long_line(suffix: str) -> Callable[[Path, Path, float], Words]:
@@ -81,7 +82,12 @@ def large_corpus(folder: Path, seeds: Path, scale: float) -> Words:
     (folder / "corpus" / "corpus.json").write_text(json.dumps(description))
     assert Corpus.open(folder / "corpus").num_tokens == count * record["tokens"]
     sizes = ["hidden_size=16", "intermediate_size=24", "num_hidden_layers=1", "num_attention_heads=2"]
-    changes = [*(f"model.{size}" for size in sizes), "train.budget.steps=4", "train.batch_size=4", "data.max_length=32"]
+    changes = [
+        *(f"model.{size}" for size in sizes),
+        "train.budget.steps=4",
+        "train.batch_size=4",
+        "data.max_length=512",
+    ]
     return ["pretrain", "roberta-mini", f"data.corpus={folder / 'corpus'}", *changes, "--out", "out"]
 
 
@@ -105,6 +111,11 @@ def _write(path: Path, header: str, rows: Iterator[str]) -> None:
 
 def measure(words: Words, folder: Path, seconds: int) -> dict[str, Any]:
     """Run a command: its exit code, last line, peak of memory and seconds."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+
     start = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "homespun", *words],
@@ -112,7 +123,7 @@ def measure(words: Words, folder: Path, seconds: int) -> dict[str, Any]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds)),
+        preexec_fn=limit,
     )
     assert process.stderr is not None
     lines = process.stderr.read().splitlines()
