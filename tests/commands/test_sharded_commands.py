@@ -1,0 +1,93 @@
+"""``train.parallel=fsdp`` in the commands: two processes have the losses of one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from commands_world import TINY, World
+from pydantic import ValidationError
+
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.models.bundle import weights_of
+
+pytestmark = pytest.mark.slow
+TWO = ("train.processes=2", "train.parallel=fsdp")
+
+
+@pytest.fixture(scope="module")
+def base(world: World) -> Path:
+    """A pretrained encoder of four layers without dropout, which would differ between processes."""
+    out = world.folder / "runs" / "without-dropout"
+    words = ("pretrain", "bert-mini", f"data.corpus={world.corpus}", *TINY, "model.num_hidden_layers=4")
+    more = ("objective.next_sentence=false", "model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0")
+    world.run(*words, *more, "data.max_length=32", "train.batch_size=7", "train.budget.steps=4", "--out", out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def classifier(world: World, base: Path) -> Path:
+    out = world.folder / "runs" / "without-dropout-classifier"
+    world.run(*finetuning(world), "--from", base, "--out", out)
+    return out
+
+
+def finetuning(world: World) -> list[str]:
+    words = ["finetune", "classify", f"data.train={world.train}", f"data.test={world.test}", *labelled()]
+    return [*words, "objective.head.dropout=0"]
+
+
+def labelled() -> list[str]:
+    steps = ["train.budget.steps=5", "train.batch_size=6", "train.precision=float32"]
+    return ["data.text=sentence", "data.max_length=24", "baselines=false", *steps]
+
+
+def check_two_processes(world: World, out: Path, *words: str | Path) -> None:
+    """Train in one process and, sharded, in two; compare losses and weights."""
+    one, two = (world.run(*words, *more, "--out", out / name) for name, more in (("one", ()), ("two", TWO)))
+    expected, found = (losses(out / name) for name in ("one", "two"))
+    assert len(found) == 5
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert two["validation"]["loss"] == pytest.approx(one["validation"]["loss"], rel=1e-5)
+    weights, sharded = (weights_of(open_model(out / name).model) for name in ("one", "two"))
+    assert sharded.keys() == weights.keys()
+    assert max(float((sharded[name] - weights[name]).abs().max()) for name in weights) < 1e-4
+
+
+def losses(run: Path) -> list[float]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return [line["loss/total"] for line in lines if line["event"] == "step"]
+
+
+@pytest.mark.parametrize("checkpointing", ["false", "true"])
+def test_fine_tuning(world: World, base: Path, tmp_path: Path, checkpointing: str) -> None:
+    words = [*finetuning(world), f"train.gradient_checkpointing={checkpointing}", "--from", str(base)]
+    check_two_processes(world, tmp_path, *words)
+
+
+def test_pretraining_with_gradient_checkpointing(world: World, tmp_path: Path) -> None:
+    words = ["pretrain", "causal-mini", f"data.corpus={world.corpus}", "data.max_length=32", "model.hidden_size=32"]
+    words += ["model.num_hidden_layers=3", "model.hidden_dropout_prob=0", "train.gradient_checkpointing=true"]
+    words += ["train.batch_size=6", "train.micro_batch_size=2", "train.budget.steps=5", "train.precision=float32"]
+    check_two_processes(world, tmp_path, *words)
+
+
+def test_distillation_of_a_pretrained_model(world: World, base: Path, tmp_path: Path) -> None:
+    words = ["distill", "pretrain", "distil-mini", f"data.corpus={world.corpus}", "data.max_length=32"]
+    words += ["train.batch_size=6", "train.budget.steps=5", "train.precision=float32", "--teacher", str(base)]
+    check_two_processes(world, tmp_path, *words)
+
+
+def test_distillation_of_a_classifier(world: World, classifier: Path, tmp_path: Path) -> None:
+    words = ["distill", "finetune", "distil-classify", f"data.train={world.train}", f"data.test={world.test}"]
+    words += [*labelled(), "objective.head.dropout=0", "--teacher", str(classifier)]
+    check_two_processes(world, tmp_path, *words)
+
+
+@pytest.mark.parametrize("kind", ["soap", "adafactor"])
+def test_optimizers_of_complete_matrices_are_refused(world: World, tmp_path: Path, kind: str) -> None:
+    words = ["pretrain", "causal-mini", f"data.corpus={world.corpus}", *TWO, f"train.optimizer.kind={kind}"]
+    with pytest.raises((UserError, ValidationError)) as refused:
+        world.run(*words, "--out", tmp_path / "run")
+    assert f"optimizer.kind={kind}" in str(refused.value)
+    assert not (tmp_path / "run").exists()
