@@ -1,9 +1,11 @@
-"""``train.parallel=fsdp`` in the commands: two processes have the losses of one."""
+"""``train.parallel=fsdp`` in the commands: two processes have the losses of one, also after a restart."""
 
 import json
 from pathlib import Path
 
+import psutil
 import pytest
+from benchmarks.scaling import kills
 from commands_world import TINY, World
 from pydantic import ValidationError
 
@@ -91,3 +93,15 @@ def test_optimizers_of_complete_matrices_are_refused(world: World, tmp_path: Pat
         world.run(*words, "--out", tmp_path / "run")
     assert f"optimizer.kind={kind}" in str(refused.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_torchrun_restarts_after_a_killed_worker(world: World, tmp_path: Path) -> None:
+    agent = kills.start(world.corpus, tmp_path / "killed", 12, *kills.PAIR)
+    kills.wait_for_step(tmp_path / "killed", 4, [agent])
+    kills.kill(max(psutil.Process(agent.pid).children(), key=lambda worker: worker.pid), tree=False)
+    found = kills.finish(agent, tmp_path / "killed", 12)
+    steps = [line["step"] for line in kills.events(tmp_path / "killed") if line["event"] == "resume"]
+    assert len(steps) == 1
+    words = ("pretrain", *kills.RECIPE, f"data.corpus={world.corpus}", "train.budget.steps=12")
+    world.run(*words, "--out", tmp_path / "one")
+    assert found == pytest.approx(losses(tmp_path / "one"), rel=1e-5)

@@ -108,6 +108,20 @@ def test_only_the_first_process_of_a_distributed_training_locks(
         monkeypatch.setenv("RANK", "0")
 
 
+def test_a_process_that_torchrun_restarted_waits_for_the_children_of_the_killed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"import fcntl, time; file = open({str(tmp_path / LOCK)!r}, 'w'); fcntl.flock(file, fcntl.LOCK_EX)"
+    command = [sys.executable, "-c", f"{code}; print(flush=True); time.sleep(0.5)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert _refused(tmp_path)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        with locked(tmp_path):
+            assert holder.wait() == 0
+
+
 def test_an_earlier_folder_stays_if_it_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "model"
     out.mkdir()

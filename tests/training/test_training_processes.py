@@ -136,3 +136,7 @@ def test_two_processes_train_as_one(tmp_path):
     a, b = (last_weights(tmp_path / name, 6) for name in ("one", "two"))
     for name in a:
         torch.testing.assert_close(b[name], a[name], rtol=0, atol=1e-6)
+    alone = in_this_process(tmp_path / "two", 7)
+    assert len(list(alone)) == 1
+    assert alone.loader.micro_batch_size == 6  # the larger share of 11 rows: a forward pass takes the same memory
+    assert alone.loader.batch_size == 11

@@ -21,6 +21,7 @@ from homespun.io.atomic import TEMPORARY, remove
 logger = logging.getLogger(__name__)
 
 LOCK = f"{TEMPORARY}lock"
+_RESTART_PATIENCE = 30.0  # seconds
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 # names of `homespun.io.atomic.atomic_path`, which can be nested
 _WRITTEN_BY = re.compile(rf"{re.escape(TEMPORARY)}(?P<pid>\d+)-(?:old-)?(?P<target>.+)")
@@ -40,7 +41,7 @@ def locked(out: Path, *, as_one: bool = False, patience: float = 0.0) -> Iterato
     Args:
         out: folder or file. A folder is created, and removed if it stays empty.
         as_one: ``out`` is replaced as one; the lock is then in the folder around it.
-        patience: seconds to wait for another process.
+        patience: seconds to wait for another process; at least 30 in a process that torchrun has restarted.
 
     Raises:
         UserError: another process holds the lock, or the folder cannot be written.
@@ -49,6 +50,8 @@ def locked(out: Path, *, as_one: bool = False, patience: float = 0.0) -> Iterato
     if os.environ.get("RANK", "0") != "0" or os.name == "nt":
         yield ()
         return
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":  # children of the killed process end after seconds
+        patience = max(patience, _RESTART_PATIENCE)
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

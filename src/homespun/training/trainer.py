@@ -77,7 +77,8 @@ class Trainer:
 
     Raises:
         UserError: in the constructor, the device lacks the precision or all parameters are frozen; in the loop, the
-            budget is too small for one step, one row does not fit into memory, or the checkpoint is of another run.
+            budget is too small for one step, one row does not fit into memory, another process ended, or the checkpoint
+            is of another run.
         NotFinite: in the loop, a loss or gradient is not finite, and the weights are those before the step; or a
             validation is not finite.
         Interrupted: in the loop, Ctrl-C or SIGTERM.
@@ -154,6 +155,12 @@ class Trainer:
                 self._save()
                 self._training_step.end()
                 raise
+            except RuntimeError as error:
+                if self.world_size > 1 and (interruption.requested or "by peer" in str(error)):
+                    raise UserError(
+                        f"another process ended at step {self.progress.steps}; continue {self.run.path} with --resume"
+                    ) from error
+                raise
             finally:
                 self._update_peak()
                 if reason is not None:
@@ -187,8 +194,11 @@ class Trainer:
             self._best, self._since_best, self._score = state["best"], state["since_best"], state["score"]
             self._validations, self._validated = self._validations_due(), self.progress.seconds
             self.peak_bytes = max(self.peak_bytes, state.get("peak_bytes", 0))  # not in older checkpoints
-            if state["micro_batch_size"] != self.loader.micro_batch_size:
-                self.loader = self.loader.with_micro_batch_size(state["micro_batch_size"])
+            rows, processes = state["micro_batch_size"], state.get("processes", 1)  # not in older checkpoints
+            if rows is None and self.world_size < processes:  # a larger share, in the same memory
+                rows = -(-self.config.batch_size // processes)
+            if rows != self.loader.micro_batch_size:
+                self.loader = self.loader.with_micro_batch_size(rows)
         self._started = self._clock() - self.progress.seconds
         self._saved = self.progress.seconds
         self.run.log(
@@ -341,6 +351,7 @@ class Trainer:
             "seed": self.config.seed,
             "progress": dataclasses.asdict(self.progress),
             "micro_batch_size": self.loader.micro_batch_size,
+            "processes": self.world_size,
             "precision": dataclasses.asdict(self.precision),
             "best": self._best,
             "since_best": self._since_best,

@@ -1,4 +1,4 @@
-"""Training in several processes: losses against one process, memory of sharded training, resuming in other numbers.
+"""Losses of several processes against one, memory of sharded training, and resuming in other numbers.
 
 A causal language model of random tokens trains in float32 in 1 process, in 2 with DDP, and in 2 and 4 with FSDP, all
 from the same weights. The checkpoint of half of the steps, saved by 4, is resumed by 2, 1 and 4. ``memory``: the bytes
@@ -8,7 +8,6 @@ step come on top.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -113,11 +112,9 @@ def difference(found: list[float], expected: list[float]) -> float:
     return float(max(abs(a / b - 1) for a, b in zip(found, expected, strict=True)))
 
 
-def run(arguments: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks scaling", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=20, help="of each training (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    steps, half = options.steps, options.steps // 2
+def measure(steps: int) -> dict[str, Any]:
+    """Differences of losses and bytes of each process."""
+    half = steps // 2
     differences, resumed, memory = {}, {}, {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

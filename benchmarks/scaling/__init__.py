@@ -1,0 +1,22 @@
+"""Training in several processes: losses, memory and resuming; killed workers; a store of 10^12 tokens.
+
+Without options: the losses of 1 process, 2 with DDP, and 2 and 4 with FSDP, see `benchmarks.scaling.losses`.
+``--kills``: workers killed under torchrun, see `benchmarks.scaling.kills`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from benchmarks.scaling import kills, losses
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks scaling", description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, help="of each training (default: 20, with --kills 30)")
+    parser.add_argument("--kills", type=int, metavar="RUNS", help="trainings under torchrun, one kill in each")
+    options = parser.parse_args(arguments)
+    if options.kills:
+        return kills.measure(options.kills, options.steps or 30)
+    return losses.measure(options.steps or 20)
