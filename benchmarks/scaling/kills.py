@@ -32,7 +32,7 @@ RECIPE = (
     *("train.parallel=fsdp", "train.workers=1", "train.checkpoint_every=0.3"),
 )
 PAIR = ("--standalone", "--nproc-per-node=2")  # a free port, so that two jobs of a machine do not meet
-ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def start(corpus: Path, out: Path, steps: int, *agent: str) -> subprocess.Popen[str]:

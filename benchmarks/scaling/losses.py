@@ -12,6 +12,8 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,10 +50,8 @@ class RandomRows:
         return Row(np.random.default_rng(index).integers(1, VOCABULARY, LENGTH))
 
 
-def train(folder: str, parallel: Literal["ddp", "fsdp"], steps: int) -> None:
-    """Train or resume a run; each process writes the bytes that it holds into the folder."""
-    torch.set_num_threads(1)
-    context = DistributedContext.join()
+def build() -> CausalLMObjective:
+    """Objective with the same weights in every process."""
     torch.manual_seed(0)
     backbone = EncoderConfig(
         vocab_size=VOCABULARY,
@@ -64,7 +64,14 @@ def train(folder: str, parallel: Literal["ddp", "fsdp"], steps: int) -> None:
         causal=True,
     )
     model = ModelConfig(backbone=backbone, head=CausalLMHeadConfig())
-    objective = CausalLMObjective(model.build(), model)
+    return CausalLMObjective(model.build(), model)
+
+
+def train(folder: str, parallel: Literal["ddp", "fsdp"], steps: int) -> None:
+    """Train or resume a run; each process writes the bytes that it holds into the folder."""
+    torch.set_num_threads(1)
+    context = DistributedContext.join()
+    objective = build()
     config = TrainConfig(
         batch_size=BATCH,
         micro_batch_size=1,
@@ -84,9 +91,35 @@ def train(folder: str, parallel: Literal["ddp", "fsdp"], steps: int) -> None:
         world_size=context.world_size,
     )
     trainer = Trainer(objective, loader, config, Run.create(folder, config, resume=True, main=context.is_main))
-    for step in trainer:
-        if step.number == steps:
-            (Path(folder) / f"memory-{context.rank}").write_text(str(held_bytes(trainer)))
+    with sent_bytes() as sent:
+        for step in trainer:
+            if step.number == steps:
+                found = {"held": held_bytes(trainer), "sent": sum(sent)}
+                (Path(folder) / f"process-{context.rank}").write_text(json.dumps(found))
+            sent.clear()
+
+
+@contextmanager
+def sent_bytes() -> Iterator[list[float]]:
+    """Bytes that this process sends for sharded tensors, one number for each collective operation."""
+    sent: list[float] = []
+    gather, scatter = torch.distributed.all_gather_single, torch.distributed.reduce_scatter_single
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*tensors: torch.Tensor, **options: Any) -> Any:
+            by_name = [options.get(name) for name in ("output_tensor", "output", "input_tensor", "input")]
+            sizes = [tensor.nbytes for tensor in (*tensors, *by_name) if isinstance(tensor, torch.Tensor)]
+            sent.append(max(sizes) - min(sizes))
+            return call(*tensors, **options)
+
+        return wrapper
+
+    torch.distributed.all_gather_single = counted(gather)
+    torch.distributed.reduce_scatter_single = counted(scatter)
+    try:
+        yield sent
+    finally:
+        torch.distributed.all_gather_single, torch.distributed.reduce_scatter_single = gather, scatter
 
 
 def held_bytes(trainer: Trainer) -> int:
@@ -105,6 +138,11 @@ def start(count: int, *arguments: object) -> None:
 def losses(folder: Path) -> list[float]:
     lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return [line["loss/total"] for line in lines if line["event"] == "step"]
+
+
+def processes(folder: Path) -> list[dict[str, int]]:
+    """Bytes that each process held after the last step, and sent for sharded tensors in it."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("process-*"))]
 
 
 def difference(found: list[float], expected: list[float]) -> float:
@@ -134,7 +172,7 @@ def measure(steps: int) -> dict[str, Any]:
             resumed[str(count)] = difference(losses(copy), expected)
             print("resumed by", count, resumed[str(count)], file=sys.stderr, flush=True)
         for name, count in (("one", 1), ("fsdp-4", 4)):
-            memory[str(count)] = max(int((folder / name / f"memory-{rank}").read_text()) for rank in range(count))
+            memory[str(count)] = max(process["held"] for process in processes(folder / name))
     return {
         "unit": "relative difference of losses, bytes",
         "steps": steps,

@@ -15,19 +15,22 @@ from commands_world import World, write_table
 
 import homespun
 from homespun.cli import app
-from homespun.commands import machine, probe
+from homespun.commands import machine, parallel, probe
+from homespun.commands.parallel import Cluster
 from homespun.commands.plan import plan
 from homespun.commands.pretrain import pretrain
 from homespun.commands.probe import LinearFit, ProbeJob, ProbeResult, probe_sizes
 from homespun.commands.recipe import PretrainRecipe, load_recipe
-from homespun.commands.workload import made_up_corpus, pretraining_work
+from homespun.commands.workload import Work, made_up_corpus, pretraining_work
 from homespun.config import parse_bytes
 from homespun.errors import UserError
 from homespun.models.bundle import weights_of
+from homespun.planning.budget import DatasetSize
 from homespun.planning.predict import Memory, Prediction, Workload
 from homespun.planning.rates import Rates
 from homespun.report.console import Display
 from homespun.training import precision
+from homespun.training.config import Soap
 
 RATES = Rates(**{field.name: 1e9 for field in dataclasses.fields(Rates)} | {"call": 1e-6, "base": 1e8})
 CPU = torch.device("cpu")
@@ -97,6 +100,41 @@ def test_checkpointing_keeps_less_and_computes_more() -> None:
 def test_a_limit_below_the_minimum_names_the_minimum() -> None:
     with pytest.raises(UserError, match=r"0\.01 GB.* 0\.\d\d GB"):
         plan(recipe(), memory="10MB")
+
+
+@pytest.mark.slow
+def test_plan_of_several_devices() -> None:
+    given = recipe("electra-tiny", "train.batch_size=16")
+    planned = plan(given, steps=3, cluster=Cluster(2, 4, "h100"), memory="11MB")["parallel"]
+    ddp, fsdp = (planned["kinds"][kind] for kind in ("ddp", "fsdp"))
+    assert planned["chosen"] == "fsdp"
+    assert ddp["weights"] + ddp["gradients"] + ddp["optimizer"] > 11e6 > fsdp["peak"]
+    assert (ddp["fits"], fsdp["fits"]) == (False, True)
+    assert ddp["weights"] > 7 * fsdp["weights"]
+    assert ddp["micro_batch_size"] * ddp["accumulation"] == 2  # rows of each device
+    assert ddp["seconds"]["communication"] == ddp["communicated_bytes"] / 50e9
+
+
+@pytest.mark.parametrize(("available", "chosen"), [(1e9, "ddp"), (3e8, "fsdp")])
+def test_the_kind_follows_from_memory(monkeypatch: pytest.MonkeyPatch, available: float, chosen: str) -> None:
+    peak = Memory(10**8, 10**8, 2 * 10**8, 10**7, {}, 0, 4 * 10**8)
+    monkeypatch.setattr(parallel, "predict", lambda *given, **more: Prediction(1, {}, peak, 9.0, 0.0, 0.0, 1.0, 0.0))
+    monkeypatch.setattr(parallel, "available_bytes", lambda device, processes: available)
+    several = SimpleNamespace(world_size=2, is_main=True, device=CPU)
+    monkeypatch.setattr(parallel.DistributedContext, "join", lambda: several)
+    config = recipe("electra-tiny", "train.parallel=auto").train
+    work = Work(Workload(torch.nn.Sequential, lambda rows, count: [], config), DatasetSize(1, 1), 9.0)
+    assert parallel.choose_parallel(config, lambda: work) == chosen
+    with_soap = config.model_copy(update={"optimizer": Soap()})
+    assert parallel.choose_parallel(with_soap, lambda: work) == "ddp"
+
+
+def test_impossible_clusters_are_refused() -> None:
+    for cluster in (lambda: Cluster(0, 2), lambda: Cluster(2, -1), lambda: Cluster(1, 1, "z80")):
+        with pytest.raises(UserError, match=r"--(nodes=0|gpus=-1|device=z80) "):
+            cluster()
+    with pytest.raises(UserError, match=r"batch_size=4 .*8 devices"):
+        plan(recipe(), cluster=Cluster(2, 4))
 
 
 @pytest.mark.parametrize(

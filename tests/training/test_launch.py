@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from homespun.errors import NotFinite, UserError
+from homespun.training.devices import DistributedContext
 from homespun.training.processes import launch
 
 
@@ -87,3 +88,12 @@ def test_no_process_outlives_the_one_that_started_it(tmp_path: Path, number: sig
     parent.join(60)
     assert parent.exitcode == code
     assert not left_over(tmp_path)
+
+
+def test_restarts_with_the_addresses_of_ended_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(UserError, match=r"--standalone .*TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        DistributedContext.join()
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    assert DistributedContext.join().is_main

@@ -22,6 +22,12 @@ def plan(
         str | None,
         typer.Option("--from", callback=check_source, help="Checkpoint to start from; model.KEY=VALUE changes it."),
     ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", help="Machines to plan for; with --gpus.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs, or CPU processes, of each machine.")] = None,
+    device: Annotated[str, typer.Option("--device", help="here, a100 or h100; with --gpus.")] = "here",
+    bandwidth: Annotated[
+        str | None, typer.Option("--bandwidth", help="Bytes a second that a device sends: 25GB; with --gpus.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict memory, time per step and reach of a recipe's budget, and choose micro-batches."""
@@ -31,8 +37,10 @@ def plan(
     check_recipe(recipe, of_recipe)
 
     gc.disable()  # garbage collection takes a sixth of the import time
+    from homespun.commands.parallel import Cluster
     from homespun.commands.plan import plan as command
     from homespun.commands.recipe import load_recipe
+    from homespun.config import parse_bytes, parse_option
     from homespun.planning.tracer import StepTracer
     from homespun.report.console import Display
 
@@ -40,6 +48,10 @@ def plan(
     gc.freeze()
     gc.enable()
 
+    cluster = None
+    if nodes is not None or gpus is not None or device != "here" or bandwidth is not None:
+        sent = parse_option(parse_bytes, bandwidth, "--bandwidth")
+        cluster = Cluster(1 if nodes is None else nodes, 1 if gpus is None else gpus, device, sent)
     with Display(json=as_json) as display:
         result = command(
             load_recipe(recipe, of_recipe),
@@ -50,6 +62,7 @@ def plan(
             probe=probe,
             start_from=start_from,
             changes=changes,
+            cluster=cluster,
             display=display,
         )
     print_result(result if as_json else _facts(result), as_json)
@@ -85,10 +98,32 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
     if probe is not None:
         before = formats.memory(probe["peak_before"]), formats.duration(probe["seconds_per_step_before"])
         facts["before the probe"] = f"{before[0]} at the peak, {before[1]} a step"
+    facts |= _format_parallel(result["parallel"])
     if result["made_up_text"]:
         facts["note"] = "without data.corpus the plan is for random text"
     for number, warning in enumerate(result["warnings"], 1):
         facts[f"warning {number}"] = warning
+    return facts
+
+
+def _format_parallel(parallel: dict[str, Any] | None) -> dict[str, str]:
+    from homespun.report import formats
+
+    if parallel is None:
+        return {}
+    limit = formats.memory(parallel["limit"])
+    place = f"{_pluralize(str(parallel['nodes']), 'node')} of {parallel['gpus']}, device {parallel['device']}"
+    chosen = f"{parallel['chosen']} on {place}, {formats.memory(parallel['bandwidth'])} a second"
+    if not parallel["kinds"][parallel["chosen"]]["fits"]:
+        chosen += f"; does not fit into {limit}: take more devices, or a smaller model"
+    facts = {"parallel": chosen}
+    for kind, plan in parallel["kinds"].items():
+        parts = ", ".join(f"{name} {formats.memory(plan[name])}" for name in _SHARED)
+        checkpointing = " with gradient checkpointing" if plan["gradient_checkpointing"] else ""
+        sent, step = formats.memory(plan["communicated_bytes"]), formats.duration(plan["seconds_per_step"])
+        rows, rate = plan["micro_batch_size"], formats.count(round(plan["tokens_per_second"]))
+        peak = f"{formats.memory(plan['peak'])} of {limit} a device, {rows} rows{checkpointing}"
+        facts[f"parallel {kind}"] = f"{peak}: {parts}; sends {sent} a step of {step}, {rate} tokens/s"
     return facts
 
 
@@ -103,4 +138,5 @@ def _pluralize(number: str, noun: str) -> str:
     return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
 
 
+_SHARED = ("weights", "gradients", "optimizer", "buffers", "activations")
 _MEMORY = ("weights", "gradients", "optimizer", "activations", "process")

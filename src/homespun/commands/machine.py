@@ -12,6 +12,7 @@ from accelerate.utils import broadcast_object_list
 from pydantic import BaseModel, JsonValue
 from pydantic_core import to_jsonable_python
 
+from homespun.commands.parallel import choose_parallel
 from homespun.commands.probe import CLOCKS, Clock, ProbeJob, ProbeResult, run_probe
 from homespun.commands.recipe import PretrainRecipe
 from homespun.commands.workload import Work
@@ -79,8 +80,10 @@ def fit_memory(
 ) -> tuple[TrainConfig, dict[str, int | str]]:
     """Choose micro-batches, gradient checkpointing and precision for the memory limit of ``config``.
 
+    ``parallel=auto`` becomes ``ddp`` or ``fsdp``, see `homespun.commands.parallel.choose_parallel`.
+
     Args:
-        config: training settings; without a memory limit they stay unchanged.
+        config: training settings; without a memory limit the others stay unchanged.
         work: returns the workload of the training.
         display: where the choice is shown.
 
@@ -90,6 +93,9 @@ def fit_memory(
     Raises:
         UserError: nothing fits into the limit, or a setting of ``config`` excludes what fits.
     """
+    if config.parallel == "auto":
+        config = config.model_copy(update={"parallel": choose_parallel(config, work)})
+        display.line(f"train.parallel=auto: {config.parallel}")
     memory = config.budget.memory
     if memory is None:
         return config, {}

@@ -19,6 +19,7 @@ from homespun.commands.machine import (
     with_precision,
     with_size,
 )
+from homespun.commands.parallel import Cluster, plan_parallel
 from homespun.commands.preflight import check_pretraining, training_warnings
 from homespun.commands.probe import Clock, LinearFit, probe_sizes
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe
@@ -48,6 +49,7 @@ def plan(
     probe: bool = False,
     start_from: str | None = None,
     changes: Mapping[str, object] | None = None,
+    cluster: Cluster | None = None,
     display: Display | None = None,
     clock: Clock = "wall",
 ) -> Tree:
@@ -64,6 +66,7 @@ def plan(
         probe: correct the prediction by a few real steps, measured in new processes.
         start_from: checkpoint to start from; required for fine-tuning.
         changes: changes to its backbone, as in `homespun.commands.pretrain.pretrain`.
+        cluster: devices to plan for as well; ``memory`` is then the limit of each.
         display: where progress is shown; nowhere by default.
         clock: ``wall``, or ``process`` on a busy machine, with one thread.
 
@@ -94,7 +97,10 @@ def plan(
 
         work = dataclasses.replace(work, workload=dataclasses.replace(work.workload, on_pass=on_pass))
         work = with_precision(work, machine.device)
-        choice = machine.choose(work.workload, budget.memory)
+        choice = machine.choose(work.workload, budget.memory if cluster is None else None)
+        shared = None
+        if cluster is not None:
+            shared = plan_parallel(work, cluster, machine.rates, machine.device, budget.memory)
         result = (
             _probe(recipe, work, choice, machine, start_from, changes, clock)
             if probe
@@ -103,7 +109,7 @@ def plan(
         return (
             result
             | _check(recipe, work, result, work_of, machine, from_scratch=start_from is None)
-            | {"size": None if size is None else size_to_dict(size)}
+            | {"size": None if size is None else size_to_dict(size), "parallel": shared}
         )
 
 
@@ -177,7 +183,9 @@ def _describe(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> T
     warnings = [
         epochs_warning(budget, work.dataset.with_row_tokens(prediction.tokens)),
         step_warning(budget, expected),
-        None if recipe.train.processes in (1, "auto") else "the plan is for one process; it ignores train.processes",
+        None
+        if recipe.train.processes in (1, "auto")
+        else "the plan is for one process, not train.processes; give --gpus",
     ]
     return {
         "kind": recipe.kind,

@@ -304,10 +304,10 @@ class TrainConfig(Config):
         description="CPU processes that share every step and the cores of this machine; auto: the number measured to "
         "be fastest, which is 1",
     )
-    parallel: Literal["ddp", "fsdp"] = Field(
+    parallel: Literal["ddp", "fsdp", "auto"] = Field(
         default="ddp",
         description="with several processes, ddp: each has the complete model; fsdp: weights, gradients and optimizer "
-        "state are sharded over them",
+        "state are sharded over them; auto: fsdp if ddp does not fit into memory",
     )
     workers: int = Field(default=0, ge=0, description="processes that prepare batches during training")
     tensorboard: bool = Field(default=False, description="write a TensorBoard log; needs homespun[track]")
@@ -323,17 +323,23 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _check_parallel(self) -> TrainConfig:
-        if self.parallel == "fsdp":
-            if not self.optimizer.supports_sharding:
-                raise ValueError(
-                    f"parallel=fsdp cannot shard the state of optimizer.kind={self.optimizer.kind}; set it to adamw, "
-                    f"or set parallel=ddp"
-                )
-            if self.precision == "fp16":
-                raise ValueError("parallel=fsdp trains in bf16 or float32, not in fp16; set precision=bf16")
-            if self.compile is True:
-                raise ValueError("parallel=fsdp trains without torch.compile; leave compile out")
+        if self.parallel == "fsdp" and self.unshardable is not None:
+            raise ValueError(self.unshardable)
         return self
+
+    @property
+    def unshardable(self) -> str | None:
+        """Reason why ``parallel=fsdp`` cannot train with the other settings, or None."""
+        if not self.optimizer.supports_sharding:
+            return (
+                f"parallel=fsdp cannot shard the state of optimizer.kind={self.optimizer.kind}; set it to adamw, or "
+                f"set parallel=ddp"
+            )
+        if self.precision == "fp16":
+            return "parallel=fsdp trains in bf16 or float32, not in fp16; set precision=bf16"
+        if self.compile is True:
+            return "parallel=fsdp trains without torch.compile; leave compile out"
+        return None
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,11 @@ class DistributedContext:
         """Join the processes of `torchrun` or `accelerate launch`, if they started this one.
 
         The device is the best available one, or the CPU with ``ACCELERATE_USE_CPU=true``.
+
+        Raises:
+            UserError: `torchrun` would restart the processes with the store of ended ones.
         """
+        _check_restarts()
         if torch.distributed.is_available():  # its functions keep the process group that exists at their import
             importlib.import_module("torch.distributed.nn.functional")
         state = PartialState(cpu=trains_on_cpu())  # on a CPU, accelerate joins processes only with cpu=True
@@ -56,6 +60,20 @@ class DistributedContext:
     def wait(self) -> None:
         """Wait for all processes."""
         PartialState().wait_for_everyone()
+
+
+def _check_restarts() -> None:
+    """Refuse restarts with a store that has the addresses of ended processes.
+
+    Measured with torch 2.13: new processes read the addresses of the old ones and wait for them for 30 minutes
+    (https://github.com/pytorch/pytorch/issues/135712).
+    """
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise UserError(
+            "torchrun --max-restarts would connect to ended processes; start it with --standalone or "
+            "--rdzv-backend=c10d, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
+        )
 
 
 def trains_on_cpu() -> bool:

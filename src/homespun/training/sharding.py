@@ -41,7 +41,7 @@ class ShardedObjective(nn.Module):
         super().__init__()
         self.objective, self._device = objective, device
         mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-        for layer in _layers(objective):
+        for layer in sharded_layers(objective):
             fully_shard(layer, mesh=mesh)
         fully_shard(self, mesh=mesh)
 
@@ -132,7 +132,7 @@ def read_tensors(folder: Path, name: str, parameters: Mapping[str, Tensor] | Non
     return tensors
 
 
-def _layers(objective: nn.Module) -> list[nn.Module]:
+def sharded_layers(objective: nn.Module) -> list[nn.Module]:
     """Layers that their stack calls, and that share no parameter with the rest of the objective."""
     layers: dict[nn.Module, None] = {}
     for module in objective.modules():

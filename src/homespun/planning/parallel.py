@@ -1,0 +1,132 @@
+"""Memory, communication and time of a training step that several devices share.
+
+The memory of each device follows Rajbhandari et al. (2020, ZeRO), section 5: weights, gradients and optimizer state are
+copied to all devices (``ddp``) or divided among them (``fsdp``, stage 3). Buffers follow the documentation of
+`torch.nn.parallel.DistributedDataParallel` and `torch.distributed.fsdp.fully_shard`; communication follows section 7 of
+the paper, with the ring algorithms of Patarasuk and Yuan (2009).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from homespun.planning.predict import Memory
+
+Kind = Literal["none", "ddp", "fsdp"]
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """Figures of the makers' data sheets, a device in a server of eight."""
+
+    memory: float  # bytes
+    flops: float  # a second, dense, bfloat16
+    moved: float  # bytes a second, of its memory
+    link: float  # bytes a second to the devices of the node, in one direction
+    network: float  # bytes a second to other nodes, in one direction
+
+
+ACCELERATORS: Mapping[str, Accelerator] = {
+    "a100": Accelerator(80e9, 312e12, 2.0e12, 300e9, 25e9),
+    "h100": Accelerator(80e9, 989e12, 3.35e12, 450e9, 50e9),
+}
+
+UTILIZATION = 0.4
+"""Assumed share of `Accelerator.flops`: 0.38 to 0.43 with 8,192 to 16,384 H100 (Llama Team 2024, table 4)."""
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """Bytes of the weights of an objective."""
+
+    total: int
+    trained: int
+    shard: int  # of the device that holds most, under fsdp
+    rest: int  # outside of layers: gathered from the beginning of a forward pass to the end of the backward pass
+    layer: int  # of the largest layer
+
+    @classmethod
+    def of(cls, objective: nn.Module, devices: int) -> WeightBytes:
+        """Bytes of an objective whose tensors are divided by rows, as `fully_shard` does."""
+        from homespun.training.sharding import sharded_layers  # imports torch.distributed.tensor for a second
+
+        parameters = list(objective.parameters())
+        layers = [sum(p.nbytes for p in layer.parameters()) for layer in sharded_layers(objective)]
+        total = sum(p.nbytes for p in parameters)
+        return cls(
+            total=total,
+            trained=sum(p.nbytes for p in parameters if p.requires_grad),
+            shard=sum(-(-len(p) // devices) * (p.nbytes // len(p)) if p.ndim else p.nbytes for p in parameters),
+            rest=total - sum(layers),
+            layer=max(layers, default=0),
+        )
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of one device."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    buffers: int  # ddp: a copy of the gradients; fsdp: gathered weights and their gradients
+    activations: int
+    process: int
+    peak: int  # with the fragmentation of one process
+
+
+def device_memory(kind: Kind, alone: Memory, weights: WeightBytes) -> DeviceMemory:
+    """Memory of a device.
+
+    Args:
+        kind: ``ddp`` keeps all gradients a second time, in the buckets that it reduces. ``fsdp`` holds the weights
+            outside of layers and their gradients for the whole step, and of layers the gathered weights of the one at
+            work, those of the next one, and a gradient.
+        alone: memory of one device that trains the same micro-batch without others.
+        weights: of the objective, for the number of devices.
+    """
+    share, buffers = 1.0, 0
+    if kind == "ddp":
+        buffers = alone.gradients
+    elif kind == "fsdp":
+        share, buffers = weights.shard / weights.total, 2 * weights.rest + 3 * weights.layer
+    complete = alone.weights + alone.gradients + alone.optimizer
+    return DeviceMemory(
+        weights=round(share * alone.weights),
+        gradients=round(share * alone.gradients),
+        optimizer=round(share * alone.optimizer),
+        buffers=buffers,
+        activations=alone.activations,
+        process=alone.process,
+        peak=alone.peak - round((1 - share) * complete) + buffers,
+    )
+
+
+def communicated_bytes(kind: Kind, weights: WeightBytes, *, devices: int, micro_batches: int) -> int:
+    """Bytes that each device sends in a step.
+
+    A ring of n devices sends (n - 1) / n of a tensor to gather or to reduce-scatter it, and twice that to all-reduce.
+    ``ddp`` all-reduces the gradients once a step. ``fsdp`` gathers the weights of layers in the forward and again in
+    the backward pass, the others once, and reduce-scatters all gradients, for each micro-batch.
+    """
+    sent = {
+        "none": 0,
+        "ddp": 2 * weights.trained,
+        "fsdp": micro_batches * (2 * weights.total - weights.rest + weights.trained),
+    }
+    return round((devices - 1) / devices * sent[kind])
+
+
+def update_seconds(memory: DeviceMemory, moved: float) -> float:
+    """Time of the optimizer: it reads and writes weights, gradients and state."""
+    return 2 * (memory.weights + memory.gradients + memory.optimizer) / moved
+
+
+def share_of_rows(batch_size: int, devices: int) -> int:
+    """Rows of a step on the device that has most."""
+    return math.ceil(batch_size / devices)
