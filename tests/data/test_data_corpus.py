@@ -79,7 +79,7 @@ def test_many_files_take_no_descriptors(tmp_path, tokenizer, monkeypatch):
     corpus = build_corpus(made_up(53), tokenizer, tmp_path / "c")
     if before is None:
         pytest.skip("no /proc to count descriptors in")
-    assert len(corpus._shards) == 53
+    assert len(corpus.shards) == 53
     assert len(os.listdir("/proc/self/fd")) < before + 5
 
 

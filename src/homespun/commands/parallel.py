@@ -142,7 +142,7 @@ def _fitting(workload: Workload, context: DistributedContext) -> Literal["ddp", 
     ones = Rates(**{field.name: 1.0 for field in dataclasses.fields(Rates)})  # seconds do not matter
     alone = predict(workload, rows, ones, device=context.device, accumulate=rows < share).memory
     weights = _weights(workload, context.world_size)
-    peak = device_memory("ddp", alone, weights).peak
+    peak = device_memory("ddp", alone, weights, accumulate=rows < share).peak
     local = int(os.environ.get("LOCAL_WORLD_SIZE", context.world_size))
     return "ddp" if peak <= available_bytes(context.device, local) else "fsdp"
 
@@ -179,7 +179,7 @@ def _plan_kind(
 
     def shared(workload: Workload, rows: int, accumulate: bool) -> Prediction:
         prediction = single(workload, rows)
-        peak = device_memory(kind, prediction.memory, weights).peak
+        peak = device_memory(kind, prediction.memory, weights, accumulate=accumulate).peak
         return dataclasses.replace(prediction, memory=dataclasses.replace(prediction.memory, peak=peak))
 
     own = workload.with_train(batch_size=share)
@@ -189,7 +189,8 @@ def _plan_kind(
         least = own.with_train(micro_batch_size=1, gradient_checkpointing=True)
         choice = Choice(least, 1, shared(least, 1, share > 1))
     prediction = choice.prediction
-    held = device_memory(kind, single(choice.workload, choice.rows).memory, weights)
+    accumulate = choice.rows < share
+    held = device_memory(kind, single(choice.workload, choice.rows).memory, weights, accumulate=accumulate)
     sent = communicated_bytes(kind, weights, devices=devices, micro_batches=choice.accumulation)
     accelerator = ACCELERATORS.get(cluster.device)
     seconds = {

@@ -29,6 +29,11 @@ class CorpusData(Config):
 
     corpus: str = Field(default="", description="folder made by `homespun corpus build`")
     max_length: int = Field(default=128, ge=8, description="tokens in a row, special tokens included")
+    packing: Literal["documents", "stream"] = Field(
+        default="documents",
+        description="rows of packed documents, or of a stream of documents: for corpora of many shards, in memory that "
+        "does not depend on their size; holds out complete shards",
+    )
     validation: float = Field(default=0.02, gt=0, lt=0.5, description="share of the documents held out")
     split_seed: int = Field(
         default=0, ge=0, description="seed of the held-out documents and of their masks, independent of train.seed"
@@ -57,6 +62,17 @@ class PretrainRecipe(Config):
     )
     objective: PretrainingObjective
     train: TrainConfig
+
+    @model_validator(mode="after")
+    def _check_packing(self) -> PretrainRecipe:
+        if self.data.packing == "stream" and not self.objective.supports_stream:
+            raise ValueError(
+                f"data.packing=stream is for packed rows, which objective.kind={self.objective.kind} has not; set "
+                f"data.packing=documents"
+            )
+        if self.data.packing == "stream" and self.embeddings != "random":
+            raise ValueError("data.packing=stream trains with embeddings=random; set it, or data.packing=documents")
+        return self
 
     @model_validator(mode="after")
     def _pass_batch_size(self) -> PretrainRecipe:

@@ -23,6 +23,7 @@ from homespun.commands.recipe import PretrainRecipe
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.data.loader import Collate
 from homespun.data.rows import Row, Rows, UnsegmentedRows
+from homespun.data.stream_rows import StreamRows, split_shards
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import BackboneConfig, ModelConfig
@@ -101,6 +102,9 @@ def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows
         UserError: the training documents do not fill one row.
     """
     data, seed = recipe.data, recipe.train.seed
+    if data.packing == "stream":
+        shards = split_shards(corpus, data.validation, data.split_seed)
+        return _unsegmented(recipe, *(StreamRows(corpus, side, length=data.max_length) for side in shards))
     training, held_out = corpus.split(data.validation, data.split_seed)
     tokens = int(corpus.lengths[training].sum())
     if tokens < data.max_length:
@@ -109,9 +113,13 @@ def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows
         )
     rows = recipe.objective.rows(corpus, training, length=data.max_length, seed=seed)
     validation = recipe.objective.rows(corpus, held_out, length=data.max_length, seed=data.split_seed)
+    return _unsegmented(recipe, rows, validation)
+
+
+def _unsegmented(recipe: PretrainRecipe, rows: Rows, validation: Rows) -> tuple[Rows, Rows]:
     if mixes_documents(recipe):
         rows, validation = UnsegmentedRows(rows), UnsegmentedRows(validation)
-    return rows, FirstRows(validation, data.validation_rows)
+    return rows, FirstRows(validation, recipe.data.validation_rows)
 
 
 class FirstRows:
@@ -188,8 +196,9 @@ def build_work(
 
 
 def typical_batch(rows: Rows, collate: Collate, seed: int) -> Batch:
-    """Return a batch of one row, of median length."""
-    return _batch(rows, collate, seed, [int(np.argsort(rows.lengths, kind="stable")[len(rows) // 2])])
+    """Return a batch of one row, of median length among the first million."""
+    lengths = rows.lengths[:1_000_000]
+    return _batch(rows, collate, seed, [int(np.argsort(lengths, kind="stable")[len(lengths) // 2])])
 
 
 def _batch(rows: Rows, collate: Collate, seed: int, numbers: list[int]) -> Batch:

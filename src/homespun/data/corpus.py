@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from homespun.config import Tree
 from homespun.data.corpus_files import VERSION, Description, Line, TokenizerFacts
-from homespun.data.shards import Encoded, Shard, ShardBuffer, encode_documents
+from homespun.data.shards import Encoded, OpenShards, Shard, ShardBuffer, encode_documents
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, entries, file_digest, remove, write_text
 from homespun.io.lock import LOCK
@@ -48,7 +48,7 @@ def random_keys(*parts: int, count: int = 1) -> np.ndarray:
 class Corpus:
     """A corpus open for reading. Documents are numbered from 0 in the order of the build.
 
-    Made by `build_corpus`, opened by `Corpus.open`. Holds a few numbers for each document and no text; pickles as its
+    Made by `build_corpus`, opened by `Corpus.open`. Holds a few numbers for each shard and no text; pickles as its
     path, so that worker processes map the same files.
     """
 
@@ -61,9 +61,9 @@ class Corpus:
         self.label_counts = description.labels
         self.has_sentences = description.sentences
         self._tokenizer = description.tokenizer
-        self._records = description.shards
-        self._shards = [Shard(path, record) for record in self._records]
-        self._starts = [0, *accumulate(record.documents for record in self._records)]
+        self.records = description.shards
+        self.shards = OpenShards(path, self.records)
+        self._starts = [0, *accumulate(record.documents for record in self.records)]
 
     @classmethod
     def open(cls, path: str | Path, *, tokenizer: Tokenizer | None = None) -> Corpus:
@@ -112,7 +112,7 @@ class Corpus:
     @cached_property
     def lengths(self) -> np.ndarray:
         """(documents,) int64: tokens in each document."""
-        return np.concatenate([np.diff(shard.offsets) for shard in self._shards]).astype(np.int64)
+        return np.concatenate([np.diff(shard.offsets) for shard in self.shards]).astype(np.int64)
 
     def tokens(self, index: int) -> np.ndarray:
         """(tokens,) uint16 or uint32 ids of a document, a read-only view of the file."""
@@ -124,7 +124,7 @@ class Corpus:
         return shard.label(local)
 
     def labels(self) -> list[str | None]:
-        return [label for shard in self._shards for label in shard.labels()]
+        return [label for shard in self.shards for label in shard.labels()]
 
     def sentence_ends(self, index: int) -> np.ndarray:
         """(sentences,) uint32 end of each sentence of a document, in tokens, exclusive.
@@ -140,7 +140,7 @@ class Corpus:
     def counts(self, first: int) -> np.ndarray:
         """(vocabulary - first,) int64 counts of the tokens with ids from ``first`` on."""
         counts = np.zeros(self._tokenizer.vocab_size - first, np.int64)
-        for shard in self._shards:
+        for shard in self.shards:
             counts += np.bincount(shard.ids[shard.ids >= first] - first, minlength=len(counts))
         return counts
 
@@ -163,7 +163,7 @@ class Corpus:
 
     def verify(self) -> None:
         """Compare the checksums of all shards. Raises `UserError` for an altered shard."""
-        for record in self._records:
+        for record in self.records:
             if file_digest(self.path / record.name) != record.checksum:
                 raise UserError(f"{self.path / record.name} was altered since it was written; build the corpus again")
 
@@ -171,7 +171,7 @@ class Corpus:
         if not 0 <= index < self.num_documents:
             raise IndexError(f"document {index} of a corpus of {self.num_documents}")
         shard = bisect_right(self._starts, index) - 1
-        return self._shards[shard], int(index) - self._starts[shard]
+        return self.shards[shard], int(index) - self._starts[shard]
 
 
 class Progress(Protocol):
@@ -332,8 +332,7 @@ def _open_manifest(folder: Path, job: Tree) -> list[Line]:
         written = [Line.model_validate(line) for line in rest]
     except ValidationError as error:
         raise UserError(_altered(folder)) from error
-    for line in written:
-        Shard(folder, line.shard)  # raises an error before the build, not after it
+    OpenShards(folder, [line.shard for line in written])  # raises an error before the build, not after it
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(f"{TEMPORARY}*"):
         if leftover.name != LOCK:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -85,17 +86,11 @@ class Shard:
     """A shard open for reading. Arrays are read-only views of the mapped file.
 
     Raises:
-        UserError: the file is missing, has another size than recorded, or is not a shard.
+        UserError: the file is missing, or is not a shard.
     """
 
-    def __init__(self, folder: Path, record: ShardRecord) -> None:
-        path = folder / record.name
-        if path.parent != folder:
-            raise UserError(f"corpus {folder} has a shard outside its folder, {record.name!r}; build it again")
+    def __init__(self, path: Path) -> None:
         try:
-            size = path.stat().st_size
-            if size != record.size:
-                raise UserError(f"{path} has {size:,} bytes instead of {record.size:,}, it was altered; copy it again")
             with pa.memory_map(str(path)) as source:  # the mapping outlives the file descriptor
                 batch = pa.ipc.open_file(source).get_batch(0)
             batch.validate(full=True)  # offsets and labels; reads no tokens
@@ -103,7 +98,7 @@ class Shard:
             self._labels = batch.column("label")
             ends = batch.column("sentence_ends") if "sentence_ends" in batch.schema.names else None
         except FileNotFoundError as error:
-            raise UserError(f"{path} is missing from the corpus; copy the corpus again, or build it again") from error
+            raise UserError(_missing(path)) from error
         except (OSError, pa.ArrowException, KeyError) as error:
             raise UserError(f"{path} cannot be read: it was altered; build the corpus again") from error
         self._sentences = None if ends is None else _parts(ends)
@@ -124,6 +119,61 @@ class Shard:
     def labels(self) -> list[str | None]:
         labels: list[str | None] = self._labels.to_pylist()
         return labels
+
+
+MAX_OPEN = 4096
+"""Shards of a corpus that are mapped at a time, far below the 65,530 mappings that Linux allows a process."""
+
+
+class OpenShards:
+    """Shards of a corpus in their order, of which at most `MAX_OPEN` are mapped at a time.
+
+    All are opened at once if they are not more, so that damage is found at the beginning; of more, each is opened when
+    it is read.
+
+    Raises:
+        UserError: a file is missing, has another size than recorded, is outside of the folder, or is not a shard.
+    """
+
+    def __init__(self, folder: Path, records: Sequence[ShardRecord]) -> None:
+        self._folder, self._records = folder, records
+        self._open = functools.lru_cache(MAX_OPEN)(self._read)
+        for record in records:
+            _check_file(folder, record)
+        for number in range(len(records) if len(records) <= MAX_OPEN else 0):
+            self[number]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, number: int) -> Shard:
+        return self._open(number)
+
+    def _read(self, number: int) -> Shard:
+        record = self._records[number]
+        shard = Shard(self._folder / record.name)
+        if (len(shard.offsets) - 1, len(shard.ids)) != (record.documents, record.tokens):
+            raise UserError(f"{self._folder / record.name} is not as recorded: it was altered; build the corpus again")
+        return shard
+
+    def __iter__(self) -> Iterator[Shard]:
+        return (self[number] for number in range(len(self)))
+
+
+def _check_file(folder: Path, record: ShardRecord) -> None:
+    path = folder / record.name
+    if path.parent != folder:
+        raise UserError(f"corpus {folder} has a shard outside its folder, {record.name!r}; build it again")
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError as error:
+        raise UserError(_missing(path)) from error
+    if size != record.size:
+        raise UserError(f"{path} has {size:,} bytes instead of {record.size:,}, it was altered; copy it again")
+
+
+def _missing(path: Path) -> str:
+    return f"{path} is missing from the corpus; copy the corpus again, or build it again"
 
 
 def _parts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:

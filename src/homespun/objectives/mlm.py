@@ -210,6 +210,10 @@ class MaskedLM(PretrainingConfig):
         check_shares(self.mask_share, self.random_share)
         return self
 
+    @property
+    def supports_stream(self) -> bool:
+        return not self.next_sentence
+
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
         """Packed rows, or sentence pairs for next sentence prediction."""
         if self.next_sentence:

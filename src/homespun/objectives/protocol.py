@@ -55,6 +55,11 @@ class PretrainingConfig(Config):
         return self.row_order != "bucketed"
 
     @property
+    def supports_stream(self) -> bool:
+        """True if the objective trains on rows of a stream of documents, see `homespun.data.stream_rows`."""
+        return self.packs and type(self).rows is PretrainingConfig.rows
+
+    @property
     def lighter(self) -> str:
         """Setting that needs less memory, for error messages; empty if there is none."""
         return ""

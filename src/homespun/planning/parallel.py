@@ -80,8 +80,8 @@ class DeviceMemory:
     peak: int  # with the fragmentation of one process
 
 
-def device_memory(kind: Kind, alone: Memory, weights: WeightBytes) -> DeviceMemory:
-    """Memory of a device.
+def device_memory(kind: Kind, alone: Memory, weights: WeightBytes, *, accumulate: bool) -> DeviceMemory:
+    """Memory of a device. Its ``peak`` is an upper bound.
 
     Args:
         kind: ``ddp`` keeps all gradients a second time, in the buckets that it reduces. ``fsdp`` holds the weights
@@ -89,13 +89,14 @@ def device_memory(kind: Kind, alone: Memory, weights: WeightBytes) -> DeviceMemo
             work, those of the next one, and a gradient.
         alone: memory of one device that trains the same micro-batch without others.
         weights: of the objective, for the number of devices.
+        accumulate: the step has several micro-batches: gradients exist when memory is at its peak.
     """
     share, buffers = 1.0, 0
     if kind == "ddp":
         buffers = alone.gradients
     elif kind == "fsdp":
         share, buffers = weights.shard / weights.total, 2 * weights.rest + 3 * weights.layer
-    complete = alone.weights + alone.gradients + alone.optimizer
+    at_peak = alone.weights + alone.optimizer + (alone.gradients if accumulate else 0)
     return DeviceMemory(
         weights=round(share * alone.weights),
         gradients=round(share * alone.gradients),
@@ -103,7 +104,7 @@ def device_memory(kind: Kind, alone: Memory, weights: WeightBytes) -> DeviceMemo
         buffers=buffers,
         activations=alone.activations,
         process=alone.process,
-        peak=alone.peak - round((1 - share) * complete) + buffers,
+        peak=alone.peak - round((1 - share) * at_peak) + buffers,
     )
 
 
