@@ -21,12 +21,16 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from homespun.batch import Batch
 from homespun.data.loader import Loader
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.heads import CausalLMHeadConfig
 from homespun.objectives.clm import CausalLMObjective, ClmCollator
+from homespun.planning.parallel import Kind, WeightBytes, communicated_bytes, device_memory
+from homespun.planning.predict import Workload, predict
+from homespun.planning.rates import Rates
 from homespun.training.config import Budget, TrainConfig
 from homespun.training.devices import DistributedContext
 from homespun.training.processes import launch
@@ -35,6 +39,12 @@ from homespun.training.trainer import Trainer
 
 ROWS, LENGTH, BATCH, VOCABULARY, WIDTH, LAYERS = 64, 16, 8, 512, 64, 3
 RUNS = {"ddp-2": ("ddp", 2), "fsdp-2": ("fsdp", 2), "fsdp-4": ("fsdp", 4)}
+KINDS: dict[str, tuple[Kind, int]] = {
+    "one": ("none", 1),
+    "ddp-2": ("ddp", 2),
+    "fsdp-2": ("fsdp", 2),
+    "fsdp-4": ("fsdp", 4),
+}
 RESUMED = (2, 1, 4)
 
 
@@ -145,6 +155,21 @@ def processes(folder: Path) -> list[dict[str, int]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("process-*"))]
 
 
+def planned(kind: Kind, count: int) -> dict[str, int]:
+    """Bytes that the plan has for each process: held after a step, and sent in one."""
+
+    def batches(size: int, most: int) -> list[Batch]:
+        return Loader(RandomRows(), ClmCollator(0), batch_size=BATCH, micro_batch_size=size, seed=0).step(0)[:most]
+
+    config = TrainConfig(batch_size=BATCH, budget=Budget(steps=2), precision="float32")
+    rates = Rates(**dict.fromkeys(Rates.__dataclass_fields__, 1.0))  # seconds do not matter
+    alone = predict(Workload(build, batches, config), 1, rates, device=torch.device("cpu"), accumulate=True).memory
+    weights = WeightBytes.of(build(), count)
+    memory = device_memory(kind, alone, weights, accumulate=True)
+    sent = communicated_bytes(kind, weights, devices=count, micro_batches=BATCH // count)
+    return {"held": memory.weights + memory.gradients + memory.optimizer, "sent": sent}
+
+
 def difference(found: list[float], expected: list[float]) -> float:
     """Largest relative difference."""
     return float(max(abs(a / b - 1) for a, b in zip(found, expected, strict=True)))
@@ -153,7 +178,7 @@ def difference(found: list[float], expected: list[float]) -> float:
 def measure(steps: int) -> dict[str, Any]:
     """Differences of losses and bytes of each process."""
     half = steps // 2
-    differences, resumed, memory = {}, {}, {}
+    differences, resumed, devices = {}, {}, {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         start(1, str(folder / "one"), "ddp", steps)
@@ -171,13 +196,16 @@ def measure(steps: int) -> dict[str, Any]:
             start(count, str(copy), "fsdp", steps)
             resumed[str(count)] = difference(losses(copy), expected)
             print("resumed by", count, resumed[str(count)], file=sys.stderr, flush=True)
-        for name, count in (("one", 1), ("fsdp-4", 4)):
-            memory[str(count)] = max(process["held"] for process in processes(folder / name))
+        for name, (kind, count) in KINDS.items():
+            measured = processes(folder / name)
+            most = {key: max(process[key] for process in measured) for key in ("held", "sent")}
+            devices[name] = {"measured": most, "planned": planned(kind, count)}
+    held = {name: found["measured"]["held"] for name, found in devices.items()}
     return {
         "unit": "relative difference of losses, bytes",
         "steps": steps,
         "losses": differences,  # reach: at most 1e-5
         "resumed": resumed,  # reach: at most 1e-5
-        "memory": memory,
-        "ratios": {"memory": round(memory["4"] / memory["1"], 3)},  # reach: at most 0.3
+        "bytes": devices,  # `sent` is measured for fsdp alone
+        "ratios": {"memory": round(held["fsdp-4"] / held["one"], 3)},  # reach: at most 0.3
     }

@@ -9,6 +9,7 @@ from benchmarks.scaling import kills
 from commands_world import TINY, World
 from pydantic import ValidationError
 
+from homespun.data import corpus as store
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.bundle import weights_of
@@ -93,6 +94,18 @@ def test_optimizers_of_complete_matrices_are_refused(world: World, tmp_path: Pat
         world.run(*words, "--out", tmp_path / "run")
     assert f"optimizer.kind={kind}" in str(refused.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_pretraining_on_a_stream(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "SHARD_TOKENS", 999)
+    build = ("corpus", "build", "--input", world.train, "--text-field", "sentence")
+    world.run(*build, "--tokenizer", world.folder / "tokenizer", "--out", tmp_path / "corpus")
+    words = ["pretrain", "causal-mini", f"data.corpus={tmp_path / 'corpus'}", "data.packing=stream"]
+    words += ["data.max_length=32", "model.hidden_size=32", "model.num_hidden_layers=1", "train.budget.steps=3"]
+    result = world.run(*words, "--out", tmp_path / "run")
+    assert result["tokens"] == 3 * 8 * 32
+    with pytest.raises(UserError, match=r"packing=documents"):
+        world.run(*words, "objective={kind: span_corruption}", "--out", tmp_path / "other")
 
 
 def test_torchrun_restarts_after_a_killed_worker(world: World, tmp_path: Path) -> None:

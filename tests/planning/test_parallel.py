@@ -3,29 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 from benchmarks.scaling import losses
 
-from homespun.batch import Batch
-from homespun.data.loader import Loader
-from homespun.objectives.clm import ClmCollator
-from homespun.planning.parallel import Kind, WeightBytes, communicated_bytes, device_memory, share_of_rows
-from homespun.planning.predict import Memory, Workload, predict
-from homespun.planning.rates import Rates
-from homespun.training.config import Budget, TrainConfig
-
-
-def alone() -> Memory:
-    """Memory of one process, by the trace of a plan."""
-
-    def batches(size: int, count: int) -> list[Batch]:
-        rows = losses.RandomRows()
-        return Loader(rows, ClmCollator(0), batch_size=losses.BATCH, micro_batch_size=size, seed=0).step(0)[:count]
-
-    config = TrainConfig(batch_size=losses.BATCH, budget=Budget(steps=2), precision="float32")
-    rates = Rates(**dict.fromkeys(Rates.__dataclass_fields__, 1.0))
-    work = Workload(losses.build, batches, config)
-    return predict(work, 1, rates, device=torch.device("cpu"), accumulate=True).memory
+from homespun.planning.parallel import Kind, WeightBytes, communicated_bytes, device_memory
+from homespun.planning.predict import Memory
 
 
 @pytest.mark.slow
@@ -34,15 +15,11 @@ def test_plans_are_what_processes_hold_and_send(tmp_path: Path, kind: Kind, coun
     losses.start(count, str(tmp_path), "fsdp" if kind == "fsdp" else "ddp", 2)
     measured = losses.processes(tmp_path)
     assert len(measured) == count
-    weights = WeightBytes.of(losses.build(), count)
-    memory = device_memory(kind, alone(), weights, accumulate=True)
-    planned = memory.weights + memory.gradients + memory.optimizer
+    planned = losses.planned(kind, count)
     # the trace counts the headers of malloc too
-    assert max(process["held"] for process in measured) == pytest.approx(planned, rel=5e-3)
+    assert max(process["held"] for process in measured) == pytest.approx(planned["held"], rel=5e-3)
     if kind == "fsdp":
-        micro_batches = share_of_rows(losses.BATCH, count)
-        sent = communicated_bytes(kind, weights, devices=count, micro_batches=micro_batches)
-        assert measured[0]["sent"] == pytest.approx(sent, rel=1e-3)
+        assert measured[0]["sent"] == pytest.approx(planned["sent"], rel=1e-3)
 
 
 def test_a_device_holds_a_part_and_sends_what_a_ring_does() -> None:

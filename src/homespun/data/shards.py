@@ -121,7 +121,7 @@ class Shard:
         return labels
 
 
-MAX_OPEN = 4096
+MAX_OPEN = 1024
 """Shards of a corpus that are mapped at a time, far below the 65,530 mappings that Linux allows a process."""
 
 
