@@ -6,13 +6,11 @@ times are those of the index and of mapping a shard, without reading a disk. Eac
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,10 @@ import psutil
 
 from benchmarks.measure import peak_memory
 from homespun.commands.workload import made_up_tokenizer
-from homespun.data.corpus import DESCRIPTION, TOKENIZER, VERSION, Corpus
+from homespun.data.corpus import DESCRIPTION, TOKENIZER, Corpus
+from homespun.data.corpus_files import Description, ShardRecord, TokenizerFacts
 from homespun.data.loader import feistel_shuffle
-from homespun.data.shards import ShardBuffer, ShardRecord
+from homespun.data.shards import ShardBuffer
 from homespun.data.stream_rows import StreamRows, split_shards
 
 TOKENS, DOCUMENTS = 10_000_000, 10_000  # of a shard
@@ -62,11 +61,17 @@ def write_corpus(folder: Path, shards: int) -> int:
         else:
             original = records[number - number % LINKS]
             os.link(folder / original.name, folder / name)
-            records.append(replace(original, name=name))
-    facts = {"fingerprint": tokenizer.fingerprint, "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size}
-    totals = {"documents": shards * DOCUMENTS, "tokens": shards * TOKENS, "bytes": 4 * shards * TOKENS, "words": None}
-    lists = {"labels": {}, "sentences": False, "tokenizer": facts, "shards": [asdict(record) for record in records]}
-    (folder / DESCRIPTION).write_text(json.dumps({"version": VERSION} | totals | lists), encoding="utf-8")
+            records.append(original.model_copy(update={"name": name}))
+    description = Description(
+        documents=shards * DOCUMENTS,
+        tokens=shards * TOKENS,
+        bytes=4 * shards * TOKENS,
+        sentences=False,
+        tokenizer=TokenizerFacts.of(tokenizer),
+        labels={},
+        shards=records,
+    )
+    (folder / DESCRIPTION).write_text(description.model_dump_json(), encoding="utf-8")
     return sum((folder / record.name).stat().st_blocks * 512 for record in records[::LINKS])
 
 
