@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from training_parts import Objective, events, make_trainer, train_config, without_clock
 
+from homespun.errors import UserError
 from homespun.training.config import Budget
 from homespun.training.processes import Interruption
 from homespun.training.trainer import Interrupted
@@ -104,6 +105,19 @@ def test_a_run_with_workers_is_interrupted_from_the_terminal(tmp_path):
     plain = in_this_process(tmp_path / "plain", 40)
     losses = [step.loss for step, _ in zip(plain, range(3), strict=False)]
     assert [line["loss/total"] for line in events(tmp_path, "step")] == losses
+
+
+@pytest.mark.parametrize(("processes", "error"), [(2, UserError), (1, RuntimeError)])
+def test_a_survivor_of_another_process_names_resume(tmp_path, processes, error):
+    trainer = in_this_process(tmp_path, 3)
+    trainer.world_size = processes
+
+    def lost(batches):
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:4711")
+
+    trainer._step = lost
+    with pytest.raises(error, match="--resume" if processes == 2 else "peer"):
+        list(trainer)
 
 
 @pytest.mark.slow

@@ -65,6 +65,13 @@ class Cluster:
         if self.device == HERE and self.bandwidth is None and torch.cuda.is_available():
             raise UserError("--bandwidth is missing; give the bytes a second between the GPUs, or --device h100")
 
+    def check_batch(self, batch_size: int) -> None:
+        """Raise `UserError` if a step has fewer rows than there are devices."""
+        if batch_size < self.devices:
+            raise UserError(
+                f"train.batch_size={batch_size} is less than one row for each of {self.devices} devices; raise it"
+            )
+
     @property
     def devices(self) -> int:
         """Number of devices of all nodes."""
@@ -101,15 +108,7 @@ def plan_parallel(work: Work, cluster: Cluster, rates: Rates, here: torch.device
         rates: of this machine, for ``here``.
         here: device of this machine.
         memory: limit of each device in bytes; None: all that it has.
-
-    Raises:
-        UserError: a step has fewer rows than there are devices.
     """
-    batch = work.workload.train.batch_size
-    if batch < cluster.devices:
-        raise UserError(
-            f"train.batch_size={batch} is less than one row for each of {cluster.devices} devices; raise it"
-        )
     limit, workload = memory or cluster.limit(here), work.workload
     if cluster.device != HERE and workload.train.precision == "auto":
         workload = workload.with_train(precision="bf16")

@@ -79,6 +79,8 @@ def plan(
     display = display or Display(json=True)
     budget = _budget(recipe.train.budget, memory=memory, time=time, tokens=tokens, steps=steps)
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"budget": budget})})
+    if cluster is not None:
+        cluster.check_batch(recipe.train.batch_size)
     machine = Machine.here(clock=clock)
     line = display.task("planning", total=None, unit="passes")
     passes = itertools.count(1)
