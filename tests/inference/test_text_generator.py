@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from homespun.cli import app
 from homespun.commands.generate import generator
 from homespun.data.rows import Row
-from homespun.errors import UserError
+from homespun.errors import UserError, escape_controls
 from homespun.hf.open import load, open_model
 from homespun.inference.generation import TextGenerationConfig, TextGenerator, generate_batch
 from homespun.models.bundle import save_model
@@ -115,7 +115,7 @@ def test_the_verb_writes_streams_and_fills_a_file(folder: Path, tmp_path: Path) 
     plain = run("generate", str(folder), "--prompt", PROMPTS[0], *settings)
     assert plain.exit_code == 0, plain.output
     output = json.loads(run("generate", str(folder), "--prompt", PROMPTS[0], *settings, "--json").stdout)
-    assert plain.stdout == output["generated"][0] + "\n"
+    assert plain.stdout == escape_controls(output["generated"][0]) + "\n"
     file, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     file.write_text("".join(json.dumps({"text": prompt, "id": n}) + "\n" for n, prompt in enumerate(PROMPTS)))
     result = run("generate", str(folder), "--input", str(file), "--out", str(out), *settings, "--json")
