@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,8 @@ from figures import stop_drawing
 # Set before any library reads them; processes that tests start inherit them.
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a shell, for jobs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LIMIT = 20.0  # seconds of processor time; an unmarked test is meant to need at most 3
 
