@@ -107,7 +107,7 @@ def _predict_request(text: str) -> bytes:
 
 
 def make_request(path: str, body: bytes, *, method: str = "POST", headers: Sequence[str] = ()) -> bytes:
-    """Bytes of a request on a connection of its own."""
+    """Bytes of a request that has its connection to itself."""
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close", f"Content-Length: {len(body)}"]
     return "\r\n".join([*lines, *headers, "", ""]).encode() + body
 

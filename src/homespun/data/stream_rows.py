@@ -15,7 +15,7 @@ from homespun.text.clean import splitmix64
 class StreamRows:
     """Rows of exactly ``length`` tokens from the stream ``[CLS] document [SEP] [CLS] document [SEP] ...`` of a shard.
 
-    A row begins where the one before ends, also inside a document, without a [CLS] of its own; the last row of a shard
+    A row begins where the one before ends, also inside a document, and gets no [CLS] there; the last row of a shard
     is filled with tokens of the one before. Shards shorter than a row are left out. `homespun.data.rows.PackedRows`
     needs some 30 bytes for each document; here a row is found by arithmetic on the manifest and a binary search in its
     shard.
