@@ -33,6 +33,7 @@ from homespun.data.long_inputs import pad_chunks
 from homespun.data.rows import Rows
 from homespun.fitting.inspection import Inspection, inspect
 from homespun.fitting.networks import Source, open_source
+from homespun.hf.open import open_model
 from homespun.tasks.text_outputs import targets_of
 from homespun.tasks.texts import rows_of
 
@@ -105,7 +106,7 @@ class _Network(nn.Module):
 
     def __init__(self, source: Source, classes: int, features: int, wide: bool) -> None:
         super().__init__()
-        self.encoder = open_fresh(source)
+        self.encoder = open_model(source.path, head=None).model  # with the weights of the file
         self.head = nn.Linear(source.stored.config.backbone.hidden_size, classes)
         self.wide = nn.EmbeddingBag(features, classes, mode="sum", sparse=True) if wide else None
         if self.wide is not None:
@@ -123,13 +124,6 @@ class _Network(nn.Module):
         ids, starts = (torch.from_numpy(array.astype(np.int64)) for array in (part.indices, part.indptr[:-1]))
         wide: Tensor = self.wide(ids, starts, per_sample_weights=torch.from_numpy(part.data.astype(np.float32)))
         return logits + wide
-
-
-def open_fresh(source: Source) -> Any:
-    """Open the pretrained encoder again, with the weights of its file."""
-    from homespun.hf.open import open_model
-
-    return open_model(source.path, head=None).model
 
 
 def _train(
@@ -184,7 +178,3 @@ def _linear(step: int, *, total: int, warmup: float) -> float:
 
 def _accuracy(probabilities: Any, targets: Any) -> float:
     return float((probabilities.argmax(1) == targets).mean())
-
-
-if __name__ == "__main__":
-    print(run(sys.argv[1:]))
