@@ -33,6 +33,7 @@ from homespun.training.devices import disable_malloc_trim
 from homespun.training.optim import adamw, parameter_groups
 
 VOCAB_SIZE, LAYERS, LEARNING_RATE, MAX_NORM, WARMUP = 50_257, 4, 5e-4, 1.0, 2
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 
 
@@ -43,6 +44,8 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--batch-size", type=int, default=8, help="rows in a step (default: %(default)s)")
     parser.add_argument("--length", type=int, default=512, help="tokens in a row (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of the processor (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="bf16: mixed, by autocast")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what a second is (default: %(default)s)")
     settings = vars(parser.parse_args(arguments))
     contestants = {name: ContestantProcess(turns, name, settings) for name in CONTESTANTS}
@@ -70,13 +73,18 @@ def turns(name: str, settings: dict[str, Any]) -> Callable[[], float]:
     torch.manual_seed(0)
     torch.set_num_threads(settings["threads"])
     training, clock = CONTESTANTS[name](settings), CLOCKS[settings["clock"]]
-    for _ in range(WARMUP):
-        next(training)
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            next(training)
+        if settings["device"] == "cuda":
+            torch.cuda.synchronize()
+
+    run(WARMUP)
 
     def measure() -> float:
         start = clock()
-        for _ in range(settings["steps"]):
-            next(training)
+        run(settings["steps"])
         return int(settings["steps"]) * int(settings["batch_size"]) * int(settings["length"]) / (clock() - start)
 
     return measure
@@ -87,11 +95,13 @@ def ours(settings: dict[str, Any]) -> Iterator[None]:
     disable_malloc_trim()
     size = {"preset": "gpt2-small", "num_hidden_layers": LAYERS, "vocab_size": VOCAB_SIZE}
     config = ModelConfig(backbone=EncoderConfig.model_validate(size), head=CausalLMHeadConfig())
-    objective = CausalLMObjective(config.build(), config).train()
+    objective = CausalLMObjective(config.build(), config).to(settings["device"]).train()
     groups = parameter_groups(objective, weight_decay=0.01)
     optimizer = adamw(groups, learning_rate=LEARNING_RATE, betas=(0.9, 0.999), eps=1e-6)
     for batch in itertools.cycle(_batches(settings)):
-        torch.autograd.backward(objective(batch).total(batch.targets))
+        with _autocast(settings):
+            loss = objective(batch).total(batch.targets)
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(objective.parameters(), MAX_NORM)
         optimizer.step()
         optimizer.zero_grad()
@@ -111,10 +121,11 @@ def careful_peer(settings: dict[str, Any]) -> Iterator[None]:
 def _peer(settings: dict[str, Any], *, attention_dropout: float, fused: bool | None) -> Iterator[None]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    model = GPT2LMHeadModel(GPT2Config(n_layer=LAYERS, attn_pdrop=attention_dropout)).train()
+    model = GPT2LMHeadModel(GPT2Config(n_layer=LAYERS, attn_pdrop=attention_dropout)).to(settings["device"]).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused)
     for batch in itertools.cycle(_batches(settings)):
-        loss: Tensor = model(input_ids=batch.input_ids, labels=batch.input_ids).loss
+        with _autocast(settings):
+            loss: Tensor = model(input_ids=batch.input_ids, labels=batch.input_ids).loss
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()
@@ -135,6 +146,13 @@ def _batches(settings: dict[str, Any], count: int = 8) -> list[Batch]:
     shape = count, settings["batch_size"], settings["length"]
     collate = ClmCollator(pad_id=0)
     return [
-        collate([Row(row) for row in rows], [RowSeed(0, number, index) for index in range(len(rows))])
+        collate([Row(row) for row in rows], [RowSeed(0, number, index) for index in range(len(rows))]).to(
+            settings["device"]
+        )
         for number, rows in enumerate(random.integers(5, VOCAB_SIZE, shape))
     ]
+
+
+def _autocast(settings: dict[str, Any]) -> torch.autocast:
+    dtype = PRECISIONS[settings["precision"]]
+    return torch.autocast(settings["device"], dtype, enabled=dtype != torch.float32)

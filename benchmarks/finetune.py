@@ -4,7 +4,7 @@ Both train the same architecture on the same token ids with the same batch size,
 AdamW, in float32 or, by autocast, in bfloat16; tokenising is not timed. What differs is what each loop is: ours brings
 texts of like length together, and runs our model, fused AdamW and the trainer with its metrics file; the other is the
 loop of the `transformers` documentation: shuffled batches, a padding collate, `BertForSequenceClassification` and
-`torch.optim.AdamW`.
+`torch.optim.AdamW`. Both train on a GPU if there is one.
 
 A round is 64 steps of each, by turns of 8. Within 64 steps ours sorts by length, so that every round sees short and
 long texts alike; the ratio is the median of the rounds' ratios.
@@ -30,6 +30,7 @@ from homespun.data.loader import WINDOW, Loader
 from homespun.data.rows import Row, pad
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.nn.devices import best_device
 from homespun.tasks.classification import Classification
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import AdamW, Budget, ConstantSchedule, TrainConfig
@@ -108,6 +109,8 @@ class Stretch:
             tokens, cells = next(self.batches)
             self.tokens += tokens
             self.cells += cells
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
 
 def ours(
@@ -153,9 +156,10 @@ def peer(
     """Steps of the `transformers` loop over shuffled batches."""
     import transformers
 
+    device = best_device()
     config: Any = transformers.BertConfig  # whose `num_labels` is an argument that no type tells of
     torch.manual_seed(0)
-    model = transformers.BertForSequenceClassification(
+    model: Any = transformers.BertForSequenceClassification(
         config(
             vocab_size=tokenizer.vocab_size,
             hidden_size=256,
@@ -166,16 +170,17 @@ def peer(
             attention_probs_dropout_prob=DROPOUT,
             num_labels=len(labels),
         )
-    ).train()
+    )
+    model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     while True:
         order = torch.randperm(len(rows)).tolist()
         for start in range(0, len(order), BATCH_SIZE):
             chunk = [rows[index] for index in order[start : start + BATCH_SIZE]]
-            batch = pad(chunk, tokenizer.pad_id)
+            batch = pad(chunk, tokenizer.pad_id).to(device)
             mask = torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask.long()
-            classes = torch.tensor([row.label for row in chunk])
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            classes = torch.tensor([row.label for row in chunk], device=device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
                 loss = model(input_ids=batch.input_ids, attention_mask=mask, labels=classes).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -37,6 +37,7 @@ from homespun.report.significance import wilson_interval
 from homespun.tasks.classification import Classification
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
+from homespun.training.devices import DistributedContext, loader_workers
 from homespun.training.processes import is_launched
 from homespun.training.run import Run
 from homespun.training.trainer import Interrupted, Trainer
@@ -282,7 +283,7 @@ def _train(recipe: LRARecipe, data: _Data, run: Run, display: Display) -> dict[s
         batch_size=config.batch_size,
         micro_batch_size=config.micro_batch_size,
         seed=config.seed,
-        workers=config.workers,
+        workers=loader_workers(config.workers, DistributedContext.join().device),
         order="bucketed",
     )
 

@@ -111,6 +111,16 @@ class Term:
     weight: float = 1.0
 
 
+def count_tensor(count: Tensor | float, device: torch.device) -> Tensor:
+    """() float32 on ``device``, without waiting for the kernels of a GPU."""
+    import torch
+    from torch import Tensor
+
+    if isinstance(count, Tensor):
+        return count.to(device, torch.float32)
+    return torch.full((), count, dtype=torch.float32, device=device)
+
+
 @dataclass(frozen=True)
 class Loss:
     """Loss: the weighted sum of the means of its terms."""
@@ -128,7 +138,7 @@ class Loss:
         for name, term in self.terms.items():
             if term.weight:
                 count = term.count if targets is None else targets.get(name, 0.0)
-                count = torch.as_tensor(count, dtype=torch.float32, device=term.sum.device)
+                count = count_tensor(count, term.sum.device)
                 # not a clamp at 1: with class weights a count is a sum of weights, and may be below 1
                 parts.append(term.weight * term.sum.float() / torch.where(count > 0, count, 1.0))
         return torch.stack(parts).sum() if parts else torch.zeros(())

@@ -29,7 +29,7 @@ class Food:
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = SimpleNamespace(labels=SimpleNamespace(names=("food", "sport")), model=None, task={})
-    monkeypatch.setattr("homespun.hf.open.open_model", lambda run: stored)
+    monkeypatch.setattr("homespun.hf.open.open_for_inference", lambda run: stored)
     monkeypatch.setattr("homespun.tasks.config.stored_task", lambda *arguments, **settings: Food())
 
 

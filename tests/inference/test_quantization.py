@@ -94,10 +94,3 @@ def test_models_without_linear_layers_are_refused(precision: Precision) -> None:
         quantize([network(nn.LSTM(3, 5))], precision, source="m")
     with pytest.raises(UserError, match="no linear layers to quantize"):
         quantize([], precision, source="m")
-
-
-def test_a_layer_on_another_device_is_refused() -> None:
-    layer = nn.Linear(4, 4, device="meta")
-    with pytest.raises(UserError, match="meta"):
-        quantize([network(layer)], "bf16", source="m")
-    assert "forward" not in vars(layer)

@@ -4,6 +4,7 @@ from torch import nn
 from training_parts import Objective
 
 from homespun.errors import UserError
+from homespun.training import optim
 from homespun.training.checkpoint import load_optimizer, optimizer_tensors
 from homespun.training.config import Adafactor, AdamW, Soap
 from homespun.training.optim import layer_scales, parameter_groups, set_learning_rate
@@ -170,6 +171,31 @@ def test_soap_computes_its_bases_at_the_same_steps_when_it_is_resumed(stop: int)
         return linear.weight.detach()
 
     assert torch.equal(trained(resumed=True), trained(resumed=False))
+
+
+def test_soap_stacks_matrices_of_equal_shape_without_changing_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; one of the matrices has no gradient in the first step."""
+
+    def trained() -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(2)
+        torch.manual_seed(3)
+        layers = nn.ModuleList([nn.Linear(*sizes, bias=False) for sizes in ((5, 3), (5, 3), (3, 5), (5, 3), (4, 4))])
+        optimizer = Soap(frequency=3).build(layers)
+        for step in range(13):
+            for number, parameter in enumerate(layers.parameters()):
+                gradient = torch.randn(parameter.shape, generator=generator)
+                parameter.grad = None if step == 0 and number == 1 else gradient
+            set_learning_rate(optimizer, 0.1)
+            optimizer.step()
+        return [parameter.detach() for parameter in layers.parameters()]
+
+    expected = trained()
+    monkeypatch.setattr(optim, "is_stacked", lambda device: True)
+    decompose, sizes = optim._eigenvectors, []
+    monkeypatch.setattr(optim, "_eigenvectors", lambda matrices: sizes.append(matrices.shape) or decompose(matrices))
+    for ours, alone in zip(trained(), expected, strict=True):
+        torch.testing.assert_close(ours, alone)
+    assert {tuple(size) for size in sizes} == {(3, 3), (2, 3, 3), (4, 4)}
 
 
 def test_soap_trains_what_is_no_matrix_by_adamw() -> None:

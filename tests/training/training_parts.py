@@ -128,7 +128,7 @@ def make_trainer(
         micro_batch_size=config.micro_batch_size,
         rank=rank,
         world_size=world_size,
-        workers=config.workers,
+        workers=0 if config.workers == "auto" else config.workers,
     )
     run = Run.create(path, config, resume=resume, main=rank == 0)
     return Trainer(objective, loader, config, run, **others)

@@ -16,7 +16,7 @@ from homespun.baselines import majority, tfidf
 from homespun.config import Config
 from homespun.data.labels import Labels, read_labelled_texts
 from homespun.errors import UserError, nearest
-from homespun.hf.open import open_model
+from homespun.hf.open import open_for_inference
 from homespun.inference.few_shot import (
     Prompts,
     PromptTemplate,
@@ -98,7 +98,7 @@ def few_shot(
     The examples of one draw are nested: smaller numbers of shots use a subset of the examples of larger ones.
 
     Args:
-        run: a generative model, see `homespun.hf.open.open_model`.
+        run: a generative model, see `homespun.hf.open.open_for_inference`.
         data: labelled files with the examples of the prompts.
         out: output folder.
         text: text column, or several, which are joined.
@@ -121,7 +121,7 @@ def few_shot(
     """
     settings = prompting or Prompting()
     display = display or Display(json=True)
-    stored = open_model(run)
+    stored = open_for_inference(run)
     texts, names = read_labelled_texts(data, text=text, label=label, encoding=encoding, columns=columns)
     labels = Labels.collect(names)
     words = _answer_words(labels, settings.answers)

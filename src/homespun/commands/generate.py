@@ -11,7 +11,7 @@ from homespun.commands.prediction_files import Prediction, write_predictions
 from homespun.data.corpus import Progress
 from homespun.data.labels import get_text
 from homespun.errors import UserError
-from homespun.hf.open import open_model
+from homespun.hf.open import open_for_inference
 from homespun.inference.generation import TextGenerator
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.config import stored_task
@@ -40,7 +40,7 @@ def generate(
     tokens.
 
     Args:
-        run: a generative model, see `homespun.hf.open.open_model`.
+        run: a generative model, see `homespun.hf.open.open_for_inference`.
         inputs: files, globs, folders, archives, URLs or hub names.
         out: a .jsonl file, written by `homespun.commands.prediction_files.write_predictions`.
         text: columns of the prompt, which are joined.
@@ -62,7 +62,7 @@ def generate(
     path = Path(out)
     if path.suffix != ".jsonl":
         raise UserError(f"--out must end in .jsonl, not {path.name!r}")
-    generator = TextGenerator(open_model(run), stop=stop)
+    generator = TextGenerator(open_for_inference(run), stop=stop)
     records: list[Record] = []
 
     def prompts() -> Iterator[str]:
@@ -124,7 +124,7 @@ def summaries(run: str, inputs: Sequence[str], **options: Unpack[ReadOptions]) -
 
 
 def _open_seq2seq(run: str) -> ModelBundle:
-    stored = open_model(run)
+    stored = open_for_inference(run)
     if stored.task.get("kind") != "seq2seq":
         raise UserError(
             f"{run} was not fine-tuned on text to text; give a run of `homespun finetune summarize`, or use `homespun "
@@ -135,4 +135,4 @@ def _open_seq2seq(run: str) -> ModelBundle:
 
 def generator(run: str, *, stop: Sequence[str] = ()) -> TextGenerator:
     """Open a model for text generation; ``stop``: strings that end generation."""
-    return TextGenerator(open_model(run), stop=stop)
+    return TextGenerator(open_for_inference(run), stop=stop)

@@ -51,9 +51,9 @@ class Pipeline:
         if self.tagger is not None:
             quantize_networks([], quantize, self.source)
         elif find_text_model(source) is None:
-            from homespun.hf.open import open_model  # imports torch, as networks need it
+            from homespun.hf.open import open_for_inference  # imports torch, as networks need it
 
-            self.bundle = open_model(source)
+            self.bundle = open_for_inference(source)
             quantize_networks([self.bundle], quantize, self.source)
 
     @cached_property

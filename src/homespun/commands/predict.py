@@ -67,10 +67,10 @@ def evaluate(
         found = model.data.read_files(data)
         with prefix_errors(data):
             return measure(model, found).metrics
-    from homespun.hf.open import open_model  # imports torch, as networks need it
+    from homespun.hf.open import open_for_inference  # imports torch, as networks need it
     from homespun.tasks.config import stored_task
 
-    stored = open_model(run)
+    stored = open_for_inference(run)
     task = stored_task(stored, source=run, **options)
     examples = task.data.read_files(data)
     with prefix_errors(data):
@@ -242,10 +242,10 @@ def _open_predictor(
         model = open_text_model(run, **options)
         quantize_networks(model.networks, quantize, run)
         return RecordPredictor(model.data, model.labels, partial(predict_with, model), {"model": model.kind})
-    from homespun.hf.open import open_model
+    from homespun.hf.open import open_for_inference
     from homespun.tasks.config import stored_task
 
-    stored = open_model(run) if stored is None else stored
+    stored = open_for_inference(run) if stored is None else stored
     quantize_networks([stored], quantize, run)
     return task_predictor(stored, stored_task(stored, source=run, **options))
 

@@ -43,7 +43,7 @@ from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.training.config import TrainConfig
-from homespun.training.devices import DistributedContext
+from homespun.training.devices import DistributedContext, loader_workers
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import evaluate_loss
@@ -189,7 +189,7 @@ class _Setup:
             rank=context.rank,
             world_size=context.world_size,
             order=self.recipe.objective.row_order,
-            workers=config.workers,
+            workers=loader_workers(config.workers, context.device),
         )
         batch_size = config.micro_batch_size or config.batch_size
         return training, Loader(self.validation, collate, batch_size=batch_size, seed=self.recipe.data.split_seed)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from homespun.config import Tree
 from homespun.errors import UserError
+from homespun.nn.devices import best_device
 from homespun.objectives.config import PretrainingObjective
 from homespun.report.console import Display
 from homespun.training.config import TrainConfig
-from homespun.training.devices import DistributedContext, trains_on_cpu
+from homespun.training.devices import DistributedContext
 from homespun.training.processes import is_launched, launch
 
 Job = Callable[..., Tree]
@@ -26,7 +27,7 @@ def processes_to_start(config: TrainConfig) -> int:
     count = 1 if config.processes == "auto" else config.processes
     if count == 1 or is_launched():
         return 1
-    if not trains_on_cpu():
+    if best_device().type != "cpu":
         raise UserError(f"train.processes={count} is for CPUs; set it to 1, or start GPUs with torchrun")
     if config.budget.memory is not None:
         raise UserError(

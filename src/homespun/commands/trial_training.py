@@ -26,7 +26,7 @@ from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
 from homespun.tasks.protocol import CalibratedTask, Task, TaskRows, TrainingSetup, validate
 from homespun.training.config import TrainConfig
-from homespun.training.devices import DistributedContext
+from homespun.training.devices import DistributedContext, loader_workers
 from homespun.training.run import Run
 from homespun.training.step import check_sharding
 from homespun.training.trainer import Trainer
@@ -129,7 +129,7 @@ def train_trial(
         seed=config.seed,
         rank=context.rank,
         world_size=context.world_size,
-        workers=config.workers,
+        workers=loader_workers(config.workers, context.device),
         order="bucketed",
     )
     batch = typical_batch(setup.rows, setup.collate, config.seed)

@@ -16,7 +16,7 @@ from homespun.commands.recipe import FinetuneRecipe
 from homespun.config import Tree
 from homespun.data.splits import stratified_folds, stratified_order, stratified_split
 from homespun.errors import UserError
-from homespun.hf.open import open_model
+from homespun.hf.open import open_for_inference
 from homespun.io.atomic import atomic_path, write_text
 from homespun.metrics.classification import Metrics, summarise
 from homespun.results import VERSION
@@ -206,7 +206,7 @@ def measure_baselines(recipe: FinetuneRecipe, out: str | Path, *, start_from: st
     data = recipe.data
     everything, test = data.read("train"), data.read("test")
     assert everything is not None
-    task = data.task(recipe.objective, open_model(start_from), everything)
+    task = data.task(recipe.objective, open_for_inference(start_from), everything)
     trials = plan_trials(recipe, task, everything, data.read("validation"), test)
     run = Run.create(out, recipe, resume=resume)
     largest = max(trial.size or 0 for trial in trials)

@@ -23,7 +23,7 @@ from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.fitting.candidates import METRICS, score
 from homespun.fitting.inspection import Inspection
-from homespun.hf.open import open_model
+from homespun.hf.open import open_for_inference
 from homespun.inference.predict import embed_rows
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object, read_optional
@@ -32,6 +32,7 @@ from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.sequence_heads import LinearHeadConfig, MeanHeadConfig
 from homespun.models.weight_transfer import layers_of
+from homespun.nn.devices import best_device
 from homespun.report.console import Display
 from homespun.tasks.classification import ClassificationTask
 from homespun.tasks.network_text_model import NetworkTextModel, open_network
@@ -90,7 +91,7 @@ def open_source(path: str, inspection: Inspection) -> Source:
     Raises:
         UserError: there is no model, or it is no encoder or decoder of texts.
     """
-    stored = open_model(path, head=None)
+    stored = open_for_inference(path, head=None)
     if stored.config.backbone.has_decoder and not stored.config.backbone.causal:
         raise UserError(f"{path} is an encoder-decoder; fit classifies with an encoder or a decoder alone")
     sample = list(inspection.train[:: max(1, len(inspection.train) // 2_000)])
@@ -220,7 +221,7 @@ def _with_layer(
     built.classifier = layer
     config = source.config.model_copy(update={"head": head})
     model = Model(source.model.backbone, built, reader=config.reader, special_tokens=source.model.special_tokens)
-    bundle = ModelBundle(model.eval(), config, source.tokenizer, labels)
+    bundle = ModelBundle(model.to(best_device()).eval(), config, source.tokenizer, labels)
     if labels is None:
         return NetworkTextModel(bundle, RegressionTask(data, bundle, bounds=None))
     return NetworkTextModel(bundle, ClassificationTask(data, labels, bundle)).calibrated(inspection.validation)

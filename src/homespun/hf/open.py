@@ -26,6 +26,7 @@ from homespun.models.bundle import (
 )
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
+from homespun.nn.devices import best_device
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabularies import VOCABULARIES
 
@@ -62,6 +63,12 @@ class OpenedModel:
 def open_model(source: str | Path, *, head: str | None = STORED) -> ModelBundle:
     """Open the model in ``source`` on the CPU, in evaluation mode; see `open_any`."""
     return _with_eos_token(open_any(source, head=head).stored)
+
+
+def open_for_inference(source: str | Path, *, head: str | None = STORED) -> ModelBundle:
+    """`open_model` on the device of `best_device`."""
+    stored = open_model(source, head=head)
+    return replace(stored, model=stored.model.to(best_device()))
 
 
 def open_for_training(source: str | Path) -> ModelBundle:

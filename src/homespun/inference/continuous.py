@@ -120,7 +120,9 @@ class ContinuousGenerator:
         self._packed = ExitStack()
         self._packed.enter_context(self._writer.packed())
         with eval_mode(model):
-            steps, _ = start(self._writer, job.prompt(torch.zeros(1, dtype=torch.int64)), use_cache=True)
+            steps, _ = start(
+                self._writer, job.prompt(torch.zeros(1, dtype=torch.int64, device=self._device)), use_cache=True
+            )
         self._use_cache = isinstance(steps, CachedSteps)
         self._is_shared = self._use_cache and not job.backbone.has_decoder and only_distances(job.backbone)
         self._steps = RaggedSteps(self._writer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 import torch
@@ -17,7 +17,7 @@ from homespun.nn.torch_private import cpu_has_vnni
 Precision = Literal["bf16", "int8"]
 
 
-def quantize(networks: Iterable[ModelBundle], precision: Precision, *, source: str) -> None:
+def quantize(networks: Collection[ModelBundle], precision: Precision, *, source: str) -> None:
     """Compute the linear layers of ``networks`` in bfloat16 or 8-bit integers; everything else stays float32.
 
     ``int8`` is dynamic quantization: weights have a scale for each output, activations one for each batch, so that a
@@ -25,12 +25,12 @@ def quantize(networks: Iterable[ModelBundle], precision: Precision, *, source: s
     read them.
 
     Args:
-        networks: on a CPU.
+        networks: moved to the CPU.
         precision: of the products.
         source: name of the model in errors.
 
     Raises:
-        UserError: a layer is not on a CPU, there is no linear layer, or this build of torch has no 8-bit products.
+        UserError: there is no linear layer, or this build of torch has no 8-bit products.
     """
     if precision == "int8" and torch.backends.quantized.engine == "none":
         raise UserError("quantize=int8 needs a build of torch with 8-bit products; use bf16, or leave it out")
@@ -38,8 +38,8 @@ def quantize(networks: Iterable[ModelBundle], precision: Precision, *, source: s
     layers = [part for network in networks for part in network.model.modules() if type(part) is nn.Linear]
     if not layers:
         raise UserError(f"{source} has no linear layers to quantize; leave quantize={precision} out")
-    if device := next((layer.weight.device for layer in layers if layer.weight.device.type != "cpu"), None):
-        raise UserError(f"{source} is on {device}; quantize={precision} is for CPUs, move it there or leave it out")
+    for network in networks:
+        network.model.to("cpu")
     for layer in layers:
         vars(layer)["forward"] = product(layer)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from homespun.data.labels import LabelledRows, Labels
 from homespun.errors import UserError
-from homespun.hf.open import open_model
+from homespun.hf.open import open_for_inference
 from homespun.inference.predict import embed_rows
 from homespun.metrics.calibration import DecisionRule
 from homespun.models.bundle import ModelBundle, save_model
@@ -125,4 +125,4 @@ class NetworkTextModel:
 
 def open_network(run: str | Path, **options: Unpack[ReadOptions]) -> NetworkTextModel:
     """Open a network as `homespun.tasks.text_models.open_text_model` does."""
-    return NetworkTextModel.of(open_model(run), source=str(run), **options)
+    return NetworkTextModel.of(open_for_inference(run), source=str(run), **options)

@@ -309,7 +309,11 @@ class TrainConfig(Config):
         description="with several processes, ddp: each has the complete model; fsdp: weights, gradients and optimizer "
         "state are sharded over them; auto: fsdp if ddp does not fit into memory",
     )
-    workers: int = Field(default=0, ge=0, description="processes that prepare batches during training")
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        default="auto",
+        description="processes that prepare batches during training; auto: none on a CPU, on a GPU up to 4, one of "
+        "four cores each",
+    )
     tensorboard: bool = Field(default=False, description="write a TensorBoard log; needs homespun[track]")
 
     @model_validator(mode="after")

@@ -21,6 +21,7 @@ import torch
 from accelerate import PartialState
 
 from homespun.errors import UserError
+from homespun.nn.devices import best_device
 from homespun.nn.torch_private import mkldnn_has_bf16
 from homespun.training.config import Limits
 
@@ -47,7 +48,7 @@ class DistributedContext:
         _check_restarts()
         if torch.distributed.is_available():  # its functions keep the process group that exists at their import
             importlib.import_module("torch.distributed.nn.functional")
-        state = PartialState(cpu=trains_on_cpu())  # on a CPU, accelerate joins processes only with cpu=True
+        state = PartialState(cpu=best_device().type == "cpu")  # on a CPU, accelerate joins processes only with cpu=True
         if state.num_processes > 1:
             atexit.register(_destroy_process_group, state)
         return cls(state.process_index, state.num_processes, state.device)
@@ -74,12 +75,6 @@ def _check_restarts() -> None:
             "torchrun --max-restarts would connect to ended processes; start it with --standalone or "
             "--rdzv-backend=c10d, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
         )
-
-
-def trains_on_cpu() -> bool:
-    """True without an accelerator, or with ``ACCELERATE_USE_CPU``."""
-    forced = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
-    return forced or not torch.accelerator.is_available()
 
 
 def _destroy_process_group(state: PartialState) -> None:
@@ -132,6 +127,13 @@ def is_worth_compiling(device: torch.device, limits: Limits) -> bool:
         and importlib.util.find_spec("triton") is not None
         and any(shutil.which(compiler) for compiler in ("cc", "gcc", "clang"))
     )
+
+
+def loader_workers(workers: int | Literal["auto"], device: torch.device) -> int:
+    """Processes that prepare batches: on a GPU, which would wait for them, one for four cores, and at most 4."""
+    if workers != "auto":
+        return workers
+    return min(4, (os.cpu_count() or 1) // 4) if device.type == "cuda" else 0
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MXFAST = -1, -3, 1  # malloc.h

@@ -163,67 +163,102 @@ class OneSidedSoap(torch.optim.AdamW):
         return result
 
     def _update_rotated(self, parameters: list[Tensor], group: Group) -> None:
-        if not parameters:
-            return
-        states, rotated = [], []
-        for parameter in parameters:
-            gradient = parameter.grad
-            assert gradient is not None
-            state = self._update_state(parameter, gradient)
-            product = gradient @ state["basis"] if is_tall(gradient) else state["basis"].T @ gradient
-            states.append(state)
+        stacks = self._stacks(parameters)
+        bases, rotated, updates = [], [], []
+        for matrices in stacks:
+            gradient = _join([matrix.grad for matrix in matrices if matrix.grad is not None])
+            basis = self._update_states(matrices, gradient)
+            product = gradient @ basis if is_tall(gradient) else basis.mT @ gradient
+            bases.append(basis)
             rotated.append(product.to(gradient.dtype))
-        updates = [torch.zeros_like(gradient) for gradient in rotated]
-        adamw_update(
-            updates,
-            rotated,
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            foreach=False,
-            fused=group["fused"],
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=0.0,
-            eps=group["eps"],
-            maximize=False,
-        )
-        for parameter, state, update in zip(parameters, states, updates, strict=True):
-            back = update @ state["basis"].T if is_tall(parameter) else state["basis"] @ update
-            parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(back)
+            updates.append(torch.zeros_like(rotated[-1]))
+        states = [self.state[matrix] for matrices in stacks for matrix in matrices]
+        if states:
+            adamw_update(
+                [update for stack in updates for update in _split(stack)],
+                [gradient for stack in rotated for gradient in _split(stack)],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                foreach=False,
+                fused=group["fused"],
+                amsgrad=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"],
+                weight_decay=0.0,
+                eps=group["eps"],
+                maximize=False,
+            )
+        for matrices, basis, update in zip(stacks, bases, updates, strict=True):
+            back = update @ basis.mT if is_tall(update) else basis @ update
+            for matrix, change in zip(matrices, _split(back), strict=True):
+                matrix.mul_(1 - group["lr"] * group["weight_decay"]).add_(change)
 
-    def _update_state(self, parameter: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-        """Update the covariance of a matrix, and its basis if due; returns its state."""
-        state: dict[str, Tensor] = self.state[parameter]
-        if not state:
-            side = min(gradient.shape)
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            # contiguous, as products are: the fused kernel reads all of them in one order
-            state["exp_avg"], state["exp_avg_sq"] = (gradient.new_zeros(gradient.shape) for _ in range(2))
-            state["covariance"] = gradient.new_zeros(side, side)
-            state["basis"] = torch.eye(side, dtype=gradient.dtype, device=gradient.device)
-        tall = is_tall(gradient)
-        product = gradient.T @ gradient if tall else gradient @ gradient.T
-        state["covariance"].lerp_(product.to(gradient.dtype), 1 - self.shampoo_beta)
-        self._steps[parameter] = step = self._steps.get(parameter, 0) + 1
-        if step in _EARLY_STEPS or step % self.frequency == 0:
-            basis = _eigenvectors(state["covariance"])
-            change = basis.T @ state["basis"]
-            state["exp_avg"].copy_(state["exp_avg"] @ change.T if tall else change @ state["exp_avg"])
-            state["basis"].copy_(basis)
-        return state
+    def _stacks(self, matrices: list[Tensor]) -> list[list[Tensor]]:
+        """Group matrices of equal shape where `is_stacked`; each of the others is alone."""
+        groups: dict[object, list[Tensor]] = {}
+        for matrix in matrices:
+            key = (matrix.shape, self._steps.get(matrix)) if is_stacked(matrix.device) else id(matrix)
+            groups.setdefault(key, []).append(matrix)
+        return list(groups.values())
+
+    def _update_states(self, matrices: list[Tensor], gradient: Tensor) -> Tensor:
+        """Update the covariance of each matrix, and its basis if due; returns the bases, joined as ``gradient`` is."""
+        states: list[dict[str, Tensor]] = [self.state[matrix] for matrix in matrices]
+        side, tall = min(gradient.shape[-2:]), is_tall(gradient)
+        for state, part in zip(states, _split(gradient), strict=True):
+            if not state:
+                # on the device of the matrix, as the fused kernel requires
+                state["step"] = torch.zeros((), dtype=torch.float32, device=part.device)
+                # contiguous, as products are: the fused kernel reads all of them in one order
+                state["exp_avg"], state["exp_avg_sq"] = (part.new_zeros(part.shape) for _ in range(2))
+                state["covariance"] = part.new_zeros(side, side)
+                state["basis"] = torch.eye(side, dtype=part.dtype, device=part.device)
+        product = gradient.mT @ gradient if tall else gradient @ gradient.mT
+        for state, part in zip(states, _split(product.to(gradient.dtype)), strict=True):
+            state["covariance"].lerp_(part, 1 - self.shampoo_beta)
+        for matrix in matrices:
+            self._steps[matrix] = self._steps.get(matrix, 0) + 1
+        basis = _join([state["basis"] for state in states])
+        step = self._steps[matrices[0]]
+        if step not in _EARLY_STEPS and step % self.frequency:
+            return basis
+        changed = _eigenvectors(_join([state["covariance"] for state in states]))
+        change = changed.mT @ basis
+        mean = _join([state["exp_avg"] for state in states])
+        mean = mean @ change.mT if tall else change @ mean
+        for state, new_basis, new_mean in zip(states, _split(changed), _split(mean), strict=True):
+            state["basis"].copy_(new_basis)
+            state["exp_avg"].copy_(new_mean)
+        return changed
+
+
+def is_stacked(device: torch.device) -> bool:
+    """True on a GPU, where it takes longer to launch a product of small matrices than to compute it."""
+    return device.type != "cpu"
+
+
+def _join(matrices: list[Tensor]) -> Tensor:
+    """One matrix as it is, several as (matrices, rows, columns)."""
+    return matrices[0] if len(matrices) == 1 else torch.stack(matrices)
+
+
+def _split(joined: Tensor) -> list[Tensor]:
+    """Undo `_join`, as views."""
+    return [joined] if joined.ndim == 2 else list(joined.unbind())
 
 
 def is_tall(matrix: Tensor) -> bool:
     """True if the matrix has more rows than columns, and the columns are rotated."""
-    return matrix.shape[0] > matrix.shape[1]
+    return matrix.shape[-2] > matrix.shape[-1]
 
 
 def _eigenvectors(covariance: Tensor) -> Tensor:
-    """(m, m) positive semidefinite -> (m, m) eigenvectors in columns."""
-    scale = covariance.diagonal().amax().clamp(min=torch.finfo(covariance.dtype).tiny)
+    """(..., m, m) positive semidefinite -> (..., m, m) eigenvectors in columns."""
+    scale = (
+        covariance.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=torch.finfo(covariance.dtype).tiny)[..., None, None]
+    )
     vectors: Tensor = torch.linalg.eigh(covariance / scale)[1]
     return vectors

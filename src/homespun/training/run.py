@@ -81,7 +81,7 @@ def _git(*arguments: str) -> str:
 
 logger = logging.getLogger(__name__)
 
-_RESUMABLE = re.compile(r"\.budget\.|\.(processes|parallel)$")  # settings that a resumed run may change
+_RESUMABLE = re.compile(r"\.budget\.|\.(processes|parallel|workers)$")  # settings that a resumed run may change
 _CONFIG, _ENVIRONMENT, _METRICS, _RESULT = "config.yaml", "environment.json", "metrics.jsonl", "result.json"
 
 

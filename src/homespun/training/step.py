@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from homespun.batch import Batch, Loss
+from homespun.batch import Batch, Loss, count_tensor
 from homespun.errors import NotFinite, UserError, is_out_of_memory
 from homespun.models.bundle import load_weights, weights_of
 from homespun.nn.torch_private import is_compile_error
@@ -139,7 +139,7 @@ class TrainingStep:
                 torch.autograd.backward(self._scaler.scale(total))
             terms = loss.terms.values()
             sums = [term.sum.detach().float() for term in terms]
-            counts = [torch.as_tensor(term.count, dtype=torch.float32, device=self.device) for term in terms]
+            counts = [count_tensor(term.count, self.device) for term in terms]
             values = torch.stack(sums + counts)
             totals = values if totals is None else totals + values
         if totals is None:
