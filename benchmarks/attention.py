@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from benchmarks.attention_peers import ALONE, PEERS
 from benchmarks.measure import (
-    ContestantProcess,
+    contestant,
     measure_interleaved,
     peak_bytes,
     peak_memory,
@@ -132,12 +132,13 @@ def _against_peers(options: argparse.Namespace, settings: Settings) -> dict[str,
     for name in [options.only] if options.only else [*ALONE] if options.alone else NAMES:
         contenders = {side: of for side, of in sides.items() if (name, side) != ("full", "careful_peer")}
         contestants = {
-            side: ContestantProcess(_seconds, make, name, settings, keep) for side, (make, keep) in contenders.items()
+            side: contestant(settings.device, _seconds, make, name, settings, keep)
+            for side, (make, keep) in contenders.items()
         }
         times = measure_interleaved(contestants, options.rounds)
-        for side, contestant in contestants.items():
-            contestant.close()
-            results[side][name] = {"seconds": round(times[side], 4), "peak_bytes": contestant.peak}
+        for side, measured in contestants.items():
+            measured.close()
+            results[side][name] = {"seconds": round(times[side], 5), "peak_bytes": measured.peak}
         results["ratios"][name] = {}
         for side, suffix in (("peer", ""), ("careful_peer", "_careful")):
             if side in contenders:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import ContestantProcess, measure_interleaved
+from benchmarks.measure import contestant, measure_interleaved
 from homespun.batch import Batch, RowSeed
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
@@ -48,13 +48,13 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="bf16: mixed, by autocast")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what a second is (default: %(default)s)")
     settings = vars(parser.parse_args(arguments))
-    contestants = {name: ContestantProcess(turns, name, settings) for name in CONTESTANTS}
+    contestants = {name: contestant(settings["device"], turns, name, settings) for name in CONTESTANTS}
     try:
         rates = measure_interleaved(contestants, settings["rounds"])
-        peaks = {name: contestant.peak for name, contestant in contestants.items()}
+        peaks = {name: measured.peak for name, measured in contestants.items()}
     finally:
-        for contestant in contestants.values():
-            contestant.close()
+        for measured in contestants.values():
+            measured.close()
     return {
         "unit": "tokens/s, bytes",
         **settings,

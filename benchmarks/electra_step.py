@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import measure_interleaved, peak_bytes, peak_memory, seconds
+from benchmarks.measure import contestant, measure_interleaved, seconds
 from homespun.batch import Batch, RowSeed
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
@@ -51,8 +51,11 @@ def run(arguments: list[str]) -> dict[str, Any]:
         "precision": options.precision,
         "threads": options.threads,
     }
-    peaks = {name: peak_memory(peak, name, settings).result for name in CONTESTANTS}
-    rates = measure_interleaved({name: rate(name, settings, options.steps) for name in CONTESTANTS}, options.rounds)
+    contestants = {name: contestant(options.device, rate, name, settings, options.steps) for name in CONTESTANTS}
+    rates = measure_interleaved(contestants, options.rounds)
+    peaks = {name: measured.peak for name, measured in contestants.items()}
+    for measured in contestants.values():
+        measured.close()
     return {
         "unit": "tokens/s, bytes",
         **settings,
@@ -84,12 +87,6 @@ def rate(name: str, settings: dict[str, Any], steps: int) -> Callable[[], float]
         return steps * int(settings["batch_size"]) * int(settings["length"]) / seconds(turn)
 
     return measure
-
-
-def peak(name: str, settings: dict[str, Any]) -> int:
-    """Bytes at the most: of the device where there is one, else of this process, which does nothing else."""
-    rate(name, settings, 1)()
-    return torch.cuda.max_memory_allocated() if settings["device"] == "cuda" else peak_bytes()
 
 
 def ours(settings: dict[str, Any]) -> Iterator[None]:

