@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -98,10 +99,16 @@ def test_a_second_ctrl_c_stops_at_once():
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_run_with_workers_is_interrupted_from_the_terminal(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_with_workers_is_interrupted_from_the_terminal_or_by_a_service(tmp_path, number):
     trainer = in_this_process(tmp_path, 40, workers=1)
     with pytest.raises(Interrupted):
-        signal_at(3, signal.SIGINT, trainer)
+        for step in trainer:
+            if step.number == 3:  # another process sends it to all of them, workers first
+                workers = psutil.Process().children()
+                pids = [*(worker.pid for worker in workers), os.getpid()]
+                subprocess.run(["kill", f"-{number.value}", *map(str, pids)], check=True)
+                psutil.wait_procs(workers, timeout=0.3)
     plain = in_this_process(tmp_path / "plain", 40)
     losses = [step.loss for step, _ in zip(plain, range(3), strict=False)]
     assert [line["loss/total"] for line in events(tmp_path, "step")] == losses

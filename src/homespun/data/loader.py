@@ -153,7 +153,7 @@ class Loader:
             num_workers=self.workers,
             collate_fn=_identity,
             pin_memory=torch.cuda.is_available(),
-            worker_init_fn=_ignore_interrupts,
+            worker_init_fn=_ignore_signals,
             # the default draws a seed from the global generator, so that workers would change dropout
             generator=torch.Generator(),
         )
@@ -174,9 +174,10 @@ def _identity(item: T) -> T:
     return item
 
 
-def _ignore_interrupts(worker: int) -> None:
-    """Leave Ctrl-C, which reaches all processes of a terminal, to the trainer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _ignore_signals(worker: int) -> None:
+    """Leave signals that reach all processes of a terminal or a service to the trainer."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def feistel_shuffle(positions: np.ndarray, count: int, *, key: tuple[int, ...]) -> np.ndarray:
