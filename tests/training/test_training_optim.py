@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -191,11 +193,40 @@ def test_soap_stacks_matrices_of_equal_shape_without_changing_the_training(monke
 
     expected = trained()
     monkeypatch.setattr(optim, "is_stacked", lambda device: True)
+    monkeypatch.setattr(optim, "_refine", lambda basis, covariance: optim._eigenvectors(covariance))
     decompose, sizes = optim._eigenvectors, []
     monkeypatch.setattr(optim, "_eigenvectors", lambda matrices: sizes.append(matrices.shape) or decompose(matrices))
     for ours, alone in zip(trained(), expected, strict=True):
         torch.testing.assert_close(ours, alone)
     assert {tuple(size) for size in sizes} == {(3, 3), (2, 3, 3), (4, 4)}
+
+
+def test_bases_are_refined_towards_the_eigenvectors() -> None:
+    generator = torch.Generator().manual_seed(1)
+    random = partial(torch.randn, 2, 32, 32, generator=generator)
+    scales = torch.tensor([1.0, 0.2])[:, None, None] * torch.logspace(0, -2, 32)
+    first = random() * scales
+    covariance = first.mT @ first
+    basis, start = torch.linalg.eigh(covariance)[1], None
+
+    def off_diagonal(basis: torch.Tensor) -> float:
+        rotated = basis.mT @ covariance @ basis
+        lengths = rotated.diagonal(dim1=-2, dim2=-1).sqrt()
+        return float((rotated / lengths[..., None] / lengths[..., None, :] - torch.eye(32)).norm())
+
+    for _ in range(5):
+        change = first + 0.1 * random() * scales
+        covariance = 0.8 * covariance + 0.2 * change.mT @ change
+        start = basis if start is None else start
+        basis = optim._refine(basis, covariance)
+    assert off_diagonal(basis) < 0.4 * off_diagonal(start)
+    torch.testing.assert_close(basis.mT @ basis, torch.eye(32).expand(2, 32, 32), rtol=0, atol=1e-5)
+
+
+def test_a_basis_that_cannot_be_refined_is_kept() -> None:
+    basis = torch.linalg.qr(torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1)))[0]
+    assert torch.equal(optim._refine(basis, torch.full((2, 4, 4), torch.nan)), basis)
+    assert torch.equal(optim._refine(basis, torch.zeros(2, 4, 4)), basis)
 
 
 def test_soap_trains_what_is_no_matrix_by_adamw() -> None:

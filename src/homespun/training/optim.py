@@ -271,24 +271,27 @@ def _eigenvectors(covariance: Tensor) -> Tensor:
 
 
 _DAMPING = 0.3  # pairs of eigenvalues that differ by less than this share rotate less
+_ROUNDS = 3  # 1: 0.03 nats more than with eigendecompositions after 1.1 M tokens; 3: 0.01, less than seeds differ by
 
 
 def _refine(basis: Tensor, covariance: Tensor) -> Tensor:
-    """(..., m, m) eigenvectors of an earlier covariance -> about those of this one, by a step of perturbation theory.
+    """(..., m, m) eigenvectors of an earlier covariance -> about those of this one, by perturbation theory.
 
     Eigenvector j gains ``d_ij / (d_j - d_i)`` of eigenvector i, where d is the covariance in the earlier basis, damped
     where the eigenvalues are close, and the columns are made orthogonal again by a Cholesky decomposition. A GPU
     computes this for many matrices at once. Columns keep their places; a basis for which it fails is kept.
     """
+    refined = basis
     with torch.autocast(basis.device.type, enabled=False):
-        rotated = basis.mT @ covariance @ basis
-        values = rotated.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(basis.dtype).tiny)
-        gaps = values[..., None, :] - values[..., None]
-        scale = values[..., None, :] + values[..., None]
-        gaps = gaps / scale
-        damping = _DAMPING**2 * values[..., None, :] * values[..., None] / scale**2
-        columns = basis + basis @ (rotated / scale * gaps / (gaps.square() + damping))
-        factor = torch.linalg.cholesky_ex(columns.mT @ columns).L
-        refined = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
+        for _ in range(_ROUNDS):
+            rotated = refined.mT @ covariance @ refined
+            values = rotated.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(basis.dtype).tiny)
+            right, left = values[..., None, :], values[..., None]
+            scale = right + left
+            gaps = (right - left) / scale
+            damping = _DAMPING**2 * right * left / scale**2
+            columns = refined + refined @ (rotated / scale * gaps / (gaps.square() + damping))
+            factor = torch.linalg.cholesky_ex(columns.mT @ columns).L
+            refined = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
     works = refined.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
     return torch.where(works, refined, basis)
