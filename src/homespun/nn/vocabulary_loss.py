@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from homespun.nn.torch_private import FunctionContext
 
 _CHUNK = 12 * 2**20  # logits in memory at once: 48 MB in float32
+_GPU_CHUNK = 64 * 2**20  # on a GPU, which small chunks leave waiting for the CPU
 _ROWS = 256  # targets at once on a CPU: more exceed its cache, fewer make products slower
 _BLOCK = 512  # tokens of the vocabulary in one product on a CPU: one product for all takes 1.6 times as long
 
@@ -81,8 +82,9 @@ class _PredictTokens(torch.autograd.Function):
         correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
         samples = torch.empty_like(labels)
         narrow_weight, narrow_bias = weight.to(hidden.dtype), bias.to(hidden.dtype)
-        rows = max(1, _CHUNK // len(weight))
-        if hidden.device.type == "cpu":
+        on_cpu = hidden.device.type == "cpu"
+        rows = max(1, (_CHUNK if on_cpu else _GPU_CHUNK) // len(weight))
+        if on_cpu:
             rows = min(rows, _ROWS)
         for start in _iterations(range(0, len(labels), rows)):
             part = slice(start, start + rows)

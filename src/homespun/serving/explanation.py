@@ -186,10 +186,12 @@ def text_attention(bundle: ModelBundle, example: LabelledText, layer: int, *, ma
         pairs=second_texts([example]),
         segments=bundle.config.backbone.type_vocab_size > 1,
     )
-    batch = pad_chunks([rows[0]], pad_id=bundle.tokenizer.pad_id)
-    weights = attention_weights(bundle.model, layer, batch.input_ids, batch.context)
+    batch = pad_chunks([rows[0]], pad_id=bundle.tokenizer.pad_id).to(next(bundle.model.parameters()).device)
+    weights = attention_weights(bundle.model, layer, batch.input_ids, batch.context).cpu()
     names = bundle.tokenizer.tokens
-    tokens = [bundle.tokenizer.decode([i], skip_special_tokens=False).strip() or names[i] for i in batch.input_ids[0]]
+    tokens = [
+        bundle.tokenizer.decode([i], skip_special_tokens=False).strip() or names[i] for i in batch.input_ids[0].tolist()
+    ]
     return AttentionTable(tokens, weights.float().numpy(), layers, bool(rows.cut[0]))
 
 
