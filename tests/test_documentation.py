@@ -64,7 +64,7 @@ def test_there_are_commands_in_the_documentation() -> None:
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_commands_parse(page: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homespun.text.sources.check_inputs", lambda _: None)  # the files are the reader's
+    monkeypatch.setattr("homespun.text.input_files.check_inputs", lambda _: None)  # the files are the reader's
     monkeypatch.setattr("homespun.hf.check_source", lambda _: None)
     words = shlex.split(line, comments=True)
     words.pop(0)

@@ -22,7 +22,8 @@ import zstandard
 
 from homespun.errors import UserError
 from homespun.text import formats
-from homespun.text.sources import Document, ReadProgress, digest_files, read_documents, read_records
+from homespun.text.input_files import digest_files
+from homespun.text.sources import Document, ReadProgress, read_documents, read_records
 
 ROWS = [
     {"text": "Zoë met\nMr. Smith, twice", "label": "7"},

@@ -1,7 +1,10 @@
 import pytest
+import torch
+from pydantic import ValidationError
 
 from homespun.config import override, validate
 from homespun.errors import UserError
+from homespun.training import batch_size
 from homespun.training.config import (
     Adafactor,
     AdamW,
@@ -80,3 +83,12 @@ def test_bad_configs_are_one_line_that_names_the_key(tree, message):
         validate(TrainConfig, tree, source="test")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_rows_of_a_step_by_device(monkeypatch):
+    assert TrainConfig(batch_size="auto").batch_size == 16
+    monkeypatch.setattr(batch_size, "best_device", lambda: torch.device("cuda"))
+    assert TrainConfig(batch_size="auto").batch_size == 64
+    assert TrainConfig(batch_size=3).batch_size == 3
+    with pytest.raises(ValidationError):
+        TrainConfig(batch_size="many")

@@ -20,9 +20,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 
 def check_inputs(inputs: list[str] | None) -> list[str] | None:
     """Refuse missing files, as the callback of an option, before anything heavy is imported."""
-    from homespun.text import sources
+    from homespun.text import input_files
 
-    sources.check_inputs(inputs or ())
+    input_files.check_inputs(inputs or ())
     return inputs
 
 

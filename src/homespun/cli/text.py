@@ -158,6 +158,10 @@ def corpus_build(
     max_characters: MaxCharacters = "64M",
     sentences: Annotated[bool, typer.Option(help="Store sentence ends, which next sentence prediction needs.")] = False,
     workers: Annotated[int | None, typer.Option(help="Number of threads; default: one per core.")] = None,
+    ray: Annotated[
+        bool,
+        typer.Option("--ray", help="Build on the Ray cluster of RAY_ADDRESS, or on a local one; see docs/scaling."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Tokenize text into a memory-mapped corpus.
@@ -187,6 +191,7 @@ def corpus_build(
             out,
             workers=workers,
             sentences=sentences,
+            ray=ray,
             progress=counter(display, "building the corpus", read_progress),
             read_progress=read_progress,
         )

@@ -20,7 +20,8 @@ from homespun.io.atomic import entries
 from homespun.tasks.protocol import Task, TaskRows
 from homespun.text.clean import ExactDuplicates, NearDuplicates, normalise
 from homespun.text.formats import MAX_CHARACTERS
-from homespun.text.sources import Document, ReadProgress, digest_files, read_documents, read_records
+from homespun.text.input_files import digest_files
+from homespun.text.sources import Document, ReadProgress, read_documents, read_records
 from homespun.text.tokenizer import FILES, Kind, Tokenizer
 from homespun.text.vocabulary_extension import Word, extend, with_sentinels
 
@@ -219,6 +220,7 @@ def make_corpus(
     *,
     workers: int | None = None,
     sentences: bool = False,
+    ray: bool = False,
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
 ) -> Corpus:
@@ -230,6 +232,7 @@ def make_corpus(
         out: corpus folder.
         workers: number of threads; default: one per core.
         sentences: store sentence ends, for next sentence prediction.
+        ray: build on a Ray cluster, see `homespun.commands.cluster_corpus.build_on_cluster`.
         progress: called with numbers of bytes and documents, see `homespun.data.corpus.Progress`.
         read_progress: updated with the bytes that are read.
 
@@ -237,6 +240,12 @@ def make_corpus(
         UserError: there is no tokenizer or no text, or ``out`` has other files.
     """
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
+    if ray:
+        from homespun.commands.cluster_corpus import build_on_cluster
+
+        return build_on_cluster(
+            reading, loaded, out, sentences=sentences, progress=progress, read_progress=read_progress
+        )
     return build_corpus(
         reading.documents(read_progress),
         loaded,

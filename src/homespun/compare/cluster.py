@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from homespun.compare.executor import START, Command, Outcome, Process, Running
-from homespun.errors import UserError
+from homespun.io.cluster import connect
 
 _POLL = 0.2  # seconds between polls of a process
 
@@ -23,20 +21,11 @@ class Cluster:
             there are enough.
 
     Raises:
-        UserError: Ray is not installed.
+        UserError: Ray is not installed, or the cluster cannot be reached.
     """
 
     def __init__(self, slots: int | None = None) -> None:
-        try:
-            ray: Any = importlib.import_module("ray")
-        except ImportError:
-            raise UserError(
-                "Ray is not installed, and --ray runs the trials on it: pip install 'homespun[ray]'"
-            ) from None
-        if not ray.is_initialized():
-            address = os.environ.get("RAY_ADDRESS")
-            ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
-        self._ray = ray
+        self._ray = ray = connect()
         nodes = [node for node in ray.nodes() if node["Alive"]]
         resources = ray.cluster_resources()
         self.slots = slots or max(1, len(nodes))

@@ -372,8 +372,13 @@ def _finish(building: _Building, tokenizer: Tokenizer) -> None:
         labels=dict(sorted(building.labels.items())),
         shards=building.shards,
     )
-    write_text(building.folder / DESCRIPTION, json.dumps(description.model_dump(), ensure_ascii=False, indent=1))
+    write_description(building.folder, description)
     (building.folder / MANIFEST).unlink()
+
+
+def write_description(folder: Path, description: Description) -> None:
+    """Write ``corpus.json``."""
+    write_text(folder / DESCRIPTION, json.dumps(description.model_dump(), ensure_ascii=False, indent=1))
 
 
 def _short(value: object, other: object) -> str:

@@ -55,8 +55,13 @@ class ExactDuplicates:
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
 
+    @staticmethod
+    def digest(text: str) -> bytes:
+        """Digest of 16 bytes of the normalised text."""
+        return hashlib.blake2b(normalise(text).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
     def is_new(self, text: str) -> bool:
-        digest = hashlib.blake2b(normalise(text).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        digest = self.digest(text)
         before = len(self._seen)
         self._seen.add(digest)
         return len(self._seen) > before

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import glob
-import hashlib
-import itertools
 import os
-import re
 import shutil
 import tarfile
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from homespun.errors import UserError, first_line, nearest
-from homespun.text.byte_streams import DAMAGE, DECOMPRESSORS, CompleteTar, check_ratio, download
+from homespun.text.byte_streams import DAMAGE, DECOMPRESSORS, CompleteTar, check_ratio
 from homespun.text.formats import MAX_CHARACTERS, READERS, ReadOptions, Record, read_text
-
-_SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
-_ARCHIVES = (".zip", ".tar")
-_WEB = ("http://", "https://")
-# owner/name, owner/name/configuration, and either with :split
-_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<configuration>[\w.-]+))?(:(?P<split>[\w.-]+))?")
+from homespun.text.input_files import (
+    HUB_NAME,
+    is_hidden,
+    is_hub_name,
+    is_local,
+    known_kinds,
+    local_files,
+    remote_files,
+    suffixes,
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,10 @@ class Document:
     text: str
     label: str | None = None
     source: str = ""
+
+
+class EmptyInput(UserError):
+    """An input has no record, or none that is short enough."""
 
 
 class ReadProgress:
@@ -53,36 +56,12 @@ class ReadProgress:
 
 
 def _size(inputs: Sequence[str]) -> int | None:
-    if not all(map(_is_local, inputs)):
+    if not all(map(is_local, inputs)):
         return None
     try:
-        return sum(os.path.getsize(file.name) for entry in inputs for file in _local_files(entry))
+        return sum(os.path.getsize(file.name) for entry in inputs for file in local_files(entry))
     except (OSError, UserError):  # raised again when they are read
         return None
-
-
-def check_inputs(inputs: Sequence[str]) -> None:
-    """Refuse local inputs of which there is no file.
-
-    Raises:
-        UserError: naming the first of them.
-    """
-    for entry in filter(_is_local, inputs):
-        next(_local_files(entry))
-
-
-def digest_files(inputs: Sequence[str]) -> str:
-    """Digest of the names, sizes and modification times of all local files; pipes and remote files are left out.
-
-    Raises:
-        UserError: an input is missing.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for file in itertools.chain.from_iterable(map(_local_files, filter(_is_local, inputs))):
-        if os.path.isfile(file.name):
-            status = os.stat(file.name)
-            digest.update(os.fsencode(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
-    return digest.hexdigest()
 
 
 def read_records(
@@ -184,28 +163,23 @@ class _Located(NamedTuple):
         return self.values[name]
 
 
-class _File(NamedTuple):
-    name: str
-    open: Callable[[], BinaryIO]
-
-
 def _read(inputs: Sequence[str], options: ReadOptions, read_progress: ReadProgress | None) -> Iterator[_Located]:
     if not inputs:
         raise UserError("no input was given; name files, folders, globs, URLs or hub data sets")
     for entry in inputs:
-        records = _hub(entry) if _is_hub_name(entry) else _files_records(entry, options, read_progress)
+        records = _hub(entry) if is_hub_name(entry) else _files_records(entry, options, read_progress)
         first = next(records, None)
         if first is None and options.skipped:
             limit = f"{options.max_characters:,} characters"
-            raise UserError(f"{options.skipped[-1]} has more than {limit}; split it, or raise the limit")
+            raise EmptyInput(f"{options.skipped[-1]} has more than {limit}; split it, or raise the limit")
         if first is None:
-            raise UserError(f"{entry} is empty: it has no record; leave it out")
+            raise EmptyInput(f"{entry} is empty: it has no record; leave it out")
         yield first
         yield from records
 
 
 def _files_records(entry: str, options: ReadOptions, read_progress: ReadProgress | None) -> Iterator[_Located]:
-    for file in _remote_files(entry) if "://" in entry else _local_files(entry):
+    for file in remote_files(entry) if "://" in entry else local_files(entry):
         try:
             with contextlib.closing(file.open()) as stream:
                 records = _file_records(file.name, stream, options)
@@ -227,103 +201,6 @@ def _files_records(entry: str, options: ReadOptions, read_progress: ReadProgress
             raise UserError(f"cannot read {file.name}: {first_line(error)}") from error
 
 
-# Finding files
-
-
-def _is_local(entry: str) -> bool:
-    return "://" not in entry and not _is_hub_name(entry)
-
-
-def _local_files(entry: str) -> Iterator[_File]:
-    path = Path(entry).expanduser()
-    if path.is_dir():
-        paths = sorted(p for p in _inside(path) if not _is_hidden(Path(p.name)) and _is_known(p.name))
-        if not paths:
-            raise UserError(f"the folder {entry} has no file of a known kind ({_known_kinds()})")
-    elif path.exists():
-        paths = [path]
-    elif glob.has_magic(entry):
-        matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
-        paths = [match for match in matches if match.is_file() and _is_known(match.name)]
-        if not paths:
-            kinds = f"only files of other kinds than {_known_kinds()}" if matches else "nothing"
-            raise UserError(f"the pattern {entry} matches {kinds}; correct it")
-    else:
-        raise UserError(f"{entry}: no such file or folder; a data set on the hub is named owner/name")
-    for path in paths:
-        yield _File(str(path), functools.partial(_open, path))
-
-
-def _inside(root: Path) -> Iterator[Path]:
-    """Files of a folder and its subfolders that are not hidden, each folder once; links to folders last."""
-
-    def refuse(error: OSError) -> NoReturn:
-        raise UserError(f"cannot read the folder {error.filename}: {error.strerror}; name the files to read") from error
-
-    waiting, seen = [str(root)], set[str]()
-    for top in waiting:
-        for folder, folders, names in os.walk(top, onerror=refuse):
-            real_path = os.path.realpath(folder)
-            if real_path in seen:  # reached through a link
-                folders.clear()
-                continue
-            seen.add(real_path)
-            folders[:] = sorted(name for name in folders if not _is_hidden(Path(name)))
-            waiting += [link for name in folders if os.path.islink(link := os.path.join(folder, name))]
-            yield from (Path(folder, name) for name in names)
-
-
-def _open(path: Path) -> BinaryIO:
-    return path.open("rb")
-
-
-def _remote_files(entry: str) -> Iterator[_File]:
-    if entry.startswith(_WEB):
-        yield _File(entry, functools.partial(download, entry))
-        return
-    import fsspec  # type: ignore[import-untyped]
-
-    try:
-        filesystem, path = fsspec.core.url_to_fs(entry)
-        if glob.has_magic(path):
-            paths = [p for p in sorted(filesystem.glob(path)) if _is_known(p)]
-        elif filesystem.isdir(path):
-            paths = [p for p in sorted(filesystem.find(path)) if _is_known(p)]
-        else:
-            paths = [path]
-    except Exception as error:  # file systems raise different exceptions
-        raise UserError(f"cannot reach {entry}: {first_line(error)}") from error
-    if not paths:
-        raise UserError(f"{entry} has no file of a known kind ({_known_kinds()})")
-    for path in paths:
-        yield _File(filesystem.unstrip_protocol(path), functools.partial(filesystem.open, path, "rb"))
-
-
-def _is_known(name: str) -> bool:
-    suffix = _suffixes(name)[0]
-    return suffix in READERS or suffix in _ARCHIVES
-
-
-def _is_hidden(path: Path | PurePosixPath) -> bool:
-    return any((part.startswith(".") and part != "..") or part == "__MACOSX" for part in path.parts)
-
-
-def _known_kinds() -> str:
-    return " ".join([*READERS, *_ARCHIVES, *(f"+{suffix}" for suffix in DECOMPRESSORS)])
-
-
-def _suffixes(name: str) -> tuple[str, list[str]]:
-    """Suffix of the format, and those of the compressions, outermost first."""
-    path = PurePosixPath(re.sub(r"[?#].*$", "", name) if name.startswith(_WEB) else Path(name).name)
-    suffixes = [s.lower() for s in path.suffixes]
-    if suffixes and suffixes[-1] in _SHORT:
-        suffixes[-1:] = [f".{part}" for part in _SHORT[suffixes[-1]].split(".")[1:]]
-    compressions = []
-    while suffixes and suffixes[-1] in DECOMPRESSORS:
-        compressions.append(suffixes.pop())
-    return (suffixes[-1] if suffixes else ""), compressions
-
-
 # Reading one file
 
 
@@ -331,7 +208,7 @@ def _file_records(
     name: str, stream: BinaryIO, options: ReadOptions, *, member: str | None = None
 ) -> Iterator[_Located]:
     """Records of a file, or of the ``member`` of an archive that ``stream`` is."""
-    suffix, compressions = _suffixes(name if member is None else member)
+    suffix, compressions = suffixes(name if member is None else member)
     for compression in compressions:
         stream = DECOMPRESSORS[compression](stream)
     direct = not compressions and member is None
@@ -362,12 +239,12 @@ def _file_records(
         while stream.read(1 << 20):  # detects a compressed archive that is truncated after its last member
             pass
     else:
-        raise UserError(f"{name}: unknown kind of file; known are {_known_kinds()}")
+        raise UserError(f"{name}: unknown kind of file; known are {known_kinds()}")
 
 
 def _is_readable_member(name: str) -> bool:
     # nested archives are skipped: they may be bombs
-    return _suffixes(name)[0] in READERS and not _is_hidden(PurePosixPath(name))
+    return suffixes(name)[0] in READERS and not is_hidden(PurePosixPath(name))
 
 
 @contextlib.contextmanager
@@ -385,19 +262,8 @@ def _seekable(stream: BinaryIO, *, direct: bool) -> Iterator[BinaryIO]:
 # The hub
 
 
-def _is_hub_name(entry: str) -> bool:
-    """True for ``owner/name`` if no such path and no folder ``owner`` exists."""
-    return (
-        _HUB_NAME.fullmatch(entry) is not None
-        and not _is_known(entry)
-        and not entry.startswith(".")
-        and not Path(entry).exists()
-        and not Path(entry.split("/")[0]).is_dir()
-    )
-
-
 def _hub(entry: str) -> Iterator[_Located]:
-    match = _HUB_NAME.fullmatch(entry)
+    match = HUB_NAME.fullmatch(entry)
     assert match is not None
     name, configuration, split = match.group("name", "configuration", "split")
     import datasets

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
 from homespun.config import Bytes, Config, Count, Duration
-from homespun.nn.devices import best_device
+from homespun.training.batch_size import BatchSize
 from homespun.training.optim import LAST_EARLY_STEP, MAX_SIDE, OneSidedSoap, adamw, has_fused, parameter_groups
 
 Positive = Annotated[Count, Field(gt=0)]
@@ -22,27 +22,6 @@ Warmup = Annotated[
 Final = Annotated[float, Field(ge=0, le=1, description="final learning rate / peak learning rate")]
 LayerDecay = Annotated[
     float, Field(gt=0, le=1, description="learning rate of a layer / that of the layer above it; 1: all equal")
-]
-
-
-_CPU_ROWS, _GPU_ROWS = 16, 64
-
-
-def _choose_rows(value: object) -> object:
-    """Replace ``auto`` by the rows of a step that suit this device.
-
-    A step of a small model takes a GPU as long with 64 rows as with 8: it waits for the CPU that launches its kernels.
-    """
-    if value != "auto":
-        return value
-    return _CPU_ROWS if best_device().type == "cpu" else _GPU_ROWS
-
-
-BatchSize = Annotated[
-    int,
-    Field(ge=1),
-    BeforeValidator(_choose_rows),
-    WithJsonSchema({"anyOf": [{"minimum": 1, "type": "integer"}, {"const": "auto", "type": "string"}]}),
 ]
 
 

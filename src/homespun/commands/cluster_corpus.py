@@ -1,0 +1,345 @@
+"""A corpus built by the workers of a Ray cluster, equal to that of one machine.
+
+The files are divided into units of about 64 MB of consecutive files. Duplicates are found first, from hashes: Ray Data
+groups them, and the driver decides in the order of the documents, as one machine does. Then a task for each unit reads
+its files again and writes its shards. Texts never leave the task that reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from homespun.commands.preparation import Duplicates, Reading
+from homespun.data.corpus import DESCRIPTION, SHARD_TOKENS, TOKENIZER, Corpus, Progress, write_description
+from homespun.data.corpus_files import Description, ShardRecord, TokenizerFacts
+from homespun.data.shards import ShardBuffer, encode_documents
+from homespun.errors import UserError
+from homespun.io.atomic import entries, write_text
+from homespun.io.cluster import connect, refusal
+from homespun.text.clean import ExactDuplicates, NearDuplicates
+from homespun.text.input_files import list_files
+from homespun.text.sources import Document, EmptyInput, ReadProgress
+from homespun.text.tokenizer import Tokenizer
+
+UNITS = "units.jsonl"
+"""Record of a build: its settings, then a line for each unit that is written."""
+_UNIT_BYTES = 64 * 2**20  # of files
+_BUCKET_BYTES = (
+    16 * 2**20
+)  # of files whose hashes a worker groups at a time: about 70 MB of them if documents are short
+_ROWS = 20_000  # documents whose hashes are sent at a time
+_POSITION_BITS = 40  # of the number of a document: its unit, then its position in the unit
+Hashes = dict[str, NDArray[np.generic]]
+
+
+class Unit(BaseModel):
+    """Files that a task has written, as a line of `UNITS`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    unit: int
+    shards: list[ShardRecord]
+    bytes: int
+    words: int
+    labels: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Settings of every task."""
+
+    reading: Reading  # of one unit, with `inputs` from `units`
+    units: tuple[tuple[str, ...], ...]
+    folder: str
+    sentences: bool
+    duplicates: Duplicates
+    version: str
+
+    def documents(self, unit: int) -> Iterator[Document]:
+        """Documents of a unit, with duplicates; raises `UserError` if this worker cannot be right."""
+        if (here := version("homespun")) != self.version:
+            raise UserError(f"a worker has homespun {here}, not {self.version}; install one version on all machines")
+        if not (Path(self.folder) / UNITS).is_file():
+            raise UserError(f"a worker does not see {self.folder}; give --out in a folder that all machines share")
+        for name in self.units[unit]:
+            try:
+                yield from dataclasses.replace(self.reading, inputs=(name,)).documents()
+            except EmptyInput:  # one of several files
+                continue
+
+
+def build_on_cluster(
+    reading: Reading,
+    tokenizer: Tokenizer,
+    out: str | Path,
+    *,
+    sentences: bool = False,
+    progress: Progress | None = None,
+    read_progress: ReadProgress | None = None,
+) -> Corpus:
+    """Build a corpus as `homespun.data.corpus.build_corpus` does, by the workers of the Ray cluster of ``RAY_ADDRESS``.
+
+    Documents, their order and their tokens are those of one machine; shards are those of the units. The same call goes
+    on after an interruption with the units that are missing. A worker holds a shard, or the hashes of some 16 MB of
+    files; the driver holds the file names, and 17 bytes for each band of the MinHash that documents share.
+
+    Args:
+        reading: files, folders and globs that all machines see, or object stores.
+        tokenizer: encodes the documents.
+        out: a folder that all machines see.
+        sentences: as there.
+        progress: called after each unit.
+        read_progress: updated with the bytes of each unit.
+
+    Raises:
+        UserError: as there; the cluster cannot be reached; a worker has another version or does not see the files.
+    """
+    folder = Path(out).absolute()
+    units = _units(reading.inputs)
+    job = _Job(
+        dataclasses.replace(reading, duplicates="keep"),
+        tuple(tuple(name for name, _ in unit) for unit in units),
+        str(folder),
+        sentences,
+        reading.duplicates,
+        version("homespun"),
+    )
+    written = _begin(folder, job, tokenizer, reading.describe())
+    tokenizer.save(folder / TOKENIZER)
+    ray = connect()
+    sizes = [sum(size for _, size in unit) for unit in units]
+    missing = [unit for unit in range(len(units)) if unit not in written]
+    try:
+        dropped = _duplicates(ray, job, sum(sizes)) if missing else {}
+        for line in _encode(ray, job, missing, dropped):
+            with open(folder / UNITS, "a", encoding="utf-8") as file:
+                file.write(line.model_dump_json() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            written[line.unit] = line
+            if read_progress is not None:
+                read_progress.done = sum(sizes[unit] for unit in written)
+            if progress is not None:
+                progress(sum(unit.bytes for unit in written.values()), _documents(written.values()))
+    except ray.exceptions.RayError as error:
+        raise refusal(error) from error
+    if not _documents(written.values()):
+        raise UserError("there is no text to build a corpus from: all documents are empty; give other inputs")
+    _finish(folder, [written[unit] for unit in range(len(units))], tokenizer, sentences=sentences)
+    return Corpus.open(folder, tokenizer=tokenizer)
+
+
+def _documents(units: Iterable[Unit]) -> int:
+    return sum(shard.documents for unit in units for shard in unit.shards)
+
+
+def _units(inputs: Sequence[str]) -> list[list[tuple[str, int]]]:
+    """Consecutive files of about `_UNIT_BYTES`, with their sizes."""
+    units: list[list[tuple[str, int]]] = []
+    room = 0
+    for name, size in list_files(inputs):
+        if size > room or not units:
+            units.append([])
+            room = _UNIT_BYTES
+        units[-1].append((name, size))
+        room -= size
+    return units
+
+
+def _begin(folder: Path, job: _Job, tokenizer: Tokenizer, described: str) -> dict[int, Unit]:
+    """Create the record of the build, or read that of an interrupted one."""
+    inputs = hashlib.blake2b(repr((described, job.units)).encode(), digest_size=16).hexdigest()
+    header = {"version": 1, "inputs": inputs, "tokenizer": tokenizer.fingerprint, "sentences": job.sentences}
+    if (folder / DESCRIPTION).exists():
+        raise UserError(f"{folder} is a finished corpus; give another folder, or delete it to build it again")
+    path = folder / UNITS
+    if not path.exists():
+        if folder.exists() and entries(folder):
+            raise UserError(f"{folder} is not empty; give a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(header) + "\n")
+        return {}
+    first, *rest = path.read_text(encoding="utf-8").split("\n")[:-1]  # a kill may have truncated the last line
+    try:
+        same = json.loads(first) == header
+        lines = [Unit.model_validate_json(line) for line in rest]
+    except (ValueError, ValidationError) as error:
+        raise UserError(f"{path} was altered; delete {folder} to start over") from error
+    if not same:
+        raise UserError(
+            f"{folder} is a half-built corpus of changed inputs or other settings; give another folder, or delete it"
+        )
+    write_text(path, "".join(f"{line}\n" for line in (first, *rest)))
+    return {line.unit: line for line in lines}
+
+
+def _duplicates(ray: Any, job: _Job, num_bytes: int) -> dict[int, NDArray[np.int64]]:
+    """Positions of the documents that are left out, ascending, by unit."""
+    if job.duplicates == "keep":
+        return {}
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.shuffle_strategy = (
+        ray.data.context.ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
+    )  # others need several processors
+    buckets = max(1, num_bytes // _BUCKET_BYTES)
+    shared = (
+        ray.data.from_items([{"unit": unit} for unit in range(len(job.units))], override_num_blocks=len(job.units))
+        .map_batches(_hash_units, fn_kwargs={"job": job, "buckets": buckets}, batch_size=1, batch_format="numpy")
+        .groupby("bucket")
+        .map_groups(_shared, batch_format="numpy")
+    )
+    found = [batch for batch in shared.iter_batches(batch_size=None, batch_format="numpy") if len(batch["document"])]
+    if not found:
+        return {}
+    documents, groups, near = (
+        np.concatenate([batch[name] for batch in found]) for name in ("document", "group", "near")
+    )
+    numbers = resolve(documents, groups, near)
+    units, positions = numbers >> _POSITION_BITS, numbers & ((1 << _POSITION_BITS) - 1)
+    return {int(unit): positions[units == unit] for unit in np.unique(units)}
+
+
+def _hash_units(batch: Hashes, job: _Job, buckets: int) -> Iterator[Hashes]:
+    """Hashes of the documents of units: one of the text, and those of its bands for near-duplicates."""
+    near = NearDuplicates(capacity=1) if job.duplicates == "near" else None
+
+    def rows(
+        hashes: NDArray[np.uint64], checks: NDArray[np.uint64], documents: NDArray[np.int64], near: bool
+    ) -> Hashes:
+        return {
+            "bucket": (hashes % np.uint64(buckets)).astype(np.int64),
+            "hash": hashes.view(np.int64),
+            "check": checks.view(np.int64),
+            "document": documents,
+            "near": np.full(len(documents), near),
+        }
+
+    for unit in batch["unit"].tolist():
+        stream = enumerate(job.documents(unit))
+        while part := list(islice(stream, _ROWS)):
+            numbers = np.array([(unit << _POSITION_BITS) + position for position, _ in part], dtype=np.int64)
+            texts = [document.text for _, document in part]
+            digests = np.frombuffer(b"".join(map(ExactDuplicates.digest, texts)), dtype=np.uint64).reshape(-1, 2)
+            yield rows(digests[:, 0].copy(), digests[:, 1].copy(), numbers, near=False)
+            if near is not None:
+                keys = np.stack([near.keys(text) for text in texts])  # (documents, bands)
+                bands = np.broadcast_to(np.arange(keys.shape[1], dtype=np.uint64), keys.shape)
+                yield rows(keys.reshape(-1), bands.reshape(-1), np.repeat(numbers, keys.shape[1]), near=True)
+
+
+def _shared(rows: Hashes) -> Hashes:
+    """Of the rows of a bucket, those whose hash several documents have, with a number of their group."""
+    near, hashes, checks = rows["near"], rows["hash"], rows["check"]
+    order = np.lexsort((rows["document"], checks, hashes, near))
+    same = np.ones(len(order) + 1, dtype=bool)  # that a row begins a group
+    columns = (near[order], hashes[order], checks[order])
+    same[1:-1] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    kept = order[~(same[:-1] & same[1:])]
+    group = np.bitwise_xor(hashes[kept], np.multiply(checks[kept], np.int64(0x5851F42D4C957F2D)))
+    return {"document": rows["document"][kept], "group": group, "near": near[kept]}
+
+
+def resolve(documents: NDArray[np.int64], groups: NDArray[np.int64], near: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Documents to leave out, ascending, as one machine decides in the order of the documents.
+
+    Args:
+        documents: (rows,) number of a document that is in a group with others.
+        groups: (rows,) that group.
+        near: (rows,) True for a band of near-duplicates, False for equal texts.
+
+    Returns:
+        All of equal texts but the first, and each near-duplicate of an earlier document that is not left out.
+    """
+    exact, exact_groups = documents[~near], groups[~near]
+    order = np.lexsort((exact, exact_groups))
+    later = np.zeros(len(order), dtype=bool)
+    later[1:] = exact_groups[order][1:] == exact_groups[order][:-1]
+    equal = exact[order][later]
+    candidates = near & ~np.isin(documents, equal)
+    documents, groups = documents[candidates], np.unique(groups[candidates], return_inverse=True)[1]
+    order = np.argsort(documents, kind="stable")
+    documents, groups = documents[order], groups[order]
+    starts = np.flatnonzero(np.diff(documents, prepend=-1))
+    taken = np.zeros(len(groups) and int(groups.max()) + 1, dtype=bool)
+    left_out = []
+    for start, mine in zip(starts, np.split(groups, starts[1:]), strict=False):
+        if taken[mine].any():
+            left_out.append(documents[start])
+        else:
+            taken[mine] = True
+    return np.sort(np.concatenate([equal, np.array(left_out, dtype=np.int64)]))
+
+
+def _encode(ray: Any, job: _Job, units: Sequence[int], dropped: dict[int, NDArray[np.int64]]) -> Iterator[Unit]:
+    """Units as tasks write them, at most two for each processor at a time."""
+    task = ray.remote(num_cpus=1)(encode_unit)
+    shared = ray.put(job)
+    most = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    waiting, running = iter(units), list[Any]()
+    while True:
+        for unit in islice(waiting, most - len(running)):
+            running.append(task.remote(shared, unit, dropped.get(unit, np.empty(0, np.int64))))
+        if not running:
+            return
+        done, running = ray.wait(running)
+        yield from map(Unit.model_validate_json, ray.get(done))
+
+
+def encode_unit(job: _Job, unit: int, dropped: NDArray[np.int64]) -> str:
+    """Write the shards of a unit, without the documents at ``dropped``; returns a `Unit` in JSON."""
+    folder = Path(job.folder)
+    left_out = set(dropped.tolist())
+    kept = (document for position, document in enumerate(job.documents(unit)) if position not in left_out)
+    buffer, shards, labels = ShardBuffer(), list[ShardRecord](), Counter[str]()
+    num_bytes = num_words = 0
+
+    def flush() -> ShardBuffer:
+        if buffer.tokens:
+            name = f"tokens-{unit:05}-{len(shards):05}.arrow"
+            shards.append(buffer.write(folder, name, sentences=job.sentences))
+        return ShardBuffer()
+
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    for document in encode_documents(kept, tokenizer, workers=1, sentences=job.sentences):
+        if not document.pieces:
+            continue
+        num_bytes += document.num_bytes
+        num_words += document.num_words
+        labels.update([] if document.label is None else [document.label])
+        buffer.add(document.pieces, document.label, sentences=job.sentences)
+        if buffer.tokens >= SHARD_TOKENS:
+            buffer = flush()
+    flush()
+    return Unit(unit=unit, shards=shards, bytes=num_bytes, words=num_words, labels=dict(labels)).model_dump_json()
+
+
+def _finish(folder: Path, units: Sequence[Unit], tokenizer: Tokenizer, *, sentences: bool) -> None:
+    shards = [shard for unit in units for shard in unit.shards]
+    labels: Counter[str] = sum((Counter(unit.labels) for unit in units), Counter())
+    description = Description(
+        documents=sum(shard.documents for shard in shards),
+        tokens=sum(shard.tokens for shard in shards),
+        bytes=sum(unit.bytes for unit in units),
+        words=sum(unit.words for unit in units),
+        sentences=sentences,
+        tokenizer=TokenizerFacts.of(tokenizer),
+        labels=dict(sorted(labels.items())),
+        shards=shards,
+    )
+    write_description(folder, description)
+    (folder / UNITS).unlink()

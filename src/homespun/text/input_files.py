@@ -1,0 +1,185 @@
+"""Files of inputs: files, folders, globs, object stores and pages of the web."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, NamedTuple, NoReturn
+
+from homespun.errors import UserError, first_line
+from homespun.text.byte_streams import DECOMPRESSORS, download
+from homespun.text.formats import READERS
+
+_SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
+_ARCHIVES = (".zip", ".tar")
+_WEB = ("http://", "https://")
+# owner/name, owner/name/configuration, and either with :split
+HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<configuration>[\w.-]+))?(:(?P<split>[\w.-]+))?")
+
+
+class InputFile(NamedTuple):
+    """Name of a file, and a function that opens it."""
+
+    name: str
+    open: Callable[[], BinaryIO]
+
+
+def check_inputs(inputs: Sequence[str]) -> None:
+    """Refuse local inputs of which there is no file.
+
+    Raises:
+        UserError: naming the first of them.
+    """
+    for entry in filter(is_local, inputs):
+        next(local_files(entry))
+
+
+def list_files(inputs: Sequence[str]) -> list[tuple[str, int]]:
+    """Names and sizes in bytes of all files of ``inputs``, in the order in which they are read.
+
+    Raises:
+        UserError: an input is missing, empty or a data set of the hub.
+    """
+    files = []
+    for entry in inputs:
+        if is_hub_name(entry):
+            raise UserError(
+                f"{entry} is a data set of the hub, which has no files here; download it, and name its files"
+            )
+        if entry.startswith(_WEB):
+            raise UserError(f"{entry} is a web page, which only one machine reads; download it, and name the file")
+        for file in remote_files(entry) if "://" in entry else local_files(entry):
+            with contextlib.closing(file.open()) as stream:
+                files.append((file.name, stream.seek(0, os.SEEK_END)))
+    return files
+
+
+def digest_files(inputs: Sequence[str]) -> str:
+    """Digest of the names, sizes and modification times of all local files; pipes and remote files are left out.
+
+    Raises:
+        UserError: an input is missing.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for file in itertools.chain.from_iterable(map(local_files, filter(is_local, inputs))):
+        if os.path.isfile(file.name):
+            status = os.stat(file.name)
+            digest.update(os.fsencode(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
+    return digest.hexdigest()
+
+
+def is_hub_name(entry: str) -> bool:
+    """True for ``owner/name`` if no such path and no folder ``owner`` exists."""
+    return (
+        HUB_NAME.fullmatch(entry) is not None
+        and not _is_known(entry)
+        and not entry.startswith(".")
+        and not Path(entry).exists()
+        and not Path(entry.split("/")[0]).is_dir()
+    )
+
+
+def is_local(entry: str) -> bool:
+    """True for a file, folder or glob of this machine."""
+    return "://" not in entry and not is_hub_name(entry)
+
+
+def local_files(entry: str) -> Iterator[InputFile]:
+    """Files of a path, folder or glob, sorted by name; raises `UserError` if there is none."""
+    path = Path(entry).expanduser()
+    if path.is_dir():
+        paths = sorted(p for p in _inside(path) if not is_hidden(Path(p.name)) and _is_known(p.name))
+        if not paths:
+            raise UserError(f"the folder {entry} has no file of a known kind ({known_kinds()})")
+    elif path.exists():
+        paths = [path]
+    elif glob.has_magic(entry):
+        matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
+        paths = [match for match in matches if match.is_file() and _is_known(match.name)]
+        if not paths:
+            kinds = f"only files of other kinds than {known_kinds()}" if matches else "nothing"
+            raise UserError(f"the pattern {entry} matches {kinds}; correct it")
+    else:
+        raise UserError(f"{entry}: no such file or folder; a data set on the hub is named owner/name")
+    for path in paths:
+        yield InputFile(str(path), functools.partial(_open, path))
+
+
+def _inside(root: Path) -> Iterator[Path]:
+    """Files of a folder and its subfolders that are not hidden, each folder once; links to folders last."""
+
+    def refuse(error: OSError) -> NoReturn:
+        raise UserError(f"cannot read the folder {error.filename}: {error.strerror}; name the files to read") from error
+
+    waiting, seen = [str(root)], set[str]()
+    for top in waiting:
+        for folder, folders, names in os.walk(top, onerror=refuse):
+            real_path = os.path.realpath(folder)
+            if real_path in seen:  # reached through a link
+                folders.clear()
+                continue
+            seen.add(real_path)
+            folders[:] = sorted(name for name in folders if not is_hidden(Path(name)))
+            waiting += [link for name in folders if os.path.islink(link := os.path.join(folder, name))]
+            yield from (Path(folder, name) for name in names)
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def remote_files(entry: str) -> Iterator[InputFile]:
+    """Files of a URL or of an object store of fsspec; raises `UserError` if it cannot be reached."""
+    if entry.startswith(_WEB):
+        yield InputFile(entry, functools.partial(download, entry))
+        return
+    import fsspec  # type: ignore[import-untyped]
+
+    try:
+        filesystem, path = fsspec.core.url_to_fs(entry)
+        if glob.has_magic(path):
+            paths = [p for p in sorted(filesystem.glob(path)) if _is_known(p)]
+        elif filesystem.isdir(path):
+            paths = [p for p in sorted(filesystem.find(path)) if _is_known(p)]
+        else:
+            paths = [path]
+    except Exception as error:  # file systems raise different exceptions
+        raise UserError(f"cannot reach {entry}: {first_line(error)}") from error
+    if not paths:
+        raise UserError(f"{entry} has no file of a known kind ({known_kinds()})")
+    for path in paths:
+        yield InputFile(filesystem.unstrip_protocol(path), functools.partial(filesystem.open, path, "rb"))
+
+
+def _is_known(name: str) -> bool:
+    suffix = suffixes(name)[0]
+    return suffix in READERS or suffix in _ARCHIVES
+
+
+def is_hidden(path: Path | PurePosixPath) -> bool:
+    """True for hidden files and folders, and the metadata of macOS in archives."""
+    return any((part.startswith(".") and part != "..") or part == "__MACOSX" for part in path.parts)
+
+
+def known_kinds() -> str:
+    """Suffixes of the formats that are read, for messages."""
+    return " ".join([*READERS, *_ARCHIVES, *(f"+{suffix}" for suffix in DECOMPRESSORS)])
+
+
+def suffixes(name: str) -> tuple[str, list[str]]:
+    """Suffix of the format, and those of the compressions, outermost first."""
+    path = PurePosixPath(re.sub(r"[?#].*$", "", name) if name.startswith(_WEB) else Path(name).name)
+    found = [s.lower() for s in path.suffixes]
+    if found and found[-1] in _SHORT:
+        found[-1:] = [f".{part}" for part in _SHORT[found[-1]].split(".")[1:]]
+    compressions = []
+    while found and found[-1] in DECOMPRESSORS:
+        compressions.append(found.pop())
+    return (found[-1] if found else ""), compressions

@@ -1,0 +1,221 @@
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from homespun.commands import cluster_corpus
+from homespun.commands.cluster_corpus import UNITS, build_on_cluster
+from homespun.commands.preparation import make_corpus, reading, train_tokenizer
+from homespun.data.corpus import Corpus
+from homespun.errors import UserError
+from homespun.io.cluster import refusal
+from homespun.text.clean import NearDuplicates
+from homespun.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nine files with repeated and changed texts, and one without text."""
+    folder = tmp_path_factory.mktemp("texts")
+    draw = random.Random(1)
+    words = [f"w{number}" for number in range(300)]
+    texts = [" ".join(draw.choices(words, k=draw.randint(2, 40))) for _ in range(450)]
+    for number in range(3, len(texts), 3):
+        other = texts[draw.randrange(number)].split()
+        if number % 2:
+            other[draw.randrange(len(other))] = "changed"
+        texts[number] = " ".join(other)
+    for number in range(9):
+        part = [{"text": text, "label": str(len(text) % 3)} for text in texts[50 * number : 50 * number + 50]]
+        (folder / f"{number}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in part))
+    (folder / "4b.jsonl").write_text("")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return train_tokenizer(reading([str(files)]), tmp_path_factory.mktemp("tokenizer"), vocab_size=500)
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch, files: Path) -> None:
+    monkeypatch.setattr(cluster_corpus, "_UNIT_BYTES", 3 * (files / "0.jsonl").stat().st_size)
+    monkeypatch.setattr(cluster_corpus, "_ROWS", 17)
+
+
+def contents(corpus: Corpus) -> list[tuple[list[int], str | None]]:
+    return [(corpus.tokens(index).tolist(), corpus.label(index)) for index in range(len(corpus))]
+
+
+class InProcess:
+    """The functions of Ray that a build calls, one after the other in this process."""
+
+    class data:
+        class DataContext:
+            @staticmethod
+            def get_current() -> "InProcess.data.DataContext":
+                return InProcess.data.DataContext()
+
+        class context:
+            class ShuffleStrategy:
+                SORT_SHUFFLE_PULL_BASED = "sort"
+
+        @staticmethod
+        def from_items(items: list[dict[str, int]], override_num_blocks: int) -> "Rows":
+            return Rows([{"unit": np.array([item["unit"]])} for item in items])
+
+    class exceptions:
+        class RayError(Exception):
+            cause: Exception | None = None
+
+    @staticmethod
+    def remote(num_cpus: int):
+        return lambda function: type("Task", (), {"remote": staticmethod(function)})
+
+    @staticmethod
+    def put(value: object) -> object:
+        return value
+
+    @staticmethod
+    def cluster_resources() -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    @staticmethod
+    def wait(running: list[str]) -> tuple[list[str], list[str]]:
+        return running[-1:], running[:-1]  # in another order
+
+    @staticmethod
+    def get(done: list[str]) -> list[str]:
+        return done
+
+
+class Rows:
+    def __init__(self, batches: list[dict[str, np.ndarray]]) -> None:
+        self.batches = batches
+
+    def map_batches(self, function, *, fn_kwargs, batch_size, batch_format) -> "Rows":
+        return Rows([made for batch in self.batches for made in function(batch, **fn_kwargs)])
+
+    def groupby(self, name: str) -> "Rows":
+        whole = {key: np.concatenate([batch[key] for batch in self.batches]) for key in self.batches[0]}
+        order = np.random.default_rng(1).permutation(len(whole[name]))  # a shuffle keeps no order
+        whole = {key: values[order] for key, values in whole.items()}
+        buckets = [whole[name] == bucket for bucket in np.unique(whole[name])]
+        return Rows([{key: values[mine] for key, values in whole.items()} for mine in buckets])
+
+    def map_groups(self, function, *, batch_format) -> "Rows":
+        return Rows([function(batch) for batch in self.batches])
+
+    def iter_batches(self, *, batch_size, batch_format) -> Iterator[dict[str, np.ndarray]]:
+        return iter(self.batches)
+
+
+@pytest.mark.usefixtures("small_units")
+@pytest.mark.parametrize("duplicates", ["keep", "exact", "near"])
+def test_the_corpus_is_that_of_one_machine(
+    files: Path, tokenizer: Tokenizer, duplicates: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_corpus, "connect", lambda: InProcess)
+    monkeypatch.setattr(cluster_corpus, "_BUCKET_BYTES", 10_000)
+    text = reading([str(files)], label_field="label", duplicates=duplicates)
+    alone = make_corpus(text, tokenizer, tmp_path / "alone", sentences=True)
+    calls = []
+    together = build_on_cluster(
+        text, tokenizer, tmp_path / "together", sentences=True, progress=lambda *call: calls.append(call)
+    )
+    assert contents(together) == contents(alone)
+    ends = [corpus.sentence_ends(3).tolist() for corpus in (alone, together)]
+    assert ends[0] == ends[1]
+    for name in ("num_bytes", "num_words", "label_counts", "num_tokens"):
+        assert getattr(together, name) == getattr(alone, name)
+    assert len(together.records) == len(calls) == 5
+    assert calls[-1] == (alone.num_bytes, len(alone))
+    assert not (tmp_path / "together" / UNITS).exists()
+    together.verify()
+
+
+@pytest.mark.usefixtures("small_units")
+def test_a_stopped_build_goes_on_with_the_missing_units(
+    files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_corpus, "connect", lambda: InProcess)
+    text = reading([str(files)], duplicates="near")
+    whole = build_on_cluster(text, tokenizer, tmp_path / "whole")
+    out, encoded = tmp_path / "out", []
+
+    def stopped(done_bytes: int, done_documents: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_on_cluster(text, tokenizer, out, progress=stopped)
+    with (out / UNITS).open("a") as file:
+        file.write('{"unit": 0, "sha')  # by a kill
+    with pytest.raises(UserError, match="changed inputs or other settings"):
+        build_on_cluster(text, tokenizer, out, sentences=True)
+    encode = cluster_corpus.encode_unit
+    monkeypatch.setattr(cluster_corpus, "encode_unit", lambda *call: encoded.append(call[1]) or encode(*call))
+    assert contents(build_on_cluster(text, tokenizer, out)) == contents(whole)
+    assert len(encoded) == 4
+    with pytest.raises(UserError, match="finished corpus"):
+        build_on_cluster(text, tokenizer, out)
+
+
+def test_of_a_chain_of_near_duplicates_each_second_one_stays() -> None:
+    documents = np.array([7, 7, 5, 3, 5, 9, 9, 3, 11])
+    groups = np.array([1, 2, 2, 3, 3, 1, 4, 5, 5])  # 3 and 5, 5 and 7, 7 and 9, 3 and 11
+    assert cluster_corpus.resolve(documents, groups, np.ones(9, bool)).tolist() == [5, 9, 11]
+
+
+def test_the_first_of_equal_texts_stays() -> None:
+    documents, groups = np.array([4, 2, 8, 9, 6]), np.array([1, 1, 1, 2, 2])
+    assert cluster_corpus.resolve(documents, groups, np.zeros(5, bool)).tolist() == [4, 8, 9]
+    # document 4 equals 2, so that it cannot make 6 a near-duplicate
+    near = np.array([False, False, True, True])
+    assert cluster_corpus.resolve(np.array([2, 4, 4, 6]), np.array([1, 1, 2, 2]), near).tolist() == [4]
+    assert cluster_corpus.resolve(*(np.empty(0, kind) for kind in (np.int64, np.int64, np.bool_))).tolist() == []
+
+
+def test_what_a_worker_refuses(files: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    job = cluster_corpus._Job(reading([str(files)]), ((str(files / "0.jsonl"),),), str(tmp_path), False, "keep", "0")
+    with pytest.raises(UserError, match="not 0; install one version"):
+        next(job.documents(0))
+    job = cluster_corpus._Job(job.reading, job.units, job.folder, False, "keep", cluster_corpus.version("homespun"))
+    with pytest.raises(UserError, match=r"does not see .* share"):
+        next(job.documents(0))
+    for entry, problem in (("owner/name", "hub"), ("https://a.b/c.txt", "web page")):
+        with pytest.raises(UserError, match=problem):
+            build_on_cluster(reading([entry]), tokenizer, tmp_path / "new")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="not empty"):
+        build_on_cluster(reading([str(files)]), tokenizer, tmp_path)
+
+
+def test_bands_are_those_of_one_machine() -> None:
+    assert np.array_equal(NearDuplicates(capacity=1).keys("a b c"), NearDuplicates().keys("a b c"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_units")
+@pytest.mark.filterwarnings("ignore")  # of Ray's own processes and files
+def test_a_corpus_is_built_by_workers_of_ray(files: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        text = reading([str(files)], label_field="label", duplicates="near")
+        together = make_corpus(text, tokenizer, tmp_path / "together", ray=True)
+        assert contents(together) == contents(make_corpus(text, tokenizer, tmp_path / "alone"))
+        job = _job(files / "missing.jsonl", tmp_path / "together")
+        with pytest.raises(ray.exceptions.RayError) as error:
+            list(cluster_corpus._encode(ray, job, [0], {}))
+        assert str(refusal(error.value)).startswith(f"{files}/missing.jsonl: no such file")
+    finally:
+        ray.shutdown()
+
+
+def _job(file: Path, folder: Path) -> cluster_corpus._Job:
+    (folder / UNITS).write_text("")
+    names = ((str(file),),)
+    return cluster_corpus._Job(reading(["x"]), names, str(folder), False, "keep", cluster_corpus.version("homespun"))
