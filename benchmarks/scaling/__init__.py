@@ -1,8 +1,9 @@
-"""Training in several processes: losses, memory and resuming; killed workers; a store of 10^12 tokens.
+"""Training in several processes: losses, memory and resuming; killed workers; a store of 10^12 tokens; Ray.
 
 Without options: the losses of 1 process, 2 with DDP, and 2 and 4 with FSDP, see `benchmarks.scaling.losses`.
 ``--kills``: workers killed under torchrun, see `benchmarks.scaling.kills`. ``--simulate``: a store of up to 10^12
-tokens, see `benchmarks.scaling.simulation`.
+tokens, see `benchmarks.scaling.simulation`. ``--corpus``: a corpus built by workers of Ray, see
+`benchmarks.scaling.cluster`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from benchmarks.scaling import kills, losses, simulation
+from benchmarks.scaling import cluster, kills, losses, simulation
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
@@ -19,7 +20,11 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--kills", type=int, metavar="RUNS", help="trainings under torchrun, one kill in each")
     parser.add_argument("--simulate", action="store_true", help="stores of 100 shards of 10^7 tokens and on")
     parser.add_argument("--shards", type=int, default=100_000, help="of the largest store (default: %(default)s)")
+    parser.add_argument("--corpus", type=int, metavar="MEGABYTES", help="text of a corpus built by workers of Ray")
+    parser.add_argument("--rounds", type=int, default=2, help="of --corpus (default: %(default)s)")
     options = parser.parse_args(arguments)
+    if options.corpus:
+        return cluster.measure(options.corpus, options.rounds)
     if options.simulate:
         return simulation.measure(options.shards)
     if options.kills:

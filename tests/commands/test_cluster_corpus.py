@@ -1,5 +1,6 @@
 import json
 import random
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,7 +179,8 @@ def test_the_first_of_equal_texts_stays() -> None:
     assert cluster_corpus.resolve(*(np.empty(0, kind) for kind in (np.int64, np.int64, np.bool_))).tolist() == []
 
 
-def test_what_a_worker_refuses(files: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_what_is_refused(files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_corpus, "connect", lambda: InProcess)
     job = cluster_corpus._Job(reading([str(files)]), ((str(files / "0.jsonl"),),), str(tmp_path), False, "keep", "0")
     with pytest.raises(UserError, match="not 0; install one version"):
         next(job.documents(0))
@@ -191,6 +193,19 @@ def test_what_a_worker_refuses(files: Path, tokenizer: Tokenizer, tmp_path: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="not empty"):
         build_on_cluster(reading([str(files)]), tokenizer, tmp_path)
+
+
+def test_a_cluster_that_does_not_answer(
+    files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free.getsockname()[1]}")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(UserError, match=r"cannot reach the Ray cluster 127.*RAY_ADDRESS"):
+        build_on_cluster(reading([str(files)]), tokenizer, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_bands_are_those_of_one_machine() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -108,7 +109,7 @@ def build_on_cluster(
     Raises:
         UserError: as there; the cluster cannot be reached; a worker has another version or does not see the files.
     """
-    folder = Path(out).absolute()
+    ray, folder = connect(), Path(out).absolute()
     units = _units(reading.inputs)
     job = _Job(
         dataclasses.replace(reading, duplicates="keep"),
@@ -120,7 +121,6 @@ def build_on_cluster(
     )
     written = _begin(folder, job, tokenizer, reading.describe())
     tokenizer.save(folder / TOKENIZER)
-    ray = connect()
     sizes = [sum(size for _, size in unit) for unit in units]
     missing = [unit for unit in range(len(units)) if unit not in written]
     try:
@@ -193,6 +193,7 @@ def _duplicates(ray: Any, job: _Job, num_bytes: int) -> dict[int, NDArray[np.int
         return {}
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # after the import, which sets it to INFO
     context.shuffle_strategy = (
         ray.data.context.ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
     )  # others need several processors

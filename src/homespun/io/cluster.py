@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import socket
 from typing import Any
 
 from homespun.errors import UserError, first_line
+
+_SECONDS = 5.0  # for the cluster to answer
 
 
 def connect() -> Any:
@@ -23,19 +26,26 @@ def connect() -> Any:
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS")
         try:
+            _check_port(address)
             ray.init(
                 address=address,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 include_dashboard=None if address else False,
             )
-            logging.getLogger("ray.data").setLevel(logging.ERROR)
         except (OSError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"cannot reach the Ray cluster {address or 'of this machine'} ({first_line(error)}); start it with "
                 f"`ray start --head`, or correct RAY_ADDRESS"
             ) from error
     return ray
+
+
+def _check_port(address: str | None) -> None:
+    """Raise `OSError` at once if nothing listens at an address with a port; Ray itself waits for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_SECONDS).close()
 
 
 def refusal(error: Exception) -> UserError:

@@ -1,0 +1,111 @@
+"""A corpus built by two workers of a local Ray cluster beside one machine with two threads.
+
+Text is generated: documents of Zipf-distributed words in JSONL files of about 8 MB, of which a tenth repeat an earlier
+one and a tenth change some words of one. Both builds remove near-duplicates and run alternately.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from homespun.commands.preparation import make_corpus, reading, train_tokenizer
+from homespun.data.corpus import Corpus
+from homespun.io.cluster import connect
+
+_FILE_BYTES, _WORDS, _CHANGED = 8 * 2**20, 50_000, 3
+
+
+def measure(megabytes: int, rounds: int) -> dict[str, Any]:
+    """Build ``megabytes`` of text ``rounds`` times each way; peaks of memory are those of the last round."""
+    connect()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = _write(folder / "text", megabytes * 10**6)
+        text = reading([str(folder / "text")], duplicates="near")
+        tokenizer = train_tokenizer(reading([str(files[0])]), folder / "tokenizer", vocab_size=8_000)
+        seconds: dict[str, list[float]] = {"one machine": [], "ray": []}
+        digests: dict[str, str] = {}
+        for number in range(rounds):
+            for kind, times in seconds.items():
+                with _peaks() as memory:
+                    start = time.perf_counter()
+                    corpus = make_corpus(text, tokenizer, folder / f"{kind}-{number}", workers=2, ray=kind == "ray")
+                    times.append(round(time.perf_counter() - start, 1))
+                digests[kind] = _digest(corpus)
+        equal = digests["ray"] == digests["one machine"]
+    return {
+        "megabytes": megabytes,
+        "documents": len(corpus),
+        "tokens": corpus.num_tokens,
+        "seconds": seconds,
+        "ratio": round(min(seconds["one machine"]) / min(seconds["ray"]), 3),
+        "equal": equal,
+        "peak_megabytes": memory,
+    }
+
+
+def _write(folder: Path, num_bytes: int) -> list[Path]:
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    words = np.array([f"w{number:x}" for number in range(_WORDS)])
+    weights = 1 / np.arange(1, _WORDS + 1)
+    recent: list[np.ndarray] = []
+    files = []
+    for number in range(max(1, round(num_bytes / _FILE_BYTES))):
+        files.append(folder / f"{number:05}.jsonl")
+        with files[-1].open("w") as file:
+            while file.tell() < min(_FILE_BYTES, num_bytes):
+                kind = random.random()
+                if kind < 0.2 and recent:
+                    document = recent[random.integers(len(recent))].copy()
+                    if kind < 0.1:
+                        document[random.integers(len(document), size=_CHANGED)] = "changed"
+                else:
+                    size = int(random.integers(50, 400))
+                    document = words[random.choice(_WORDS, size=size, p=weights / weights.sum())]
+                    recent = [*recent[-999:], document]
+                file.write(json.dumps({"text": " ".join(document)}) + "\n")
+    return files
+
+
+def _digest(corpus: Corpus) -> str:
+    digest = hashlib.blake2b()
+    for index in range(len(corpus)):
+        digest.update(corpus.tokens(index).tobytes() + b"/")
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _peaks() -> Iterator[dict[str, float]]:
+    """Most memory of this process and of a worker of Ray, in megabytes, without what they share."""
+    found, done = {"driver": 0.0, "worker": 0.0}, threading.Event()
+
+    def sample() -> None:
+        while not done.wait(0.3):
+            for kind, processes in (
+                ("driver", [psutil.Process()]),
+                ("worker", psutil.Process().children(recursive=True)),
+            ):
+                for process in processes:
+                    with contextlib.suppress(psutil.Error):
+                        if kind == "driver" or process.cmdline()[0].startswith("ray::"):
+                            found[kind] = max(found[kind], round(process.memory_full_info().uss / 1e6))
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()
