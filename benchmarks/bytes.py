@@ -156,9 +156,9 @@ def _five_grams(corpus: Corpus, share: float, seed: int, held_out: dict[str, lis
     """Bits per byte of a 5-gram model of the documents that the other learns from."""
     began = time.perf_counter()
     training, validation = corpus.split(share, seed)
-    model = KneserNey((_symbols(corpus.tokens(int(index))) for index in training), symbols=BYTES)
+    model = KneserNey((_symbols(corpus.tokens(index)) for index in training.indices()), symbols=BYTES)
     found = {"seconds": time.perf_counter() - began}
-    found["validation"] = bits_per_symbol(model, [_symbols(corpus.tokens(int(index))) for index in validation])
+    found["validation"] = bits_per_symbol(model, [_symbols(corpus.tokens(index)) for index in validation.indices()])
     for name, texts in held_out.items():
         ids = corpus.tokenizer.encode_batch([text.decode() for text in texts])
         found[name] = bits_per_symbol(model, [_symbols(i) for i in ids])

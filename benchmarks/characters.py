@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.time_to_loss import Stopwatch
 from homespun.commands.recipe import pretrain_recipe
 from homespun.commands.workload import with_backbone
 from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.document_set import DocumentSet
 from homespun.data.loader import Loader
-from homespun.data.rows import PackedRows
+from homespun.data.packed_rows import PackedRows
 from homespun.models.config import ModelConfig
 from homespun.models.heads import CausalLMHead
 from homespun.models.model import Model
@@ -106,7 +106,7 @@ def _train(text: str, seed: int, options: argparse.Namespace) -> list[dict[str, 
             loss = _loss(objective.export_model()[0], windows)
             return EvalResult(loss, {"causal": loss})
 
-    rows = PackedRows(corpus, np.zeros(1, np.int64), length=size.context + 2)
+    rows = PackedRows(corpus, DocumentSet.all(1), length=size.context + 2)
     loader = Loader(rows, recipe.objective.collate(tokenizer), batch_size=recipe.train.batch_size, seed=seed)
     folder = options.out / f"{options.size}-{seed}"
     shutil.rmtree(folder, ignore_errors=True)

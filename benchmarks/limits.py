@@ -86,7 +86,7 @@ def large_corpus(folder: Path, seeds: Path, scale: float) -> Words:
         *(f"model.{size}" for size in sizes),
         "train.budget.steps=4",
         "train.batch_size=4",
-        "data.max_length=512",
+        "data.max_length=32",
     ]
     return ["pretrain", "roberta-mini", f"data.corpus={folder / 'corpus'}", *changes, "--out", "out"]
 

@@ -144,7 +144,7 @@ def test_budget_beyond_the_corpus_is_reported_in_passes(made: Path) -> None:
     from homespun.data.corpus import Corpus
 
     corpus = Corpus.open(made / "corpus")
-    available = int(corpus.lengths[corpus.split(0.02, 0)[0]].sum())
+    available = corpus.count_tokens(corpus.split(0.02, 0)[0])
     (note,) = checked(made, budget={"tokens": 5 * available})
     assert re.search(rf"tokens .* 5\.0 passes .*{made / 'corpus'}.* {available:,} tokens", note)
     (note,) = checked(made, budget={"steps": 1000})

@@ -1,5 +1,6 @@
 """The token store: what goes in comes out, however long it took and however often it was killed."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -16,9 +17,11 @@ import pytest
 from made_up_texts import made_up
 
 from homespun.data import corpus as store
-from homespun.data import shards
-from homespun.data.corpus import Corpus, build_corpus
+from homespun.data import document_set, shards
+from homespun.data.corpus import Corpus, build_corpus, random_keys
+from homespun.data.document_set import split_documents
 from homespun.errors import UserError
+from homespun.text.clean import splitmix64
 from homespun.text.sources import Document
 
 
@@ -468,15 +471,25 @@ def test_split_is_a_partition(corpus_of, count, share, expected):
     corpus = corpus_of(made_up(count))
     train, validation = corpus.split(share, seed=5)
     assert len(validation) == expected
-    assert sorted([*train, *validation]) == list(range(count))
-    assert np.array_equal(np.sort(train), train)
-    again = corpus.split(share, seed=5)
-    np.testing.assert_array_equal(again[1], validation)
+    hashes = splitmix64(np.arange(count, dtype=np.uint64) ^ random_keys(5)[0])
+    np.testing.assert_array_equal(validation, np.sort(np.argsort(hashes)[:expected]))
+    np.testing.assert_array_equal(train, np.sort(np.argsort(hashes)[expected:]))
+    np.testing.assert_array_equal(list(train.indices(count // 2)), train.between(count // 2, count))
+    assert corpus.count_tokens(train) == corpus.lengths[train].sum()
+
+
+def test_split_of_many_documents_is_a_partition_that_takes_no_memory(monkeypatch):
+    monkeypatch.setattr(document_set, "_CHUNK", 64)
+    training, held_out = split_documents(5000, 49, key=3)
+    indices = np.concatenate([training, held_out])
+    assert (len(training), len(held_out)) == (4951, 49)
+    np.testing.assert_array_equal(np.sort(indices), np.arange(5000))
+    assert not vars(training).keys() - {field.name for field in dataclasses.fields(training)}
 
 
 def test_split_depends_on_the_seed(corpus_of):
     corpus = corpus_of(made_up(101))
-    sides = {tuple(corpus.split(0.1, seed=seed)[1]) for seed in range(7)}
+    sides = {tuple(corpus.split(0.1, seed=seed)[1].indices()) for seed in range(7)}
     assert len(sides) == 7
 
 

@@ -1,6 +1,7 @@
 """Rows: no token lost, no documents joined, lengths known beforehand."""
 
 import itertools
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_texts import made_up
 
+from homespun.data import packed_rows
 from homespun.data.corpus import build_corpus
-from homespun.data.rows import SHORTEST_PIECE, NextSentenceRows, PackedRows
+from homespun.data.document_set import DocumentSet, split_documents
+from homespun.data.packed_rows import SHORTEST_PIECE, PackedRows
+from homespun.data.rows import NextSentenceRows
 from homespun.errors import UserError
 
 
@@ -31,6 +35,9 @@ class Lists:
     def tokens(self, index):
         return self.ids[index]
 
+    def sizes(self, first, stop):
+        return self.lengths[first:stop]
+
     def sentence_ends(self, index):
         return self.ends[index]
 
@@ -49,11 +56,14 @@ def pieces(row):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.integers(1, 90), min_size=1, max_size=40), st.sampled_from([8, 11, 31, 64, 128]))
-def test_packed_rows_lose_nothing_and_join_nothing(sizes, length):
+@given(st.lists(st.integers(1, 90), min_size=2, max_size=40), st.sampled_from([8, 11, 31, 64, 128]), st.integers(1, 50))
+def test_packed_rows_lose_nothing_and_join_nothing(sizes, length, blocks):
     corpus = Lists(sizes)
-    order = np.random.default_rng(len(sizes)).permutation(len(sizes))
-    rows = PackedRows(corpus, order, length=length)
+    documents, _ = split_documents(len(sizes), len(sizes) // 2, key=length)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_rows, "_BLOCKS", blocks)  # so that a block has several documents
+        patch.setattr(packed_rows, "_CHUNK", blocks)
+        rows = PackedRows(corpus, documents, length=length)
     seen = []
     for i in range(len(rows)):
         row = rows[i]
@@ -63,19 +73,19 @@ def test_packed_rows_lose_nothing_and_join_nothing(sizes, length):
         for piece in pieces(row):
             assert len(set(piece // 1000)) == 1
             seen.append(piece)
-    np.testing.assert_array_equal(np.concatenate(seen), np.concatenate([corpus.ids[d] for d in order]))
+    np.testing.assert_array_equal(np.concatenate(seen), np.concatenate([corpus.ids[d] for d in np.asarray(documents)]))
     assert rows.fill == sum(rows.lengths) / (len(rows) * length)
 
 
 def test_a_long_document_fills_its_rows():
-    rows = PackedRows(Lists([500]), np.array([0]), length=102)
+    rows = PackedRows(Lists([500]), DocumentSet.all(1), length=102)
     assert rows.lengths.tolist() == [102] * 5
     assert all(rows[i].documents is None for i in range(5))
     assert rows.fill == 1.0
 
 
 def test_a_row_is_filled_with_the_beginning_of_the_next_document():
-    rows = PackedRows(Lists([50, 50, 50]), np.arange(3), length=128)
+    rows = PackedRows(Lists([50, 50, 50]), DocumentSet.all(3), length=128)
     assert rows.lengths.tolist() == [128, 30]
     assert rows[0].documents.tolist() == [0] * 52 + [1] * 52 + [2] * 24
     np.testing.assert_array_equal(rows[1].input_ids, [2, *range(3022, 3050), 3])
@@ -83,14 +93,14 @@ def test_a_row_is_filled_with_the_beginning_of_the_next_document():
 
 
 def test_row_marks_where_a_document_is_cut():
-    rows = PackedRows(Lists([100, 200, 100]), np.arange(3), length=102)
+    rows = PackedRows(Lists([100, 200, 100]), DocumentSet.all(3), length=102)
     assert [rows[i].cut for i in range(len(rows))] == [(False, False), (False, True), (True, False), (False, False)]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=40), st.sampled_from([8, 11, 31, 64]))
 def test_rows_are_cut_where_their_documents_go_on(sizes, length):
-    rows = PackedRows(Lists(sizes), np.arange(len(sizes)), length=length)
+    rows = PackedRows(Lists(sizes), DocumentSet.all(len(sizes)), length=length)
     made = [rows[i] for i in range(len(rows))]
     assert (made[0].cut[0], made[-1].cut[1]) == (False, False)
     for row, following in itertools.pairwise(made):
@@ -100,25 +110,28 @@ def test_rows_are_cut_where_their_documents_go_on(sizes, length):
 
 def test_short_texts_are_packed_with_little_padding():
     sizes = np.random.default_rng(0).normal(50, 15, 5000).clip(5).astype(int)
-    assert PackedRows(Lists(sizes), np.arange(5000), length=128).fill > 0.97
+    assert PackedRows(Lists(sizes), DocumentSet.all(5000), length=128).fill > 0.97
 
 
-def test_packing_a_million_documents_takes_seconds():
-    """Both a loop over documents and arrays over pieces; a loop over pieces would be far slower on long ones."""
-
-    class Sizes(Lists):
-        def __init__(self, sizes):
-            self.lengths = sizes
-
-    rows = PackedRows(Sizes(np.full(200_000, 601)), np.arange(200_000), length=128)
-    assert len(rows) == pytest.approx(200_000 * 601 / 126, rel=0.02)
-    held = sum(a.nbytes for a in (rows._documents, rows._starts, rows._ends))
-    assert held / len(rows._documents) == 12
+def test_packing_ten_million_rows_takes_a_second_and_little_memory(monkeypatch):
+    monkeypatch.setattr(packed_rows, "_BLOCKS", 1000)
+    corpus = Lists([])
+    corpus.lengths = np.full(100_000, 3001)
+    tracemalloc.start()
+    try:
+        rows = PackedRows(corpus, DocumentSet.all(100_000), length=32)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(rows) == pytest.approx(100_000 * 3001 / 30, rel=0.02)
+    assert len(rows.lengths) == packed_rows.MEASURED
+    assert rows.fill == pytest.approx(rows.lengths.mean() / 32, rel=1e-3)
+    assert peak < 50_000_000
 
 
 @pytest.mark.parametrize("index", [-1, 3])
 def test_there_is_no_row_outside(index):
-    rows = PackedRows(Lists([300]), np.array([0]), length=102)
+    rows = PackedRows(Lists([300]), DocumentSet.all(1), length=102)
     assert len(rows) == 3
     with pytest.raises(IndexError):
         rows[index]
@@ -127,13 +140,13 @@ def test_there_is_no_row_outside(index):
 @pytest.mark.parametrize("kind", [PackedRows, lambda *a, **k: NextSentenceRows(*a, **k, seed=0)])
 def test_rows_have_a_least_length(kind):
     with pytest.raises(UserError, match=" 8 or more"):
-        kind(Lists([300, 300], [[300], [300]]), np.array([0, 1]), length=7)
+        kind(Lists([300, 300], [[300], [300]]), DocumentSet.all(2), length=7)
 
 
 def test_less_than_a_row_is_a_short_row_and_nothing_is_an_error():
-    assert PackedRows(Lists([50, 50]), np.arange(2), length=128).lengths.tolist() == [104]
+    assert PackedRows(Lists([50, 50]), DocumentSet.all(2), length=128).lengths.tolist() == [104]
     with pytest.raises(UserError, match="no documents"):
-        PackedRows(Lists([50, 50]), np.arange(0), length=128)
+        PackedRows(Lists([50, 50]), DocumentSet.all(0), length=128)
 
 
 # ---- pairs
@@ -236,7 +249,7 @@ def test_rows_of_a_real_corpus(tmp_path, tokenizer):
     train, _ = corpus.split(0.1, seed=0)
     packed = PackedRows(corpus, train, length=64)
     text = "".join(tokenizer.decode(packed[i].input_ids) for i in range(len(packed)))
-    assert text == "".join(documents[i].text for i in train)
+    assert text == "".join(documents[i].text for i in train.indices())
     pairs = NextSentenceRows(corpus, train, length=64, seed=0)
     a, b = parts(pairs[0])
     assert tokenizer.decode(a).endswith(".")

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from homespun.batch import Batch
 from homespun.data.corpus import build_corpus
-from homespun.data.rows import PackedRows
+from homespun.data.document_set import DocumentSet
+from homespun.data.packed_rows import PackedRows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -163,7 +164,7 @@ def test_rows_of_a_corpus(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPat
     folder = tmp_path_factory.mktemp("corpus")
     texts = [" ".join(["Aa bb cc dd ee ff. Gg hh ii jj."] * repeats) for repeats in (3, 5, 7)]
     corpus = build_corpus([Document(text) for text in texts], tokenizer, folder / "corpus", workers=1, sentences=True)
-    documents = np.arange(3)
+    documents = DocumentSet.all(3)
     assert isinstance(MaskedLM().rows(corpus, documents, length=16, seed=1), PackedRows)
     config = MaskedLM(next_sentence=True)
     rows = config.rows(corpus, documents, length=16, seed=1)

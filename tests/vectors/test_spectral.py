@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.document_set import DocumentSet
 from homespun.errors import UserError
 from homespun.models.encoder import EncoderConfig
 from homespun.text.sources import Document
@@ -32,7 +33,7 @@ def _ids(corpus: Corpus, *words: str) -> list[int]:
 
 
 def test_tokens_of_one_context_are_near(corpus: Corpus) -> None:
-    vectors, occurs = cooccurrence_vectors(corpus, np.arange(400), 13, seed=0)
+    vectors, occurs = cooccurrence_vectors(corpus, DocumentSet.all(400), 13, seed=0)
     assert vectors.shape == (corpus.tokenizer.vocab_size, 13)
     torch.testing.assert_close(vectors[occurs].norm(dim=-1), torch.ones(int(occurs.sum())))
     cosines = vectors @ vectors.T
@@ -44,14 +45,14 @@ def test_tokens_of_one_context_are_near(corpus: Corpus) -> None:
 
 
 def test_the_seed_decides(corpus: Corpus) -> None:
-    first, other, again = (cooccurrence_vectors(corpus, np.arange(400), 13, seed=seed)[0] for seed in (0, 1, 0))
-    assert cooccurrence_vectors(corpus, np.arange(400), 13, seed=0)[0] is again  # the last result is kept
+    first, other, again = (cooccurrence_vectors(corpus, DocumentSet.all(400), 13, seed=seed)[0] for seed in (0, 1, 0))
+    assert cooccurrence_vectors(corpus, DocumentSet.all(400), 13, seed=0)[0] is again  # the last result is kept
     torch.testing.assert_close(first, again, rtol=0, atol=0)
     assert (first - other).abs().max() > 0.1
 
 
 def test_documents_that_are_not_named_are_not_counted(corpus: Corpus) -> None:
-    _, occurs = cooccurrence_vectors(corpus, np.arange(1), 5, seed=0)
+    _, occurs = cooccurrence_vectors(corpus, DocumentSet.all(1), 5, seed=0)
     assert occurs.sum() == 7  # six words and the separator
 
 
@@ -60,7 +61,7 @@ def test_embeddings_keep_their_length_and_unseen_tokens(corpus: Corpus) -> None:
     model = EncoderConfig(vocab_size=corpus.tokenizer.vocab_size + 3, hidden_size=16, num_hidden_layers=1).build()
     table = model.embeddings.words.weight
     before = table.detach().clone()
-    init_embeddings_from_cooccurrence(model, corpus, np.arange(400), seed=0)
+    init_embeddings_from_cooccurrence(model, corpus, DocumentSet.all(400), seed=0)
     unseen = [*_ids(corpus, "unseen"), len(before) - 1]
     assert torch.equal(table[unseen], before[unseen])
     (cat,) = _ids(corpus, "cat")
@@ -69,4 +70,4 @@ def test_embeddings_keep_their_length_and_unseen_tokens(corpus: Corpus) -> None:
 
 def test_a_model_without_embeddings(corpus: Corpus) -> None:
     with pytest.raises(UserError, match="embeddings=random"):
-        init_embeddings_from_cooccurrence(nn.Linear(2, 2), corpus, np.arange(4), seed=0)
+        init_embeddings_from_cooccurrence(nn.Linear(2, 2), corpus, DocumentSet.all(4), seed=0)

@@ -106,7 +106,7 @@ def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows
         shards = split_shards(corpus, data.validation, data.split_seed)
         return _unsegmented(recipe, *(StreamRows(corpus, side, length=data.max_length) for side in shards))
     training, held_out = corpus.split(data.validation, data.split_seed)
-    tokens = int(corpus.lengths[training].sum())
+    tokens = corpus.count_tokens(training)
     if tokens < data.max_length:
         raise UserError(
             f"{tokens:,} training tokens do not fill one row of data.max_length={data.max_length}; give more text"
@@ -128,9 +128,10 @@ class FirstRows:
     def __init__(self, rows: Rows, count: int) -> None:
         self.rows = rows
         self.lengths: np.ndarray = rows.lengths[:count]
+        self._count = min(count, len(rows))
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return self._count
 
     def __getitem__(self, index: int) -> Row:
         return self.rows[index]
@@ -184,14 +185,14 @@ def build_work(
     """
 
     def batches(size: int, count: int) -> list[Batch]:
-        order = np.argsort(-rows.lengths, kind="stable") if sorted_ else np.arange(len(rows))
+        order = np.argsort(-rows.lengths, kind="stable") if sorted_ else range(len(rows))
         # the largest micro-batch first, then typical ones
         starts = [0, *[(len(rows) - size) // 2 if sorted_ else size * number for number in range(1, count)]]
         return [
             _batch(rows, collate, train.seed, [int(order[(s + i) % len(rows)]) for i in range(size)]) for s in starts
         ]
 
-    tokens = int(rows.lengths.sum())
+    tokens = round(rows.lengths.mean() * len(rows))
     return Work(Workload(build, batches, train, lighter), DatasetSize(len(rows), tokens), tokens / len(rows))
 
 

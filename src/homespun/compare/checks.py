@@ -195,7 +195,7 @@ def _passes(recipe: PretrainRecipe, reader: _Reader) -> list[str]:
     """
     data, corpus = recipe.data, reader.corpus(recipe.data.corpus)
     training, held_out = reader.split(data.corpus, data.validation, data.split_seed)
-    total = int(corpus.lengths[training].sum())
+    total = corpus.count_tokens(training)
     if total < data.max_length:
         raise UserError(f"{data.corpus} has {total:,} tokens to train on, less than one row of {data.max_length}")
     # held-out rows suffice: training rows are made in the same way, but are many

@@ -23,11 +23,11 @@ from pydantic import ValidationError
 
 from homespun.config import Tree
 from homespun.data.corpus_files import VERSION, Description, Line, TokenizerFacts
+from homespun.data.document_set import DocumentSet, split_documents
 from homespun.data.shards import Encoded, OpenShards, Shard, ShardBuffer, encode_documents
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, entries, file_digest, remove, write_text
 from homespun.io.lock import LOCK
-from homespun.text.clean import splitmix64
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 
@@ -36,6 +36,7 @@ MANIFEST = "building.jsonl"
 TOKENIZER = "tokenizer"
 SHARD_TOKENS = 8_000_000  # 16 MB of uint16: buffered in memory, and lost if the build is killed
 PROGRESS_BYTES = 1_000_000
+_COUNTED = 1 << 20  # documents counted at a time
 
 
 def random_keys(*parts: int, count: int = 1) -> np.ndarray:
@@ -112,7 +113,27 @@ class Corpus:
     @cached_property
     def lengths(self) -> np.ndarray:
         """(documents,) int64: tokens in each document."""
-        return np.concatenate([np.diff(shard.offsets) for shard in self.shards]).astype(np.int64)
+        return self.sizes(0, self.num_documents)
+
+    def sizes(self, first: int, stop: int) -> np.ndarray:
+        """(stop - first,) int64: tokens in each document from ``first`` to ``stop`` - 1."""
+        sizes = np.empty(stop - first, np.int64)
+        at = first
+        while at < stop:
+            shard, local = self._find(at)
+            offsets = shard.offsets[local : local + stop - at + 1]
+            end = at + len(offsets) - 1
+            np.subtract(offsets[1:], offsets[:-1], out=sizes[at - first : end - first])
+            at = end
+        return sizes
+
+    def count_tokens(self, documents: DocumentSet) -> int:
+        """Tokens in some of the documents."""
+        total = 0
+        for first in range(0, self.num_documents, _COUNTED):
+            stop = min(first + _COUNTED, self.num_documents)
+            total += int(self.sizes(first, stop)[documents.between(first, stop) - first].sum())
+        return total
 
     def tokens(self, index: int) -> np.ndarray:
         """(tokens,) uint16 or uint32 ids of a document, a read-only view of the file."""
@@ -144,9 +165,8 @@ class Corpus:
             counts += np.bincount(shard.ids[shard.ids >= first] - first, minlength=len(counts))
         return counts
 
-    def split(self, validation: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ascending document indices (int64) of training and validation, at least one each, by a hash of seed and
-        index.
+    def split(self, validation: float, seed: int) -> tuple[DocumentSet, DocumentSet]:
+        """Documents of training and validation, at least one each, by a hash of seed and index.
 
         Raises:
             UserError: ``validation`` is not between 0 and 1, or there are fewer than two documents.
@@ -156,10 +176,7 @@ class Corpus:
         if self.num_documents < 2:
             raise UserError(f"corpus {self.path} has one document; a validation split needs two or more")
         count = min(max(round(validation * self.num_documents), 1), self.num_documents - 1)
-        order = np.argsort(
-            splitmix64(np.arange(self.num_documents, dtype=np.uint64) ^ random_keys(seed)[0]), kind="stable"
-        )
-        return np.sort(order[count:]), np.sort(order[:count])
+        return split_documents(self.num_documents, count, int(random_keys(seed)[0]))
 
     def verify(self) -> None:
         """Compare the checksums of all shards. Raises `UserError` for an altered shard."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from homespun.batch import Batch
 from homespun.data.corpus import Corpus, random_keys
+from homespun.data.document_set import Documents
 from homespun.errors import UserError
 
 SHORTEST_LENGTH = 8
-SHORTEST_PIECE = 16  # minimum tokens of a piece at the end of a packed row, with [CLS] and [SEP]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Rows(Protocol):
 
     @property
     def lengths(self) -> np.ndarray:
-        """(rows,) int: tokens in each row, known without reading it."""
+        """(rows,) int: tokens in each row, known without reading it; of packed rows, in each of the first million."""
 
     def __len__(self) -> int: ...
 
@@ -77,94 +77,6 @@ class SubsetRows:
         return self.rows[int(self.places[index])]
 
 
-class PackedRows:
-    """Rows of ``length`` tokens: ``[CLS] piece [SEP] [CLS] piece [SEP] ...``; ``documents`` numbers the pieces.
-
-    Documents follow each other without loss: one that does not fit continues in the next row. A row ends early if its
-    room is under `SHORTEST_PIECE` or an eighth of ``length``. `Row.cut` marks rows whose first [CLS] or last [SEP] is
-    inside a document.
-
-    Args:
-        corpus: source of the tokens.
-        documents: (n,) document indices: a side of `Corpus.split`.
-        length: tokens in a row, special tokens included.
-
-    Raises:
-        UserError: ``length`` is below 8, or there are no documents.
-    """
-
-    def __init__(self, corpus: Corpus, documents: np.ndarray, *, length: int) -> None:
-        check_corpus_rows(length, documents)
-        sizes = corpus.lengths[documents]
-        firsts, breaks = _pack(sizes, length)
-        body = length - 2
-        counts = 1 + -(-(sizes - firsts) // body)  # pieces of each document
-        begins = np.cumsum(counts) - counts  # first piece of each document
-        within = np.arange(counts.sum()) - np.repeat(begins, counts)  # number of each piece in its document
-        starts = np.where(within == 0, 0, np.repeat(firsts, counts) + (within - 1) * body)
-        ends = np.minimum(np.repeat(firsts, counts) + within * body, np.repeat(sizes, counts))
-        new_row = within > 0
-        new_row[begins] = breaks
-        self._corpus = corpus
-        self._documents = np.repeat(documents, counts).astype(np.int32)  # (pieces,)
-        self._starts = starts.astype(np.uint32)  # (pieces,)
-        self._ends = ends.astype(np.uint32)  # (pieces,)
-        self._rows = np.append(np.flatnonzero(new_row), len(new_row))  # (rows + 1,) first piece of each row
-        self.length = length
-        self.lengths = np.add.reduceat(ends - starts + 2, self._rows[:-1])
-        self._cls, self._sep = corpus.tokenizer.cls_id, corpus.tokenizer.sep_id
-
-    @property
-    def fill(self) -> float:
-        """Share of ``rows * length`` that is not padding."""
-        return float(self.lengths.sum() / (len(self.lengths) * self.length))
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, index: int) -> Row:
-        first, last = self._rows[check_index(index, len(self))], self._rows[index + 1]
-        ids = np.empty(self.lengths[index], np.int64)
-        numbers = np.empty(self.lengths[index], np.int64)
-        at = 0
-        for number, piece in enumerate(range(first, last)):
-            tokens = self._corpus.tokens(int(self._documents[piece]))[self._starts[piece] : self._ends[piece]]
-            end = at + len(tokens) + 2
-            ids[at], ids[at + 1 : end - 1], ids[end - 1] = self._cls, tokens, self._sep
-            numbers[at:end] = number
-            at = end
-        begins_inside = bool(self._starts[first] > 0)
-        ends_inside = bool(self._ends[last - 1] < self._corpus.lengths[self._documents[last - 1]])
-        return Row(ids, documents=numbers if last - first > 1 else None, cut=(begins_inside, ends_inside))
-
-
-def _pack(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of each document in the row that is open when it comes, and True if that row is new."""
-    firsts, breaks = array("q"), bytearray()
-    shortest = max(min(SHORTEST_PIECE, length // 8), 3)
-    body = length - 2
-    room = 0
-    for size in _integers(sizes):
-        new = room < shortest
-        if new:
-            room = length
-        first = size if size < room - 2 else room - 2
-        firsts.append(first)
-        breaks.append(new)
-        if first == size:
-            room -= size + 2
-        else:
-            tail = (size - first) % body
-            room = body - tail if tail else 0
-    return np.frombuffer(firsts, np.int64), np.frombuffer(breaks, np.bool_)
-
-
-def _integers(values: np.ndarray) -> Iterator[int]:
-    """Python integers, which are fastest in a loop, converted in chunks."""
-    for start in range(0, len(values), 1 << 16):
-        yield from values[start : start + (1 << 16)].tolist()
-
-
 class NextSentenceRows:
     """Rows for next sentence prediction (Devlin et al. 2019): ``[CLS] A [SEP] B [SEP]``.
 
@@ -178,8 +90,9 @@ class NextSentenceRows:
             has two sentences.
     """
 
-    def __init__(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> None:
+    def __init__(self, corpus: Corpus, documents: Documents, *, length: int, seed: int) -> None:
         check_corpus_rows(length, documents)
+        documents = np.asarray(documents)
         if not corpus.has_sentences:
             raise UserError(
                 f"next sentence prediction needs sentence ends, and corpus {corpus.path} was built without; build it "
@@ -269,7 +182,7 @@ class SentenceRows:
 
     Args:
         corpus: source of the tokens.
-        documents: (n,) document indices: a side of `Corpus.split`.
+        documents: a side of `Corpus.split`, or (n,) document indices.
         length: maximum tokens of a row, special tokens included.
         begin_id: token before the text (BART), or None (T5, PEGASUS, ProphetNet).
         end_id: token after the text.
@@ -278,15 +191,13 @@ class SentenceRows:
         UserError: ``length`` is below 8, or there are no documents.
     """
 
-    def __init__(
-        self, corpus: Corpus, documents: np.ndarray, *, length: int, begin_id: int | None, end_id: int
-    ) -> None:
+    def __init__(self, corpus: Corpus, documents: Documents, *, length: int, begin_id: int | None, end_id: int) -> None:
         check_corpus_rows(length, documents)
         self._begin = np.array([] if begin_id is None else [begin_id], np.int64)
         self._end = np.array([end_id], np.int64)
         special = len(self._begin) + len(self._end)
         flat = array("I")
-        for document in documents.tolist():
+        for document in np.asarray(documents).tolist():
             for start, end, sentences in _sentence_pieces(corpus, document, length - special):
                 flat.extend((document, start, end, sentences))
         self._corpus = corpus
@@ -331,7 +242,7 @@ def _sentence_pieces(corpus: Corpus, document: int, body: int) -> Iterator[tuple
         done = ended
 
 
-def check_corpus_rows(length: int, documents: np.ndarray) -> None:
+def check_corpus_rows(length: int, documents: Sized) -> None:
     """Raise `UserError` if ``length`` is below `SHORTEST_LENGTH` or there are no documents."""
     if length < SHORTEST_LENGTH:
         raise UserError(f"data.max_length={length} is too short; set it to {SHORTEST_LENGTH} or more")

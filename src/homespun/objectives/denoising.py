@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, model_validator
 
 from homespun.data.corpus import Corpus
+from homespun.data.document_set import Documents
 from homespun.data.loader import Order
 from homespun.data.rows import Row, Rows, SentenceRows
 from homespun.errors import UserError
@@ -143,7 +144,7 @@ class Denoising(PretrainingConfig):
             raise ValueError("without noise there is nothing to learn; set text_infilling=0.3")
         return self
 
-    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+    def rows(self, corpus: Corpus, documents: Documents, *, length: int, seed: int) -> Rows:
         """Sentences of one document.
 
         Raises:

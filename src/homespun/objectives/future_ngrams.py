@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, model_validator
 
 from homespun.data.corpus import Corpus
+from homespun.data.document_set import Documents
 from homespun.data.loader import Order
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
@@ -80,7 +81,7 @@ class FutureNgrams(PretrainingConfig):
         check_shares(self.mask_share, self.random_share)
         return self
 
-    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+    def rows(self, corpus: Corpus, documents: Documents, *, length: int, seed: int) -> Rows:
         return sentence_rows(corpus, documents, length=length)
 
     def target_length(self, length: int) -> int:

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.corpus import Corpus
+from homespun.data.document_set import Documents
 from homespun.data.loader import Order
 from homespun.data.rows import Row, Rows, SentenceRows, SubsetRows, pad
 from homespun.errors import UserError
@@ -153,7 +154,7 @@ class GapSentenceGeneration(PretrainingConfig):
         check_shares(self.mask_share, self.random_share)
         return self
 
-    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+    def rows(self, corpus: Corpus, documents: Documents, *, length: int, seed: int) -> Rows:
         """Two sentences or more of one document.
 
         Raises:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.data.corpus import Corpus
+from homespun.data.document_set import DocumentSet
 from homespun.data.rows import NextSentenceRows, Row, Rows, pad
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
@@ -214,7 +215,7 @@ class MaskedLM(PretrainingConfig):
     def supports_stream(self) -> bool:
         return not self.next_sentence
 
-    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+    def rows(self, corpus: Corpus, documents: DocumentSet, *, length: int, seed: int) -> Rows:
         """Packed rows, or sentence pairs for next sentence prediction."""
         if self.next_sentence:
             return NextSentenceRows(corpus, documents, length=length, seed=seed)

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.config import Config
 from homespun.data.corpus import Corpus
+from homespun.data.document_set import DocumentSet
 from homespun.data.loader import Collate, Order
-from homespun.data.rows import PackedRows, Row, Rows
+from homespun.data.packed_rows import PackedRows
+from homespun.data.rows import Row, Rows
 from homespun.models.config import HeadConfig, ModelConfig
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
@@ -77,7 +79,7 @@ class PretrainingConfig(Config):
         """
         return self
 
-    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+    def rows(self, corpus: Corpus, documents: DocumentSet, *, length: int, seed: int) -> Rows:
         """Training rows of at most ``length`` tokens; by default packed documents."""
         return PackedRows(corpus, documents, length=length)
 

@@ -13,6 +13,7 @@ from pydantic import Field
 from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.config import Config
 from homespun.data.corpus import Corpus
+from homespun.data.document_set import Documents
 from homespun.data.rows import Row, SentenceRows, pad
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
@@ -126,7 +127,7 @@ class CorruptionCollator:
         return add_decoder_inputs(sources, targets, start_id=self.start_id, pad_id=self.pad_id)
 
 
-def sentence_rows(corpus: Corpus, documents: np.ndarray, *, length: int) -> SentenceRows:
+def sentence_rows(corpus: Corpus, documents: Documents, *, length: int) -> SentenceRows:
     """Rows of complete sentences of one document, if the corpus has sentence ends, with special tokens.
 
     T5's, PEGASUS's and ProphetNet's tokenizers put no token before a text, tokenizers trained here ``[CLS]``.

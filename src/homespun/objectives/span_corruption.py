@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 
 from homespun.data.corpus import Corpus
+from homespun.data.document_set import Documents
 from homespun.data.loader import Order
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
@@ -98,7 +99,7 @@ class SpanCorruption(PretrainingConfig):
     mean_span: float = Field(default=3.0, ge=1, description="mean length of the spans")
     head: CausalLMHeadConfig = Field(default=CausalLMHeadConfig(), description="new head (T5 1.1: untied embeddings)")
 
-    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+    def rows(self, corpus: Corpus, documents: Documents, *, length: int, seed: int) -> Rows:
         """Sentences of one document, if the corpus has sentence ends.
 
         A text has the special token before it that the tokenizer's template has: none with T5's tokenizer, ``[CLS]``

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.corpus import Corpus
+from homespun.data.document_set import Documents
 from homespun.data.loader import Order
 from homespun.data.rows import Row, check_corpus_rows, check_index, pad
 from homespun.errors import UserError
@@ -37,7 +38,7 @@ class TbpttRows:
 
     Args:
         corpus: source of the tokens.
-        documents: (n,) document indices: a side of `Corpus.split`.
+        documents: a side of `Corpus.split`, or (n,) document indices.
         length: tokens in a piece.
         streams: number of streams.
 
@@ -45,8 +46,9 @@ class TbpttRows:
         UserError: ``length`` is below 8, or there are fewer than two tokens for each stream.
     """
 
-    def __init__(self, corpus: Corpus, documents: np.ndarray, *, length: int, streams: int) -> None:
+    def __init__(self, corpus: Corpus, documents: Documents, *, length: int, streams: int) -> None:
         check_corpus_rows(length, documents)
+        documents = np.asarray(documents)
         sizes = corpus.lengths[documents].astype(np.int64) + 2
         total = int(sizes.sum()) - 1  # the last is only a label
         if total < 2 * streams:
@@ -132,7 +134,7 @@ class StatefulCausalLM(PretrainingConfig):
             )
         return self.model_copy(update={"streams": self.streams or batch_size})
 
-    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> TbpttRows:
+    def rows(self, corpus: Corpus, documents: Documents, *, length: int, seed: int) -> TbpttRows:
         return TbpttRows(corpus, documents, length=length, streams=self._count)
 
     @property

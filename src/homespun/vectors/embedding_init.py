@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from homespun.data.corpus import DESCRIPTION, Corpus
+from homespun.data.document_set import DocumentSet
 from homespun.errors import UserError
 from homespun.models.embeddings import Embeddings
 from homespun.text.tokenizer import Tokenizer
@@ -133,7 +134,7 @@ def _match(tokenizer: Tokenizer, vectors: WordVectors, source: str) -> tuple[np.
 
 
 @torch.no_grad()
-def init_embeddings_from_cooccurrence(model: nn.Module, corpus: Corpus, documents: np.ndarray, *, seed: int) -> None:
+def init_embeddings_from_cooccurrence(model: nn.Module, corpus: Corpus, documents: DocumentSet, *, seed: int) -> None:
     """Initialise the word embeddings of ``model`` with `cooccurrence_vectors`, scaled to their mean norm.
 
     Tokens that do not occur keep their initialisation.
@@ -141,7 +142,7 @@ def init_embeddings_from_cooccurrence(model: nn.Module, corpus: Corpus, document
     Args:
         model: a module with `homespun.models.embeddings.Embeddings`; tied weights change too.
         corpus: of the model's tokenizer.
-        documents: (n,) indices of the documents to count.
+        documents: documents to count, such as a side of `Corpus.split`.
         seed: of the singular value decomposition.
 
     Raises:
@@ -157,7 +158,7 @@ def init_embeddings_from_cooccurrence(model: nn.Module, corpus: Corpus, document
         table.weight[rows] = vectors[occurs].to(table.weight) * length
 
 
-def cooccurrence_vectors(corpus: Corpus, documents: np.ndarray, size: int, *, seed: int) -> tuple[Tensor, np.ndarray]:
+def cooccurrence_vectors(corpus: Corpus, documents: DocumentSet, size: int, *, seed: int) -> tuple[Tensor, np.ndarray]:
     """Unit vectors of tokens, by singular value decomposition of their co-occurrences.
 
     The decomposed matrix is the positive pointwise mutual information of each token with the tokens at `OFFSETS` before
@@ -166,7 +167,7 @@ def cooccurrence_vectors(corpus: Corpus, documents: np.ndarray, size: int, *, se
 
     Args:
         corpus: the text.
-        documents: (n,) indices of the documents to count, in this order, up to about `MAX_TOKENS`.
+        documents: documents to count, in ascending order, up to about `MAX_TOKENS`.
         size: dimensions; those beyond the size of the vocabulary are zero before the rotation.
         seed: of the decomposition and the rotation.
 
@@ -174,18 +175,18 @@ def cooccurrence_vectors(corpus: Corpus, documents: np.ndarray, size: int, *, se
         (vocab, size) float32 vectors, and (vocab,) bool, True for tokens that occur.
     """
     state = (corpus.path / DESCRIPTION).read_bytes()  # has a checksum of each shard
-    return _decomposed(corpus.path, state, np.asarray(documents, np.int64).tobytes(), size, seed)
+    return _decomposed(corpus.path, state, documents, size, seed)
 
 
 @lru_cache(maxsize=1)
-def _decomposed(folder: Path, _state: bytes, documents: bytes, size: int, seed: int) -> tuple[Tensor, np.ndarray]:
+def _decomposed(folder: Path, _state: bytes, documents: DocumentSet, size: int, seed: int) -> tuple[Tensor, np.ndarray]:
     from scipy.sparse import csr_matrix, hstack
     from sklearn.utils.extmath import randomized_svd
 
     corpus = Corpus.open(folder)
     vocab = corpus.tokenizer.vocab_size
     counts = [csr_matrix((vocab, vocab), dtype=np.float32) for _ in OFFSETS]
-    for ids in _pieces(corpus, np.frombuffer(documents, np.int64)):
+    for ids in _pieces(corpus, documents):
         for number, offset in enumerate(OFFSETS):
             counts[number] += _pairs(ids, offset, vocab)
     associations = [_mutual_information(table) for table in counts]
@@ -202,15 +203,15 @@ def _decomposed(folder: Path, _state: bytes, documents: bytes, size: int, seed: 
     return nn.functional.normalize(vectors @ rotation, dim=-1), frequencies[:, 0].numpy() > 0
 
 
-def _pieces(corpus: Corpus, documents: np.ndarray) -> Iterator[np.ndarray]:
+def _pieces(corpus: Corpus, documents: DocumentSet) -> Iterator[np.ndarray]:
     """Token ids of documents, with a separator after each, in pieces of about `_CHUNK`."""
     end = np.array([corpus.tokenizer.sep_id], np.int64)
     piece: list[np.ndarray] = []
     length = total = 0
-    for index in documents:
+    for index in documents.indices():
         if total >= MAX_TOKENS:
             break
-        ids = corpus.tokens(int(index)).astype(np.int64)
+        ids = corpus.tokens(index).astype(np.int64)
         piece += [ids, end]
         length, total = length + len(ids), total + len(ids)
         if length >= _CHUNK:
