@@ -6,16 +6,20 @@ Each case runs a command in a new process, and has its exit code, its last line,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.fuzz_seeds import write_seeds
 
@@ -110,7 +114,7 @@ def _write(path: Path, header: str, rows: Iterator[str]) -> None:
 
 
 def measure(words: Words, folder: Path, seconds: int) -> dict[str, Any]:
-    """Run a command: its exit code, last line, peak of memory and seconds."""
+    """Run a command: its exit code, last line, peaks of memory with and without mapped files, and seconds."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
@@ -126,6 +130,16 @@ def measure(words: Words, folder: Path, seconds: int) -> dict[str, Any]:
         preexec_fn=limit,
     )
     assert process.stderr is not None
+    peak, watched = [0], psutil.Process(process.pid)
+
+    def watch() -> None:
+        while process.returncode is None:
+            with contextlib.suppress(psutil.Error):
+                memory = watched.memory_info()
+                peak[0] = max(peak[0], memory.rss - memory.shared)
+            time.sleep(0.05)
+
+    threading.Thread(target=watch, daemon=True).start()
     lines = process.stderr.read().splitlines()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -134,6 +148,7 @@ def measure(words: Words, folder: Path, seconds: int) -> dict[str, Any]:
         "last_line": lines[-1] if lines else "",
         "traceback": any(line.startswith("Traceback") for line in lines),
         "left": (folder / "out").exists() and process.returncode != 0,
+        "peak_anonymous_bytes": peak[0],
         "peak_bytes": usage.ru_maxrss * 1024,
         "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
         "seconds": round(time.monotonic() - start, 1),

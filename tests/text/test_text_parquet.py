@@ -3,6 +3,7 @@
 import io
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -39,6 +40,16 @@ def test_a_text_of_many_rows_does_not_fill_the_memory(nested: bool) -> None:
         texts = pa.StructArray.from_arrays([texts], ["x"])
     file = _file(pa.table({"text": texts}))
     assert len(file.getvalue()) < 2000
+    with pytest.raises(UserError, match="grows more than 250 times"):
+        next(iter(parquet_rows(file)))
+
+
+@pytest.mark.parametrize("rows", [1, 3000])
+def test_lists_of_numbers_do_not_fill_the_memory(rows: int) -> None:
+    numbers = pa.array(np.zeros(9_000_000, np.int64))
+    offsets = pa.array(np.linspace(0, 9_000_000, rows + 1).astype(np.int32))
+    file = _file(pa.table({"tags": pa.ListArray.from_arrays(offsets, numbers)}))
+    assert len(file.getvalue()) < 100_000
     with pytest.raises(UserError, match="grows more than 250 times"):
         next(iter(parquet_rows(file)))
 

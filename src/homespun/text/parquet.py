@@ -12,6 +12,7 @@ from pyarrow import compute
 
 from homespun.text.byte_streams import FREE_BYTES, check_ratio
 
+_ELEMENT = 8  # bytes of a number in a list
 _WORD = 1 << 10  # bytes of a text that may be in any number of rows, such as a label
 
 
@@ -19,14 +20,17 @@ def parquet_rows(stream: BinaryIO) -> Iterator[dict[str, Any]]:
     """Yield the rows of a seekable file.
 
     The file has a text that is in many rows once, in a dictionary. Arrow keeps it once too, few long texts are decoded
-    at a time, and their sum is limited as that of a compressed file.
+    at a time, and their sum is limited as that of a compressed file. So is the number of elements of all lists, which a
+    file can repeat for a few bytes, before the first row is read.
 
     Raises:
-        UserError: the texts grow too much.
+        UserError: the texts or lists grow too much.
         pyarrow.ArrowException: the file is damaged.
     """
     compressed = stream.seek(0, io.SEEK_END)
-    columns = pyarrow.parquet.ParquetFile(stream).schema
+    file = pyarrow.parquet.ParquetFile(stream)
+    columns = file.schema
+    check_ratio(_ELEMENT * _count_elements(file), compressed)
     texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
     size = 0
     for batch in pyarrow.parquet.ParquetFile(stream, read_dictionary=texts).iter_batches(batch_size=256):
@@ -36,6 +40,13 @@ def parquet_rows(stream: BinaryIO) -> Iterator[dict[str, Any]]:
         count = max(1, FREE_BYTES // max(1, longest))
         for start in range(0, batch.num_rows, count):
             yield from batch.slice(start, count).to_pylist()
+
+
+def _count_elements(file: pyarrow.parquet.ParquetFile) -> int:
+    """Elements of all columns of lists."""
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    lists = [number for number, column in enumerate(file.schema) if column.max_repetition_level]
+    return sum(group.column(number).num_values for group in groups for number in lists)
 
 
 def _text_sizes(batch: pa.RecordBatch) -> tuple[int, int]:
