@@ -76,7 +76,7 @@ class NearDuplicates:
     texts are not stored.
 
     Memory is constant: 4 bytes for each band and slot, with 17 bands at 0.8, at most 143 MB for a ``capacity`` of a
-    million documents. Beyond the capacity new texts overwrite the oldest.
+    million documents. A key has a choice of four slots; beyond the capacity new texts overwrite earlier ones.
 
     Raises:
         UserError: ``threshold`` is not between 0 and 1.
@@ -92,17 +92,20 @@ class NearDuplicates:
         self._multipliers = generator.integers(1 << 63, dtype=np.uint64, size=(count, 1)) | np.uint64(1)
         self._offsets = generator.integers(1 << 63, dtype=np.uint64, size=(count, 1))
         self._mixers = generator.integers(1 << 63, dtype=np.uint64, size=self._rows) | np.uint64(1)
-        self._slots = np.uint64(1 << (2 * capacity - 1).bit_length())
-        self._tags = np.zeros((self._bands, int(self._slots)), dtype=np.uint32)  # 0: empty
+        self._sets = np.uint64(max(1, (1 << (2 * capacity - 1).bit_length()) // _WAYS))
+        self._tags = np.zeros((self._bands, int(self._sets), _WAYS), dtype=np.uint32)  # 0: empty
         self._band_numbers = np.arange(self._bands)
 
     def is_new(self, text: str) -> bool:
         keys = self.keys(text)
-        slots = (keys % self._slots).astype(np.int64)
+        sets = (keys % self._sets).astype(np.int64)
         tags = (keys >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
-        if (self._tags[self._band_numbers, slots] == tags).any():
+        stored = self._tags[self._band_numbers, sets]  # (bands, slots)
+        if (stored == tags[:, None]).any():
             return False
-        self._tags[self._band_numbers, slots] = tags
+        empty = stored == 0
+        slots = np.where(empty.any(1), empty.argmax(1), (tags >> np.uint32(1)) % _WAYS)
+        self._tags[self._band_numbers, sets, slots] = tags
         return True
 
     def keys(self, text: str) -> NDArray[np.uint64]:
@@ -125,6 +128,7 @@ def similarity(text: str, other: str) -> float:
     return shared / (len(first) + len(second) - shared)
 
 
+_WAYS = 4  # slots of a key
 _SHINGLE_WORDS = 5
 _HASHES = 240
 _POWERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 1], dtype=np.uint64)
