@@ -1,6 +1,7 @@
 import dataclasses
 import math
 import sys
+import time
 from contextlib import nullcontext
 
 import psutil
@@ -176,6 +177,19 @@ def test_a_run_of_time_goes_on_with_the_time_it_had_left(tmp_path):
     assert again[0].number == 10
     assert abs(clock.now - 6000.0 - 20.0) <= 1.2
     assert again[0].eta_seconds == pytest.approx(20.0 - used - again[0].seconds)
+
+
+def test_a_budget_may_go_by_processor_time(tmp_path):
+    class Waiting(Objective):
+        def forward(self, batch):
+            time.sleep(0.3)
+            return super().forward(batch)
+
+    config = train_config(budget=Budget(steps=3, clock="processor"))
+    start, waited = time.process_time(), time.monotonic()
+    trainer = make_trainer(tmp_path, config, objective=Waiting())
+    list(trainer)
+    assert trainer.progress.seconds <= time.process_time() - start < time.monotonic() - waited - 0.6
 
 
 def test_every_process_goes_by_the_clock_of_the_main_one(tmp_path, monkeypatch):

@@ -28,11 +28,15 @@ LayerDecay = Annotated[
 class Budget(Config):
     """Limits of a run: the first limit that is reached ends the run and the schedule.
 
-    Time is the wall clock of training over all resumes, with data, checkpoints and validations, but without
-    preparation, the report, and steps that a killed process lost.
+    Time is that of training over all resumes, with data, checkpoints and validations, but without preparation, the
+    report, and steps that a killed process lost.
     """
 
     time: Duration | None = Field(default=None, description="seconds, or 90s, 20m, 2h, 1h30m")
+    clock: Literal["wall", "processor"] = Field(
+        default="wall",
+        description="of all times of training. processor: time of all threads of the process, on a shared machine",
+    )
     tokens: Positive | None = Field(default=None, description="tokens seen, padding excluded; 10M, 1.5B")
     steps: Annotated[Count, Field(ge=0)] | None = Field(
         default=None, description="optimizer steps; 0: a model with its initial weights"
@@ -356,7 +360,7 @@ class Progress:
 
     steps: int = 0
     tokens: int = 0  # padding excluded
-    seconds: float = 0.0  # wall clock of training
+    seconds: float = 0.0  # of training, by the clock of the budget
     step_seconds: float = 0.0  # recent time of a step; 0 before the first
     closing_seconds: float = 0.0  # expected time of the last validation; 0 before the first
 

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _RECENT = 20  # steps whose median time is the expected time of a step
 _REST = 4  # of a time budget: minimum time between validations / time of the last one
+_CLOCKS = {"wall": time.monotonic, "processor": time.process_time}
 
 
 _LOGGED = ("epoch", "tokens", "share", "learning_rate", "seconds", "gradient_norm")  # fields of a `StepResult`
@@ -73,7 +74,7 @@ class Trainer:
         config: settings.
         run: folder to write.
         validate: called every ``validate_every`` of the budget and at the end, in every process.
-        clock: returns seconds; for tests.
+        clock: returns seconds, for tests; default: ``budget.clock``.
 
     Raises:
         UserError: in the constructor, the device lacks the precision or all parameters are frozen; in the loop, the
@@ -95,7 +96,7 @@ class Trainer:
         run: Run,
         *,
         validate: Callable[[], EvalResult] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         context = DistributedContext.join()
         if (loader.rank, loader.world_size) != (context.rank, context.world_size):
@@ -113,7 +114,7 @@ class Trainer:
         self.limits = Limits.of(config.budget, steps_per_epoch=loader.steps_per_epoch)
         self.peak_bytes = 0  # over all resumes
         self._memory = PeakMemory(self.device)
-        self._validate, self._clock = validate, clock
+        self._validate, self._clock = validate, clock or _CLOCKS[config.budget.clock]
         compiled = is_worth_compiling(self.device, self.limits) if config.compile == "auto" else config.compile
         self.precision = self._choose_precision()
         chosen = config.model_copy(update={"precision": self.precision.name})
