@@ -78,6 +78,7 @@ class SignificanceTest(Part):
     texts: float | None = None  # p over test examples
     trainings: float | None = None  # p over seeds
     adjusted: float | None = None  # the larger p, corrected for all pairs (Holm)
+    detectable: float | None = None  # true difference that both tests would find with a probability of 80 %
 
     def swapped(self) -> SignificanceTest:
         """The test of the better candidate against the other."""

@@ -18,7 +18,7 @@ from comparison_folder import BERT, SMALL, WIDE, make_comparison, write_trial
 from homespun.report import comparison_summary as summary
 from homespun.report import comparison_tables as tables
 from homespun.report.comparison import Report
-from homespun.report.comparison_quality import evaluate
+from homespun.report.comparison_quality import compare_seeds, evaluate
 from homespun.report.comparison_records import Comparison, comparable_variants, read_comparison
 from homespun.report.records import scores
 
@@ -259,3 +259,31 @@ def test_losses_of_other_rows_or_settings_are_other_quantities(tmp_path: Path, c
     assert second.startswith("Validation loss of changed: ")
     assert second.endswith("(not comparable with the others).")
     assert Report(comparison)._ablations() == []  # the radius is another under another quantity
+
+
+def test_more_seeds_and_more_rows_make_smaller_differences_detectable(tmp_path: Path) -> None:
+    def detectable(name: str, seeds: int, rows: int) -> float:
+        lines = [[{"predicted": int((row * seed) % 7 != 3)} for row in range(rows)] for seed in range(2, 2 + 2 * seeds)]
+        values = [fmean(line["predicted"] for line in found) for found in lines]
+        trainings = list(zip(values, lines, strict=True))
+        models = {"first": trainings[:seeds], "second": trainings[seeds:]}
+        (task,) = evaluate(compared(tmp_path / name, "accuracy", models))
+        (test,) = task.between.values()
+        assert test.detectable is not None
+        return test.detectable
+
+    few = detectable("few", 2, 70)
+    assert few > 0.02
+    assert detectable("seeds", 5, 70) < few
+    assert detectable("rows", 2, 700) < few
+
+
+def test_a_number_of_each_training_is_tested_over_seeds() -> None:
+    losses = {"far": [4.0, 4.1, 4.2], "near": [3.1, 3.2, 3.3], "nearer": [3.0, 3.1, 3.2], "none": []}
+    tests = compare_seeds(losses)
+    assert list(tests) == [("nearer", "near"), ("nearer", "far"), ("near", "far")]
+    gaps = [test.gap for test in tests.values()]
+    assert gaps == pytest.approx([0.1, 1.0, 0.9])
+    assert [test.not_worse for test in tests.values()] == [True, False, False]
+    assert 0.1 < (tests["nearer", "near"].detectable or 0.0) < 0.9
+    assert compare_seeds({"a": [1.0], "b": [2.0]}) == {}

@@ -562,6 +562,11 @@ def test_losses_are_tested_over_seeds_without_a_task(tmp_path: Path, undrawn: No
     assert "Significantly worse: window-128" in first
     assert "causal" not in first  # another objective's loss is another quantity
     assert second.startswith("Validation loss of causal:")
+    best, worse = rows_of(path, "held-out-1")
+    assert (best["variation"], worse["variation"]) == ("bert", "window-128")
+    assert float(worse["difference to best"]) > float(worse["detectable"]) > 0
+    assert float(worse["p (Holm)"]) <= 0.05
+    assert [row["variation"] for row in rows_of(path, "held-out-2")] == ["causal"]
 
 
 def test_another_machine_is_a_warning(tmp_path: Path, undrawn: None) -> None:

@@ -6,11 +6,14 @@ from homespun.report.significance import (
     SMALLEST,
     bootstrap_interval,
     combine,
+    detectable_difference,
     difference_interval,
     holm,
     macro_f1_interval,
+    mean_error,
     permutation_test,
     pooled_variance,
+    seed_error,
     seed_test,
     wilson_interval,
 )
@@ -113,3 +116,19 @@ def test_the_interval_of_macro_f1_is_that_of_the_accuracy_where_classes_are_alik
     counts = np.array([[83, 17, 0], [17, 83, 0], [0, 0, 0]])  # the third class does not occur
     assert macro_f1_interval(counts) == pytest.approx(wilson_interval(0.83, 200), abs=0.01)
     assert macro_f1_interval([[7, 0], [0, 11]]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("seeds", "pairs"), [(2, 1), (3, 1), (3, 5)])
+def test_the_detectable_difference_is_detected_in_four_of_five_comparisons(seeds: int, pairs: int) -> None:
+    variance, freedom = 1.7, 2 * (seeds - 1)
+    error = seed_error([0.0] * seeds, [0.0] * seeds, variance)
+    gap = detectable_difference(error, freedom, pairs=pairs)
+    draws = np.random.default_rng(7).normal(scale=np.sqrt(variance), size=(40_000, 2, seeds))
+    draws[:, 1] += gap
+    tested = stats.ttest_ind(draws[:, 0], draws[:, 1], axis=1)
+    assert (tested.pvalue < 0.05 / pairs).mean() == pytest.approx(0.8, abs=0.01)
+
+
+def test_the_error_of_a_mean_difference_is_that_of_scipy() -> None:
+    differences = paired(3, 211, 0.60, 0.53)
+    assert mean_error(differences) == (pytest.approx(stats.sem(differences)), 210)

@@ -108,6 +108,8 @@ class Report:
         for task in self.tasks:
             blocks += tabular(tables.quality(task))
             blocks += details(f"{task.name}: every pair", tabular(tables.pairs(task)))
+        for i, group in enumerate(comparable_variants(self.comparison, "pretrain"), start=1):
+            blocks += tabular(tables.held_out_losses(group, f"held-out-{i}"))
         return blocks + details("All trials by variation", tabular(tables.trials(self.comparison)))
 
     def _resources(self, stage: str) -> list[Block]:

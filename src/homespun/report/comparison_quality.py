@@ -296,6 +296,7 @@ def _test_pairs(
     between: dict[tuple[str, str], SignificanceTest] = {}
     own_pairs: list[tuple[Candidate, Candidate]] = []
     tested: dict[tuple[str, str], float] = {}
+    errors: dict[tuple[str, str], list[tuple[float, int]]] = {}  # of the tests that a pair has, with their freedom
     for first, second in itertools.combinations(ranked, 2):
         paired = _differences(first, second, warnings)
         texts = None if paired is None else significance.permutation_test(*paired)
@@ -306,6 +307,10 @@ def _test_pairs(
         pair = first.name, second.name
         if (p := significance.combine(texts, seeds)) is not None:
             tested[pair] = p
+        errors[pair] = [] if paired is None or len(paired[0]) < 2 else [significance.mean_error(paired[0])]
+        if seeds is not None:
+            error = significance.seed_error(first.values, second.values, spread[0], deterministic=certain)
+            errors[pair].append((error, spread[1]))
         is_own = several and first.kind != second.kind and first.baseline_set == second.baseline_set
         own_pairs += [(first, second)] * is_own
         gap, interval = fmean(second.values) - fmean(first.values), None
@@ -316,7 +321,10 @@ def _test_pairs(
                 interval = -high, -low
         between[pair] = SignificanceTest(not_worse=True, gap=gap, interval=interval, texts=texts, trainings=seeds)
     for pair, p in zip(tested, significance.holm(list(tested.values())), strict=True):
-        between[pair] = between[pair].model_copy(update={"not_worse": p > significance.LEVEL, "adjusted": p})
+        known = (significance.detectable_difference(*error, pairs=len(tested)) for error in errors[pair])
+        between[pair] = between[pair].model_copy(
+            update={"not_worse": p > significance.LEVEL, "adjusted": p, "detectable": max(known, default=None)}
+        )
     own: dict[str, dict[str, SignificanceTest]] = {}
     for first, second in own_pairs:
         found = between[first.name, second.name]
@@ -325,3 +333,30 @@ def _test_pairs(
         else:
             own.setdefault(second.name, {})[first.name] = found.swapped()
     return between, own
+
+
+def compare_seeds(values: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], SignificanceTest]:
+    """Test every pair of variants over seeds alone, by a number that each training has, such as its held-out loss.
+
+    Args:
+        values: one number a training, by variant; variants without any are left out.
+
+    Returns:
+        By pair, the lower mean first: ``gap`` is the second minus the first. Empty if no variant was trained twice.
+    """
+    order = sorted((name for name in values if values[name]), key=lambda name: fmean(values[name]))
+    pooled = significance.pooled_variance([values[name] for name in order])
+    pairs = list(itertools.combinations(order, 2)) if pooled[1] else []
+    found = [significance.seed_test(values[a], values[b], pooled) for a, b in pairs]
+    adjusted = significance.holm([p for p in found if p is not None])
+    tests = {}
+    for (a, b), p, corrected in zip(pairs, found, adjusted, strict=True):
+        error = significance.seed_error(values[a], values[b], pooled[0])
+        tests[a, b] = SignificanceTest(
+            not_worse=corrected > significance.LEVEL,
+            gap=fmean(values[b]) - fmean(values[a]),
+            trainings=p,
+            adjusted=corrected,
+            detectable=significance.detectable_difference(error, pooled[1], pairs=len(pairs)),
+        )
+    return tests

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from homespun.comparison_results import SignificanceTest
-from homespun.report import formats, significance
-from homespun.report.comparison_quality import Candidate, TaskComparison
+from homespun.report import formats
+from homespun.report.comparison_quality import Candidate, TaskComparison, compare_seeds
 from homespun.report.comparison_records import STATUSES, Comparison, Variant, comparable_variants
 from homespun.report.document import fill
 from homespun.report.formats import FURTHER_METRICS, metric_title, number
@@ -99,18 +99,13 @@ def _losses(group: Sequence[Variant], *, alone: bool) -> str:
     found = {v.name: values for v in group if (values := v.validation_losses())}
     if not found:
         return ""
-    order = sorted(found, key=lambda name: fmean(found[name]))
-    pooled = significance.pooled_variance(list(found.values()))
-    pairs = [(a, b) for i, a in enumerate(order) for b in order[i + 1 :]]
-    tests = [significance.seed_test(found[a], found[b], pooled) for a, b in pairs]
-    known = [p for p in tests if p is not None]
-    adjusted = dict(zip(pairs, significance.holm(known), strict=True)) if len(known) == len(pairs) else {}
-    scores = [(name, mean_and_deviation(found[name])) for name in order]
+    tests = compare_seeds(found)
+    scores = [(name, mean_and_deviation(found[name])) for name in sorted(found, key=lambda name: fmean(found[name]))]
     similar, worse = (
-        [(b, score) for b, score in scores[1:] if adjusted and (adjusted[order[0], b] > significance.LEVEL) is side]
+        [(b, score) for b, score in scores[1:] if tests and tests[scores[0][0], b].not_worse is side]
         for side in (True, False)
     )
-    return _sentence("losses", scores=scores, alone=alone, tested=bool(adjusted), similar=similar, worse=worse)
+    return _sentence("losses", scores=scores, alone=alone, tested=bool(tests), similar=similar, worse=worse)
 
 
 def certainty(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:

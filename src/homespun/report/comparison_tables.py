@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from homespun.comparison_results import Crossover
+from homespun.comparison_results import Crossover, SignificanceTest
 from homespun.report import formats
-from homespun.report.comparison_quality import Candidate, TaskComparison
+from homespun.report.comparison_quality import Candidate, TaskComparison, compare_seeds
 from homespun.report.comparison_records import Comparison, TrialRecord, Variant
 from homespun.report.document import Getter, Row, Table, numbers, slug, spreads, text, texts, value
 from homespun.report.formats import FURTHER_METRICS, Writer, metric_title, number
@@ -28,7 +28,8 @@ def quality(task: TaskComparison) -> Table:
         f"Marked: the best mean and every model not significantly worse (p > 0.05, Holm). ±: standard deviation over "
         f"trainings. Differences in percentage points, with the interval of a paired bootstrap on the same rows. "
         f"p ({task.part} set): paired permutation test. p (seeds): Student's t, pooled variance. p (Holm): the larger, "
-        f"corrected for {task.pairs} pairs."
+        f"corrected for {task.pairs} pairs. Detectable: a true difference that is found in 80 % of "
+        f"such comparisons."
     )
 
     def of_others(metric: str) -> Getter[Candidate]:
@@ -46,6 +47,7 @@ def quality(task: TaskComparison) -> Table:
         value(f"p ({task.part} set)", lambda c: task.test(c).texts, formats.probability),
         value("p (seeds)", lambda c: task.test(c).trainings, formats.probability),
         value("p (Holm)", lambda c: task.test(c).adjusted, formats.probability),
+        value("detectable", lambda c: task.test(c).detectable, formats.points),
         text("own baselines", lambda c: _to_own_baseline(task, c)[0]),
         value("difference to own baseline", lambda c: _to_own_baseline(task, c)[1], formats.points),
         *map(of_others, FURTHER_METRICS),
@@ -93,10 +95,38 @@ def pairs(task: TaskComparison) -> Table | None:
         value(f"p ({task.part} set)", lambda pair: pair[2].texts, formats.probability),
         value("p (seeds)", lambda pair: pair[2].trainings, formats.probability),
         value("p (Holm)", lambda pair: pair[2].adjusted, formats.probability),
+        value("detectable", lambda pair: pair[2].detectable, formats.points),
         text("the lower is", lambda pair: "not significant" if pair[2].not_worse else "below"),
         note="Differences in percentage points; p-values as in the table above.",
         sparse=True,
     )
+
+
+def held_out_losses(group: Sequence[Variant], name: str) -> Table | None:
+    """Held-out loss of pretraining, tested over seeds; None without losses.
+
+    Args:
+        group: variants with comparable losses.
+        name: of the table.
+    """
+    losses = {variant.name: found for variant in group if (found := variant.validation_losses())}
+    order = sorted(losses, key=lambda name: fmean(losses[name]))
+    tests = {b: test for (a, b), test in compare_seeds(losses).items() if a == order[0]}
+    table = Table.of(
+        name,
+        "Held-out loss of pretraining",
+        [(variant, tests.get(variant, SignificanceTest())) for variant in order],
+        text("variation", lambda row: row[0]),
+        value("loss", lambda row: mean_and_deviation(losses[row[0]]), formats.loss_spread),
+        value("difference to best", lambda row: row[1].gap, formats.loss),
+        value("p (Holm)", lambda row: row[1].adjusted, formats.probability),
+        value("detectable", lambda row: row[1].detectable, formats.loss),
+        value("trainings", lambda row: len(losses[row[0]]), formats.integer),
+        note="p: Student's t over seeds, pooled variance, corrected for all pairs. Detectable: a true difference that "
+        "is found in 80 % of such comparisons.",
+        sparse=True,
+    )
+    return table if losses else None
 
 
 def resources(comparison: Comparison, stage: str) -> Table | None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LEVEL = 0.05
+POWER = 0.8
 DRAWS = 10_000
 SMALLEST = 1e-12  # smaller probabilities are rounding errors of the Fourier transform
 _BLOCK = 2**22  # numbers drawn at once
@@ -54,6 +55,11 @@ def permutation_test(differences: Scores, unit: float | None = None, *, seed: in
         mass = fftconvolve(mass, own)
     sums = np.abs(2 * np.arange(len(mass)) - steps.sum())
     return float(np.clip(mass[sums >= abs(round(differences.sum() / unit))].sum(), SMALLEST, 1.0))
+
+
+def mean_error(differences: Scores) -> tuple[float, int]:
+    """Standard error of the mean paired difference over samples of test examples, and its degrees of freedom."""
+    return float(np.std(differences, ddof=1)) / math.sqrt(len(differences)), len(differences) - 1
 
 
 def bootstrap_interval(differences: Scores, *, seed: int = 0, draws: int = DRAWS) -> tuple[float, float]:
@@ -124,14 +130,43 @@ def seed_test(
     variance, freedom = pooled
     if not freedom:
         return None
+    error = seed_error(first, second, variance, deterministic=deterministic)
+    gap = abs(float(np.mean(first)) - float(np.mean(second)))
+    if error <= 0.0:
+        return 1.0 if gap == 0.0 else SMALLEST
+    return max(SMALLEST, 2 * float(t.sf(gap / error, freedom)))
+
+
+def seed_error(
+    first: Sequence[float],
+    second: Sequence[float],
+    variance: float,
+    *,
+    deterministic: Sequence[bool] = (False, False),
+) -> float:
+    """Standard error over seeds of the difference of two means; see `seed_test`."""
     error = 0.0
     for values, fixed in zip((first, second), deterministic, strict=True):
         if not fixed:
             error += max(variance, float(np.var(values, ddof=1)) if len(values) > 1 else 0.0) / len(values)
-    gap = abs(float(np.mean(first)) - float(np.mean(second)))
-    if error <= 0.0:
-        return 1.0 if gap == 0.0 else SMALLEST
-    return max(SMALLEST, 2 * float(t.sf(gap / math.sqrt(error), freedom)))
+    return math.sqrt(error)
+
+
+def detectable_difference(error: float, freedom: int, *, pairs: int = 1) -> float:
+    """Smallest true difference that a two-sided t test finds with a probability of `POWER`.
+
+    The level is `LEVEL` / ``pairs``, that of the first step of `holm`.
+
+    Args:
+        error: standard error of the difference.
+        freedom: degrees of freedom of ``error``.
+        pairs: number of tested pairs.
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t
+
+    critical = float(t.isf(LEVEL / (2 * pairs), freedom))
+    return error * float(brentq(lambda shift: nct.sf(critical, freedom, shift) - POWER, 0.0, 3 * critical + 3))
 
 
 def combine(*probabilities: float | None) -> float | None:
