@@ -1,0 +1,267 @@
+"""Verdicts on the claims of the five sources, from the comparisons of `benchmarks.sources`.
+
+Each claim of ``claims.yaml`` names the tests that decide it. A claim holds if all of its tests do:
+
+- ``lower`` and ``higher``: the difference is significant (after Holm's correction for all pairs of the comparison). The
+  claim does not hold if the order is the opposite one, or if no difference is significant and one of ``relevant`` would
+  have been found.
+- ``within``: the difference and what the comparison could have detected are together not larger.
+- ``at_least``: the mean over seeds is above it, beyond its 95 % interval over seeds and test examples.
+
+What is neither way cannot be decided. Verdicts are kept in ``--store``, so that comparisons may be run on several
+machines, and ``--page`` is written from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from pydantic import Field, TypeAdapter, model_validator
+
+from homespun.comparison_results import SignificanceTest
+from homespun.config import Config, read_yaml
+from homespun.io.atomic import write_text
+from homespun.report import formats
+from homespun.report.comparison_quality import TaskComparison, compare_seeds, evaluate
+from homespun.report.comparison_records import Comparison, Variant, is_comparison, read_comparison
+from homespun.report.significance import LEVEL, wilson_interval
+
+ROOT = Path(__file__).resolve().parents[1]
+CLAIMS = Path(__file__).with_name("claims.yaml")
+STORE, PAGE = ROOT / "results" / "sources.json", ROOT / "results" / "sources.md"
+Verdict = Literal["holds", "does not hold", "cannot be decided"]
+
+
+class Recorded(Config):
+    """A verdict by a page of ``results`` that no comparison makes."""
+
+    verdict: Verdict
+    page: str
+    evidence: str
+
+
+class ClaimTest(Config):
+    """One test of a claim."""
+
+    experiment: str = Field(description="folder of the comparison")
+    of: str = Field(description="a task, loss (held-out, of pretraining), or STAGE.COST")
+    lower: str = Field(default="", description="variation that has the lower value")
+    higher: str = ""
+    within: float | None = Field(default=None, description="the two do not differ by more")
+    model: str = Field(default="", description="variation that has at least `at_least`")
+    at_least: float | None = None
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> ClaimTest:
+        if (self.at_least is None) == (not self.model) == bool(self.lower and self.higher):
+            return self
+        raise ValueError("give lower and higher, or model and at_least")
+
+
+class Claim(Config):
+    """A claim of a source."""
+
+    source: str
+    where: str
+    claim: str
+    tests: list[ClaimTest] = Field(default=[])
+    recorded: Recorded | None = None
+
+
+class Found(Config):
+    """Verdict on a claim, with the evidence of each test."""
+
+    verdict: Verdict
+    evidence: list[str]
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    """Judge the claims whose comparisons are below ``--out``, and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks claims", description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/sources"), help="of `python -m benchmarks sources`")
+    parser.add_argument("--store", type=Path, default=STORE, help="JSON file of the verdicts")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    options = parser.parse_args(arguments)
+    claims = read_claims()
+    found = read_verdicts(options.store)
+    for name, claim in claims.items():
+        if (verdict := judge(claim, options.out)) is not None:
+            found[name] = verdict
+    stored = {name: found[name].model_dump() for name in claims if name in found}
+    write_text(options.store, json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
+    write_text(options.page, page(claims, found))
+    counts = Counter(found[name].verdict if name in found else "not run" for name in claims)
+    return {"claims": len(claims), "verdicts": dict(counts)}
+
+
+def read_claims() -> dict[str, Claim]:
+    """The claims by name."""
+    return TypeAdapter(dict[str, Claim]).validate_python(read_yaml(CLAIMS))
+
+
+def read_verdicts(store: Path) -> dict[str, Found]:
+    """Verdicts by the name of the claim; none without the file."""
+    text = store.read_text(encoding="utf-8") if store.is_file() else "{}"
+    return TypeAdapter(dict[str, Found]).validate_json(text)
+
+
+def judge(claim: Claim, out: Path) -> Found | None:
+    """Verdict on a claim; None while a test has not been run."""
+    if claim.recorded is not None:
+        evidence = f"{claim.recorded.evidence} ([{claim.recorded.page}]({claim.recorded.page}))"
+        return Found(verdict=claim.recorded.verdict, evidence=[evidence])
+    judged = [one for test in claim.tests if (one := _judge(test, out)) is not None]
+    verdicts = {verdict for verdict, _ in judged}
+    if not judged or (len(judged) < len(claim.tests) and "does not hold" not in verdicts):
+        return None
+    worst: Verdict = next(v for v in ("does not hold", "cannot be decided", "holds") if v in verdicts)
+    return Found(verdict=worst, evidence=[evidence for _, evidence in judged])
+
+
+def _judge(test: ClaimTest, out: Path) -> tuple[Verdict, str] | None:
+    """Verdict and evidence of a test; None unless every trial of its variations is done, with two seeds or more."""
+    folder = out / test.experiment
+    if not is_comparison(folder):
+        return None
+    comparison = read_comparison(folder)
+    named = [v for v in comparison.variants if v.name in (test.lower, test.higher, test.model)]
+    if len(named) < (1 if test.model else 2) or any(len(v.done) < max(2, len(v.trials)) for v in named):
+        return None
+    measured = _task(_tasks(folder)[test.of]) if test.of in comparison.tasks else _pretraining(comparison, test.of)
+    if not {v.name for v in named} <= {name for name, values in measured.values.items() if values}:
+        return None
+    return measured.threshold(test) if test.model else measured.difference(test)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A number of each training by variation, and the tests of all pairs, the lower mean first."""
+
+    values: Mapping[str, Sequence[float]]
+    tests: Mapping[tuple[str, str], SignificanceTest]
+    relevant: float
+    write: Callable[[float, float | None], str]  # of a mean and its deviation
+    write_gap: Callable[[float], str]
+    rows: float | None = None  # test examples of a share
+
+    def difference(self, test: ClaimTest) -> tuple[Verdict, str]:
+        in_order = (test.lower, test.higher) in self.tests
+        pair = self.tests[(test.lower, test.higher) if in_order else (test.higher, test.lower)]
+        assert pair.gap is not None and pair.adjusted is not None and pair.detectable is not None  # noqa: PT018
+        significant = pair.adjusted <= LEVEL
+        if test.within is not None:
+            holds, refuted = pair.gap + pair.detectable <= test.within, significant and pair.gap > test.within
+        else:
+            holds, refuted = significant and in_order, significant or pair.detectable <= self.relevant
+        lower, higher = (self.write(*_spread(self.values[name])) for name in (test.lower, test.higher))
+        p = formats.probability(pair.adjusted)
+        found = f"{test.lower} {lower}, {test.higher} {higher} (p {p}, detectable {self.write_gap(pair.detectable)})"
+        return _verdict(holds=holds, refuted=refuted), found
+
+    def threshold(self, test: ClaimTest) -> tuple[Verdict, str]:
+        from scipy.stats import t
+
+        least, values = test.at_least, self.values[test.model]
+        assert least is not None
+        mean, deviation = _spread(values)
+        half = float(t.isf(LEVEL / 2, len(values) - 1)) * deviation / math.sqrt(len(values))
+        low, high = mean - half, mean + half
+        if self.rows:
+            of_rows = wilson_interval(mean, self.rows)
+            low, high = min(low, of_rows[0]), max(high, of_rows[1])
+        interval = f"{self.write(low, None)} to {self.write(high, None)}"
+        found = f"{test.model} {self.write(mean, deviation)} (95 % interval {interval})"
+        return _verdict(holds=low >= least, refuted=high < least), found
+
+
+def _verdict(*, holds: bool, refuted: bool) -> Verdict:
+    return "holds" if holds else "does not hold" if refuted else "cannot be decided"
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float]:
+    return fmean(values), stdev(values)
+
+
+@cache
+def _tasks(folder: Path) -> dict[str, TaskComparison]:
+    """The tasks of a comparison, which many claims are about."""
+    return {task.name: task for task in evaluate(read_comparison(folder))}
+
+
+def _task(task: TaskComparison) -> _Measured:
+    tests = {(lower, higher): test.swapped() for (higher, lower), test in task.between.items()}
+    models = {c.name: c.values for c in task.candidates if c.kind == "model"}
+    rows = next((c.examples for c in task.candidates if c.examples), None)
+
+    def write(mean: float, deviation: float | None) -> str:
+        return formats.spread((mean, deviation))
+
+    return _Measured(models, tests, 0.01, write, lambda gap: f"{100 * gap:.1f} points", rows)
+
+
+def _pretraining(comparison: Comparison, of: str) -> _Measured:
+    """Held-out losses, or a cost of a stage, whose tests are of logarithms, so that gaps are shares."""
+    if of == "loss":
+        losses = {v.name: v.validation_losses() for v in comparison.variants}
+        write_loss = lambda mean, deviation: f"{formats.loss_spread((mean, deviation))} nats"  # noqa: E731
+        return _Measured(losses, compare_seeds(losses), 0.03, write_loss, lambda gap: f"{formats.loss(gap)} nats")
+    stage, _, cost = of.partition(".")
+    costs = {v.name: _costs(v, stage, cost) for v in comparison.variants}
+    logarithms = {name: [math.log(value) for value in values] for name, values in costs.items()}
+    write = formats.memory if cost.endswith("_bytes") else lambda value: f"{formats.step_seconds(value)} s"
+    return _Measured(costs, compare_seeds(logarithms), 0.05, lambda mean, _: write(mean), formats.percent)
+
+
+def _costs(variant: Variant, stage: str, cost: str) -> list[float]:
+    return [value for record in variant.records(stage) if (value := record.summary.get(cost)) is not None]
+
+
+def page(claims: Mapping[str, Claim], found: Mapping[str, Found]) -> str:
+    """The page in Markdown."""
+    counts = Counter(found[name].verdict for name in claims if name in found)
+    lines = [
+        _BEFORE.format(
+            claims=len(claims),
+            decided=counts["holds"] + counts["does not hold"],
+            holds=counts["holds"],
+            refuted=counts["does not hold"],
+            undecided=counts["cannot be decided"],
+        )
+    ]
+    for source in dict.fromkeys(claim.source for claim in claims.values()):
+        lines += [
+            "",
+            f"## {source}",
+            "",
+            "| claim | where | experiment | verdict | evidence |",
+            "|---|---|---|---|---|",
+        ]
+        for name, claim in claims.items():
+            if claim.source == source:
+                experiments = ", ".join(dict.fromkeys(f"`{test.experiment}`" for test in claim.tests))
+                verdict, evidence = (found[name].verdict, found[name].evidence) if name in found else ("", [])
+                cells = (claim.claim, claim.where, experiments, verdict, "; ".join(evidence))
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+_BEFORE = """# The claims of the five sources
+
+Made by `python -m benchmarks claims` from `benchmarks/claims.yaml` and the comparisons of `python -m benchmarks
+sources EXPERIMENT`. Of {claims} claims {decided} are decided: {holds} hold, {refuted} do not. {undecided} were tested
+and cannot be decided; the others have not been run. A verdict is for the scale of its experiment (minutes of one core,
+small models), not for that of the source.
+
+p: paired permutation test on the test rows and Student's t over seeds, the larger of the two, by Holm for all pairs of
+the comparison; of losses and costs over seeds alone. Detectable: the true difference that such a comparison finds with
+a probability of 80 %. A claim of a difference does not hold if the order is the opposite one, or if no difference was
+found and one of 1 point of accuracy, 0.03 nats or 5 % of time or memory would have been."""

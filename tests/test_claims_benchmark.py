@@ -1,0 +1,107 @@
+"""Verdicts on the sources' claims, and that each claim names a comparison that can decide it."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks import claims
+from benchmarks.claims import Claim, ClaimTest, judge, page, read_claims, read_verdicts
+
+from homespun.compare.recipe import compare_recipe
+from homespun.compare.trials import variants
+
+sys.path.insert(0, str(Path(__file__).parent / "report"))
+from comparison_folder import BERT, REFORMER, SMALL, WIDE, make_comparison
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_every_claim_is_decided_by_a_comparison_or_a_page() -> None:
+    comparisons = ROOT / "benchmarks" / "comparisons"
+    for claim in read_claims().values():
+        if claim.recorded is not None:
+            assert (ROOT / "results" / claim.recorded.page).is_file()
+        for test in claim.tests:
+            name = re.sub(r"(-\d+)?(-minutes)?$", "", test.experiment)
+            recipe = compare_recipe(str(comparisons / f"{name}.yaml"))
+            named = {test.lower, test.higher, test.model} - {""}
+            assert named <= {variant.name for variant in variants(recipe)}
+            assert test.of.partition(".")[0] in {*recipe.finetune, "pretrain", "loss"}
+
+
+def test_the_page_is_that_of_the_verdicts() -> None:
+    found = read_verdicts(claims.STORE)
+    assert claims.PAGE.read_text(encoding="utf-8") == page(read_claims(), found)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    make_comparison(folder / "small", everyone=(BERT, REFORMER, SMALL, WIDE), failed=False)
+    return folder
+
+
+def verdict(out: Path, **test: object) -> str | None:
+    claim = Claim(source="", where="", claim="", tests=[ClaimTest.model_validate({"experiment": "small", **test})])
+    found = judge(claim, out)
+    return None if found is None else found.verdict
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [
+        ({"of": "phrasebank", "lower": "reformer", "higher": "bert"}, "holds"),
+        ({"of": "phrasebank", "lower": "bert", "higher": "reformer"}, "does not hold"),
+        ({"of": "phrasebank", "lower": "bert", "higher": "window-16"}, "cannot be decided"),
+        ({"of": "phrasebank", "lower": "bert", "higher": "window-16", "within": 0.2}, "holds"),
+        ({"of": "phrasebank", "lower": "bert", "higher": "window-16", "within": 0.005}, "cannot be decided"),
+        ({"of": "phrasebank", "lower": "reformer", "higher": "bert", "within": 0.01}, "does not hold"),
+        ({"of": "phrasebank", "model": "bert", "at_least": 0.7}, "holds"),
+        ({"of": "phrasebank", "model": "bert", "at_least": 0.84}, "cannot be decided"),
+        ({"of": "phrasebank", "model": "bert", "at_least": 0.95}, "does not hold"),
+        ({"of": "loss", "lower": "bert", "higher": "reformer"}, "holds"),
+        ({"of": "loss", "lower": "reformer", "higher": "bert"}, "does not hold"),
+        ({"of": "loss", "model": "bert", "at_least": 1.0}, "holds"),
+        ({"of": "pretrain.seconds_per_step", "lower": "bert", "higher": "reformer"}, "holds"),
+        ({"of": "pretrain.seconds_per_step", "lower": "bert", "higher": "reformer", "within": 0.9}, "holds"),
+        ({"of": "pretrain.peak_bytes", "lower": "bert", "higher": "reformer"}, "does not hold"),
+        ({"of": "loss", "lower": "bert", "higher": "missing"}, None),
+        ({"of": "loss", "lower": "bert", "higher": "reformer", "experiment": "missing"}, None),
+    ],
+)
+def test_a_verdict(test: dict[str, object], expected: str | None, out: Path) -> None:
+    assert verdict(out, **test) == expected
+
+
+def test_one_refuted_test_refutes_a_claim_and_a_missing_one_leaves_it_open(out: Path) -> None:
+    def found(*names: tuple[str, str]) -> claims.Found | None:
+        tests = [ClaimTest(experiment="small", of="phrasebank", lower=lower, higher=higher) for lower, higher in names]
+        return judge(Claim(source="", where="", claim="", tests=tests), out)
+
+    both = found(("reformer", "bert"), ("reformer", "window-16"))
+    assert both is not None
+    assert (both.verdict, len(both.evidence)) == ("holds", 2)
+    assert found(("reformer", "bert"), ("bert", "missing")) is None
+    refuted = found(("bert", "reformer"), ("bert", "missing"))
+    assert refuted is not None
+    assert refuted.verdict == "does not hold"
+    assert found() is None
+
+
+def test_unfinished_trials_decide_nothing(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "small", everyone=(BERT, REFORMER), failed=False)
+    assert verdict(tmp_path, of="loss", lower="bert", higher="reformer") == "holds"
+    file = sorted(folder.glob("trials/bert/*/trial.json"))[-1]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"status": "running"}))
+    assert verdict(tmp_path, of="loss", lower="bert", higher="reformer") is None
+
+
+def test_the_command_keeps_earlier_verdicts(tmp_path: Path) -> None:
+    store, written = tmp_path / "verdicts.json", tmp_path / "page.md"
+    store.write_text(json.dumps({"bert-below-reformer": {"verdict": "holds", "evidence": ["on another machine"]}}))
+    result = claims.run(["--out", str(tmp_path), "--store", str(store), "--page", str(written)])
+    assert result["claims"] == len(read_claims()) == sum(result["verdicts"].values())
+    assert read_verdicts(store)["bert-below-reformer"].evidence == ["on another machine"]
+    assert "| holds | on another machine |" in written.read_text()
