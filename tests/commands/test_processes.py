@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from commands_world import TINY, World
 
 from homespun.commands import processes
@@ -110,7 +111,7 @@ def test_what_cannot_work_is_refused(world: World, tmp_path: Path, monkeypatch: 
     streamed = ["pretrain", "lstm-mini", f"data.corpus={world.corpus}", "train.processes=2"]
     with pytest.raises(UserError, match=r"stateful_clm .*1 process.* 2"):
         world.run(*streamed, *out)
-    monkeypatch.setattr(processes, "trains_on_cpu", lambda: False)
+    monkeypatch.setattr(processes, "best_device", lambda: torch.device("cuda"))
     with pytest.raises(UserError, match=r"train\.processes=2 .*CPUs"):
         world.run(*pretraining(world, "train.processes=2"), *out)
     assert not (tmp_path / "out").exists()

@@ -212,7 +212,7 @@ def _closed(settings: Settings, seed: int, budget: Budget | None) -> tuple[str, 
     """Settings as assignments, with the seed and budget of the comparison last."""
     own: dict[str, object] = {"train.seed": seed}
     if budget is not None:
-        own["train.budget"] = budget.model_dump(mode="json", exclude_none=True)
+        own["train.budget"] = budget.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     return tuple(f"{key}={to_yaml(value)}" for key, value in {**settings, **own}.items())
 
 
