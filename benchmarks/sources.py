@@ -49,12 +49,11 @@ def run(arguments: list[str]) -> dict[str, Any]:
     options = parser.parse_intermixed_args(arguments)
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
-    text = _located(known[options.name].read_text(encoding="utf-8"), out)
-    for name, make in MADE.items():
-        if f"/data/{name}" in text:
-            make(options.data, out / "data")
+    recipe = known[options.name].read_text(encoding="utf-8")
+    for name in dict.fromkeys(_prepared(word) for word in re.findall(r"DATA/([a-z0-9-]+)", recipe)):
+        MADE[name](options.data, out / "data")
     file = out / f"{options.name}.yaml"
-    file.write_text(text, encoding="utf-8")
+    file.write_text(_located(recipe, out), encoding="utf-8")
     folder, settings = out / options.name, []
     if options.length is not None:
         folder = folder.with_name(f"{folder.name}-{options.length}")
@@ -66,6 +65,11 @@ def run(arguments: list[str]) -> dict[str, Any]:
         _homespun("compare", str(file), "--out", str(folder), *settings, *options.settings)
     found = folder / "comparison.json"
     return {"ours": json.loads(found.read_text(encoding="utf-8"))} if found.is_file() else {}
+
+
+def _prepared(word: str) -> str:
+    """What makes ``DATA/WORD``: the longest name that it begins with."""
+    return max((name for name in MADE if word.startswith(name)), key=len)
 
 
 def _located(recipe: str, out: Path) -> str:

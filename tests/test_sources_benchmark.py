@@ -39,8 +39,7 @@ def test_changes_stand_before_or_after_the_options(tmp_path: Path, monkeypatch: 
         made.clear()
         assert sources.run(["summaries", *arguments]) == {}
         assert calls.pop() == ("compare", str(recipe), "--out", str(tmp_path / "out" / "summaries"), *changes)
-        # the corpus with sentinels, whose name begins as that without, the papers, the bullets
-        assert made == [tmp_path / "out" / "data"] * 4
+        assert made == [tmp_path / "out" / "data"] * 3  # the corpus, the papers, the bullets
     assert f"corpus: {tmp_path}/out/data/financial-sentinels" in recipe.read_text(encoding="utf-8")
 
 
