@@ -1,12 +1,13 @@
 """ROUGE by hand, several references, the message without the package."""
 
+import math
 import sys
 
 import pytest
 
 from homespun.errors import UserError
 from homespun.metrics.text import Rouge, mean_scores
-from homespun.tasks.seq2seq import sentence_baselines
+from homespun.tasks.seq2seq import central_sentences, sentence_baselines
 
 
 def test_scores_are_those_by_hand() -> None:
@@ -34,7 +35,9 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_first_sentences_and_random_ones() -> None:
     source = "One is here. Two is there. Three is gone. Four is back. Five is last."
     made = sentence_baselines(["Only one."], [source, "Short.", ""])
-    assert made.keys() == {"lead-3", "random-3", "lead-1", "random-1"}
+    assert made.keys() == {"lead-3", "random-3", "central-3", "lead-1", "random-1", "central-1", "copy"}
+    assert made["copy"] == [source, "Short.", ""]
+    assert made["central-3"][1:] == ["Short.", ""]
     assert made["lead-3"] == ["One is here. Two is there. Three is gone.", "Short.", ""]
     assert made["lead-1"][0] == "One is here."
     assert all(sentence in source for sentence in made["random-3"][0].split(". "))
@@ -42,4 +45,37 @@ def test_first_sentences_and_random_ones() -> None:
     assert made == sentence_baselines(["Only one."], [source, "Short.", ""])
     drawn = sentence_baselines(["Only one."], [source] * 50)["random-1"]
     assert set(drawn) == {"One is here.", "Two is there.", "Three is gone.", "Four is back.", "Five is last."}
-    assert sentence_baselines(["One is here. Two is there. Three is gone."], [source]).keys() == {"lead-3", "random-3"}
+    assert sentence_baselines(["One is here. Two is there. Three is gone."], [source]).keys() == {
+        "lead-3",
+        "random-3",
+        "central-3",
+        "copy",
+    }
+
+
+def test_central_sentences_have_the_highest_bm25() -> None:
+    sentences = [
+        "Profit rose in spring.",
+        "The weather was fine, as ever.",
+        "Profit and sales rose in spring and in autumn.",
+        "Sales rose.",
+        "Cats sleep.",
+    ]
+    words = [sentence.lower().replace(",", "").strip(".").split() for sentence in sentences]
+    mean = sum(map(len, words)) / len(words)
+
+    def score(document: list[str]) -> float:
+        total = 0.0
+        for word in (word for query in words if query is not document for word in query):
+            containing = sum(word in other for other in words)
+            frequency = document.count(word)
+            rarity = math.log(1 + (len(words) - containing + 0.5) / (containing + 0.5))
+            total += rarity * frequency * 2.2 / (frequency + 1.2 * (0.25 + 0.75 * len(document) / mean))
+        return total
+
+    scores = [score(document) for document in words]
+    for count in (1, 2, 3):
+        best = sorted(range(5), key=lambda index: -scores[index])[:count]
+        assert central_sentences(sentences, count) == [sentences[index] for index in sorted(best)]
+    assert len(set(scores)) == len(scores) - 1  # two have no word in common with others
+    assert central_sentences(sentences, 7) == sentences

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -273,7 +274,7 @@ class TextToTextTask:
         return Measured(metrics, predictions)
 
     def baselines(self, training: Sequence[SourceTargetPair], test: Sequence[SourceTargetPair]) -> dict[str, Measured]:
-        """Evaluate the first sentences of the source, and as many random sentences."""
+        """Evaluate `sentence_baselines`."""
         targets = [pair.targets[0] for pair in training if not pair.is_empty]
         baselines = sentence_baselines(targets, [pair.source for pair in test])
         return {name: self._measured(test, texts) for name, texts in baselines.items()}
@@ -310,10 +311,12 @@ def _mean_metrics(scored: Sequence[tuple[SourceTargetPair, str, dict[str, float]
 
 
 def sentence_baselines(targets: Sequence[str], sources: Sequence[str]) -> dict[str, list[str]]:
-    """Summarize each source without training: ``lead-3``, its first three sentences, and ``random-3``.
+    """Summarize each source without training.
 
-    If the median number of sentences N of the training ``targets`` is not 3, there are ``lead-N`` and ``random-N`` too:
-    three sentences against one are a weak baseline. Random sentences are seeded by the index of the source.
+    ``lead-3`` is its first three sentences, ``random-3`` three random ones, seeded by the index of the source,
+    ``central-3`` those of `central_sentences`, and ``copy`` all of it. If the median number of sentences N of the
+    training ``targets`` is not 3, there are ``lead-N``, ``random-N`` and ``central-N`` too: three sentences against one
+    are a weak baseline.
     """
     sentences = [[source[begin:end] for begin, end in sentence_spans(source)] for source in sources]
     typical = round(median(len(sentence_spans(target)) for target in targets)) if targets else 3
@@ -324,4 +327,32 @@ def sentence_baselines(targets: Sequence[str], sources: Sequence[str]) -> dict[s
             " ".join(text[i] for i in sorted(random.Random(index).sample(range(len(text)), min(count, len(text)))))
             for index, text in enumerate(sentences)
         ]
-    return baselines
+        baselines[f"central-{count}"] = [" ".join(central_sentences(text, count)) for text in sentences]
+    return baselines | {"copy": list(sources)}
+
+
+def central_sentences(sentences: Sequence[str], count: int, *, k1: float = 1.2, b: float = 0.75) -> list[str]:
+    """Return the ``count`` sentences that are most similar to the others, in their order.
+
+    Similarity is the sum of BM25 (Robertson and Zaragoza 2009) over the other sentences as queries, with the sentences
+    of this text as the collection.
+
+    Args:
+        sentences: of one text.
+        count: number to return.
+        k1: saturation of the frequency of a word.
+        b: share of the correction for the length of a sentence.
+    """
+    words = [re.findall(r"\w+", sentence.lower()) for sentence in sentences]
+    vocabulary = {word: index for index, word in enumerate(dict.fromkeys(word for found in words for word in found))}
+    if len(sentences) <= count or not vocabulary:
+        return list(sentences[:count])
+    counts = np.zeros((len(words), len(vocabulary)))
+    for row, found in enumerate(words):
+        np.add.at(counts[row], [vocabulary[word] for word in found], 1)
+    lengths = counts.sum(axis=1, keepdims=True)
+    containing = (counts > 0).sum(axis=0)
+    rarity = np.log1p((len(words) - containing + 0.5) / (containing + 0.5))
+    weights = rarity * counts * (k1 + 1) / (counts + k1 * (1 - b + b * lengths / lengths.mean()))
+    scores = ((counts.sum(axis=0) - counts) * weights).sum(axis=1)
+    return [sentences[index] for index in sorted(np.argsort(-scores, kind="stable")[:count])]
