@@ -85,14 +85,19 @@ def _located(recipe: str, out: Path) -> str:
 
 
 def at_length(recipe: CompareRecipe, length: int) -> list[str]:
-    """Settings for rows of ``length`` tokens with as many tokens a step; tasks that read whole rows still do."""
+    """Settings for rows of ``length`` tokens, with as many tokens a step and held out.
+
+    Tasks whose texts are as long as the rows read ``length`` tokens too.
+    """
     assert recipe.pretrain is not None
     given = flat(recipe.pretrain.settings)
-    rows, before = given.get("train.batch_size"), given["data.max_length"]
-    if not isinstance(rows, int) or not isinstance(before, int):
-        raise UserError("--length needs a comparison whose pretraining sets train.batch_size and data.max_length")
+    numbers = [given.get(key) for key in ("data.max_length", "train.batch_size", "data.validation_rows")]
+    before, rows, held_out = (number if isinstance(number, int) else 0 for number in numbers)
+    if not before * rows * held_out:
+        raise UserError("--length needs data.max_length, train.batch_size and data.validation_rows of pretraining")
     changes = {"data.max_length": length, "model.max_position_embeddings": length}
     changes["train.batch_size"] = max(1, rows * before // length)
+    changes["data.validation_rows"] = max(1, held_out * before // length)
     longer = [name for name, task in recipe.finetune.items() if flat(task.settings).get("data.max_length") == before]
     return [
         *(f"pretrain.settings.{key}={value}" for key, value in changes.items()),

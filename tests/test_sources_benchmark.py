@@ -19,8 +19,9 @@ from benchmarks import sources
 from homespun import cli
 from homespun.compare import runner
 from homespun.compare.executor import Command, Outcome, reason
-from homespun.compare.recipe import CompareRecipe, compare_recipe, flat
+from homespun.compare.recipe import CompareRecipe, compare_recipe
 from homespun.compare.trials import trials
+from homespun.errors import UserError
 
 NAMES = sorted(path.stem for path in sources.COMPARISONS.glob("*.yaml"))
 NEEDED = {"financial-electra": "financial-mlm"}  # whose models it starts from
@@ -50,25 +51,23 @@ def stage_settings(name: str, changes: Callable[[CompareRecipe], list[str]]) -> 
     return {stage.name: set(stage.settings) for stage in first.stages}
 
 
-@pytest.mark.parametrize("name", ["financial-mlm", "attentions"])
-def test_other_lengths_have_as_many_tokens_a_step(name: str) -> None:
-    before = compare_recipe(str(sources.COMPARISONS / f"{name}.yaml"))
-    assert before.pretrain is not None
-    rows = flat(before.pretrain.settings)["train.batch_size"]
-    assert isinstance(rows, int)
+@pytest.mark.parametrize(("name", "rows", "held_out"), [("financial-mlm", 2, 64), ("attentions", 8, 16)])
+def test_other_lengths_have_as_many_tokens_a_step(name: str, rows: int, held_out: int) -> None:
     stages = stage_settings(name, lambda recipe: sources.at_length(recipe, 512))
-    assert {"data.max_length=512", "model.max_position_embeddings=512", f"train.batch_size={rows // 4}"} <= stages[
-        "pretrain"
-    ]
+    changes = {"data.max_length=512", "model.max_position_embeddings=512"}
+    changes |= {f"train.batch_size={rows}", f"data.validation_rows={held_out}"}
+    assert changes <= stages["pretrain"]
     assert ("data.max_length=512" in stages.get("long", ())) == (name == "attentions")
-    assert all("data.max_length=64" in stages[task] for task in stages.keys() & {"sentiment", "short"})
+    assert "data.max_length=64" in stages.get("short", {"data.max_length=64"})
+    with pytest.raises(UserError, match=r"batch_size"):
+        stage_settings("scratch", lambda recipe: sources.at_length(recipe, 512))
 
 
 def test_equal_time_is_processor_time_in_place_of_tokens() -> None:
-    stages = stage_settings("financial-mlm", lambda recipe: sources.at_equal_time(recipe, 1.5))
+    stages = stage_settings("financial-tasks", lambda recipe: sources.at_equal_time(recipe, 1.5))
     budget = {setting for setting in stages["pretrain"] if setting.startswith("train.budget")}
     assert budget == {"train.budget.time=90", "train.budget.clock=processor"}
-    assert "train.budget.epochs=4" in stages["sentiment"]
+    assert "train.budget.epochs=5" in stages["sentiment"]
     stages = stage_settings("scratch", lambda recipe: sources.at_equal_time(recipe, 1.5))
     assert "train.budget.steps=0" in stages["pretrain"]
     assert all({"train.budget.time=90"} <= stages[task] for task in ("patents", "newsgroups", "items"))
