@@ -259,7 +259,7 @@ _BEFORE = """# The claims of the five sources
 Made by `python -m benchmarks claims` from `benchmarks/claims.yaml` and the comparisons of `python -m benchmarks
 sources EXPERIMENT`. Of {claims} claims {decided} are decided: {holds} hold, {refuted} do not. {undecided} were tested
 and cannot be decided; the others have not been run. A verdict is for the scale of its experiment (minutes of one core,
-small models), not for that of the source.
+small models), not for the one of the source.
 
 p: paired permutation test on the test rows and Student's t over seeds, the larger of the two, by Holm for all pairs of
 the comparison; of losses and costs over seeds alone. Detectable: the true difference that such a comparison finds with

@@ -1,4 +1,4 @@
-"""A corpus built by two workers of a local Ray cluster beside one machine with two threads.
+"""A corpus built by two workers of a local Ray cluster, and by one machine with two threads.
 
 Text is generated: documents of Zipf-distributed words in JSONL files of about 8 MB, of which a tenth repeat an earlier
 one and a tenth change some words of one. Both builds remove near-duplicates and run alternately.
