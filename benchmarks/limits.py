@@ -53,7 +53,7 @@ def labels(folder: Path, seeds: Path, scale: float) -> Words:
     path = folder / "labels.csv"
     rows = (f"text {n},label {n % int(1_000_000 * scale)}" for n in range(int(2_000_000 * scale)))
     _write(path, "text,label", rows)
-    changes = ["train.budget.steps=4", "data.max_length=16", f"data.test={path}"]
+    changes = ["train.budget.steps=4", "data.max_length=16", f"data.validation={path}", f"data.test={path}"]
     return ["finetune", "classify", f"data.train={path}", *changes, "--from", str(seeds / "run"), "--out", "out"]
 
 

@@ -38,6 +38,7 @@ from benchmarks.faults.commands import COMMANDS, MADE, Command
 from benchmarks.faults.shim import COUNTS, FAULTS, FREE, KILLED, LIMITS, SIGNALS, Shim
 from benchmarks.faults.world import write_files
 from homespun import cli
+from homespun.commands import prediction_parts
 from homespun.compare import executor, runner
 from homespun.io.lock import LOCK
 
@@ -105,6 +106,7 @@ class Bench:
                 os.chdir(self.root)
                 _stop_drawing()
                 _fork_trials()
+                mock.patch.object(prediction_parts, "_MAX_RECORDS", 8).start()
                 mock.patch.object(cli, "app", self.app).start()  # made once
                 words = arguments.format(world=self.world, out=self.folder).split()
                 code = _main(words, shim)

@@ -99,6 +99,12 @@ COMMANDS = {
     "export": Command("export {world}/base --to sentence-transformers --out {out}/encoder"),
     "export onnx": Command("export {world}/classifier --to onnx --out {out}/onnx"),
     "predict": Command("predict {world}/classifier --input {world}/test.csv --out {out}/predictions.csv"),
+    **{
+        f"predict {processes}": Command(
+            f"predict {{world}}/classifier {_READ} --processes {processes} --out {{out}}/predictions.csv"
+        )
+        for processes in (1, 2)
+    },
     "report": Command("report {world}/base {world}/classifier --out {out}/report"),
     "fit": Command("fit {world}/train.csv --test {world}/test.csv --time 20s --out {out}/fit", "--resume"),
     "compare": Command("compare {world}/compare.yaml --out {out}/compare"),
