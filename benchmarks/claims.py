@@ -42,7 +42,7 @@ Verdict = Literal["holds", "does not hold", "cannot be decided"]
 
 
 class Recorded(Config):
-    """A verdict by a page of ``results`` that no comparison makes."""
+    """A verdict by a page of ``results``, where no comparison has given one."""
 
     verdict: Verdict
     page: str
@@ -115,16 +115,16 @@ def read_verdicts(store: Path) -> dict[str, Found]:
 
 
 def judge(claim: Claim, out: Path) -> Found | None:
-    """Verdict on a claim; None while a test has not been run."""
-    if claim.recorded is not None:
-        evidence = f"{claim.recorded.evidence} ([{claim.recorded.page}]({claim.recorded.page}))"
-        return Found(verdict=claim.recorded.verdict, evidence=[evidence])
+    """Verdict on a claim by its tests, else by a page; None while a test has not been run and no page decides it."""
     judged = [one for test in claim.tests if (one := _judge(test, out)) is not None]
     verdicts = {verdict for verdict, _ in judged}
-    if not judged or (len(judged) < len(claim.tests) and "does not hold" not in verdicts):
+    if judged and (len(judged) == len(claim.tests) or "does not hold" in verdicts):
+        worst: Verdict = next(v for v in ("does not hold", "cannot be decided", "holds") if v in verdicts)
+        return Found(verdict=worst, evidence=[evidence for _, evidence in judged])
+    if claim.recorded is None:
         return None
-    worst: Verdict = next(v for v in ("does not hold", "cannot be decided", "holds") if v in verdicts)
-    return Found(verdict=worst, evidence=[evidence for _, evidence in judged])
+    evidence = f"{claim.recorded.evidence} ([{claim.recorded.page}]({claim.recorded.page}))"
+    return Found(verdict=claim.recorded.verdict, evidence=[evidence])
 
 
 def _judge(test: ClaimTest, out: Path) -> tuple[Verdict, str] | None:

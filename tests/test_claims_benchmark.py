@@ -90,6 +90,19 @@ def test_one_refuted_test_refutes_a_claim_and_a_missing_one_leaves_it_open(out: 
     assert found() is None
 
 
+def test_a_page_decides_until_a_comparison_does(out: Path) -> None:
+    def found(experiment: str) -> claims.Found | None:
+        test = ClaimTest(experiment=experiment, of="phrasebank", lower="bert", higher="reformer")
+        recorded = claims.Recorded(verdict="holds", page="page.md", evidence="figures")
+        return judge(Claim(source="", where="", claim="", tests=[test], recorded=recorded), out)
+
+    by_page, by_test = found("missing"), found("small")
+    assert by_page is not None
+    assert by_test is not None
+    assert (by_page.verdict, by_page.evidence) == ("holds", ["figures ([page.md](page.md))"])
+    assert by_test.verdict == "does not hold"
+
+
 def test_unfinished_trials_decide_nothing(tmp_path: Path) -> None:
     folder = make_comparison(tmp_path / "small", everyone=(BERT, REFORMER), failed=False)
     assert verdict(tmp_path, of="loss", lower="bert", higher="reformer") == "holds"
