@@ -1,8 +1,10 @@
 import json
+import os
 import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from homespun.commands.cluster_corpus import UNITS, build_on_cluster
 from homespun.commands.preparation import make_corpus, reading, train_tokenizer
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
+from homespun.io.atomic import TEMPORARY
 from homespun.io.cluster import refusal
 from homespun.text.clean import NearDuplicates
 from homespun.text.tokenizer import Tokenizer
@@ -162,6 +165,51 @@ def test_a_stopped_build_goes_on_with_the_missing_units(
     assert len(encoded) == 4
     with pytest.raises(UserError, match="finished corpus"):
         build_on_cluster(text, tokenizer, out)
+
+
+@pytest.mark.usefixtures("small_units")
+def test_a_build_that_was_killed_before_its_record_was_removed(
+    files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_corpus, "connect", lambda: InProcess)
+    text, out, records = reading([str(files)]), tmp_path / "out", []
+    whole = build_on_cluster(text, tokenizer, out, progress=lambda *call: records.append((out / UNITS).read_text()))
+    (out / UNITS).write_text(records[-1])
+    assert contents(build_on_cluster(text, tokenizer, out)) == contents(whole)
+    assert not (out / UNITS).exists()
+    (out / UNITS).write_text("")
+    with pytest.raises(UserError, match="was altered"):
+        build_on_cluster(text, tokenizer, out)
+
+
+def test_nothing_stays_of_a_build_that_is_refused(
+    files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_corpus, "connect", lambda: InProcess)
+    for content, problem in (("", "no text"), ("{", "JSON")):
+        (tmp_path / "a.jsonl").write_text(content)
+        with pytest.raises(UserError, match=problem):
+            build_on_cluster(reading([str(tmp_path / "a.jsonl")]), tokenizer, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(UserError, match="only once"):
+        build_on_cluster(reading([str(tmp_path / "pipe.txt")]), tokenizer, tmp_path / "out")
+
+
+def test_temporary_files_of_killed_workers_are_removed(
+    files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_corpus, "connect", lambda: InProcess)
+    out = tmp_path / "out"
+    encode = cluster_corpus.encode_unit
+
+    def killed_once(*call: Any) -> str:
+        (out / f"{TEMPORARY}1-tokens").write_text("half")
+        return encode(*call)
+
+    monkeypatch.setattr(cluster_corpus, "encode_unit", killed_once)
+    build_on_cluster(reading([str(files)]), tokenizer, out)
+    assert sorted(entry.name for entry in out.iterdir()) == ["corpus.json", "tokenizer", "tokens-00000-00000.arrow"]
 
 
 def test_of_a_chain_of_near_duplicates_each_second_one_stays() -> None:

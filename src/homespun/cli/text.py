@@ -168,6 +168,8 @@ def corpus_build(
 
     The same command resumes a killed build.
     """
+    if ray and workers is not None:
+        raise UserError("--workers is the number of threads of one machine; leave it out with --ray")
     from homespun.commands.preparation import describe_corpus, make_corpus, reading
     from homespun.io.lock import locked
     from homespun.report.console import Display, counter

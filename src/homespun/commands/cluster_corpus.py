@@ -25,7 +25,16 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from homespun.commands.preparation import Duplicates, Reading
-from homespun.data.corpus import DESCRIPTION, SHARD_TOKENS, TOKENIZER, Corpus, Progress, write_description
+from homespun.data.corpus import (
+    DESCRIPTION,
+    SHARD_TOKENS,
+    TOKENIZER,
+    Corpus,
+    Progress,
+    remove_leftovers,
+    start_over,
+    write_description,
+)
 from homespun.data.corpus_files import Description, ShardRecord, TokenizerFacts
 from homespun.data.shards import ShardBuffer, encode_documents
 from homespun.errors import UserError
@@ -120,13 +129,36 @@ def build_on_cluster(
         version("homespun"),
     )
     written = _begin(folder, job, tokenizer, reading.describe())
-    tokenizer.save(folder / TOKENIZER)
-    sizes = [sum(size for _, size in unit) for unit in units]
-    missing = [unit for unit in range(len(units)) if unit not in written]
+    if not (folder / DESCRIPTION).exists():  # or it was killed after the last write
+        tokenizer.save(folder / TOKENIZER)
+        try:
+            _write_units(ray, job, [sum(size for _, size in unit) for unit in units], written, progress, read_progress)
+            if not _documents(written.values()):
+                raise UserError("there is no text to build a corpus from: all documents are empty; give other inputs")
+        except UserError:
+            if not _documents(written.values()):
+                start_over(folder, UNITS)
+            raise
+        remove_leftovers(folder)  # of workers that were killed
+        _describe(folder, [written[unit] for unit in range(len(units))], tokenizer, sentences=sentences)
+    (folder / UNITS).unlink()
+    return Corpus.open(folder, tokenizer=tokenizer)
+
+
+def _write_units(
+    ray: Any,
+    job: _Job,
+    sizes: Sequence[int],
+    written: dict[int, Unit],
+    progress: Progress | None,
+    read_progress: ReadProgress | None,
+) -> None:
+    """Write the units that are missing, and add them to ``written`` and to the record."""
+    missing = [unit for unit in range(len(sizes)) if unit not in written]
     try:
         dropped = _duplicates(ray, job, sum(sizes)) if missing else {}
         for line in _encode(ray, job, missing, dropped):
-            with open(folder / UNITS, "a", encoding="utf-8") as file:
+            with open(Path(job.folder) / UNITS, "a", encoding="utf-8") as file:
                 file.write(line.model_dump_json() + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -137,10 +169,6 @@ def build_on_cluster(
                 progress(sum(unit.bytes for unit in written.values()), _documents(written.values()))
     except ray.exceptions.RayError as error:
         raise refusal(error) from error
-    if not _documents(written.values()):
-        raise UserError("there is no text to build a corpus from: all documents are empty; give other inputs")
-    _finish(folder, [written[unit] for unit in range(len(units))], tokenizer, sentences=sentences)
-    return Corpus.open(folder, tokenizer=tokenizer)
 
 
 def _documents(units: Iterable[Unit]) -> int:
@@ -152,6 +180,7 @@ def _units(inputs: Sequence[str]) -> list[list[tuple[str, int]]]:
     units: list[list[tuple[str, int]]] = []
     room = 0
     for name, size in list_files(inputs):
+        name = name if "://" in name else os.path.abspath(name)  # workers have another working directory
         if size > room or not units:
             units.append([])
             room = _UNIT_BYTES
@@ -164,17 +193,17 @@ def _begin(folder: Path, job: _Job, tokenizer: Tokenizer, described: str) -> dic
     """Create the record of the build, or read that of an interrupted one."""
     inputs = hashlib.blake2b(repr((described, job.units)).encode(), digest_size=16).hexdigest()
     header = {"version": 1, "inputs": inputs, "tokenizer": tokenizer.fingerprint, "sentences": job.sentences}
-    if (folder / DESCRIPTION).exists():
-        raise UserError(f"{folder} is a finished corpus; give another folder, or delete it to build it again")
     path = folder / UNITS
     if not path.exists():
+        if (folder / DESCRIPTION).exists():
+            raise UserError(f"{folder} is a finished corpus; give another folder, or delete it to build it again")
         if folder.exists() and entries(folder):
             raise UserError(f"{folder} is not empty; give a new folder")
         folder.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(header) + "\n")
         return {}
-    first, *rest = path.read_text(encoding="utf-8").split("\n")[:-1]  # a kill may have truncated the last line
     try:
+        first, *rest = path.read_text(encoding="utf-8").split("\n")[:-1]  # a kill may have truncated the last line
         same = json.loads(first) == header
         lines = [Unit.model_validate_json(line) for line in rest]
     except (ValueError, ValidationError) as error:
@@ -230,6 +259,8 @@ def _hash_units(batch: Hashes, job: _Job, buckets: int) -> Iterator[Hashes]:
             "near": np.full(len(documents), near),
         }
 
+    nothing = np.empty(0, np.uint64)
+    yield rows(nothing, nothing, nothing.astype(np.int64), near=False)  # the columns, if there are no documents
     for unit in batch["unit"].tolist():
         stream = enumerate(job.documents(unit))
         while part := list(islice(stream, _ROWS)):
@@ -329,7 +360,7 @@ def encode_unit(job: _Job, unit: int, dropped: NDArray[np.int64]) -> str:
     return Unit(unit=unit, shards=shards, bytes=num_bytes, words=num_words, labels=dict(labels)).model_dump_json()
 
 
-def _finish(folder: Path, units: Sequence[Unit], tokenizer: Tokenizer, *, sentences: bool) -> None:
+def _describe(folder: Path, units: Sequence[Unit], tokenizer: Tokenizer, *, sentences: bool) -> None:
     shards = [shard for unit in units for shard in unit.shards]
     labels: Counter[str] = sum((Counter(unit.labels) for unit in units), Counter())
     description = Description(
@@ -343,4 +374,3 @@ def _finish(folder: Path, units: Sequence[Unit], tokenizer: Tokenizer, *, senten
         shards=shards,
     )
     write_description(folder, description)
-    (folder / UNITS).unlink()

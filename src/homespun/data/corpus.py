@@ -241,7 +241,7 @@ def build_corpus(
         _encode(documents, tokenizer, building, workers=workers, progress=progress)
     except UserError:
         if not building.shards:
-            _start_over(folder)
+            start_over(folder, MANIFEST)
         raise
     _finish(building, tokenizer)
     return Corpus.open(folder, tokenizer=tokenizer)
@@ -276,10 +276,10 @@ def _encode(
         progress(building.num_bytes, building.consumed)
 
 
-def _start_over(folder: Path) -> None:
-    """Remove a build without shards."""
+def start_over(folder: Path, record: str) -> None:
+    """Remove a build without shards, and its record."""
     remove(folder / TOKENIZER)
-    remove(folder / MANIFEST)
+    remove(folder / record)
     with suppress(OSError):
         folder.rmdir()  # unless it has a lock
 
@@ -351,12 +351,17 @@ def _open_manifest(folder: Path, job: Tree) -> list[Line]:
         raise UserError(_altered(folder)) from error
     OpenShards(folder, [line.shard for line in written])  # raises an error before the build, not after it
     folder.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.glob(f"{TEMPORARY}*"):
-        if leftover.name != LOCK:
-            remove(leftover)
+    remove_leftovers(folder)
     # rewritten, since a kill may have truncated the last line
     write_text(folder / MANIFEST, "".join(json.dumps(line) + "\n" for line in lines or [job]))
     return written
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of killed processes."""
+    for leftover in folder.glob(f"{TEMPORARY}*"):
+        if leftover.name != LOCK:
+            remove(leftover)
 
 
 def _manifest(folder: Path) -> list[Tree]:

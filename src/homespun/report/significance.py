@@ -155,7 +155,7 @@ def seed_error(
 def detectable_difference(error: float, freedom: int, *, pairs: int = 1) -> float:
     """Smallest true difference that a two-sided t test finds with a probability of `POWER`.
 
-    The level is `LEVEL` / ``pairs``, that of the first step of `holm`.
+    The level is `LEVEL` / ``pairs``, as in the first step of `holm`.
 
     Args:
         error: standard error of the difference.

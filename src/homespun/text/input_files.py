@@ -45,7 +45,7 @@ def list_files(inputs: Sequence[str]) -> list[tuple[str, int]]:
     """Names and sizes in bytes of all files of ``inputs``, in the order in which they are read.
 
     Raises:
-        UserError: an input is missing, empty or a data set of the hub.
+        UserError: an input is missing, a pipe, a page of the web or a data set of the hub.
     """
     files = []
     for entry in inputs:
@@ -55,9 +55,15 @@ def list_files(inputs: Sequence[str]) -> list[tuple[str, int]]:
             )
         if entry.startswith(_WEB):
             raise UserError(f"{entry} is a web page, which only one machine reads; download it, and name the file")
-        for file in remote_files(entry) if "://" in entry else local_files(entry):
-            with contextlib.closing(file.open()) as stream:
-                files.append((file.name, stream.seek(0, os.SEEK_END)))
+        if "://" in entry:
+            for file in remote_files(entry):
+                with contextlib.closing(file.open()) as stream:
+                    files.append((file.name, stream.seek(0, os.SEEK_END)))
+            continue
+        for file in local_files(entry):
+            if not os.path.isfile(file.name):
+                raise UserError(f"{file.name} can be read only once, and not by other machines; write it to a file")
+            files.append((file.name, os.path.getsize(file.name)))
     return files
 
 
