@@ -319,8 +319,8 @@ class TrainConfig(Config):
     )
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
-        description="processes that prepare batches during training; auto: none on a CPU, on a GPU up to 4, one of "
-        "four cores each",
+        description="processes that prepare batches during training; auto: none on a CPU, on a GPU one for four "
+        "threads, at most 4",
     )
     tensorboard: bool = Field(default=False, description="write a TensorBoard log; needs homespun[track]")
 

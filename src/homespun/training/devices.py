@@ -131,10 +131,10 @@ def is_worth_compiling(device: torch.device, limits: Limits) -> bool:
 
 
 def loader_workers(workers: int | Literal["auto"], device: torch.device) -> int:
-    """Processes that prepare batches: on a GPU, which would wait for them, one for four cores, and at most 4."""
+    """Processes that prepare batches: on a GPU, which would wait for them, one for four threads, and at most 4."""
     if workers != "auto":
         return workers
-    return min(4, (os.cpu_count() or 1) // 4) if device.type == "cuda" else 0
+    return min(4, torch.get_num_threads() // 4) if device.type == "cuda" else 0
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MXFAST = -1, -3, 1  # malloc.h
