@@ -145,7 +145,7 @@ def one_call(number: random.Random) -> tuple[str, tuple[str, ...], dict[str, Any
 def test_logits_are_those_of_each_text(name: str, data: st.DataObject) -> None:
     model = build(name).model
     texts: list[torch.Tensor] = []
-    steps = RaggedSteps(Writer(model.backbone, model.lm_head, rows=8, steps=64))
+    steps = RaggedSteps(Writer(model.backbone, model.lm_head, steps=64))
     ids = torch.randint(7, TOKENIZER.vocab_size, (99,), generator=torch.Generator().manual_seed(1))
 
     def check(logits: torch.Tensor, rows: list[torch.Tensor]) -> None:

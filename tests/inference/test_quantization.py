@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from homespun.errors import UserError
-from homespun.inference.quantization import Precision, quantize
+from homespun.inference.quantization import Precision, pack_networks, quantize
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.generation.steps import packed_linears
@@ -74,7 +74,7 @@ def test_generation_does_not_replace_quantized_layers(precision: Precision) -> N
     layer = nn.Linear(256, 512)
     quantize([network(layer)], precision, source="m")
     forward = vars(layer)["forward"]
-    with packed_linears(layer, rows=4):
+    with packed_linears(layer):
         assert vars(layer)["forward"] is forward
     assert vars(layer)["forward"] is forward
 
@@ -94,3 +94,28 @@ def test_models_without_linear_layers_are_refused(precision: Precision) -> None:
         quantize([network(nn.LSTM(3, 5))], precision, source="m")
     with pytest.raises(UserError, match="no linear layers to quantize"):
         quantize([], precision, source="m")
+
+
+def test_packed_layers_compute_float32() -> None:
+    layer = nn.Linear(131, 127)
+    reference = nn.Linear(131, 127)
+    reference.load_state_dict(layer.state_dict())
+    pack_networks([network(layer)])
+    values = torch.randn(3, 71, 131)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(values), reference(values), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(layer(values[:0]), reference(values[:0]))
+
+
+def test_packed_layers_have_gradients_and_follow_their_weights() -> None:
+    layer = nn.Linear(131, 127)
+    pack_networks([network(layer)])
+    values = torch.randn(5, 131)
+    layer(values).sum().backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad[2], values.sum(0))
+    with torch.no_grad():
+        before = layer(values)
+        layer.weight.mul_(2)
+        torch.testing.assert_close(layer(values) - layer.bias, 2 * (before - layer.bias), rtol=1e-4, atol=1e-5)
+        assert layer.double()(values.double()).dtype == torch.float64

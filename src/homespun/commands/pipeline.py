@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.commands.predict import RecordPredictor, quantize_networks, tagger_predictor, task_predictor
+from homespun.commands.predict import RecordPredictor, prepare_networks, tagger_predictor, task_predictor
 from homespun.data.labels import LabelledRows, Labels
 from homespun.errors import UserError
 from homespun.tasks.taggers import find_tagger, open_tagger
@@ -49,12 +49,12 @@ class Pipeline:
         self.tagger = None if folder is None else open_tagger(folder)
         """Linear tagger; ``None`` for other models."""
         if self.tagger is not None:
-            quantize_networks([], quantize, self.source)
+            prepare_networks([], quantize, self.source)
         elif find_text_model(source) is None:
             from homespun.hf.open import open_for_inference  # imports torch, as networks need it
 
             self.bundle = open_for_inference(source)
-            quantize_networks([self.bundle], quantize, self.source)
+            prepare_networks([self.bundle], quantize, self.source)
 
     @cached_property
     def text_model(self) -> TextModel:
@@ -65,7 +65,7 @@ class Pipeline:
         """
         if self.bundle is None:
             model = open_text_model(self.source)
-            quantize_networks(model.networks, self._precision, self.source)
+            prepare_networks(model.networks, self._precision, self.source)
             return model
         from homespun.tasks.network_text_model import NetworkTextModel
 

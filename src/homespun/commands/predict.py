@@ -236,26 +236,30 @@ def _open_predictor(
     run: str, stored: ModelBundle | None, quantize: Precision | None, **options: Unpack[ReadOptions]
 ) -> RecordPredictor:
     if stored is None and (folder := find_tagger(run)) is not None:
-        quantize_networks([], quantize, run)
+        prepare_networks([], quantize, run)
         return tagger_predictor(open_tagger(folder, **options))
     if stored is None and find_text_model(run) is not None:
         model = open_text_model(run, **options)
-        quantize_networks(model.networks, quantize, run)
+        prepare_networks(model.networks, quantize, run)
         return RecordPredictor(model.data, model.labels, partial(predict_with, model), {"model": model.kind})
     from homespun.hf.open import open_for_inference
     from homespun.tasks.config import stored_task
 
     stored = open_for_inference(run) if stored is None else stored
-    quantize_networks([stored], quantize, run)
+    prepare_networks([stored], quantize, run)
     return task_predictor(stored, stored_task(stored, source=run, **options))
 
 
-def quantize_networks(networks: Sequence[ModelBundle], precision: Precision | None, source: str) -> None:
-    """Quantize open networks, unless ``precision`` is None; imports torch only then."""
+def prepare_networks(networks: Sequence[ModelBundle], precision: Precision | None, source: str) -> None:
+    """Quantize open networks, or pack their weights in float32; imports torch only if there is one to do."""
     if precision is not None:
         from homespun.inference.quantization import quantize
 
         quantize(networks, precision, source=source)
+    elif networks:
+        from homespun.inference.quantization import pack_networks
+
+        pack_networks(networks)
 
 
 def predict_records(

@@ -24,7 +24,6 @@ from homespun.models.generation.steps import CachedSteps, Prompt, RaggedSteps, S
 from homespun.models.generation.write import only_distances, prepare_one
 from homespun.models.model import eval_mode
 
-_PACKED_ROWS = 8  # such weights serve 1 to 256 rows, faster than plain weights but for one row of a small matrix
 _PROMPT_TOKENS = 256  # read between two steps, so that a long prompt does not delay other texts
 _MANY_STEPS = 2**31  # packing always pays
 
@@ -116,7 +115,7 @@ class ContinuousGenerator:
         self._rows: list[GenerationRequest] = []  # of the shared steps
         self._single: dict[GenerationRequest, Steps] = {}  # with separate steps for each
         job = prepare_one(model, torch.zeros(1, 1, dtype=torch.int64, device=self._device), {})
-        self._writer = Writer(job.backbone, job.head, rows=_PACKED_ROWS, steps=_MANY_STEPS)
+        self._writer = Writer(job.backbone, job.head, steps=_MANY_STEPS)
         self._packed = ExitStack()
         self._packed.enter_context(self._writer.packed())
         with eval_mode(model):

@@ -1,16 +1,12 @@
-"""Steps of generation with or without a cache, and prepacked linear layers on a CPU.
-
-With few rows, PyTorch's matrix product reads weights at a third of the speed of memory. Weights that oneDNN has packed
-for the number of rows take about half the time: 0.33 against 0.70 ms for 8 rows and 512 x 2,048 weights in memory, 7.4
-against 21 ms for a vocabulary of 50,265.
-"""
+"""Steps of generation with or without a cache."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -21,43 +17,19 @@ from homespun.models.backbone import Backbone
 from homespun.models.heads import LanguageModelHead
 from homespun.nn.cache import Cache, NoCacheError
 from homespun.nn.masks import Source
-from homespun.nn.torch_private import packed_linear_ops
+from homespun.nn.packed import Product, pack_linear, packed_product
 
-Product = Callable[[Tensor], Tensor]
-"""(..., in) -> (..., out)."""
-_MAX_ROWS = 64  # with more rows PyTorch is as fast
 _MIN_NUMBERS = 2**16  # of a matrix; smaller ones fit the cache of the processor
 _MIN_STEPS = 16  # for which packing pays
 
 
-def product(weight: Tensor, bias: Tensor | None, *, rows: int) -> Product:
-    """Function ``values weight^T + bias``, fastest for ``rows`` rows, with a packed copy of the weights."""
-    operations = packed_linear_ops()
-    if operations is None or not can_pack(weight, rows):
-        return lambda values: F.linear(values, weight, bias)
-    pack, multiply = operations
-    packed = pack(weight.detach(), rows)
-    offset = None if bias is None else bias.detach()
-    return lambda values: multiply(values, packed, offset, "none", [], "")
-
-
-def can_pack(weight: Tensor, rows: int) -> bool:
-    """True if packed weights are supported and faster."""
-    suitable = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= _MIN_NUMBERS
-    return suitable and 1 < rows <= _MAX_ROWS and packed_linear_ops() is not None
-
-
 @contextmanager
-def packed_linears(module: nn.Module, *, rows: int) -> Iterator[None]:
-    """Replace the linear layers of ``module`` by `product` inside the context; only for inference."""
-    linears = [
-        part
-        for part in module.modules()
-        if isinstance(part, nn.Linear) and can_pack(part.weight, rows) and "forward" not in vars(part)  # quantized
-    ]
+def packed_linears(module: nn.Module) -> Iterator[None]:
+    """Pack the linear layers of ``module`` inside the context."""
+    linears = [part for part in module.modules() if type(part) is nn.Linear and "forward" not in vars(part)]
     try:
         for linear in linears:
-            vars(linear)["forward"] = product(linear.weight, linear.bias, rows=rows)
+            pack_linear(linear, min_numbers=_MIN_NUMBERS)
         yield
     finally:
         for linear in linears:
@@ -106,12 +78,11 @@ class Writer:
     Args:
         backbone: causal stack or encoder-decoder.
         head: head that predicts tokens.
-        rows: number of rows.
         steps: maximum number of new tokens.
     """
 
-    def __init__(self, backbone: Backbone, head: LanguageModelHead, *, rows: int, steps: int) -> None:
-        self.backbone, self.head, self.rows, self.steps = backbone, head, rows, steps
+    def __init__(self, backbone: Backbone, head: LanguageModelHead, *, steps: int) -> None:
+        self.backbone, self.head, self.steps = backbone, head, steps
         self._product: Product | None = None
 
     @contextmanager
@@ -120,7 +91,7 @@ class Writer:
         if self.steps < _MIN_STEPS:
             yield
             return
-        with packed_linears(self.backbone.stacks[-1], rows=self.rows):
+        with packed_linears(self.backbone.stacks[-1]):
             yield
 
     def decode(
@@ -133,8 +104,9 @@ class Writer:
         """(rows, hidden) -> (rows, vocab) float32 logits, a new tensor."""
         features = self.head.features(hidden)
         if self._product is None:
-            rows = self.rows if self.steps >= _MIN_STEPS else 0
-            self._product = product(self.head.weight, self.head.bias, rows=rows)
+            weight, bias = self.head.weight, self.head.bias
+            packed = packed_product(weight, bias, min_numbers=_MIN_NUMBERS) if self.steps >= _MIN_STEPS else None
+            self._product = packed or partial(F.linear, weight=weight, bias=bias)
         return self._product(features).float()
 
 

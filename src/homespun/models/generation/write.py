@@ -203,16 +203,11 @@ def _pad_left(ids: Tensor, keep: Tensor | None) -> Prompt:
     return Prompt(ids.gather(1, order), None if bool(keep.all()) else keep)
 
 
-def _writer(job: GenerationJob, rows: Tensor) -> Writer:
-    count = len(rows) * max(job.config.num_beams, job.config.num_return_sequences)
-    return Writer(job.backbone, job.head, rows=count, steps=job.most)
-
-
 def _generate_rows(job: GenerationJob, rows: Tensor) -> Tensor:
     """(rows * num_return_sequences, new) ids."""
     if job.config.num_beams == 1:
         return torch.stack(list(_one_by_one(job, rows)), 1)
-    writer, prompt = _writer(job, rows), job.prompt(rows)
+    writer, prompt = Writer(job.backbone, job.head, steps=job.most), job.prompt(rows)
     with writer.packed():
         steps, logits = start(writer, prompt, use_cache=job.config.use_cache)
         return Beams(job.task(prompt), len(rows), logits.shape[1], logits.device).run(steps, logits)
@@ -220,7 +215,7 @@ def _generate_rows(job: GenerationJob, rows: Tensor) -> Tensor:
 
 def _one_by_one(job: GenerationJob, rows: Tensor) -> Iterator[Tensor]:
     """Yield (rows * num_return_sequences,) ids of each step."""
-    writer, prompt = _writer(job, rows), job.prompt(rows)
+    writer, prompt = Writer(job.backbone, job.head, steps=job.most), job.prompt(rows)
     with writer.packed():
         steps, logits = start(writer, prompt, use_cache=job.config.use_cache)
         yield from one_by_one(job.task(prompt), steps, logits, job.uniforms(rows))
