@@ -137,6 +137,19 @@ def test_batches_are_nearly_free_of_padding() -> None:
     assert seen[0] == max(seen)
 
 
+def test_batches_on_a_cpu_fit_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homespun.inference.predict, "_CPU_TOKENS", 40)
+    monkeypatch.setattr(homespun.inference.predict, "_CPU_NUMBERS", 40)
+    rows = LabelledRows(texts_of(50), None, tokenizer, length=19)
+    seen = []
+    model = classifier()
+    model.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
+    predict_logits(model, rows, pad_id=0, batch_size=32)
+    assert sum(texts for texts, _ in seen) == 50
+    assert max(texts * tokens for texts, tokens in seen) <= 40
+    assert min((texts + 1) * tokens for texts, tokens in seen[:-1]) > 40
+
+
 def test_probabilities() -> None:
     logits = np.array([[0.0, np.log(3.0), -np.inf]], dtype=np.float32)
     assert probabilities(logits, LABELS)[0] == pytest.approx([0.25, 0.75, 0])

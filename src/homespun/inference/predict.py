@@ -20,6 +20,10 @@ from homespun.models.model import Model, eval_mode
 from homespun.models.sequence_heads import PICKS
 from homespun.text.tokenizer import Tokenizer
 
+_CPU_TOKENS, _CPU_NUMBERS = 256, 2**17
+"""Padded tokens of a batch on a CPU, or numbers of its hidden states; more leave the cache and take 20 to 40 % longer.
+"""
+
 
 def forward_logits(
     model: Model, rows: Rows, to_batch: Callable[[Sequence[Row]], Batch], *, batch_size: int
@@ -44,8 +48,10 @@ def _batches(
 ) -> Iterator[tuple[list[int], Batch]]:
     device = next(model.parameters()).device
     order = np.argsort(-rows.lengths, kind="stable").tolist()
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
+    tokens = max(_CPU_TOKENS, _CPU_NUMBERS // model.backbone.hidden_size)
+    while order:
+        count = batch_size if device.type != "cpu" else min(batch_size, max(1, tokens // int(rows.lengths[order[0]])))
+        indices, order = order[:count], order[count:]
         yield indices, to_batch([rows[index] for index in indices]).to(device)
 
 

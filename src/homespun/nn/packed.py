@@ -1,7 +1,7 @@
 """Linear layers in float32 with weights that oneDNN has packed, for inference on a CPU.
 
-On a core of an AMD EPYC with AVX-512, PyTorch's product computes 100 GFLOP/s, and with few rows reads weights at a third
-of the speed of memory. Packed weights give 240 GFLOP/s, and half the time for one row and a vocabulary of 50,257.
+On a core of an AMD EPYC with AVX-512, PyTorch's product computes 100 GFLOP/s, and reads weights at a third of the speed
+of memory when there are few rows. Packed weights give 240 GFLOP/s, and half the time for one row and 50,257 words.
 """
 
 from __future__ import annotations
