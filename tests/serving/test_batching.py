@@ -7,24 +7,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from homespun.errors import UserError
-from homespun.serving.batching import Batcher, BatchSizes, choose_batch
+from homespun.serving.batching import Batcher, BatchSizes
 from homespun.serving.errors import ApiError
-
-
-@pytest.mark.parametrize(
-    ("lengths", "limit", "chosen"),
-    [
-        ([7], 100, [0]),
-        ([700], 100, [0]),
-        ([10, 11, 12, 50], 36, [0, 1, 2]),
-        ([10, 50, 11, 12], 1000, [0, 2, 3, 1]),
-        ([10] * 5, 30, [0, 1, 2]),
-        ([300, 300, 300, 30], 2000, [0, 1, 2]),
-        ([300, 30, 300, 270], 2000, [0, 2, 3]),
-    ],
-)
-def test_a_batch_has_the_oldest_text_and_those_of_its_length(lengths: list[int], limit: int, chosen: list[int]) -> None:
-    assert choose_batch(lengths, limit) == chosen
 
 
 class Doubler:
@@ -77,6 +61,17 @@ def test_texts_that_came_during_a_batch_share_the_next(batcher: Batcher, double:
 
     asyncio.run(send())
     assert double.batches == [[100], [0, -3, 1, -4], [2, -5]]
+
+
+def test_a_batch_has_the_oldest_texts_up_to_its_tokens(batcher: Batcher, double: Doubler) -> None:
+    async def send() -> None:
+        first = await blocked(batcher, double)
+        others = [batcher.submit(double, [tokens], [tokens]) for tokens in (1, 2, 2, 1, 7, 1)]
+        double.may.set()
+        await asyncio.gather(first, *others)
+
+    asyncio.run(send())
+    assert double.batches == [[100], [1, 2], [2, 1], [7], [1]]
 
 
 def test_other_work_is_another_batch(batcher: Batcher, double: Doubler) -> None:

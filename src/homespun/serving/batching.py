@@ -1,7 +1,7 @@
 """Batches of the texts of many requests: a bounded queue, read by worker threads.
 
-While a batch is computed, the texts of other requests collect in the queue. The next batch has the oldest text, and the
-texts for the same work whose lengths are closest to it, so that little is padded and no text waits for long.
+While a batch is computed, the texts of other requests collect in the queue. The next batch has the oldest texts for the
+same work. The model divides it by length (`homespun.inference.predict.forward_logits`), so that little is padded.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from homespun.serving.errors import ApiError
 Text = TypeVar("Text")
 Result = TypeVar("Result")
 
-_PADDING = 1.15  # padded tokens / tokens of a batch, at most
 _NEW_SHARE = 0.1  # of the last batch in the mean seconds of a token
-_ENOUGH = 512  # tokens of a batch from which a further text must not add padding
 
 
 @dataclass(eq=False, slots=True)
@@ -51,29 +49,6 @@ class BatchSizes:
     seconds: float
 
 
-def choose_batch(lengths: Sequence[int], batch_tokens: int) -> list[int]:
-    """Choose texts for a batch: the first one, and those of the closest lengths.
-
-    Args:
-        lengths: tokens of each text, in the order of arrival.
-        batch_tokens: maximum tokens of the batch, with padding, unless the first text has more.
-
-    Returns:
-        Indices of the chosen texts.
-    """
-    first = lengths[0]
-    nearest = sorted(range(1, len(lengths)), key=lambda index: abs(lengths[index] - first))
-    chosen, total, longest = [0], first, first
-    for index in nearest:
-        tokens, most = total + lengths[index], max(longest, lengths[index])
-        padded = (len(chosen) + 1) * most
-        if padded > batch_tokens or (total >= _ENOUGH and padded > _PADDING * tokens):
-            break
-        chosen.append(index)
-        total, longest = tokens, most
-    return chosen
-
-
 @dataclass(eq=False)
 class Batcher:
     """Queue of texts, and threads that compute batches of them.
@@ -81,7 +56,7 @@ class Batcher:
     Args:
         max_queue: texts that may wait.
         max_wait: seconds that the oldest text waits for more texts.
-        batch_tokens: see `choose_batch`.
+        batch_tokens: tokens of a batch, unless its first text has more.
         workers: number of threads.
         observe: called with the sizes of each batch, in a worker thread.
         max_delay: seconds of computation that may wait: a server that accepts more answers too late.
@@ -194,9 +169,13 @@ class Batcher:
                 if self._tokens < self.batch_tokens and rest > 0:
                     self._changed.wait(rest)
                     continue
-                first = self._waiting[0]
-                same = [item for item in self._waiting if item.compute == first.compute]
-                chosen = [same[index] for index in choose_batch([item.tokens for item in same], self.batch_tokens)]
+                chosen, tokens = self._waiting[:1], self._waiting[0].tokens
+                for item in self._waiting[1:]:
+                    if item.compute == chosen[0].compute:
+                        tokens += item.tokens
+                        if tokens > self.batch_tokens:
+                            break
+                        chosen.append(item)
                 taken = set(map(id, chosen))
                 self._waiting = [item for item in self._waiting if id(item) not in taken]
                 self._tokens -= sum(item.tokens for item in chosen)

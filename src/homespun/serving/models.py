@@ -33,7 +33,6 @@ Input = str | Sequence[str]
 Prediction = Mapping[str, object]
 
 _TRIAL = "The quick brown fox jumps over the lazy dog."
-_COUNTED = 20_000  # characters of a request whose tokens are counted, in about 1 ms
 _CHARACTERS = 4  # of a token, about
 _ALLOWED: Mapping[InputKind, str] = {
     "text": 'texts: "..."',
@@ -123,20 +122,15 @@ class ServedModel:
             if not right:
                 raise ApiError(422, f"texts.{index} does not fit model {self.name!r}, which reads {_ALLOWED[kind]}")
 
-    def count_tokens(self, inputs: Sequence[Input]) -> list[int]:
-        """Count the tokens of each input that the model reads; estimates where the tokenizer would take too long."""
-        joined = [one if isinstance(one, str) else " ".join(one) for one in inputs]
-        if self.pipeline.bundle is not None and sum(map(len, joined)) <= _COUNTED:
-            lengths = self.token_lengths(joined)
-        else:
-            lengths = [len(text) // _CHARACTERS for text in joined]
-        most = self.max_length or max(lengths)
-        return [min(length + 2, most) for length in lengths]
+    def estimate_tokens(self, inputs: Sequence[Input]) -> list[int]:
+        """Estimate the tokens of each input that the model reads; counting them would take as long as encoding them."""
+        lengths = [sum(map(len, [one] if isinstance(one, str) else one)) // _CHARACTERS + 2 for one in inputs]
+        return [min(length, self.max_length or length) for length in lengths]
 
-    def token_lengths(self, inputs: Sequence[Input]) -> list[int]:
-        """Count the tokens of each input, before truncation; those of a linear model are estimated."""
+    def count_tokens(self, inputs: Sequence[Input]) -> list[int]:
+        """Count the tokens of each input, before truncation; estimates those of a model without a tokenizer."""
         if (bundle := self.pipeline.bundle) is None:
-            return self.count_tokens(inputs)
+            return self.estimate_tokens(inputs)
         joined = [one if isinstance(one, str) else " ".join(one) for one in inputs]
         return [len(ids) for ids in bundle.tokenizer.encode_batch(joined)]
 

@@ -100,7 +100,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         request: Request, model: ServedModel, run: Callable[[Sequence[Any]], Sequence[Any]], inputs: Sequence[Input]
     ) -> list[Any]:
         check_count(inputs, settings)
-        lengths = model.count_tokens(inputs)
+        lengths = model.estimate_tokens(inputs)
         request.state.sizes = len(inputs), sum(lengths)
         await check_lengths(model, inputs, settings)
         batcher: Batcher = request.app.state.batcher
@@ -156,7 +156,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
             vector.tolist() if body.encoding_format == "float" else base64.b64encode(vector.tobytes()).decode()
             for vector in vectors
         ]
-        tokens = request.state.sizes[1]
+        tokens = sum(await asyncio.to_thread(model.count_tokens, texts))
         return json_response(
             {
                 "object": "list",
@@ -204,6 +204,6 @@ async def check_lengths(model: ServedModel, inputs: Sequence[Input], settings: S
     limit = settings.max_tokens_per_text
     if limit is None:
         return
-    for index, tokens in enumerate(await asyncio.to_thread(model.token_lengths, inputs)):
+    for index, tokens in enumerate(await asyncio.to_thread(model.count_tokens, inputs)):
         if tokens > limit:
             raise ApiError(413, f"texts.{index} has {tokens} tokens, of at most {limit}; shorten or divide it")
