@@ -1,9 +1,12 @@
 """Replacement of a model folder under load: no request is lost, and a damaged folder changes nothing."""
 
 import concurrent.futures
+import gc
 import logging
 import shutil
 import threading
+import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from served_models import TEXTS, write_linear, write_network
 
 from conftest import Connect
 from homespun.errors import UserError
+from homespun.serving import app
 from homespun.serving.models import Models, ServedModel
 
 
@@ -55,6 +59,30 @@ def test_a_model_is_replaced_under_load(folder: Path, connect: Connect) -> None:
     assert {one[-1] for one in answers} == {after}
     assert {answer for one in answers for answer in one} <= {before, after}
     assert refresh(models) == []
+
+
+def test_a_replaced_model_is_collected(folder: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "REFRESH_SECONDS", 0.01)
+    models = Models({"news": folder})
+    models.load()
+    bundle = models.get("news").pipeline.bundle
+    assert bundle is not None
+    cycle = [bundle.model]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    bundle.model.cycle = cycle  # type: ignore[assignment]
+    old = weakref.ref(bundle.model)
+    del bundle, cycle
+    app.freeze_objects()
+    connect(models, timeout_s=0.05)
+    try:
+        write_network(folder, "classifier", seed=2)
+        end = time.monotonic() + 10
+        while (old() is not None or not gc.get_freeze_count()) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert old() is None
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
 
 
 def test_a_damaged_folder_is_reported_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

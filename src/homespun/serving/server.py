@@ -16,7 +16,7 @@ from types import FrameType
 import uvicorn
 
 from homespun.errors import UserError
-from homespun.serving.app import Traffic, create_app
+from homespun.serving.app import Traffic, create_app, freeze_objects
 from homespun.serving.batching import Batcher
 from homespun.serving.models import Models
 from homespun.serving.monitoring import access_log
@@ -134,6 +134,7 @@ class _Server(uvicorn.Server):
             self.failure, self.should_exit = error, True
             return
         set_threads(self._settings)
+        freeze_objects()
         _say(f"ready after {time.monotonic() - start:.1f} s; stop with Ctrl-C")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
