@@ -22,7 +22,9 @@ def serve(
         Path | None, typer.Option("--api-key", help="File with the key that requests must have; default: none.")
     ] = None,
     quantize: Quantize = None,
-    workers: Annotated[int, typer.Option(min=1, help="Batches that are computed at a time.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Batches that are computed at a time; default: the cores, at most 4.")
+    ] = None,
 ) -> None:
     """Serve models over HTTP: predictions, vectors and text."""
     from homespun.serving.sources import name_models, read_api_key
@@ -34,4 +36,5 @@ def serve(
         raise UserError(f"homespun serve needs {error.name}; pip install 'homespun[serve]'") from error
     from homespun.serving.settings import ServingSettings
 
-    command(sources, ServingSettings(api_key=key, workers=workers, quantize=quantize), host=host, port=port)
+    given = {} if workers is None else {"workers": workers}
+    command(sources, ServingSettings(api_key=key, quantize=quantize, **given), host=host, port=port)

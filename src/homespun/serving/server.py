@@ -20,7 +20,7 @@ from homespun.serving.app import Traffic, create_app, freeze_objects
 from homespun.serving.batching import Batcher
 from homespun.serving.models import Models
 from homespun.serving.monitoring import access_log
-from homespun.serving.settings import ServingSettings
+from homespun.serving.settings import ServingSettings, available_cores
 
 DRAIN_SECONDS = 8.0
 """Time for the accepted requests after a signal."""
@@ -80,10 +80,10 @@ def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
     return UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port")
 
 
-def set_threads(settings: ServingSettings) -> None:
-    """Divide the processor cores among the workers, if a model needs torch."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    threads = settings.threads or (settings.workers > 1 and max(1, cores // settings.workers))
+def set_threads(models: Models, settings: ServingSettings) -> None:
+    """Divide the processor cores among the workers, unless a model generates, in one thread for all texts."""
+    generates = any("generate" in model.capabilities for model in models.all)
+    threads = settings.threads or (None if generates else max(1, available_cores() // settings.workers))
     if threads and "torch" in sys.modules:
         import torch
 
@@ -133,7 +133,7 @@ class _Server(uvicorn.Server):
         except Exception as error:
             self.failure, self.should_exit = error, True
             return
-        set_threads(self._settings)
+        set_threads(self._models, self._settings)
         freeze_objects()
         _say(f"ready after {time.monotonic() - start:.1f} s; stop with Ctrl-C")
 

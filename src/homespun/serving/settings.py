@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Literal
 
 from pydantic import Field
 
 from homespun.config import Config
+
+_MAX_WORKERS = 4  # more would wait for Python's lock
+
+
+def available_cores() -> int:
+    """Return the number of processor cores of this process."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 class ServingSettings(Config):
@@ -22,9 +31,13 @@ class ServingSettings(Config):
     batch_tokens: int = Field(default=1024, gt=0, description="tokens of a batch, with padding")
     timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False, description="seconds until a request is given up")
     max_new_tokens: int = Field(default=512, gt=0, description="tokens that a request may generate")
-    workers: int = Field(default=1, ge=1, description="batches that are computed at a time")
+    workers: int = Field(
+        default_factory=lambda: min(_MAX_WORKERS, available_cores()),
+        ge=1,
+        description=f"batches that are computed at a time; default: the processor cores, at most {_MAX_WORKERS}",
+    )
     threads: int | None = Field(
-        default=None, ge=1, description="threads of torch in a worker; default: cores / workers"
+        default=None, ge=1, description="threads of torch in a worker; default: cores / workers, or all to generate"
     )
     quantize: Literal["bf16", "int8"] | None = Field(default=None, description="precision of linear layers")
     api_key: str | None = Field(default=None, min_length=1, repr=False, description="key that requests must have")
