@@ -115,7 +115,7 @@ def test_a_writer_learns_and_is_used(
     longer = world.run("summarize", run, "--input", test, *otherwise)["texts"]
     assert sum(map(len, longer)) > sum(map(len, written))
     assert world.run("evaluate", run, "--data", test, *otherwise)["rouge1"] < result["test"]["rouge1"]
-    world.run("predict", run, "--input", test, "--out", tmp_path / "longer.jsonl", *otherwise)
+    world.run("summarize", run, "--input", test, "--out", tmp_path / "longer.jsonl", "--processes", "1", *otherwise)
     assert [json.loads(line)["text"] for line in (tmp_path / "longer.jsonl").read_text().splitlines()] == longer
     for wrong, message in (
         ("num_beamz=2", "num_beams"),

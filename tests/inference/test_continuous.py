@@ -6,6 +6,7 @@ compared exactly: the two best logits of these random models are farther apart t
 
 import random
 import warnings
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -89,6 +90,19 @@ def alone(bundle: ModelBundle, prompt: str, stop: tuple[str, ...], arguments: An
         warnings.filterwarnings("ignore", "LSH attention")
         ((text,),) = TextGenerator(bundle, stop=stop).generate([prompt], **arguments)
     return text.text, text.tokens
+
+
+@pytest.mark.parametrize("name", [*SHARED][:2])
+def test_many_prompts_in_their_order(name: str) -> None:
+    bundle = build(name)
+    number = random.Random(4)
+    prompts = ["on" * number.randint(1, 13) for _ in range(29)]
+    with closing(continuous(bundle, max_rows=4)) as generator:
+        arguments: Any = {"max_new_tokens": 9, "do_sample": True, "top_k": 3, "seed": 5}
+        found = list(generator.generate(prompts, stop=("ow",), **arguments))
+        assert [(one.text, one.tokens) for one in found] == [alone(bundle, p, ("ow",), arguments) for p in prompts]
+        with pytest.raises(UserError, match=r"prompt 8: .* empty"):
+            list(generator.generate(["on", ""], first=7))
 
 
 @every

@@ -8,8 +8,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import homespun.commands.generate
 from homespun.cli import app
-from homespun.commands.generate import generator
+from homespun.commands.generate import generate, generator
 from homespun.data.rows import Row
 from homespun.errors import UserError, escape_controls
 from homespun.hf.open import load, open_model
@@ -130,6 +131,30 @@ def test_the_verb_writes_streams_and_fills_a_file(folder: Path, tmp_path: Path) 
     assert written == [row | more for row, more in zip(rows, output, strict=True)]
     beams = run("generate", str(folder), "--prompt", PROMPTS[0], "--num-beams", "3", "--num-return-sequences", "2")
     assert beams.exit_code == 0, beams.output
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arguments", [{"do_sample": True, "seed": 2}, {"num_beams": 2}], ids=["drawn", "beams"])
+def test_a_stopped_generation_continues_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, arguments: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(homespun.commands.generate, "_PART_BATCHES", 1)
+    folder = written_model(tmp_path / "model")
+    file, out, whole = (tmp_path / name for name in ("prompts.jsonl", "out.jsonl", "whole.jsonl"))
+    file.write_text("".join(json.dumps({"text": f"{PROMPTS[n % 3]} {n}"}) + "\n" for n in range(11)))
+    given: dict[str, Any] = {"arguments": {"max_new_tokens": 5} | arguments, "batch_size": 2}
+    expected = generate(str(folder), [str(file)], whole, **given)
+
+    def stop(_: int, rows: int) -> None:
+        if rows >= 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(str(folder), [str(file)], out, processes=1, progress=stop, **given)
+    found = generate(str(folder), [str(file)], out, processes=processes, **given)
+    assert found == expected | {"out": str(out), "resumed_rows": 4}
+    assert out.read_bytes() == whole.read_bytes()
+    assert expected["tokens"] == sum(json.loads(line)["tokens"] for line in whole.read_text().splitlines())
 
 
 def test_what_the_verbs_refuse(folder: Path, tmp_path: Path) -> None:

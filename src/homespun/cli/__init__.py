@@ -25,6 +25,7 @@ from homespun.cli.options import (
     Json,
     Out,
     Overrides,
+    Processes,
     Quantize,
     Resume,
     StartingVectors,
@@ -217,9 +218,7 @@ def predict(
     raw: Annotated[
         bool, typer.Option("--raw", help="Keep cells of a csv that a spreadsheet would calculate, such as '=1+1'.")
     ] = False,
-    processes: Annotated[
-        int | None, typer.Option("--processes", min=1, help="Number of processes for --input; default: one per core.")
-    ] = None,
+    processes: Processes = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
@@ -258,7 +257,7 @@ def predict(
             generation=parse_overrides(generation),
             quantize=quantize,
             raw=raw,
-            processes="auto" if processes is None else processes,
+            processes=processes or "auto",
             progress=counter(display, "predicting", read_progress),
             read_progress=read_progress,
         )

@@ -15,6 +15,7 @@ from homespun.cli.options import (
     Input,
     Json,
     Out,
+    Processes,
     check_inputs,
     check_source,
     parse_overrides,
@@ -58,11 +59,15 @@ def generate(
     num_return_sequences: Annotated[int | None, typer.Option(help="Texts per prompt.")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="String that ends generation; repeatable.")] = None,
     batch_size: Annotated[int, typer.Option(help="Prompts per batch.")] = 8,
+    processes: Processes = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Generate text from a prompt, or from each prompt of a file."""
+    """Generate text from a prompt, or from each prompt of a file.
+
+    The same command continues a killed generation from files.
+    """
     given = {
         "max_new_tokens": max_new_tokens,
         "min_new_tokens": min_new_tokens,
@@ -83,7 +88,7 @@ def generate(
     if inputs:
         if out is None:
             raise UserError("--input needs --out: a .jsonl file to write")
-        _generate_file(run, inputs, out, text, stop, arguments, batch_size, encoding, columns, as_json)
+        _generate_file(run, inputs, out, text, stop, arguments, batch_size, processes, encoding, columns, as_json)
         return
     if out is not None:
         raise UserError("--out needs --input; text generated from --prompt is printed")
@@ -114,6 +119,7 @@ def _generate_file(
     stop: list[str] | None,
     arguments: dict[str, Any],
     batch_size: int,
+    processes: int | None,
     encoding: str | None,
     columns: str | None,
     as_json: bool,
@@ -133,6 +139,7 @@ def _generate_file(
             stop=stop or (),
             arguments=arguments,
             batch_size=batch_size,
+            processes=processes or "auto",
             encoding=encoding,
             columns=split_list(columns),
             progress=counter(display, "generating", read_progress),
@@ -155,6 +162,7 @@ def summarize(
     text: Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")] = None,
     data_set: DataSet = None,
     generation: Generation = None,
+    processes: Processes = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
@@ -185,7 +193,13 @@ def summarize(
     read_progress = ReadProgress(inputs)
     with locked(out, as_one=True), Display(json=as_json) as display:
         progress = counter(display, "summarising", read_progress)
-        result = command(run, inputs, out, progress=progress, read_progress=read_progress, **options)
+        result = command(
+            *(run, inputs, out),
+            processes=processes or "auto",
+            progress=progress,
+            read_progress=read_progress,
+            **options,
+        )
     print_result(result, as_json)
 
 

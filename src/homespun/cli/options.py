@@ -164,6 +164,11 @@ Quantize = Annotated[
 ]
 
 
+Processes = Annotated[
+    int | None, typer.Option("--processes", min=1, help="Number of processes for --input; default: one per core.")
+]
+
+
 def parse_overrides(values: list[str] | None) -> Mapping[str, object]:
     """Parse ``KEY=VALUE`` arguments into a mapping; values are YAML."""
     from homespun.config import override

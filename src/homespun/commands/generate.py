@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
-from homespun.commands.predict import predict, predict_records, task_predictor
-from homespun.commands.prediction_files import Prediction, write_predictions
+from homespun.commands.predict import predict, predict_files, predict_records, task_predictor
+from homespun.commands.prediction_files import Prediction
+from homespun.commands.prediction_parts import Predict
 from homespun.data.corpus import Progress
 from homespun.data.labels import get_text
 from homespun.errors import UserError
 from homespun.hf.open import open_for_inference
+from homespun.inference.continuous import ContinuousGenerator
 from homespun.inference.generation import TextGenerator
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.config import stored_task
 from homespun.tasks.stored_data import ReadOptions
 from homespun.text.formats import Record
-from homespun.text.sources import ReadProgress, read_records
+from homespun.text.sources import ReadProgress
+
+_PART_BATCHES = 16  # of a part, seconds to minutes
 
 
 def generate(
@@ -31,6 +37,7 @@ def generate(
     batch_size: int = 8,
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
+    processes: int | Literal["auto"] | None = None,
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
 ) -> dict[str, object]:
@@ -42,18 +49,19 @@ def generate(
     Args:
         run: a generative model, see `homespun.hf.open.open_for_inference`.
         inputs: files, globs, folders, archives, URLs or hub names.
-        out: a .jsonl file, written by `homespun.commands.prediction_files.write_predictions`.
+        out: a .jsonl file.
         text: columns of the prompt, which are joined.
         stop: strings that end generation.
         arguments: keyword arguments of `homespun.inference.generation.TextGenerator.generate`.
         batch_size: prompts per batch.
         encoding: character encoding of the inputs; detected by default.
         columns: column names of a csv without a header.
+        processes: see `homespun.commands.predict.predict`.
         progress: called with 0 and the number of written records.
         read_progress: updated with the bytes that are read.
 
     Returns:
-        ``out``, ``rows``, and ``tokens``, the total number of generated tokens.
+        ``out``, ``rows``, ``tokens``, the total number of generated tokens, and ``resumed_rows``, if there are any.
 
     Raises:
         UserError: the model does not generate text, a prompt is empty or too long, there are no prompts, or ``out`` is
@@ -62,31 +70,64 @@ def generate(
     path = Path(out)
     if path.suffix != ".jsonl":
         raise UserError(f"--out must end in .jsonl, not {path.name!r}")
-    generator = TextGenerator(open_for_inference(run), stop=stop)
-    records: list[Record] = []
+    if batch_size < 1:
+        raise UserError(f"batch_size={batch_size} must be at least 1")
+    generation = _Generation(tuple(text), tuple(stop), arguments, batch_size)
+    summary, resumed = predict_files(
+        run,
+        inputs,
+        path,
+        predict=generation.open(run),
+        open_predict=generation.open,
+        identity=asdict(generation),
+        encoding=encoding,
+        columns=columns,
+        part_records=_PART_BATCHES * batch_size,
+        processes=processes,
+        progress=progress,
+        read_progress=read_progress,
+    )
+    result: dict[str, object] = {"out": str(path), "rows": summary.rows, "tokens": summary.tokens}
+    return result | ({"resumed_rows": resumed} if resumed else {})
 
-    def prompts() -> Iterator[str]:
-        for number, record in enumerate(
-            read_records(inputs, encoding=encoding, columns=columns, read_progress=read_progress), start=1
-        ):
-            records.append(record)
-            yield get_text(record, list(text), where=f"row {number} of {', '.join(inputs)}")
 
-    tokens = 0
+@dataclass(frozen=True)
+class _Generation:
+    """Options of `generate`, by which processes open it."""
 
-    def pairs() -> Iterator[tuple[Mapping[str, object], Prediction]]:
-        nonlocal tokens
-        for rows, generated in enumerate(generator.generate(prompts(), batch_size=batch_size, **arguments), start=1):
-            texts, counts = [each.text for each in generated], [each.tokens for each in generated]
-            tokens += sum(counts)
-            if progress is not None:
-                progress(0, rows)
-            yield records.pop(0), {"generated": texts if len(texts) > 1 else texts[0], "tokens": sum(counts)}
+    text: Sequence[str]
+    stop: Sequence[str]
+    arguments: Mapping[str, Any]
+    batch_size: int
 
-    rows = write_predictions(path, pairs())
-    if not rows:
-        raise UserError(f"{', '.join(inputs)} has no prompts; give a file with one prompt per record")
-    return {"out": str(path), "rows": rows, "tokens": tokens}
+    def open(self, run: str) -> Predict:
+        """Open the model; returns a function that generates a text from each record."""
+        bundle = open_for_inference(run)
+        if max(self.arguments.get(name, 1) for name in ("num_beams", "num_return_sequences")) > 1:
+            return partial(self._generate_batches, TextGenerator(bundle, stop=self.stop))
+        return partial(self._generate_together, ContinuousGenerator(bundle, max_rows=self.batch_size))
+
+    def _generate_together(
+        self, generator: ContinuousGenerator, records: Iterable[Record], *, source: str, first: int = 1
+    ) -> Iterator[Prediction]:
+        prompts = self._prompts(records, source, first)
+        for one in generator.generate(prompts, stop=self.stop, first=first, **self.arguments):
+            yield {"generated": one.text, "tokens": one.tokens}
+
+    def _generate_batches(
+        self, generator: TextGenerator, records: Iterable[Record], *, source: str, first: int = 1
+    ) -> Iterator[Prediction]:
+        prompts = self._prompts(records, source, first)
+        for found in generator.generate(prompts, batch_size=self.batch_size, first=first, **self.arguments):
+            texts = [each.text for each in found]
+            yield {
+                "generated": texts if len(texts) > 1 else texts[0],
+                "tokens": sum(each.tokens for each in found),
+            }
+
+    def _prompts(self, records: Iterable[Record], source: str, first: int) -> Iterator[str]:
+        for number, record in enumerate(records, first):
+            yield get_text(record, list(self.text), where=f"row {number} of {source}")
 
 
 def summarize(
@@ -94,6 +135,7 @@ def summarize(
     inputs: Sequence[str],
     out: str | Path,
     *,
+    processes: int | Literal["auto"] | None = None,
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
     **options: Unpack[ReadOptions],
@@ -104,7 +146,14 @@ def summarize(
         UserError: the model has another task; see also `homespun.commands.predict.predict`.
     """
     stored = _open_seq2seq(run)
-    return predict(run, inputs, out, stored=stored, progress=progress, read_progress=read_progress, **options)
+    return predict(
+        *(run, inputs, out),
+        stored=stored,
+        processes=processes,
+        progress=progress,
+        read_progress=read_progress,
+        **options,
+    )
 
 
 def summaries(run: str, inputs: Sequence[str], **options: Unpack[ReadOptions]) -> Iterator[str]:

@@ -11,9 +11,10 @@ from itertools import chain, islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from homespun.commands.prediction_files import Prediction
+from homespun.commands.prediction_files import Prediction, Summary
 from homespun.commands.prediction_parts import (
     PartRenderer,
+    Predict,
     choose_processes,
     divide,
     identify,
@@ -120,19 +121,78 @@ def predict(
         UserError: a model that was not fine-tuned or cannot be quantized, no such column, another suffix than .jsonl
             or .csv.
     """
-    path, encoding = Path(out), options.get("encoding")
+    path = Path(out)
     if path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"--out must end in .jsonl or .csv, not {path.name!r}")
     predictor = _open_predictor(run, stored, quantize, **options)
     _warn_of_lines(inputs)
-    identity, model = "", Path(run)
+    summary, resumed = predict_files(
+        run,
+        inputs,
+        path,
+        predict=predictor.predict,
+        open_predict=partial(_open_predict, quantize=quantize, options=options),
+        identity={"quantize": quantize, **options},
+        encoding=options.get("encoding"),
+        columns=predictor.data.columns,
+        raw=raw,
+        processes=processes,
+        progress=progress,
+        read_progress=read_progress,
+    )
+    counts = {} if predictor.labels is None else dict.fromkeys(predictor.labels.names, 0) | summary.labels
+    result: dict[str, object] = {"out": str(path), "rows": summary.rows, "truncated": summary.truncated}
+    result |= {"resumed_rows": resumed} if resumed else {}
+    return result | predictor.fields | ({"labels": counts} if counts else {})
+
+
+def predict_files(
+    run: str,
+    inputs: Sequence[str],
+    path: Path,
+    *,
+    predict: Predict,
+    open_predict: Callable[[str], Predict],
+    identity: Mapping[str, object],
+    encoding: str | None,
+    columns: Sequence[str] | None,
+    part_records: int | None = None,
+    raw: bool = False,
+    processes: int | Literal["auto"] | None = None,
+    progress: Progress | None = None,
+    read_progress: ReadProgress | None = None,
+) -> tuple[Summary, int]:
+    """Write a prediction for each record of ``inputs`` in parts; see `predict`.
+
+    Args:
+        run: the model.
+        inputs: files, globs or folders.
+        path: .jsonl or .csv file.
+        predict: predicts records in this process.
+        open_predict: opens the model in another process; picklable.
+        identity: options that change predictions.
+        encoding: character encoding of the inputs.
+        columns: column names of a csv without a header.
+        part_records: see `homespun.commands.prediction_parts.divide`.
+        raw: see `predict`.
+        processes: see `predict`.
+        progress: see `predict`.
+        read_progress: see `predict`.
+
+    Returns:
+        Counts of the rows, and the number of those that were predicted before a kill.
+
+    Raises:
+        UserError: ``inputs`` have no records, or the prediction raised it.
+    """
+    digest, model = "", Path(run)
     if processes is not None:
         model = _local_folder(run)
-        identity = identify(model, {"quantize": quantize, "suffix": path.suffix, **options})
+        digest = identify(model, {**identity, "suffix": path.suffix})
         processes = choose_processes(model) if processes == "auto" else processes
     reading = ReadProgress(inputs)  # runs ahead of `read_progress`
-    records = read_records(inputs, encoding=encoding, columns=predictor.data.columns, read_progress=reading)
-    parts = divide(records, identity, lambda: reading.done)
+    records = read_records(inputs, encoding=encoding, columns=columns, read_progress=reading)
+    parts = divide(records, digest, lambda: reading.done, max_records=part_records)
 
     def report(rows: int, bytes_read: int) -> None:
         if read_progress is not None:
@@ -140,14 +200,14 @@ def predict(
         if progress is not None:
             progress(0, rows)
 
+    source = ", ".join(inputs)
     with part_folder(path, temporary=processes is None) as folder:
         with ExitStack() as stack:
             first = list(islice(parts, max(2, processes or 1)))
             count = min(len(first), processes or 1)
-            source = ", ".join(inputs)
-            submit = in_this_process(PartRenderer(predictor.predict, source, path.suffix))
+            submit = in_this_process(PartRenderer(predict, source, path.suffix))
             if count > 1:
-                opened = partial(_open_renderer, str(model), quantize, source, path.suffix, options)
+                opened = partial(_open_renderer, open_predict, str(model), source, path.suffix)
                 submit = stack.enter_context(in_processes(count, opened))
             elif processes is not None and len(first) > 1:
                 stack.callback(limit_threads, limit_threads())
@@ -155,18 +215,16 @@ def predict(
             files, resumed = predict_parts(chain(first, parts), folder, submit, ahead=ahead, report=report)
         if not files:
             raise UserError(f"{source} holds no rows to predict")
-        summary = join_parts(files, path, raw=raw)
-    counts = {} if predictor.labels is None else dict.fromkeys(predictor.labels.names, 0) | summary.labels
-    result: dict[str, object] = {"out": str(path), "rows": summary.rows, "truncated": summary.truncated}
-    result |= {"resumed_rows": resumed} if resumed else {}
-    return result | predictor.fields | ({"labels": counts} if counts else {})
+        return join_parts(files, path, raw=raw), resumed
 
 
-def _open_renderer(
-    run: str, quantize: Precision | None, source: str, suffix: str, options: ReadOptions
-) -> PartRenderer:
+def _open_predict(run: str, quantize: Precision | None, options: ReadOptions) -> Predict:
+    return _open_predictor(run, None, quantize, **options).predict
+
+
+def _open_renderer(open_predict: Callable[[str], Predict], run: str, source: str, suffix: str) -> PartRenderer:
     """Open a model in a process of `in_processes`."""
-    return PartRenderer(_open_predictor(run, None, quantize, **options).predict, source, suffix)
+    return PartRenderer(open_predict(run), source, suffix)
 
 
 def _local_folder(run: str) -> Path:

@@ -6,7 +6,6 @@ import csv
 import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,7 +16,6 @@ from homespun.io.atomic import atomic_path
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of cells that spreadsheets calculate
 
 Prediction = Mapping[str, Any]
-Pairs = Iterable[tuple[Mapping[str, object], Prediction]]
 
 
 class Summary(BaseModel):
@@ -28,6 +26,8 @@ class Summary(BaseModel):
 
     rows: int = 0
     truncated: int = 0
+    tokens: int = 0
+    """Generated tokens."""
     labels: dict[str, int] = {}
     fields: dict[str, None] = {}
     """Columns of the records."""
@@ -43,6 +43,7 @@ class Summary(BaseModel):
             self.labels[name] = self.labels.get(name, 0) + 1
         self.rows += 1
         self.truncated += bool(prediction.get("truncated"))
+        self.tokens += prediction.get("tokens", 0)
         self.fields |= dict.fromkeys(given)
         self.names |= dict.fromkeys(cells)
         return json.dumps([given, cells], default=str) + "\n"
@@ -51,27 +52,10 @@ class Summary(BaseModel):
         """Add the counts and columns of later rows."""
         self.rows += other.rows
         self.truncated += other.truncated
+        self.tokens += other.tokens
         self.labels |= {name: self.labels.get(name, 0) + count for name, count in other.labels.items()}
         self.fields |= other.fields
         self.names |= other.names
-
-
-def write_predictions(path: Path, pairs: Pairs) -> int:
-    """Write pairs of a record and its prediction into ``path``, one per row; see `write_lines`.
-
-    Streams in bounded memory; the file is not written without pairs.
-
-    Returns:
-        Number of rows.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    summary = Summary()
-    with TemporaryFile("w+", encoding="utf-8", dir=path.parent) as kept:
-        kept.writelines(summary.add(record, prediction, path.suffix) for record, prediction in pairs)
-        if summary.rows:
-            kept.seek(0)
-            write_lines(path, kept, summary)
-    return summary.rows
 
 
 def write_lines(path: Path, lines: Iterable[str], summary: Summary, *, raw: bool = False) -> None:

@@ -65,15 +65,18 @@ class Part:
     bytes_read: int
 
 
-def divide(records: Iterable[Record], identity: str, bytes_read: Callable[[], int]) -> Iterator[Part]:
+def divide(
+    records: Iterable[Record], identity: str, bytes_read: Callable[[], int], *, max_records: int | None = None
+) -> Iterator[Part]:
     """Divide records into parts.
 
     Args:
         records: of all inputs.
         identity: digest of model and options.
         bytes_read: returns the bytes read of the inputs.
+        max_records: maximum records of a part; ``None``: 4,096.
     """
-    first, stream = 1, iter(records)
+    first, stream, max_records = 1, iter(records), max_records or _MAX_RECORDS
     for record in stream:
         part: list[Record] = []
         characters = 0
@@ -83,7 +86,7 @@ def divide(records: Iterable[Record], identity: str, bytes_read: Callable[[], in
             digest.update(text.encode())
             part.append(one)
             characters += len(text)
-            if len(part) == _MAX_RECORDS or characters >= _MAX_CHARACTERS:
+            if len(part) == max_records or characters >= _MAX_CHARACTERS:
                 break
         yield Part(first, part, digest.hexdigest(), bytes_read())
         first += len(part)

@@ -7,7 +7,7 @@ Texts of a causal model with a cache share each step: one product of the weights
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal, Unpack
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from homespun.errors import UserError
-from homespun.inference.generation import TextPieces, encode_prompt, stop_condition
+from homespun.inference.generation import GeneratedText, TextPieces, encode_prompt, stop_condition
 from homespun.models.bundle import ModelBundle
 from homespun.models.generation.settings import GenerationArguments
 from homespun.models.generation.steps import CachedSteps, Prompt, RaggedSteps, Steps, Writer, start
@@ -149,6 +149,44 @@ class ContinuousGenerator:
     def add(self, request: GenerationRequest) -> None:
         """Start a request at one of the next steps."""
         self._waiting.append(request)
+
+    def generate(
+        self,
+        prompts: Iterable[str],
+        *,
+        stop: Sequence[str] = (),
+        first: int = 1,
+        **arguments: Unpack[GenerationArguments],
+    ) -> Iterator[GeneratedText]:
+        """Yield a text for each prompt, in order; texts run together and reading is ``2 max_rows`` prompts ahead.
+
+        Args:
+            prompts: the prompts.
+            stop: strings that end a text and are removed from it.
+            first: number of the first prompt in errors.
+            arguments: see `homespun.inference.generation.TextGenerator.generate`.
+
+        Raises:
+            UserError: as in `request`.
+        """
+        pieces: dict[GenerationRequest, list[str]] = {}
+
+        def advance(most: int) -> Iterator[GeneratedText]:
+            while len(self.requests) > most:
+                for request, piece in self.step():
+                    pieces[request].append(piece)
+            while pieces and (oldest := next(iter(pieces))).finish_reason is not None:
+                yield GeneratedText("".join(pieces.pop(oldest)), oldest.tokens)
+
+        for number, prompt in enumerate(prompts, first):
+            try:
+                request = self.request(prompt, stop=stop, **arguments)
+            except UserError as error:
+                raise UserError(f"prompt {number}: {error}") from error
+            pieces[request] = []
+            self.add(request)
+            yield from advance(2 * self.max_rows)
+        yield from advance(0)
 
     def step(self) -> list[tuple[GenerationRequest, str]]:
         """Read prompts, or add a token to each text; return the requests that advanced and their new pieces of text.

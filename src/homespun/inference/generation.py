@@ -131,16 +131,16 @@ class TextGenerator:
         self._has_encoder = self.model.backbone.has_decoder
 
     def generate(
-        self, prompts: Iterable[str], *, batch_size: int = 8, **arguments: Unpack[GenerationArguments]
+        self, prompts: Iterable[str], *, batch_size: int = 8, first: int = 1, **arguments: Unpack[GenerationArguments]
     ) -> Iterator[list[GeneratedText]]:
-        """Yield one text or ``num_return_sequences`` texts for each prompt, in order.
+        """Yield one text or ``num_return_sequences`` texts for each prompt, in order; ``first`` is a number in errors.
 
         Raises:
             UserError: as in `homespun.models.model.Model.generate`; a prompt is empty; the batch size is below 1.
         """
         if batch_size < 1:
             raise UserError(f"batch_size={batch_size} must be at least 1")
-        numbered = enumerate(prompts, start=1)
+        numbered = enumerate(prompts, first)
         device = next(self.model.parameters()).device
         while chunk := list(islice(numbered, batch_size)):
             encoded = [self._encode(prompt, f"prompt {number} is") for number, prompt in chunk]
