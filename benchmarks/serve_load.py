@@ -32,6 +32,7 @@ PATHS = (
 )
 SENDERS = 50  # of malformed requests
 _TIMEOUT = 120.0  # seconds
+_PIECES = 20  # of the request of a slow client
 CLOSED, TIMEOUT = "closed without an answer", "no answer in 120 s"
 Answer = tuple[str, dict[bytes, bytes], bytes]
 
@@ -49,18 +50,19 @@ def run(arguments: list[str]) -> dict[str, Any]:
         folder = Path(name)
         write_model(folder, texts, options.shape)
         with start_server("ours", folder, []) as (port, process, _):
-            load = asyncio.run(_load(port, process, texts, options.clients, options.seconds))
-            malformed = asyncio.run(_send_malformed(port, options.malformed))
+            load = asyncio.run(send_load(port, process, texts, options.clients, options.seconds))
+            malformed = asyncio.run(send_malformed(port, options.malformed))
             load["alive_after"] = process.is_running()
         with start_server("ours", folder, []) as (port, process, _):
-            end = asyncio.run(_end_under_load(port, process, texts, min(200, options.clients)))
+            end = asyncio.run(end_under_load(port, process, texts, min(200, options.clients)))
     settings = {"clients": options.clients, "seconds": options.seconds, "shape": options.shape}
     return {**settings, "load": load, "malformed": malformed, "sigterm": end}
 
 
-async def _load(
-    port: int, process: psutil.Process, texts: Sequence[str], clients: int, seconds: float
+async def send_load(
+    port: int, process: psutil.Process, texts: Sequence[str], clients: int, seconds: float, *, slow: float = 10.0
 ) -> dict[str, Any]:
+    """Let clients send texts; the body of slow ones takes ``slow`` seconds."""
     end, memory = time.monotonic() + seconds, []
     counts: dict[str, Counter[str]] = {"waiting": Counter(), "slow": Counter(), "hanging_up": Counter()}
 
@@ -73,9 +75,9 @@ async def _load(
             if kind == "hanging_up":
                 await _hang_up(port, request, draw)
                 counts[kind]["sent"] += 1
-                await asyncio.sleep(draw.uniform(1, 5))
+                await asyncio.sleep(min(draw.uniform(1, 5), seconds))
                 continue
-            status, headers, _ = await _exchange(port, request, pieces=20 if kind == "slow" else 1)
+            status, headers, _ = await _exchange(port, request, seconds=slow if kind == "slow" else 0.0)
             counts[kind][status] += 1
             if status == "429":
                 counts[kind]["429 without Retry-After"] += b"retry-after" not in headers
@@ -112,19 +114,19 @@ def make_request(path: str, body: bytes, *, method: str = "POST", headers: Seque
     return "\r\n".join([*lines, *headers, "", ""]).encode() + body
 
 
-async def _exchange(port: int, request: bytes, *, pieces: int = 1) -> Answer:
-    """Send a request, in pieces half a second after each other, and read the answer."""
+async def _exchange(port: int, request: bytes, *, seconds: float = 0.0) -> Answer:
+    """Send a request, in pieces within some seconds, and read the answer."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
         return "not connected", {}, b""
     try:
-        size = -(-len(request) // pieces)
+        size = -(-len(request) // _PIECES) if seconds else len(request)
         with suppress(ConnectionError):  # a refusal, which is read below
             for start in range(0, len(request), size):
                 writer.write(request[start : start + size])
                 await writer.drain()
-                await asyncio.sleep(0.5 * (pieces > 1))
+                await asyncio.sleep(seconds / _PIECES)
         content = await asyncio.wait_for(reader.read(), _TIMEOUT)
     except TimeoutError:
         return TIMEOUT, {}, b""
@@ -207,7 +209,8 @@ _MALFORMED: dict[str, Callable[[random.Random], bytes]] = {
 }
 
 
-async def _send_malformed(port: int, count: int) -> dict[str, Any]:
+async def send_malformed(port: int, count: int) -> dict[str, Any]:
+    """Send malformed requests and count the answers."""
     statuses: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     tracebacks = 0
@@ -226,7 +229,7 @@ async def _send_malformed(port: int, count: int) -> dict[str, Any]:
     return {"requests": count, "statuses": _named(statuses), "failed": _named(failed), "tracebacks": tracebacks}
 
 
-async def _end_under_load(port: int, process: psutil.Process, texts: Sequence[str], clients: int) -> dict[str, Any]:
+async def end_under_load(port: int, process: psutil.Process, texts: Sequence[str], clients: int) -> dict[str, Any]:
     """Send SIGTERM while all clients wait for an answer, and further requests until the end."""
     answered = asyncio.gather(*(_exchange(port, _predict_request(texts[number])) for number in range(clients)))
     await asyncio.sleep(0.2)

@@ -1,0 +1,25 @@
+"""The load of `benchmarks.serve_load` on a server of a linear model, briefly; results/serve.md has the full one."""
+
+import asyncio
+from pathlib import Path
+
+from benchmarks.serve import start_server
+from benchmarks.serve_load import end_under_load, send_load, send_malformed
+
+TEXTS = ["Goal in the last minute.", "Butter and flour."]
+
+
+def test_every_request_is_answered_under_load_and_until_the_end(folders: dict[str, Path]) -> None:
+    with start_server("ours", folders["linear"], []) as (port, process, _):
+        load = asyncio.run(send_load(port, process, TEXTS, clients=22, seconds=0.5, slow=0.2))
+        assert load["waiting"]["200"] >= 20
+        assert load["hanging_up"]["sent"]
+        assert {*load["waiting"], *load["slow"]} <= {"200", "429"}
+        malformed = asyncio.run(send_malformed(port, 60))
+        assert sum(malformed["statuses"].values()) == malformed["requests"] == 60
+        assert not malformed["failed"]
+        assert not malformed["tracebacks"]
+        end = asyncio.run(end_under_load(port, process, TEXTS * 20, clients=40))
+    assert sum(end["sent_before"].values()) == 40
+    assert {*end["sent_before"]} <= {"200", "503"}
+    assert end["seconds_until_exit"] < 10
