@@ -155,12 +155,13 @@ def _measure(
         with context.Pool(1) as pool:
             pool.apply(_send, (port, texts, clients, WARMUP))
             before = _processor_seconds(process)
-            latencies = np.array(pool.apply(_send, (port, texts, clients, seconds)))
-            used = _processor_seconds(process) - before
+            measured, client_seconds = pool.apply(_send, (port, texts, clients, seconds))
+            used, latencies = _processor_seconds(process) - before, np.array(measured)
     p50, p99 = np.percentile(latencies, [50, 99])
     return {
         "requests_per_second": round(len(latencies) / seconds, 1),
         "processor_ms": round(1000 * used / len(latencies), 2),
+        "client_processor_ms": round(1000 * client_seconds / len(latencies), 2),
         "p50_ms": round(1000 * float(p50), 1),
         "p99_ms": round(1000 * float(p99), 1),
         "p99_to_p50": round(float(p99 / p50), 2),
@@ -177,9 +178,10 @@ def _median(turns: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: float(np.median([turn[name] for turn in turns])) for name in turns[0]}
 
 
-def _send(port: int, texts: Sequence[str], clients: int, seconds: float) -> list[float]:
-    """Return the latency of each answered request."""
-    return asyncio.run(_send_all(port, texts, clients, seconds))
+def _send(port: int, texts: Sequence[str], clients: int, seconds: float) -> tuple[list[float], float]:
+    """Return the latency of each answered request, and the processor time of the clients."""
+    before = time.process_time()
+    return asyncio.run(_send_all(port, texts, clients, seconds)), time.process_time() - before
 
 
 async def _send_all(port: int, texts: Sequence[str], clients: int, seconds: float) -> list[float]:
