@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from homespun.errors import UserError
+from homespun.serving import batching
 from homespun.serving.batching import Batcher, BatchSizes
 from homespun.serving.errors import ApiError
 
@@ -72,6 +73,20 @@ def test_a_batch_has_the_oldest_texts_up_to_its_tokens(batcher: Batcher, double:
 
     asyncio.run(send())
     assert double.batches == [[100], [1, 2], [2, 1], [7], [1]]
+
+
+def test_workers_share_the_texts_that_wait(double: Doubler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "_LEAST", 2)
+    batcher = Batcher(max_queue=20, max_wait=0.05, batch_tokens=12, workers=2)
+
+    async def send() -> None:
+        futures = [batcher.submit(double, [number], [1]) for number in range(12)]
+        batcher.start()
+        await asyncio.gather(*futures)
+
+    asyncio.run(send())
+    batcher.close()
+    assert sorted(map(len, double.batches)) == [1, 2, 3, 6]
 
 
 def test_other_work_is_another_batch(batcher: Batcher, double: Doubler) -> None:

@@ -20,6 +20,7 @@ from homespun.serving.errors import ApiError
 Text = TypeVar("Text")
 Result = TypeVar("Result")
 
+_LEAST = 256  # tokens of a batch, if so many wait; above, workers share what waits
 _NEW_SHARE = 0.1  # of the last batch in the mean seconds of a token
 
 
@@ -169,11 +170,12 @@ class Batcher:
                 if self._tokens < self.batch_tokens and rest > 0:
                     self._changed.wait(rest)
                     continue
+                most = min(self.batch_tokens, max(_LEAST, self._tokens // self.workers))
                 chosen, tokens = self._waiting[:1], self._waiting[0].tokens
                 for item in self._waiting[1:]:
                     if item.compute == chosen[0].compute:
                         tokens += item.tokens
-                        if tokens > self.batch_tokens:
+                        if tokens > most:
                             break
                         chosen.append(item)
                 taken = set(map(id, chosen))

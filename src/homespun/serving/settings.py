@@ -28,7 +28,7 @@ class ServingSettings(Config):
     )
     max_queue: int = Field(default=1024, gt=0, description="texts that wait; further requests are refused")
     max_wait_ms: float = Field(default=5.0, ge=0, allow_inf_nan=False, description="wait of a batch for more texts")
-    batch_tokens: int = Field(default=1024, gt=0, description="tokens of a batch, with padding")
+    batch_tokens: int = Field(default=4096, gt=0, description="tokens of a batch")
     timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False, description="seconds until a request is given up")
     max_new_tokens: int = Field(default=512, gt=0, description="tokens that a request may generate")
     workers: int = Field(
