@@ -49,10 +49,14 @@ def _batches(
     device = next(model.parameters()).device
     order = np.argsort(-rows.lengths, kind="stable").tolist()
     tokens = max(_CPU_TOKENS, _CPU_NUMBERS // model.backbone.hidden_size)
-    while order:
-        count = batch_size if device.type != "cpu" else min(batch_size, max(1, tokens // int(rows.lengths[order[0]])))
-        indices, order = order[:count], order[count:]
+    start = 0
+    while start < len(order):
+        count = batch_size
+        if device.type == "cpu":
+            count = min(count, max(1, tokens // max(1, int(rows.lengths[order[start]]))))
+        indices = order[start : start + count]
         yield indices, to_batch([rows[index] for index in indices]).to(device)
+        start += count
 
 
 def embed_rows(
