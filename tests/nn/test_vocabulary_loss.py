@@ -1,5 +1,6 @@
 """The vocabulary projection in chunks: its loss, gradients and samples are those of the whole table of logits."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -217,3 +218,27 @@ def test_what_many_chunks_give_in_bfloat16_is_summed_in_float32() -> None:
     weight, bias = torch.zeros(64, 4, requires_grad=True), torch.zeros(64, requires_grad=True)
     predict_tokens(hidden, weight, bias, labels).loss.backward()
     torch.testing.assert_close(weight.grad[0], torch.full((4,), -targets * 63 / 64), rtol=1e-3, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # hidden by torch, but for pytest
+def test_one_compilation_is_for_any_number_of_labels() -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    hidden, weight, bias, labels = given(29, 5, 7)
+
+    def loss_of(positions: Tensor) -> Tensor:
+        return predict_tokens((hidden * 2)[positions], weight, bias, labels[positions]).loss
+
+    compiled = torch.compile(loss_of, backend=backend)
+    for count in (7, 3, 11, 2, 13):
+        positions = torch.randint(29, (count,))
+        gradients = [
+            torch.autograd.grad(function(positions), (hidden, weight, bias)) for function in (compiled, loss_of)
+        ]
+        torch.testing.assert_close(*gradients)
+    assert len(graphs) <= 2  # for the first number, and for all others

@@ -542,8 +542,15 @@ def refused():
     return pytest.raises(RuntimeError, match="LSTM")
 
 
-def test_a_cpu_is_not_worth_compiling_for():
-    assert not is_worth_compiling(CPU, Limits())
+def test_long_runs_on_a_gpu_are_worth_compiling_for(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    gpu = torch.device("cuda")
+    assert is_worth_compiling(gpu, Limits(seconds=3600))
+    assert not is_worth_compiling(gpu, Limits(seconds=60))
+    assert not is_worth_compiling(gpu, Limits(steps=500))
+    assert not is_worth_compiling(gpu, Limits(tokens=4e6))
+    assert not is_worth_compiling(CPU, Limits(seconds=3600))
 
 
 def test_gradient_checkpointing_reaches_every_encoder(tmp_path):

@@ -1,7 +1,8 @@
 """Cross entropy, samples and distillation loss of a projection to the vocabulary, in bounded memory.
 
 Logits of 600 targets and 30,522 tokens take 75 MB, and autograd stores about four such tables. Here targets are
-processed in chunks, and the gradient of each chunk is computed in the forward pass.
+processed in chunks, and the gradient of each chunk is computed in the forward pass. `torch.compile` would compile the
+loop again for each number of targets, so it is excluded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from homespun.nn.torch_private import FunctionContext
+from homespun.nn.torch_private import FunctionContext, disable_compile
 
 _CHUNK = 12 * 2**20  # logits in memory at once: 48 MB in float32
 _GPU_CHUNK = 64 * 2**20  # on a GPU, which small chunks leave waiting for the CPU
@@ -38,6 +39,7 @@ class TokenPrediction:
     samples: Tensor | None  # (targets,) token ids drawn from the softmax if uniforms are given
 
 
+@disable_compile
 def predict_tokens(
     hidden: Tensor,
     weight: Tensor,
@@ -147,7 +149,7 @@ def _scaled_gradients(ctx: FunctionContext, scale: Tensor) -> list[Tensor | None
 
 def _iterations(starts: range) -> Iterable[int]:
     """``starts``; while a step is traced, the first, the second for all equal iterations, and the last."""
-    repeat = None if torch.compiler.is_compiling() else repeat_context.get()  # a context variable breaks the graph
+    repeat = repeat_context.get()
     return starts if repeat is None or len(starts) < 4 else _distinct(starts, repeat)
 
 
@@ -232,6 +234,7 @@ class VocabLogits:
         return VocabLogits(self.features, self.weight[:words], self.bias[:words])
 
 
+@disable_compile
 def soft_token_loss(student: VocabLogits, teacher: VocabLogits, *, temperature: float) -> Tensor:
     """() sum over targets of ``T^2 KL(teacher || student)`` at temperature ``T`` (Hinton et al. 2015, section 2)."""
     words = min(len(student.weight), len(teacher.weight))

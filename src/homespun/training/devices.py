@@ -25,7 +25,7 @@ from homespun.nn.devices import best_device
 from homespun.nn.torch_private import mkldnn_has_bf16
 from homespun.training.config import Limits
 
-_LONG_SECONDS, _LONG_STEPS = 600, 5000  # compiling takes a minute or two
+_LONG_SECONDS, _LONG_STEPS, _LONG_TOKENS = 600, 5000, 40_000_000  # compiling takes a minute or two
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,7 @@ def is_worth_compiling(device: torch.device, limits: Limits) -> bool:
         device.type == "cuda"
         and limits.seconds >= _LONG_SECONDS
         and limits.steps >= _LONG_STEPS
+        and limits.tokens >= _LONG_TOKENS
         and importlib.util.find_spec("triton") is not None
         and any(shutil.which(compiler) for compiler in ("cc", "gcc", "clang"))
     )
