@@ -195,7 +195,7 @@ def average_candidate(network: Candidate, linear: Candidate, inspection: Inspect
     members = {"network": network.model, "linear": linear.model}
     model = AverageTextModel(members, (weight, round(1 - weight, 3)), decision)
     measured = measure_outputs(values, examples, labels, decision)
-    title = f"average of {weight:.0%} {network.title} and {1 - weight:.0%} linear model"
+    title = f"average of {network.title} ({weight:.0%}) and linear model ({1 - weight:.0%})"
     spent = Clock(network.seconds.wall + linear.seconds.wall, network.seconds.processor + linear.seconds.processor)
     latency = network.latency + linear.latency
     return Candidate("average", title, model, values, decision, measured.metrics, spent, latency)

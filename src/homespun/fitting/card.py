@@ -157,7 +157,7 @@ def _body(result: Tree, task: _Task, network: str, model: TextModel | None) -> s
         ],
         "Calibration": paragraphs(None if model is None else _calibration(result, model.decision, network)),
         "Limits": paragraphs(
-            "Measured on examples like the training examples; texts of other sources may give other results.",
+            "Evaluate the model before you use it on texts from another source: metrics may differ.",
             *problems(result | {"skipped": []}),
         ),
         "Use": _use(result, task, network, pairs=model is not None and model.data.kind == "sentence_pairs"),
@@ -195,12 +195,12 @@ def _data(result: Tree) -> str:
     examples = result["examples"]
     if result["task"] == "language-model":
         counts = f"{examples['documents']:,} documents of {examples['tokens']:,} tokens"
-        return f"{counts}, some of which were held out of training, for the result. This card holds none of them."
-    origin = {"files": "from files of their own", "split": "held out of the training files"}.get(result["test_from"])
-    tested = f" {examples['test']:,} test examples, {origin}, were used once, for the results." if origin else ""
+        return f"{counts}. The result is on held-out documents. This card contains no texts of the data."
+    origin = {"files": "from separate files", "split": "held out of the training files"}.get(result["test_from"])
+    tested = f" {examples['test']:,} test examples {origin} were used once, for the results." if origin else ""
     return (
         f"Trained on {examples['train']:,} examples; {examples['validation']:,} validation examples selected the model."
-        f"{tested} This card holds none of them."
+        f"{tested} This card contains no texts of the data."
     )
 
 
@@ -221,8 +221,8 @@ def _calibration(result: Tree, decision: DecisionRule, network: str) -> str | No
     measured = f"Expected calibration error {errors['after']}, log loss {found['after']['log_loss']:.3f}"
     rule = absent = ""
     if decision.temperature != 1:
-        rule = f"; logits are divided by {decision.temperature:.3g}, and without it the error is {errors['before']}"
-        absent = " This folder does not hold the temperature." if network else ""
+        rule = f"; temperature {decision.temperature:.3g}, without which the error is {errors['before']}"
+        absent = " The temperature is not in this folder." if network else ""
     limits = "" if decision.thresholds is None else f" Thresholds: {_thresholds(result, decision)}."
     return f"{measured}{rule}.{absent}{limits}"
 

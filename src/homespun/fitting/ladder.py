@@ -147,26 +147,26 @@ class Ladder:
         frozen, tuned = self._frozen(source), self._finetuning(source, _MIN_EXAMPLES)
         epoch = self._finetuning(source, len(self.inspection.train))
         if frozen + (epoch if tuned <= seconds else 0.0) <= seconds:
-            self._rung(f"frozen-{number}", f"{name}, frozen, with a linear classifier", self._embedding(source), fit)
+            self._rung(f"frozen-{number}", f"frozen {name} with a linear classifier", self._embedding(source), fit)
             seconds -= self.evaluation(source)
         elif tuned <= seconds:
-            self._skip(f"{name}, frozen: its {formats.duration(frozen)} are left to fine-tuning")
+            self._skip(f"frozen {name}: would take {formats.duration(frozen)} from fine-tuning")
         else:
             self._skip(
-                f"{name}, frozen: about {formats.duration(frozen)} of {formats.duration(max(0.0, seconds))} left"
+                f"frozen {name}: takes {formats.duration(frozen)}, and {formats.duration(max(0.0, seconds))} is left"
             )
         source = replace(source, texts_per_second=rate)  # of all texts, where the first measurement was of few
         seconds -= time.monotonic() - started
         if seconds < (tuned := self._finetuning(source, _MIN_EXAMPLES)):
             self._skip(
-                f"{name}, fine-tuned: takes {formats.duration(tuned)} at least, and "
+                f"fine-tuned {name}: takes at least {formats.duration(tuned)}, and "
                 f"{formats.duration(max(0.0, seconds))} is left; give more --time"
             )
             return
         seconds -= self.evaluation(source)
         self._rung(
             f"finetuned-{number}",
-            f"{name}, fine-tuned",
+            f"fine-tuned {name}",
             seconds,
             lambda: finetune_source(
                 source,
@@ -213,7 +213,7 @@ class Ladder:
         assert limit is not None
         seconds = self.left()
         if self.inspection.task != "classification" or not tuned:
-            self._skip("student: only a fine-tuned classifier with one label a text is distilled")
+            self._skip("student: only fine-tuned classifiers with one label per text can be distilled")
             return
         teacher = max(tuned, key=lambda one: score(one.validation, self.metric))
         if seconds < _MIN_NETWORK:
@@ -249,7 +249,7 @@ class Ladder:
         if seconds < 2 * _MIN_NETWORK:
             self._skip(
                 f"own network: {formats.duration(max(0.0, seconds))} is left, and pretraining with fine-tuning takes "
-                f"{formats.duration(2 * _MIN_NETWORK)} at least; give more --time, or a checkpoint with --from"
+                f"at least {formats.duration(2 * _MIN_NETWORK)}; give more --time, or a checkpoint with --from"
             )
             return
 
@@ -281,7 +281,7 @@ class Ladder:
                 display=self.display,
             )
 
-        self._rung("own", "own network, pretrained and fine-tuned", seconds, own)
+        self._rung("own", "own network", seconds, own)
 
     def _rung(self, name: str, title: str, expected: float, make: Callable[[], TextModel]) -> None:
         """Train a candidate, or open the one that an earlier call finished."""

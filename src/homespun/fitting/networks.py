@@ -278,7 +278,7 @@ def pretrain_on(
     if start_from is None and not (tokenizer / "tokenizer.json").is_file():
         size = _vocabulary_size(read)
         display.line(
-            f"vocabulary: {size:,} tokens, one for {_CHARACTERS_PER_TOKEN} characters of text, at most {_VOCABULARY:,}"
+            f"vocabulary size: {size:,} (one token per {_CHARACTERS_PER_TOKEN} characters, at most {_VOCABULARY:,})"
         )
         sentinels = _SENTINELS if recipe == "spun-encoder-decoder" else 0
         train_tokenizer(read, tokenizer, kind="bpe", vocab_size=size + sentinels, sentinels=sentinels)

@@ -29,7 +29,7 @@ from homespun.report.figure import PALETTE, Curve, Look, Plot, drawing
 from homespun.report.page import confusion_blocks
 from homespun.results import Metrics
 
-_CALIBRATION = "Larger points: more test examples. As trained: without the temperature that the model is stored with."
+_CALIBRATION = "Larger points: more test examples. As trained: before temperature scaling."
 _GREY = "#b8bcc0"
 
 
@@ -64,7 +64,7 @@ def _step(step: str) -> list[Block]:
 def _note(result: Tree) -> str:
     if result["task"] == "language-model":
         return "On held-out documents; lower is better."
-    kind = "validation examples" if result["test_from"] == "none" else "test examples, which selected nothing"
+    kind = "validation examples" if result["test_from"] == "none" else "test examples, not used for selection"
     bars = "; lines: 95 % intervals of the difference to the selected model" if result["metric"] == "accuracy" else ""
     return f"On the {kind}{bars}."
 
@@ -89,8 +89,8 @@ def candidates_table(result: Tree) -> Table:
         value("time", lambda one: one["seconds"], formats.duration),
         value("processor time", lambda one: one["processor_seconds"], formats.duration),
         value("parameters", lambda one: one["parameters"], formats.count),
-        value("ms a text", lambda one: one.get("latency") or None, formats.text),
-        note="p: of the difference to the selected model on the test examples, by a paired permutation test."
+        value("ms per text", lambda one: one.get("latency") or None, formats.text),
+        note="p: paired permutation test of the difference to the selected model, on the test examples."
         if any("p" in one for one in found)
         else "",
         sparse=True,

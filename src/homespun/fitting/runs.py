@@ -248,7 +248,7 @@ class _RunFit:
         for number, path in enumerate(paths, start=1):
             seconds = self.left() / (len(paths) - number + 1)
             name = "own" if path is None else f"finetuned-{number}"
-            title = "own network, pretrained and fine-tuned" if path is None else f"{Path(path).name}, fine-tuned"
+            title = "own network" if path is None else f"fine-tuned {Path(path).name}"
             self.display.line(f"{title}: about {formats.duration(seconds)}")
             run, result, spent = self._candidate(name, path, parts, files, seconds)
             validation = evaluate(str(run), [str(files["validation"])])

@@ -33,8 +33,8 @@ def headline(result: Tree) -> list[str]:
     if result["task"] == "language-model":
         baseline = result["candidates"][0]["test"]["loss"]
         return [
-            f"Language model: held-out loss {test['loss']:.3f} nats a token, perplexity {test['perplexity']:.1f}; the "
-            f"unigram baseline has {baseline:.3f}.",
+            f"Language model: held-out loss {test['loss']:.3f} nats per token, perplexity {test['perplexity']:.1f}; "
+            f"the unigram baseline has {baseline:.3f}.",
             f"{formats.count(result['examples']['tokens'])} tokens of text; {cost['parameters']:,} parameters.",
         ]
     count = result["examples"]["test"] or result["examples"]["validation"]
@@ -54,10 +54,10 @@ def headline(result: Tree) -> list[str]:
     timed = ""
     if "seconds_per_1000" in cost:
         wall, processor = (formats.duration(cost[f"{kind}seconds_per_1000"]) for kind in ("", "processor_"))
-        timed = f"; {wall} for 1,000 texts ({processor} of processor time)"
+        timed = f"; 1,000 predictions take {wall} ({processor} of processor time)"
     calibration = test.get("calibration", {}).get("after", {}).get("ece")
     if calibration is not None:
-        lines.append(f"Confidence and accuracy differ by {_percent(calibration)} in the mean (calibration error).")
+        lines.append(f"Expected calibration error {_percent(calibration)}.")
     return [*lines, f"{cost['parameters']:,} parameters{timed}."]
 
 
@@ -78,7 +78,7 @@ def _difference(result: Tree, rival: Tree) -> str:
 def table(result: Tree) -> list[str]:
     """Return the candidates with their metrics, as lines of equal columns."""
     metric = result["metric"]
-    rows = [("", "validation", "test", "time", "parameters", "ms a text")]
+    rows = [("", "validation", "test", "time", "parameters", "ms per text")]
     for one in result["candidates"]:
         mark = "> " if one["name"] == result["selected"] else "  "
         rows.append(
@@ -104,9 +104,7 @@ def problems(result: Tree) -> list[str]:
     """Return what a user should know before relying on the model."""
     lines = []
     if names := result["never_predicted"]:
-        lines.append(
-            f"Never recognised: {formats.listed(names)}: no test example of {_these(names)} was predicted right."
-        )
+        lines.append(f"Recall 0: {formats.listed(names)}; no test example of {_these(names)} was classified correctly.")
     lines += [f"Warning: {text}." for text in result["warnings"]]
     lines += [f"Skipped: {text}." for text in result["skipped"]]
     return lines

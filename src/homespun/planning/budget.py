@@ -147,11 +147,11 @@ class SizeChoice:
             duration = f"{minutes:.2g} minutes" if minutes < 90 else f"{minutes / 60:.2g} hours"
             tokens = f"{duration} at {reach.tokens / reach.seconds:,.0f} tokens/s are {tokens}"
         if size.tokens < reach.tokens and corpus:
-            tokens += f", of which {MAX_EPOCHS:.0f} epochs of the text's {in_millions(corpus)} count"
+            tokens += f", limited to {MAX_EPOCHS:.0f} epochs of {in_millions(corpus)}"
         larger = "" if self.larger is None else f"; {self.larger.name}: {self.larger.tokens_per_parameter:.2g}"
         return (
             f"size {size.name}: {size.shape}, {in_millions(size.parameters)} parameters: {tokens}, "
-            f"{size.tokens_per_parameter:.2g} a parameter (best: {TOKENS_PER_PARAMETER}{larger})"
+            f"{size.tokens_per_parameter:.2g} per parameter (optimal: {TOKENS_PER_PARAMETER}{larger})"
         )
 
 
