@@ -61,15 +61,15 @@ app.add_typer(recipes_app, name="recipes")
 app.add_typer(show_app, name="show")
 app.add_typer(distill_app, name="distill")
 app.add_typer(vectors_app, name="vectors")
-app.command(short_help="Train the best model of labelled files that a time allows.")(fit)
-app.command(short_help="Convert a model to or from transformers, and check it.")(convert)
-app.command(short_help="Export a model for other programs, and check it.")(export)
+app.command(short_help="Train and select a model within a time limit.")(fit)
+app.command(short_help="Convert a model to or from the transformers format.")(convert)
+app.command(short_help="Export a model to ONNX, sentence-transformers or GGUF.")(export)
 app.command()(generate)
 app.command(short_help="Summarise texts with a fine-tuned model.")(summarize)
-app.command(short_help="Predict memory and time of a recipe.")(plan)
-app.command(short_help="Evaluate zero- and few-shot prompting.")(few_shot)
+app.command(short_help="Predict the memory and time of a recipe.")(plan)
+app.command(short_help="Classify with examples in the prompt of a language model.")(few_shot)
 app.command()(compare)
-app.command(short_help="Measure latency and memory of a model.")(benchmark)
+app.command(short_help="Measure the latency and memory of a model.")(benchmark)
 app.command()(baselines)
 app.command(short_help="Serve models over HTTP.")(serve)
 
@@ -216,16 +216,19 @@ def predict(
     generation: Generation = None,
     quantize: Quantize = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Keep cells of a csv that a spreadsheet would calculate, such as '=1+1'.")
+        bool,
+        typer.Option(
+            "--raw", help="Write csv cells unchanged, also those that a spreadsheet would calculate, such as '=1+1'."
+        ),
     ] = False,
     processes: Processes = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Predict labels or outputs of texts or files, in their order.
+    """Predict labels or other outputs of texts or files.
 
-    The same command continues a killed prediction of files.
+    After an interruption, the same command continues from the finished parts.
     """
     if bool(texts) == bool(inputs):
         raise UserError("give either texts as arguments, or files with --input")
@@ -271,9 +274,9 @@ def report(
     title: Annotated[str | None, typer.Option(help="Title of the page; default: Report.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a report of one run, or of several runs side by side.
+    """Write the report of one or several runs.
 
-    The report of a comparison is written to its own folder, without --out and --title.
+    For the folder of a comparison, write its report again, without --out and --title.
     """
     from homespun.io.lock import locked
     from homespun.report.comparison import is_comparison, write_comparison
@@ -300,7 +303,7 @@ def quickstart(
     minutes: Annotated[float, typer.Option(help="Total time in minutes.")] = 5.5,
     as_json: Json = False,
 ) -> None:
-    """Fit a classifier: which Python package does a passage document?"""
+    """Fit a classifier that names the Python package that a passage documents."""
     from homespun.fitting.quickstart import fit_folder
     from homespun.fitting.quickstart import quickstart as command
     from homespun.io.lock import locked
@@ -313,7 +316,7 @@ def quickstart(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Check this machine and this installation."""
+    """Check the machine and the installation."""
     from dataclasses import asdict
 
     from homespun.commands.doctor import examine

@@ -31,11 +31,11 @@ def compare(
     out: Out = Path("runs/compare"),
     max_parallel: Annotated[
         int | None,
-        typer.Option("--max-parallel", help="Concurrent trials, sharing the threads; default: the recipe's, or 1."),
+        typer.Option("--max-parallel", help="Number of parallel trials; default: that of the recipe, or 1."),
     ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
     on_ray: Annotated[
-        bool, typer.Option("--ray", help="Run trials on a Ray cluster (RAY_ADDRESS), or a local one.")
+        bool, typer.Option("--ray", help="Run trials on the Ray cluster at RAY_ADDRESS, or on a local one.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -80,7 +80,7 @@ def benchmark(
     batch_size: Annotated[int, typer.Option("--batch-size", help="Texts per batch.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Measure latency and memory of inference by input length."""
+    """Measure the latency and memory of a model by input length."""
     numbers = parse_integers(lengths, "--lengths")
 
     from homespun.commands.benchmark import benchmark as command
@@ -105,12 +105,12 @@ def benchmark(
 def baselines(
     recipe: Annotated[str, typer.Argument(help="Fine-tuning recipe: name or .yaml file.")],
     overrides: Overrides = None,
-    start_from: Annotated[str, typer.Option("--from", help="Pretrained model whose tokenizer the task needs.")] = "",
+    start_from: Annotated[str, typer.Option("--from", help="Pretrained model; its tokenizer reads the examples.")] = "",
     out: Out = Path("runs/baselines"),
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Measure the baselines of a fine-tuning recipe."""
+    """Train and evaluate the baselines of a fine-tuning recipe."""
     if not start_from:
         raise UserError("--from is missing; give a model that the recipe could fine-tune, for its tokenizer")
     check_recipe(recipe, overrides or (), "finetune")

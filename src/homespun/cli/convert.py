@@ -33,7 +33,7 @@ def convert(
     head: Head = None,
     as_json: Json = False,
 ) -> None:
-    """Convert a model, compare its outputs with the source, and list the mapping of tensors."""
+    """Convert a model, compare its outputs with those of the source, and list the mapping of tensors."""
     from homespun.commands.convert import FORMS
     from homespun.commands.convert import convert as command
     from homespun.hf.family import STORED
@@ -64,7 +64,9 @@ def convert(
 
 def export(
     source: Source,
-    out: Annotated[Path, typer.Option("--out", help="Output folder; file .onnx or .gguf for the model alone.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="Output folder, or a file .onnx or .gguf without tokenizer and labels.")
+    ],
     to: Annotated[
         str,
         typer.Option(
@@ -77,11 +79,12 @@ def export(
         str | None, typer.Option("--quantize", help="Quantize the weights of a classifier: int8.")
     ] = None,
     push: Annotated[
-        str | None, typer.Option("--push", metavar="OWNER/NAME", help="Upload to this repository of the hub.")
+        str | None,
+        typer.Option("--push", metavar="OWNER/NAME", help="Upload to this repository of the Hugging Face hub."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Export a model for other programs, and compare its outputs with the source."""
+    """Export a model to ONNX, sentence-transformers or GGUF, and compare its outputs with those of the source."""
     from homespun.commands.export import QUANTIZATIONS, TARGETS
     from homespun.commands.export import export as command
     from homespun.hf.family import STORED

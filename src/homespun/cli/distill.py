@@ -26,13 +26,15 @@ Teacher = Annotated[
     str,
     typer.Option("--teacher", callback=check_source, help="Teacher: run or model with the student's tokenizer."),
 ]
-Student = Annotated[str | None, typer.Option("--from", help="Student; default: built from layers of the teacher.")]
+Student = Annotated[
+    str | None, typer.Option("--from", help="Student model; default: initialised with layers of the teacher.")
+]
 Layers = Annotated[
-    str | None, typer.Option("--layers", help="Teacher layers to copy, such as 0,2,5; default: every second.")
+    str | None, typer.Option("--layers", help="Teacher layers to copy, such as 0,2,5; default: every second layer.")
 ]
 
 
-@distill_app.command("pretrain", short_help="Distil in pretraining, as DistilBERT.")
+@distill_app.command("pretrain", short_help="Distil a masked language model.")
 def distill_pretrain(
     recipe: Annotated[str, typer.Argument(help="Recipe name, such as distil-mini, or .yaml file.")],
     teacher: Teacher,
@@ -41,17 +43,17 @@ def distill_pretrain(
     layers: Layers = None,
     from_scratch: Annotated[
         bool,
-        typer.Option("--from-scratch", help="Initialise the recipe's model at random instead of from teacher layers."),
+        typer.Option("--from-scratch", help="Initialise the model of the recipe randomly, not with teacher layers."),
     ] = False,
     out: Out = Path("runs/distil"),
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Distil in pretraining, on masked tokens and the teacher's logits and hidden states (DistilBERT)."""
+    """Distil a masked language model with the logits and hidden states of a teacher (DistilBERT)."""
     _distill("pretrain", recipe, overrides, out, teacher, start_from, layers, from_scratch, resume, as_json)
 
 
-@distill_app.command("finetune", short_help="Distil a classifier in fine-tuning.")
+@distill_app.command("finetune", short_help="Distil a classifier.")
 def distill_finetune(
     recipe: Annotated[str, typer.Argument(help="Recipe name, such as distil-classify, or .yaml file.")],
     teacher: Teacher,
@@ -62,7 +64,7 @@ def distill_finetune(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Distil in fine-tuning, on labels and the logits of a fine-tuned teacher."""
+    """Distil a classifier with the labels and the logits of a fine-tuned teacher."""
     _distill("finetune", recipe, overrides, out, teacher, start_from, layers, False, resume, as_json)
 
 

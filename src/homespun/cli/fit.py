@@ -22,17 +22,23 @@ from homespun.cli.options import (
 
 def fit(
     train: Annotated[
-        list[str], typer.Argument(callback=check_inputs, help="Files, globs or folders: labelled, or texts alone.")
+        list[str],
+        typer.Argument(
+            callback=check_inputs, help="Labelled files, or text files for a language model; globs and folders too."
+        ),
     ],
     test: Annotated[
-        list[str] | None, typer.Option("--test", callback=check_inputs, help="Labelled test file; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--test", callback=check_inputs, help="Labelled test file; default: a fifth of the examples. Repeatable."
+        ),
     ] = None,
     texts: Annotated[
         list[str] | None,
-        typer.Option("--texts", callback=check_inputs, help="Texts without labels to pretrain on; repeatable."),
+        typer.Option("--texts", callback=check_inputs, help="Unlabelled text file for pretraining; repeatable."),
     ] = None,
     start_from: Annotated[list[str] | None, typer.Option("--from", help="Pretrained model to try; repeatable.")] = None,
-    time: Annotated[str, typer.Option("--time", help="Time for all of it, such as 30m or 2h.")] = "30m",
+    time: Annotated[str, typer.Option("--time", help="Time limit, such as 30m or 2h.")] = "30m",
     memory: Annotated[str | None, typer.Option("--memory", help="Memory limit, such as 8GB.")] = None,
     task: Annotated[
         str,
@@ -42,20 +48,21 @@ def fit(
         ),
     ] = "auto",
     text: Annotated[
-        list[str] | None, typer.Option("--text-field", help="Text column; default: found. Repeatable, joined.")
+        list[str] | None,
+        typer.Option("--text-field", help="Text column; default: detected. Repeatable; columns are joined."),
     ] = None,
-    label: Annotated[str | None, typer.Option("--label-field", help="Label column; default: found.")] = None,
+    label: Annotated[str | None, typer.Option("--label-field", help="Label column; default: detected.")] = None,
     encoding: Encoding = None,
     columns: Columns = None,
     latency: Annotated[
-        float | None, typer.Option("--latency", help="Milliseconds that the prediction of a text may take.")
+        float | None, typer.Option("--latency", help="Maximum milliseconds to predict one text.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of splits and trainings.")] = 0,
     out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("runs/fit"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped fit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train the best model of your files that a time allows, and prove it."""
+    """Train several models on your files within a time limit, and select the best."""
     from homespun.config import parse_bytes, parse_duration, parse_option
     from homespun.fitting.fit import fit as command
     from homespun.fitting.inspection import TASKS

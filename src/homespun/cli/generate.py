@@ -45,9 +45,9 @@ def generate(
     text: Annotated[list[str] | None, typer.Option("--text-field", help="Column of the prompt; default: text.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Maximum number of new tokens; default: 20.")] = None,
     min_new_tokens: Annotated[int | None, typer.Option(help="Minimum number of new tokens.")] = None,
-    num_beams: Annotated[int | None, typer.Option(help="Beam size; 1: greedy.")] = None,
+    num_beams: Annotated[int | None, typer.Option(help="Number of beams; 1: greedy search.")] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="Exponent of the length in beam scores; above 0 prefers longer texts.")
+        float | None, typer.Option(help="Exponent of the length in beam scores; larger values prefer longer texts.")
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Sample with this softmax temperature.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens.")] = None,
@@ -55,7 +55,7 @@ def generate(
         float | None, typer.Option(help="Sample from the most likely tokens with this total probability.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Sample with this seed.")] = None,
-    no_repeat_ngram_size: Annotated[int | None, typer.Option(help="Size of n-grams that may occur only once.")] = None,
+    no_repeat_ngram_size: Annotated[int | None, typer.Option(help="Size of n-grams that may not repeat.")] = None,
     num_return_sequences: Annotated[int | None, typer.Option(help="Texts per prompt.")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="String that ends generation; repeatable.")] = None,
     batch_size: Annotated[int, typer.Option(help="Prompts per batch.")] = 8,
@@ -167,7 +167,7 @@ def summarize(
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Summarise texts with the input and generation settings of the fine-tuning."""
+    """Summarise texts with a fine-tuned model and the settings of its training."""
     from homespun.commands.generate import summaries
     from homespun.commands.generate import summarize as command
     from homespun.io.lock import locked
@@ -216,10 +216,11 @@ def few_shot(
     ] = None,
     label: Annotated[str, typer.Option("--label-field", help="Label column.")] = "label",
     shots: Annotated[str, typer.Option("--shots", help="Comma-separated numbers of examples in the prompt.")] = "0,1,4",
-    repeats: Annotated[int, typer.Option("--repeats", help="Random draws of examples per number.")] = 3,
+    repeats: Annotated[int, typer.Option("--repeats", help="Random draws of examples for each number.")] = 3,
     balanced: Annotated[bool, typer.Option(help="Balance the classes of the examples.")] = True,
     answers: Annotated[
-        list[str] | None, typer.Option("--answers", help="LABEL=WORD, the word for a label; repeatable.")
+        list[str] | None,
+        typer.Option("--answers", help="LABEL=WORD, the answer for a label; default: the label. Repeatable."),
     ] = None,
     instruction: Annotated[str, typer.Option("--instruction", help="Instruction before the examples.")] = "",
     example: Annotated[
@@ -227,18 +228,20 @@ def few_shot(
     ] = "{text}\\nAnswer: {answer}",
     separator: Annotated[str, typer.Option("--separator", help="Text between examples.")] = "\\n\\n",
     score: Annotated[str, typer.Option("--score", help="Score: likelihood, per_token or generated.")] = "likelihood",
-    calibrated: Annotated[bool, typer.Option(help="Subtract the scores of a prompt without text.")] = False,
+    calibrated: Annotated[
+        bool, typer.Option(help="Subtract the scores for empty texts (contextual calibration).")
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", help="Maximum number of test examples.")] = 500,
     text_tokens: Annotated[
-        int | None, typer.Option("--text-tokens", help="Truncate texts to this number of tokens.")
+        int | None, typer.Option("--text-tokens", help="Maximum number of tokens of each text.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of test examples and draws.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     encoding: Encoding = None,
     columns: Columns = None,
     out: Out = Path("runs/few-shot"),
     as_json: Json = False,
 ) -> None:
-    """Evaluate zero- and few-shot prompting: accuracy by number of examples in the prompt."""
+    """Classify with examples in the prompt of a language model, and measure accuracy by number of examples."""
     from homespun.commands.few_shot import Prompting
     from homespun.commands.few_shot import few_shot as command
     from homespun.config import validate

@@ -67,18 +67,21 @@ TextFields = Annotated[
 LabelField = Annotated[str | None, typer.Option("--label-field", help="Label column to keep.")]
 Encoding = Annotated[str | None, typer.Option("--encoding", help="Character encoding; default: detected.")]
 Columns = Annotated[str | None, typer.Option("--columns", help="Column names of a csv without a header: a,b,c.")]
-Normalise = Annotated[bool, typer.Option(help="Apply Unicode NFC, remove control characters and surplus space.")]
+Normalise = Annotated[bool, typer.Option(help="Apply Unicode NFC, and remove control characters and repeated spaces.")]
 Duplicates = Annotated[
-    str, typer.Option("--duplicates", help="keep, exact (drop duplicates) or near (drop near-duplicates too).")
+    str, typer.Option("--duplicates", help="keep, exact (remove duplicates) or near (also remove near-duplicates).")
 ]
 MaxCharacters = Annotated[
-    str, typer.Option("--max-characters", help="Maximum length of a document; longer ones are left out and counted.")
+    str, typer.Option("--max-characters", help="Maximum length of a document; longer ones are skipped and counted.")
 ]
 Out = Annotated[Path, typer.Option("--out", help="Output folder.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the recipe to change.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume a stopped run, or extend its budget.")]
 DataSet = Annotated[
-    str | None, typer.Option("--data-set", help="Data set whose prefix to use, of several in training (`data.sets`).")
+    str | None,
+    typer.Option("--data-set", help="Data set of the training whose prefix and columns to use (`data.sets`)."),
 ]
 Generation = Annotated[
     list[str] | None,
@@ -87,7 +90,8 @@ Generation = Annotated[
     ),
 ]
 StartingVectors = Annotated[
-    Path | None, typer.Option("--vectors", help="Word vectors to initialise embeddings with: folder, .txt or .bin.")
+    Path | None,
+    typer.Option("--vectors", help="Word vectors to initialise the embeddings: folder, .txt, .vec or .bin."),
 ]
 
 
@@ -98,9 +102,9 @@ _REMOVED_COMMANDS = {
 
 
 SECTIONS = {
-    "Main path": ("quickstart", "fit", "evaluate", "predict", "serve"),
-    "Steps": ("tokenizer", "corpus", "pretrain", "finetune"),
-    "Further steps": ("plan", "compare", "distill", "generate", "summarize", "few-shot", "vectors"),
+    "Main commands": ("quickstart", "fit", "evaluate", "predict", "serve"),
+    "Training steps": ("tokenizer", "corpus", "pretrain", "finetune"),
+    "More commands": ("plan", "compare", "distill", "generate", "summarize", "few-shot", "vectors"),
     "Tools": ("recipes", "show", "report", "baselines", "benchmark", "convert", "export", "doctor"),
 }
 """Commands of ``homespun --help``, by section and in this order."""
@@ -160,7 +164,7 @@ def parse_integers(value: str, option: str) -> list[int]:
 
 Quantize = Annotated[
     Literal["bf16", "int8"] | None,
-    typer.Option(help="Precision of linear layers: bfloat16 or 8-bit integers; default: float32."),
+    typer.Option(help="Precision of linear layers, bfloat16 or 8-bit integers; default: float32."),
 ]
 
 

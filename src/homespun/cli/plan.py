@@ -17,20 +17,23 @@ def plan(
     time: Annotated[str | None, typer.Option("--time", help="Time budget: 90s, 20m, 10h.")] = None,
     tokens: Annotated[str | None, typer.Option("--tokens", help="Token budget: 10M, 1.5B.")] = None,
     steps: Annotated[str | None, typer.Option("--steps", help="Budget in optimizer steps: 5000, 250k.")] = None,
-    probe: Annotated[bool, typer.Option("--probe", help="Correct the prediction by measured steps.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Correct the prediction with a few measured steps.")] = False,
     start_from: Annotated[
         str | None,
         typer.Option("--from", callback=check_source, help="Checkpoint to start from; model.KEY=VALUE changes it."),
     ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", help="Machines to plan for; with --gpus.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs, or CPU processes, of each machine.")] = None,
-    device: Annotated[str, typer.Option("--device", help="here, a100 or h100; with --gpus.")] = "here",
+    nodes: Annotated[int | None, typer.Option("--nodes", help="Number of machines; with --gpus.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs or CPU processes per machine.")] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="Device: here (this machine), a100 or h100; with --gpus.")
+    ] = "here",
     bandwidth: Annotated[
-        str | None, typer.Option("--bandwidth", help="Bytes a second that a device sends: 25GB; with --gpus.")
+        str | None,
+        typer.Option("--bandwidth", help="Bandwidth of a device in bytes per second, such as 25GB; with --gpus."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict memory, time per step and reach of a recipe's budget, and choose micro-batches."""
+    """Predict the memory and time of a recipe before training, and choose micro-batches."""
     from homespun.recipes import split_overrides
 
     of_recipe, changes = (overrides or [], {}) if start_from is None else split_overrides(overrides or [])

@@ -16,17 +16,20 @@ def serve(
         list[str],
         typer.Argument(metavar="MODEL [NAME=MODEL]...", help="Run, model folder, Hugging Face folder or hub name."),
     ],
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: every one of this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0: all addresses of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8000,
     api_key: Annotated[
-        Path | None, typer.Option("--api-key", help="File with the key that requests must have; default: none.")
+        Path | None, typer.Option("--api-key", help="File with the API key that requests must send; default: none.")
     ] = None,
     quantize: Quantize = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Batches that are computed at a time; default: the cores, at most 4.")
+        int | None,
+        typer.Option(min=1, help="Number of batches that are computed in parallel; default: the cores, at most 4."),
     ] = None,
 ) -> None:
-    """Serve models over HTTP: predictions, vectors and text."""
+    """Serve predictions, embeddings and generated text over HTTP."""
     from homespun.serving.sources import name_models, read_api_key
 
     sources, key = name_models(models), read_api_key(api_key)

@@ -20,14 +20,18 @@ from homespun.cli.options import (
     print_result,
 )
 
-show_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Show attention, alignment or the first batch.")
+show_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Show attention patterns, alignments or the first batch."
+)
 
 
-@show_app.command("attention", short_help="Plot attention patterns by layer and head.")
+@show_app.command("attention", short_help="Plot the attention pattern of each layer and head.")
 def show_attention(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="Recipe name, .yaml file, run or model.")],
     overrides: Overrides = None,
-    length: Annotated[int | None, typer.Option(help="Number of tokens; default: enough to show the pattern.")] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Number of tokens; default: the smallest that shows the pattern.")
+    ] = None,
     layers: Annotated[str | None, typer.Option(help="Layers to plot: 1,2.")] = None,
     stack: Annotated[
         str | None, typer.Option(help="Stack of an encoder-decoder: encoder (default) or decoder.")
@@ -35,7 +39,7 @@ def show_attention(
     out: Annotated[Path | None, typer.Option(help="Output file, .svg or .png; default: attention.svg.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Plot attention patterns by layer and head, and the receptive field by depth."""
+    """Plot the attention pattern of each layer and head, and the receptive field."""
     from homespun.commands.attention_plot import show_attention as command
 
     numbers = None if layers is None else parse_integers(layers, "--layers")
@@ -60,7 +64,9 @@ def show_attention(
 
 @show_app.command("alignment", short_help="Plot the alignment of source and target tokens.")
 def show_alignment(
-    run: Annotated[str, typer.Argument(callback=check_source, help="Model with additive attention: run or model.")],
+    run: Annotated[
+        str, typer.Argument(callback=check_source, help="Run or model folder of a model with additive attention.")
+    ],
     source: Annotated[str, typer.Option(help="Source text.")],
     target: Annotated[str | None, typer.Option(help="Target text; default: the generated text.")] = None,
     out: Annotated[Path | None, typer.Option(help="Output file, .svg or .png; default: alignment.svg.")] = None,
@@ -79,7 +85,7 @@ def show_alignment(
     print_result({"picture": result["out"], "tokens": tokens} | written, as_json)
 
 
-@show_app.command("batch", short_help="Print the first batch of a recipe, decoded.")
+@show_app.command("batch", short_help="Print the first batch of a recipe as text.")
 def show_batch(
     recipe: Annotated[str, typer.Argument(help="Recipe name or .yaml file.")],
     overrides: Overrides = None,
@@ -90,7 +96,7 @@ def show_batch(
     rows: Annotated[int, typer.Option(help="Number of rows to print.")] = 4,
     as_json: Json = False,
 ) -> None:
-    """Print the first batch of a recipe: tokens, padding and labels, with the masks and noise of epoch 0."""
+    """Print the first batch of a recipe as text: tokens, padding and labels, with the masks and noise of epoch 0."""
     from homespun.recipes import split_overrides
 
     check_recipe(recipe, (overrides or ()) if start_from is None else split_overrides(overrides or ())[0])
@@ -165,7 +171,7 @@ def recipes_show(
 
 @recipes_app.command("schema")
 def recipes_schema(as_json: Json = False) -> None:
-    """Print the JSON schema of recipes, for editors."""
+    """Print the JSON schema of recipes, for completion in editors."""
     from homespun.commands.recipe import schema
 
     typer.echo(json.dumps(schema(), indent=None if as_json else 2))

@@ -28,7 +28,7 @@ from homespun.config import parse_count, parse_option
 from homespun.errors import UserError
 
 tokenizer_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Train or extend a tokenizer.")
-corpus_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Build a corpus, and show its lengths.")
+corpus_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Build a corpus, and show text lengths.")
 
 
 @tokenizer_app.command("train")
@@ -37,8 +37,8 @@ def tokenizer_train(
     out: Out,
     kind: Annotated[str, typer.Option(help="Kind: bpe, bpe-characters, wordpiece, unigram or words.")] = "bpe",
     vocab_size: Annotated[int, typer.Option(help="Vocabulary size, special tokens included.")] = 16_000,
-    lowercase: Annotated[bool, typer.Option(help="Lower-case all text.")] = False,
-    sentinels: Annotated[int, typer.Option(help="Number of sentinel tokens, which T5's objective needs.")] = 0,
+    lowercase: Annotated[bool, typer.Option(help="Convert all text to lower case.")] = False,
+    sentinels: Annotated[int, typer.Option(help="Number of sentinel tokens, which span corruption (T5) needs.")] = 0,
     text_fields: TextFields = None,
     encoding: Encoding = None,
     columns: Columns = None,
@@ -93,15 +93,19 @@ def tokenizer_extend(
         list[str] | None,
         typer.Option("--input", callback=check_inputs, help="File, glob or folder for --add; repeatable."),
     ] = None,
-    add: Annotated[int, typer.Option("--add", help="Number of words to add: those that save the most tokens.")] = 0,
-    sentinels: Annotated[int, typer.Option(help="Number of sentinel tokens to add, which T5's objective needs.")] = 0,
+    add: Annotated[
+        int, typer.Option("--add", help="Number of words to add; those that save the most tokens are chosen.")
+    ] = 0,
+    sentinels: Annotated[
+        int, typer.Option(help="Number of sentinel tokens to add, which span corruption (T5) needs.")
+    ] = 0,
     text_fields: TextFields = None,
     encoding: Encoding = None,
     columns: Columns = None,
     normalise: Normalise = True,
     as_json: Json = False,
 ) -> None:
-    """Add words or sentinel tokens to a model's tokenizer, for a corpus to continue pretraining on (`--from`)."""
+    """Add words or sentinel tokens to the tokenizer of a model, to continue pretraining with them (`--from`)."""
     from homespun.commands.preparation import extend_tokenizer, reading
     from homespun.io.lock import locked
     from homespun.report.console import Display, counter
@@ -156,17 +160,19 @@ def corpus_build(
     normalise: Normalise = True,
     duplicates: Duplicates = "exact",
     max_characters: MaxCharacters = "64M",
-    sentences: Annotated[bool, typer.Option(help="Store sentence ends, which next sentence prediction needs.")] = False,
+    sentences: Annotated[
+        bool, typer.Option(help="Store sentence ends, for next sentence prediction and encoder-decoders.")
+    ] = False,
     workers: Annotated[int | None, typer.Option(help="Number of threads; default: one per core.")] = None,
     ray: Annotated[
         bool,
-        typer.Option("--ray", help="Build on the Ray cluster of RAY_ADDRESS, or on a local one; see docs/scaling."),
+        typer.Option("--ray", help="Build on the Ray cluster at RAY_ADDRESS, or on a local one."),
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Tokenize text into a memory-mapped corpus.
 
-    The same command resumes a killed build.
+    After an interruption, the same command continues.
     """
     if ray and workers is not None:
         raise UserError("--workers is the number of threads of one machine; leave it out with --ray")
@@ -200,7 +206,7 @@ def corpus_build(
     print_result(describe_corpus(corpus, out), as_json)
 
 
-@corpus_app.command("lengths", short_help="Show lengths in tokens by class and split.")
+@corpus_app.command("lengths", short_help="Show text lengths in tokens by class and split.")
 def corpus_lengths(
     corpus: Annotated[Path | None, typer.Argument(help="Corpus folder; or --input with --tokenizer.")] = None,
     inputs: Annotated[
@@ -214,7 +220,7 @@ def corpus_lengths(
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Show lengths in tokens by class and split: mean, median, minimum, maximum, and a histogram."""
+    """Show the mean, median, minimum, maximum and histogram of text lengths in tokens, by class and split."""
     from homespun.commands.preparation import corpus_lengths, file_lengths
 
     if (corpus is None) == (not inputs):

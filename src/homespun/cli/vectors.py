@@ -34,14 +34,14 @@ def vectors_train(
     print_result(result, as_json)
 
 
-@vectors_app.command("similar", short_help="List the nearest words by cosine similarity.")
+@vectors_app.command("similar", short_help="List the most similar words.")
 def vectors_similar(
     vectors: Vectors,
     word: Annotated[str, typer.Argument(help="Query word.")],
     count: Count = 10,
     as_json: Json = False,
 ) -> None:
-    """List the nearest words of a word by cosine similarity."""
+    """List the words with the highest cosine similarity to a word."""
     from homespun.vectors.store import open_vectors
 
     _print_words(open_vectors(vectors).similar(word, count), as_json)
@@ -56,19 +56,19 @@ def vectors_analogy(
     count: Count = 10,
     as_json: Json = False,
 ) -> None:
-    """Solve an analogy A : B = C : ? by vectors near B - A + C."""
+    """Solve A : B = C : ? with words near the vector B - A + C."""
     from homespun.vectors.store import open_vectors
 
     _print_words(open_vectors(vectors).analogy(a, b, c, count), as_json)
 
 
-@vectors_app.command("evaluate", short_help="Evaluate on analogies and word similarities.")
+@vectors_app.command("evaluate", short_help="Evaluate word vectors on analogies and word similarities.")
 def vectors_evaluate(
     vectors: Vectors,
     data: Annotated[Path, typer.Option("--data", help="File or folder of analogies and word similarities.")],
     as_json: Json = False,
 ) -> None:
-    """Evaluate word vectors: accuracy on analogies, rank correlation with human similarities, coverage."""
+    """Evaluate word vectors on analogies and word similarities."""
     from homespun.commands.vectors import measure_vectors
 
     result = measure_vectors(vectors, data)
@@ -120,7 +120,7 @@ def vectors_convert(
     out: Annotated[Path, typer.Option("--out", help="Output: folder, or word2vec file .txt, .vec or .bin.")],
     as_json: Json = False,
 ) -> None:
-    """Convert word vectors to a folder, or to word2vec text or binary, which gensim reads."""
+    """Convert word vectors to a folder, or to the text or binary format of word2vec."""
     from homespun.io.lock import locked
     from homespun.vectors.store import open_vectors, save_vectors
 
@@ -130,16 +130,16 @@ def vectors_convert(
     print_result({"vectors": str(out), "words": len(opened), "size": opened.size}, as_json)
 
 
-@vectors_app.command("init-model", short_help="Write an untrained model with word vectors.")
+@vectors_app.command("init-model", short_help="Write an untrained model with word vectors as embeddings.")
 def vectors_init_model(
-    recipe: Annotated[str, typer.Argument(help="Pretraining recipe with the model: name or .yaml file.")],
+    recipe: Annotated[str, typer.Argument(help="Pretraining recipe that defines the model: name or .yaml file.")],
     vectors: Annotated[Path, typer.Option("--vectors", help="Word vectors to initialise the embeddings with.")],
     tokenizer: Annotated[Path, typer.Option("--tokenizer", help="Folder or tokenizer.json.")],
     out: Out,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Write an untrained model with word vectors as embeddings, for `finetune --from`."""
+    """Write an untrained model with word vectors as embeddings, to use with `finetune --from`."""
     from homespun.commands.vectors import init_model
     from homespun.io.lock import locked
 
