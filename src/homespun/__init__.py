@@ -1,6 +1,6 @@
-"""Small language models spun from your own text, on your own machine, with the evidence.
+"""Train small language models on your own text, and compare them with baselines.
 
-The functions here are those of the command line; each is imported when it is first used.
+The commands as functions. Each is imported on first use.
 """
 
 from __future__ import annotations

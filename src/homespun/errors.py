@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A wrong input: what is wrong - value - allowed - fix, in one line.
+    """Error in the input, with a message of one line: what is wrong, the value, the allowed values, the fix.
 
-    Commands print it and exit with code 2; any other exception is a bug and shows its traceback.
+    Commands print the message and exit with code 2. Other exceptions are bugs and show a traceback.
     """
 
 

@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn that train like `homespun fit`."""
+"""scikit-learn estimators that train as `homespun fit` does."""
 
 from __future__ import annotations
 
@@ -26,17 +26,7 @@ from homespun.tasks.texts import LabelledData, LabelledText
 
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
-    """Parameters and training of both estimators.
-
-    Args:
-        time: for the training, such as ``10m``.
-        start_from: pretrained models to try.
-        texts: files of text without labels, to pretrain on.
-        memory: limit of a training, such as ``8GB``.
-        folder: new folder for the candidates and the result; a temporary one by default.
-        random_state: seed of the validation split and of trainings.
-        verbose: show decisions and progress on standard error.
-    """
+    """Parameters and training of both estimators; see `TextClassifier`."""
 
     def __init__(
         self,
@@ -89,7 +79,16 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
-    """Classifier of texts; parameters as in `homespun.sklearn._TextEstimator`.
+    """Text classifier that trains as `homespun fit` does.
+
+    Args:
+        time: time limit of the training in seconds, or a string such as ``"10m"``.
+        start_from: pretrained models to try: runs, folders or hub names.
+        texts: unlabelled text files for pretraining.
+        memory: memory limit of each training, such as ``"8GB"``.
+        folder: new folder for the candidates and the result; default: a temporary folder.
+        random_state: seed of the validation split and of trainings.
+        verbose: show decisions and progress on standard error.
 
     Attributes:
         classes_: labels, sorted.
@@ -104,7 +103,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         """Train on texts ``X`` and labels ``y``.
 
         Raises:
-            ValueError: texts and labels of different lengths, numbers that are no classes, one class.
+            ValueError: texts and labels have different lengths, labels are continuous numbers, or there is one class.
         """
         texts, labels = _texts(X), column_or_1d(y)
         _check_lengths(texts, labels)
@@ -127,7 +126,16 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
 
 
 class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
-    """Regressor of texts; parameters as in `homespun.sklearn._TextEstimator`.
+    """Text regressor that trains as `homespun fit` does.
+
+    Args:
+        time: time limit of the training in seconds, or a string such as ``"10m"``.
+        start_from: pretrained models to try: runs, folders or hub names.
+        texts: unlabelled text files for pretraining.
+        memory: memory limit of each training, such as ``"8GB"``.
+        folder: new folder for the candidates and the result; default: a temporary folder.
+        random_state: seed of the validation split and of trainings.
+        verbose: show decisions and progress on standard error.
 
     Attributes:
         model_: the selected model.

@@ -36,11 +36,11 @@ class Benchmark(TypedDict):
 
 
 def benchmark(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int = 1) -> Benchmark:
-    """Measure time and memory of inference on random tokens.
+    """Measure latency and memory of inference on random tokens.
 
-    The head of a fine-tuned model is included. Other models are measured without a head, because the cost of a head
-    over the vocabulary depends on the number of positions that need logits. The decoder of an encoder-decoder gets as
-    many tokens as the encoder.
+    Fine-tuned models are measured with their head. Other models are measured without a head, because the cost of
+    vocabulary logits depends on the number of positions. The decoder of an encoder-decoder reads as many tokens as the
+    encoder.
 
     Args:
         run: a run, a ``model/`` folder, or another source for `homespun.hf.open.open_model`.

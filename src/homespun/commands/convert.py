@@ -27,11 +27,11 @@ _TOLERANCE = 1e-5  # relative to the largest value: a tensor that is multiplied 
 
 
 def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head: str | None = STORED) -> dict[str, Any]:
-    """Write the model in ``source`` in another form, load the result, and compare both on a small batch.
+    """Write the model in ``source`` in another format, load the result, and compare both on a small batch.
 
     Args:
-        source: a model in any form, see `homespun.hf.open.open_any`.
-        out: a new or empty folder, or a folder of the same form, which is replaced.
+        source: a model in any format, see `homespun.hf.open.open_any`.
+        out: a new or empty folder, or a folder of the same format, which is replaced.
         to: ``homespun`` (``model/`` folder) or ``hf`` (folder for transformers).
         head: head to load, as in `open_any`.
 
@@ -41,8 +41,8 @@ def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head:
         ``new`` {tensor: reason}, ``notes``, and ``check``, see `compare`.
 
     Raises:
-        UserError: there is no such model, the model has no such form or weights that are not finite, or ``out`` holds
-            other files or cannot be written.
+        UserError: there is no such model, it cannot be written in the format, its weights are not finite, or ``out``
+            has other files or cannot be written.
     """
     out = Path(out)
     _check_arguments(out, Path(source), to)

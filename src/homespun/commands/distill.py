@@ -55,8 +55,8 @@ def distill(
 ) -> Tree:
     """Train a student with a teacher into the run directory ``out``.
 
-    A student built from its teacher is saved in ``OUT-student``, a converted teacher in ``OUT-teacher``; a resumed run
-    keeps them.
+    The initial student is saved in ``OUT-student`` if it is built from the teacher, and a converted teacher in
+    ``OUT-teacher``. A resumed run uses these folders.
 
     Args:
         recipe: recipe of masked language modelling or classification.
@@ -65,7 +65,7 @@ def distill(
         start_from: an existing student.
         layers: layers of the teacher to initialise the student with; every second by default.
         changes: changes to the student, of `homespun.models.weight_transfer.CHANGEABLE`.
-        from_scratch: initialise the recipe's model at random instead of from layers of the teacher; pretraining only.
+        from_scratch: initialise the model of the recipe randomly, not with layers of the teacher; pretraining only.
         resume: continue the run in ``out``.
         display: where progress is shown; nowhere by default.
 
@@ -74,8 +74,8 @@ def distill(
         quality of both models, or the reason for missing quality (``quality_why``).
 
     Raises:
-        UserError: the objective takes no teacher, the teacher or the layers do not fit, a resumed run has another
-            student, or a folder holds other files; see also `homespun.commands.pretrain.pretrain` and
+        UserError: the objective does not support a teacher, the teacher or the layers do not fit, a resumed run has
+            another student, or a folder has other files; see also `homespun.commands.pretrain.pretrain` and
             `homespun.commands.finetune.finetune`.
     """
     _check(recipe, start_from, layers, changes, from_scratch=from_scratch)

@@ -54,7 +54,7 @@ def _judge(name: str, good: bool, detail: str, advice: str, otherwise: Literal["
 
 
 def examine() -> list[Check]:
-    """Run all checks, most important first; takes about five seconds after the import of torch."""
+    """Check the machine and the installation, the most important checks first, in about five seconds."""
     checks: list[Check] = []
     for name, check in _CHECKS.items():
         try:

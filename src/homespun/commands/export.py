@@ -60,29 +60,29 @@ def export(
     quantize: Quantization | None = None,
     push: str | None = None,
 ) -> Tree:
-    """Write the model in ``source`` for other programs, and compare their outputs with its own.
+    """Export the model in ``source`` to ONNX, sentence-transformers or GGUF, and compare the outputs.
 
     Args:
-        source: what `homespun.hf.open.open_any` opens; for a folder also a linear model, or its average with a network.
-        out: a file that ends in ``.onnx``, for the outputs of the model; or a folder, for a classifier of texts with
-            its tokenizer, labels and decision rule: see `write_network` and `write_runner`. An older one is replaced.
+        source: a model for `homespun.hf.open.open_any`; for a folder also a linear model or an average with a network.
+        out: an ``.onnx`` file for the graph of any model; or a folder for a text classifier with tokenizer, labels and
+            decision rule, see `write_network` and `write_runner`. An existing export is replaced.
         to: ``onnx``; ``sentence-transformers``, the folder of an encoder: see `export_sentence_transformers`; ``gguf``,
             the file of a decoder: see `export_gguf`.
         head: as in `open_any`.
         quantize: quantize the weights of a classifier. The result then has ``quantization``: ``type``, and ``bytes``
-            and ``accuracy`` before and after, on so many ``examples``, those of the validation of the run in
-            ``source``. Without them the accuracy is None, and a note says why.
-        push: repository of the Hugging Face hub, OWNER/NAME, to upload to; the result then has ``pushed``, the
-            address of the commit.
+            and ``accuracy`` before and after, on the validation examples of the run in ``source``, whose number is
+            ``examples``. Without them the accuracy is None, and a note gives the reason.
+        push: repository OWNER/NAME of the Hugging Face hub to upload to; the result then has ``pushed``, the URL of
+            the commit.
 
     Returns:
-        What `OnnxReport`, `ExportReport` or `GgufReport` says, as plain values; of an encoder also ``max_length``,
-        ``pooling`` and ``check``: see `homespun.commands.convert.compare`.
+        The fields of `OnnxReport`, `ExportReport` or `GgufReport`; for an encoder also ``max_length``, ``pooling`` and
+        ``check``, see `homespun.commands.convert.compare`.
 
     Raises:
         UserError: there is no such model, or it cannot be written or uploaded; see `export_onnx`. For a folder, the
-            model does not classify single texts, or reads more of a text than its first tokens, or loses more than 1 %
-            of accuracy.
+            model does not classify single texts, does not truncate long texts, or loses more than 0.01 of its accuracy
+            by quantization.
     """
     out = Path(out)
     if quantize and (to != "onnx" or out.suffix == ".onnx"):

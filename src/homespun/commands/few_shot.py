@@ -38,7 +38,7 @@ _CONTENT_FREE = ("N/A", "[MASK]", "")  # Zhao et al. 2021, section 5
 
 
 class Prompting(Config):
-    """Settings of the prompts and of the number of draws."""
+    """Settings of few-shot prompting: template, answers, numbers of examples, scores."""
 
     template: PromptTemplate = PromptTemplate()
     answers: dict[str, str] = Field(default={}, description="answer word by label; default: the label")
@@ -95,16 +95,16 @@ def few_shot(
 ) -> dict[str, Any]:
     """Evaluate few-shot prompting of a generative model, and write ``in_context.json`` and ``index.html`` into ``out``.
 
-    The examples of one draw are nested: smaller numbers of shots use a subset of the examples of larger ones.
+    Within a draw, the examples of a smaller number of shots are a subset of those of a larger number.
 
     Args:
         run: a generative model, see `homespun.hf.open.open_for_inference`.
         data: labelled files with the examples of the prompts.
         out: output folder.
-        text: text column, or several, which are joined.
+        text: text column, or several columns, which are joined.
         label: label column.
-        test: labelled files with the test examples; without them, at most half of ``data`` is drawn for the test, and
-            the rest for the prompts.
+        test: labelled files with the test examples; default: at most half of the examples of ``data``, which the
+            prompts then do not use.
         encoding: character encoding of the files; detected by default.
         columns: column names of a csv without a header.
         prompting: settings of the prompts.

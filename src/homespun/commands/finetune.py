@@ -61,7 +61,7 @@ def finetune(
 
     With several seeds, folds or numbers of examples each trial is a run in ``out/trials``, and ``out/model`` is the
     model with the best validation metric among the trials with the most examples. Without test examples the metrics are
-    those of the validation examples, which also chose the checkpoint: ``measured_on`` is then ``validation``.
+    those of the validation examples, which also selected the checkpoint; ``measured_on`` is then ``validation``.
 
     Args:
         recipe: fine-tuning recipe, see `homespun.commands.recipe.finetune_recipe`.

@@ -140,7 +140,7 @@ def summarize(
     read_progress: ReadProgress | None = None,
     **options: Unpack[ReadOptions],
 ) -> dict[str, object]:
-    """Predict the target texts of a model that was fine-tuned on text to text, see `homespun.commands.predict.predict`.
+    """Write the target texts that a text-to-text model predicts, see `homespun.commands.predict.predict`.
 
     Raises:
         UserError: the model has another task; see also `homespun.commands.predict.predict`.

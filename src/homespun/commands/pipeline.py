@@ -1,4 +1,4 @@
-"""A model opened for use on raw texts: labels, numbers, tags, vectors, generated text."""
+"""Prediction, embedding and generation from raw texts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ Text = str | Sequence[str]
 
 
 class Pipeline:
-    """A model with its tokenizer, labels, decision rule and treatment of long texts.
+    """Model with tokenizer, labels and decision rule, for use on raw texts.
+
+    Long texts are read as in training.
 
     Args:
-        source: a fit, a run, a ``model/`` folder, a Hugging Face folder, or a name on the hub.
+        source: a fit, a run, a ``model/`` folder, a Hugging Face folder or a hub name.
         quantize: precision of linear layers, see `homespun.inference.quantization.quantize`; default: float32.
 
     Example:
@@ -96,10 +98,15 @@ class Pipeline:
     def predict(
         self, texts: Sequence[Text]
     ) -> list[str] | list[tuple[str, ...]] | NDArray[np.float64] | list[dict[str, object]]:
-        """Predict a label for each text, its labels where it may have several, or (texts,) numbers.
+        """Predict an output for each text.
 
-        A model of another task returns what `homespun.commands.predict.predict_texts` yields: a tagger ``words``,
-        ``tags``, ``offsets`` and ``entities`` of each text or list of words.
+        Args:
+            texts: texts; for other tasks than text classification pairs of texts, lists of words, questions with their
+                text, or lists of sentences.
+
+        Returns:
+            Labels; tuples of labels for a multi-label classifier; (texts,) numbers for a regression. Other tasks return
+            a dictionary for each text, such as ``words``, ``tags``, ``offsets`` and ``entities`` of a tagger.
 
         Raises:
             UserError: the model was not fine-tuned, or reads other inputs.
@@ -115,7 +122,7 @@ class Pipeline:
         """Compute (texts, classes) probabilities, in the order of `labels`.
 
         Raises:
-            UserError: the model is no classifier.
+            UserError: the model is not a classifier.
         """
         model = self.text_model
         if model.labels is None:
@@ -130,7 +137,7 @@ class Pipeline:
         Args:
             texts: the texts.
             pooling: ``mean`` of the tokens, ``first`` or ``last`` token.
-            max_length: tokens that are read of a text.
+            max_length: maximum tokens of a text; longer texts are truncated.
 
         Raises:
             UserError: the model has no network, or no such pooling.

@@ -53,7 +53,7 @@ def plan(
     display: Display | None = None,
     clock: Clock = "wall",
 ) -> Tree:
-    """Predict memory, time and trained tokens of a recipe, and choose micro-batches.
+    """Predict memory, time and number of tokens of a training, and choose micro-batches.
 
     ``time``, ``tokens`` and ``steps`` replace the budget of the recipe if one of them is given.
 
@@ -63,7 +63,7 @@ def plan(
         time: budget in seconds, or a string such as ``"10h"``.
         tokens: budget in tokens, or a string such as ``"10M"``.
         steps: budget in optimizer steps, or a string such as ``"250k"``.
-        probe: correct the prediction by a few real steps, measured in new processes.
+        probe: correct the prediction with a few real steps, measured in new processes.
         start_from: checkpoint to start from; required for fine-tuning.
         changes: changes to its backbone, as in `homespun.commands.pretrain.pretrain`.
         cluster: devices to plan for as well; ``memory`` is then the limit of each.

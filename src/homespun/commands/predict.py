@@ -49,7 +49,7 @@ def evaluate(
     data: Sequence[str],
     **options: Unpack[ReadOptions],
 ) -> Metrics:
-    """Evaluate a fine-tuned model on labelled examples; returns metrics and counts.
+    """Evaluate a fine-tuned model on labelled examples.
 
     Args:
         run: the model.
@@ -57,8 +57,11 @@ def evaluate(
         options: ``text``, ``label``, ``encoding``, ``columns``, ``data_set`` and ``generation``, such as
             ``{"num_beams": 4}``: see `homespun.tasks.stored_data.ReadOptions`.
 
+    Returns:
+        Metrics and counts.
+
     Raises:
-        UserError: a model that was not fine-tuned, no such column or data set, a label unseen in training.
+        UserError: the model was not fine-tuned, a column or data set is missing, or a label does not occur in training.
     """
     if (folder := find_tagger(run)) is not None:
         tagger = open_tagger(folder, **options)
@@ -101,25 +104,24 @@ def predict(
     Args:
         run: the model.
         inputs: files, globs or folders.
-        out: see `homespun.commands.prediction_files.write_lines`. Not written before all records are predicted.
-        stored: model of ``run``, if it is open already; of use in this process only.
+        out: output file, written when all records are predicted.
+        stored: model of ``run`` if it is open already; used only for prediction in this process.
         quantize: precision of linear layers, see `homespun.inference.quantization.quantize`; default: float32.
-        raw: write cells of a csv that a spreadsheet reads as formulas unchanged.
-        processes: predict in so many processes of one thread each, ``"auto"``: as cores and memory allow. Finished
-            parts are kept in ``OUT.parts`` until the end, and the same call after a kill continues after them. None:
-            predict in this process with its threads, and do not continue. The number of processes does not change the
-            file.
+        raw: do not quote cells of a csv that a spreadsheet reads as formulas.
+        processes: number of processes of one thread each; ``"auto"``: as many as cores and memory allow. Finished parts
+            are kept in ``OUT.parts`` until the end, and the same call continues from them after an interruption. None:
+            predict in this process with its threads, without parts. The output does not depend on the number.
         progress: called with 0 and the number of rows.
-        read_progress: of the inputs.
+        read_progress: updated with the bytes that are read.
         options: columns, encoding, data set and generation settings, see `homespun.tasks.stored_data.ReadOptions`.
 
     Returns:
-        ``out``, ``rows``, ``truncated``, ``resumed_rows`` (predicted before a kill), ``length``, `Task.result_fields`,
-        and ``labels`` {name: how often} of a classifier.
+        ``out``, ``rows``, ``truncated``, ``resumed_rows`` (rows predicted before an interruption), ``length``,
+        `Task.result_fields`, and for a classifier ``labels``, the number of predictions of each label.
 
     Raises:
-        UserError: a model that was not fine-tuned or cannot be quantized, no such column, another suffix than .jsonl
-            or .csv.
+        UserError: the model was not fine-tuned or cannot be quantized, a column is missing, or ``out`` is no .jsonl or
+            .csv file.
     """
     path = Path(out)
     if path.suffix not in (".jsonl", ".csv"):

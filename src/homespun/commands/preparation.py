@@ -147,8 +147,8 @@ def train_tokenizer(
         out: a new or empty folder, or a tokenizer, which is replaced.
         kind: kind of the tokenizer.
         vocab_size: number of tokens, special tokens and sentinels included.
-        lowercase: lower-case all text.
-        sentinels: number of sentinel tokens of T5 (`homespun.text.vocabulary_extension`).
+        lowercase: convert all text to lower case.
+        sentinels: number of sentinel tokens for span corruption (T5, `homespun.text.vocabulary_extension`).
         progress: called with numbers of characters and documents.
         read_progress: updated with the bytes that are read.
 
@@ -178,10 +178,11 @@ def extend_tokenizer(
 
     Args:
         source: a tokenizer folder, or a checkpoint with a tokenizer.
-        reading: text to take words from; None: add no words.
+        reading: text from which words are added; None: add no words.
         out: a new or empty folder, or a tokenizer, which is replaced.
         add: number of words to add.
-        sentinels: number of sentinel tokens of T5 to add after the words (`homespun.text.vocabulary_extension`).
+        sentinels: number of sentinel tokens for span corruption (T5) to add after the words, see
+            `homespun.text.vocabulary_extension`.
         progress: called with numbers of characters and documents.
         read_progress: updated with the bytes that are read.
 
@@ -224,14 +225,14 @@ def make_corpus(
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
 ) -> Corpus:
-    """Encode documents into the corpus folder ``out``, or resume a build that was killed.
+    """Encode documents into the corpus folder ``out``, or continue an interrupted build.
 
     Args:
         reading: documents.
         tokenizer: tokenizer, or its folder.
         out: corpus folder.
         workers: number of threads; default: one per core.
-        sentences: store sentence ends, for next sentence prediction.
+        sentences: store sentence ends, for next sentence prediction and encoder-decoders.
         ray: build on a Ray cluster, see `homespun.commands.cluster_corpus.build_on_cluster`.
         progress: called with numbers of bytes and documents, see `homespun.data.corpus.Progress`.
         read_progress: updated with the bytes that are read.
@@ -282,7 +283,17 @@ def reading(
     duplicates: Duplicates = "exact",
     max_characters: int = MAX_CHARACTERS,
 ) -> Reading:
-    """Make a `Reading` of lists.
+    """Describe the text files that `train_tokenizer`, `extend_tokenizer` and `make_corpus` read.
+
+    Args:
+        inputs: files, globs, folders, archives, URLs or hub names.
+        text_fields: text columns, which are joined with a space.
+        label_field: label column to keep.
+        encoding: character encoding; detected by default.
+        columns: column names of a csv without a header.
+        normalise: apply Unicode NFC, and remove control characters and repeated spaces.
+        duplicates: ``exact`` removes repeated texts, ``near`` also near-duplicates, ``keep`` none.
+        max_characters: maximum length of a document; longer ones are skipped and counted.
 
     Raises:
         UserError: ``inputs`` is empty.

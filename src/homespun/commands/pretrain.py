@@ -71,17 +71,17 @@ def pretrain(
     Args:
         recipe: pretraining recipe, see `homespun.commands.recipe.pretrain_recipe`.
         out: a new folder; with ``resume`` a stopped run, or a finished run to extend with a larger budget.
-        start_from: checkpoint to continue from, in place of the recipe's model: a run, a ``model/`` folder, or a
-            Hugging Face folder or name. Its backbone is used, and its head if it is the objective's. Its tokenizer must
-            be the corpus's, or the corpus's an extension of it (`homespun.commands.preparation.extend_tokenizer`).
-        changes: changes to that backbone, of `homespun.models.weight_transfer.CHANGEABLE`, such as
+        start_from: checkpoint to continue from instead of the model of the recipe: a run, a ``model/`` folder, a
+            Hugging Face folder or a hub name. Its head is kept if it fits the objective. The corpus must have its
+            tokenizer or an extension of it (`homespun.commands.preparation.extend_tokenizer`).
+        changes: changes to the backbone of the checkpoint, of `homespun.models.weight_transfer.CHANGEABLE`, such as
             ``{"max_position_embeddings": 4096}``. ``adaptation`` of the result compares the outputs before and after.
-        generator: checkpoint of the generator, for objective electra; by default the generator is initialised.
+        generator: checkpoint of the generator, for objective electra; by default it is newly initialised.
         vectors: word vectors to initialise the embeddings with, see
             `homespun.vectors.embedding_init.init_embeddings`; ``vectors`` of the result counts the covered tokens.
         resume: continue the run in ``out``.
         preflight: check budget, model size, optimizer and export before the first step, and log warnings
-            (`homespun.commands.preflight`). If time is the only limit and longer than a minute, a step is timed for it.
+            (`homespun.commands.preflight`). If the only limit is a time above one minute, a step is timed.
         display: where progress is shown; nowhere by default.
 
     Returns:

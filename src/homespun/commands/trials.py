@@ -188,7 +188,7 @@ _TRUTH_FIELDS = {"kind", "range", "out_of_range", "levels"}  # settings of an ob
 
 
 def measure_baselines(recipe: FinetuneRecipe, out: str | Path, *, start_from: str, resume: bool = False) -> Tree:
-    """Measure the baselines of a recipe on the test examples of `finetune`.
+    """Train the baselines of a fine-tuning recipe, and evaluate them on the test examples.
 
     Args:
         recipe: fine-tuning recipe.

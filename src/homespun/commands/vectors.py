@@ -48,7 +48,7 @@ def train_vectors(
 ) -> dict[str, object]:
     """Train word vectors on a corpus and write them to ``out``.
 
-    The folder of ``out`` also needs space for temporary files: word numbers of the text, and pair counts of GloVe.
+    Temporary files (word ids, and co-occurrence counts of GloVe) are written next to ``out``.
 
     Args:
         corpus: corpus of `homespun corpus build`, with any tokenizer.

@@ -43,15 +43,15 @@ def run_comparison(
 ) -> dict[str, Any]:
     """Run the trials of ``recipe`` in the folder ``out``, and write the report.
 
-    First every trial is built without its weights and the data of its tasks is read. Then each stage runs in its own
-    process, which ends with this one. A failed trial is reported with its reason, and the others continue. The same
-    call resumes a stopped comparison: finished stages stay, others resume from their checkpoints. Trials whose
-    pretraining has equal settings and seed share one run.
+    Before the first trial, all trials are built without weights and the data of the tasks is read. Each stage of a
+    trial runs in a separate process. If a trial fails, the report gives the reason and the others continue. The same
+    call resumes a stopped comparison: finished stages are kept, others resume from their checkpoints. Trials with the
+    same pretraining settings and seed share one pretraining run.
 
     Args:
         recipe: from `homespun.compare.recipe.compare_recipe`.
-        out: a new folder, or that of the same comparison.
-        max_parallel: trials at a time, which share the threads; overrides the recipe.
+        out: a new folder, or the folder of the same comparison.
+        max_parallel: number of parallel trials, which share the threads; default: that of the recipe.
         retry_failed: run failed trials again, from their checkpoints.
         on_ray: run the stages as tasks of Ray, on the cluster of ``RAY_ADDRESS`` or a local one.
         display: shows progress.

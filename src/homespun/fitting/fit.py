@@ -41,28 +41,29 @@ def fit(
     resume: bool = False,
     display: Display | None = None,
 ) -> Tree:
-    """Train the best model of a user's files that a time allows.
+    """Train several models on labelled files or texts within a time limit, and select the best.
 
-    For classes and numbers: a linear model, then networks as far as the time goes, then the average of both. For tags,
-    for pairs of source and target, and for texts without labels: networks. The validation examples select the model;
-    the test examples are used once, for the result.
+    The candidates for classification and regression are a linear model, networks if the time allows, and the average
+    of both. For tags they are a linear tagger and networks, for pairs of source and target and for unlabelled texts
+    networks. Validation examples select the model; test examples are used once, for the result.
 
     Args:
         train: labelled files, globs or folders.
-        out: a new folder; with ``resume`` that of a stopped fit.
-        test: labelled files for the result; without them a fifth of ``train`` is held out.
-        texts: files without labels, to pretrain on.
-        start_from: pretrained models: runs, folders, or names on the hub.
-        seconds: for all of it.
-        memory: limit of a training, in bytes.
-        task: see `homespun.fitting.inspection.inspect`, as for the next four.
-        text: columns of the text.
-        label: column of the label.
-        columns: names of the columns of a csv without a header.
-        encoding: of text files.
-        seed: of splits and trainings.
-        latency: milliseconds that the prediction of one text may take here; a network that takes longer is distilled
-            into a smaller one.
+        out: a new folder; with ``resume`` the folder of a stopped fit.
+        test: labelled test files; default: a fifth of ``train`` is held out.
+        texts: unlabelled text files for pretraining.
+        start_from: pretrained models: runs, folders or hub names.
+        seconds: time limit of the fit.
+        memory: memory limit of each training, in bytes.
+        task: ``auto``, ``classification``, ``multi-label``, ``regression``, ``token-classification``, ``text-to-text``
+            or ``language-model``.
+        text: columns of the text; detected by default.
+        label: column of the label; detected by default.
+        columns: column names of a csv without a header.
+        encoding: character encoding of the files; detected by default.
+        seed: seed of splits and trainings.
+        latency: maximum milliseconds to predict one text on this machine; slower networks are distilled into a smaller
+            one.
         resume: continue the fit in ``out``; finished candidates are kept.
         display: shows decisions and progress.
 
@@ -70,8 +71,7 @@ def fit(
         The content of ``result.json``.
 
     Raises:
-        UserError: files or columns that cannot be used, a folder with other content, a checkpoint that cannot be
-            opened.
+        UserError: a file or column cannot be used, ``out`` has other content, or a checkpoint cannot be opened.
     """
     folder = Path(out)
     settings = FitSettings(

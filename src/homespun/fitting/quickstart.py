@@ -43,7 +43,7 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
 
     Args:
         out: a new folder; the files are in ``data``, the fit is in ``fit``.
-        seconds: for all of it.
+        seconds: time limit.
         display: where progress is shown.
 
     Returns:

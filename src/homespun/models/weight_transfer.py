@@ -80,7 +80,7 @@ def extend_context(
     """Extend a model to longer texts, as in Longformer and LED: repeat learned positions and keep the projections of
     another attention (Beltagy et al. 2020, section 5).
 
-    Train the result. A smaller length truncates the positions.
+    The result needs further training. A smaller length truncates the positions.
 
     Args:
         stored: from `homespun.hf.open.open_model`.
@@ -330,7 +330,7 @@ def build_student(
 ) -> tuple[ModelBundle, TransferReport]:
     """Build a student from layers of a teacher, without segments and pooler (DistilBERT, Sanh et al. 2019, section 2).
 
-    It keeps the head of a masked language model only. The first segment is added to learned positions.
+    The student keeps only a masked LM head. The embedding of the first segment is added to learned positions.
 
     Args:
         teacher: model of one stack.

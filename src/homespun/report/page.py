@@ -31,7 +31,7 @@ from homespun.results import ConfusionMatrix
 def write_report(runs: Sequence[Path], out: Path, *, title: str) -> Path:
     """Write the report of ``runs`` into the folder ``out`` and return its page, ``out/index.html``.
 
-    Several runs are drawn on shared axes, in the order given. The folder also gets ``report.md``, ``tables/*.csv``
+    Several runs share the axes of the plots. The folder also gets ``report.md``, ``tables/*.csv``
     (raw values), ``plots/*.svg`` and ``*.png``. Files are written atomically, the page last; other files stay.
 
     Args:

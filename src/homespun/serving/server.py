@@ -27,7 +27,13 @@ DRAIN_SECONDS = 8.0
 
 
 def serve(sources: Mapping[str, str | Path], settings: ServingSettings, *, host: str, port: int) -> None:
-    """Serve models until a signal; accepted requests are answered before the end.
+    """Serve models over HTTP until SIGTERM or Ctrl-C; accepted requests are answered before the end.
+
+    Args:
+        sources: fits, runs, ``model/`` folders, Hugging Face folders or hub names, by the names of the models.
+        settings: limits and batching.
+        host: address to listen on.
+        port: port to listen on; 0: any free port.
 
     Raises:
         UserError: the port is in use, or a model cannot be opened.

@@ -19,7 +19,7 @@ def available_cores() -> int:
 
 
 class ServingSettings(Config):
-    """Limits of a request, and how requests are batched."""
+    """Limits of requests, batching and quantization of the server."""
 
     max_body_bytes: int = Field(default=4 * 2**20, gt=0, description="bytes of a request")
     max_texts: int = Field(default=256, gt=0, description="texts of a request")

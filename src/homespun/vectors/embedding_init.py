@@ -72,8 +72,8 @@ def word_tables(model: nn.Module) -> list[nn.Embedding]:
 def init_embeddings(model: nn.Module, tokenizer: Tokenizer, vectors: WordVectors, *, source: str) -> EmbeddingCoverage:
     """Copy word vectors to the word embeddings of all stacks of ``model``.
 
-    A token is looked up by its name in the vocabulary (vectors of ``words.unit=tokens``), and, if it begins a word, by
-    its text and by its text in lower case.
+    A token gets the vector of its name in the vocabulary (vectors of ``words.unit=tokens``) or, at the start of a word,
+    of its text or of its text in lower case. Other tokens keep their embeddings.
 
     Args:
         model: a module with `homespun.models.embeddings.Embeddings`; tied weights change too.

@@ -31,7 +31,7 @@ _MAX_LENGTH = 10_000  # bytes of a word
 
 
 def save_vectors(vectors: WordVectors, path: str | Path) -> None:
-    """Write vectors atomically: in word2vec's text format (.txt, .vec), its binary format (.bin), or as a folder.
+    """Write vectors in the text format of word2vec (.txt, .vec), in its binary format (.bin), or as a folder.
 
     Raises:
         UserError: ``path`` has other content, or the format of word2vec cannot store a word.
@@ -60,7 +60,7 @@ def check_output_path(path: str | Path) -> None:
 
 
 def open_vectors(path: str | Path) -> WordVectors:
-    """Read vectors of `save_vectors`, of gensim's ``save_word2vec_format``, or of GloVe's text format.
+    """Read word vectors of `save_vectors`, in the text or binary format of word2vec, or in the text format of GloVe.
 
     Raises:
         UserError: a file is missing, truncated, altered or of another format, or has a duplicate word or a value that
