@@ -188,7 +188,7 @@ def test_validation_scores_are_labelled(tmp_path: Path) -> None:
     )
     text = summary_text(kept)
     assert "Score: accuracy 100.0 ± 0.0 % (2 trainings, 700 validation examples)." in text
-    limitation = "on an independent test set: its scores are on the validation set, which also chose the checkpoints"
+    limitation = "on an independent test set: its scores are on the validation set, which also selected the checkpoints"
     assert f"one {limitation} and, in the search, the settings;" in text
     assert f"two {limitation};" in text
     assert "700 test examples" not in text

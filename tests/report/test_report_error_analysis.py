@@ -21,10 +21,10 @@ def notice(path: Path, finetuning: Make, **figures: float) -> str:
 def test_near_duplicate_notice_matches_the_numbers(tmp_path: Path, finetuning: Make) -> None:
     better = notice(tmp_path / "a", finetuning, all=0.95, unseen=0.93)
     assert better.startswith("10 of 50 evaluated examples of a (20.0 %)")
-    assert "with them 0.950, without them 0.930." in better
+    assert "all examples 0.950, without these 0.930." in better
     for unseen in (0.93, 0.90):
         no_better = notice(tmp_path / f"b{unseen}", finetuning, all=0.90, unseen=unseen)
-        assert f"with them 0.900, without them {unseen:.3f}." in no_better
+        assert f"all examples 0.900, without these {unseen:.3f}." in no_better
     assert notice(tmp_path / "c", finetuning).endswith("the scores may be too high.")
 
 

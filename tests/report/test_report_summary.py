@@ -161,7 +161,7 @@ def test_constant_output_is_reported(
     test = {"rouge1": 0.5, "rows": 300, "commonest": written, "commonest_target": targets}
     path = finetuning(tmp_path / "a", seeds=1, measures=["rouge1"], test=test, baselines={})
     (words,) = summary([read_run(path)])
-    assert ("a writes one and the same text of 75.0\u00a0% of the sources" in words) == is_reported
+    assert ("a generates the same text for 75.0\u00a0% of the sources" in words) == is_reported
 
 
 def test_folds_count_every_text_once(tmp_path: Path, finetuning: Make, metrics: Make) -> None:

@@ -77,10 +77,10 @@ def _results(records: Sequence[RunRecord]) -> Table:
         Column("95 % interval", formats.interval, parts=("low", "high")),
         *spreads(formats.share_spread, *map(metric_title, others)),
         *(Column(metric_title(metric), write) for metric, write in further.items()),
-        *numbers(formats.integer, "trainings", "test examples"),
+        *numbers(formats.integer, "trainings", "examples"),
     )
     note = "±: standard deviation over trainings (seeds, folds)."
-    note = f"95 % interval: Wilson, over test examples. {note}" if classes else note
+    note = f"95 % interval: Wilson, over examples. {note}" if classes else note
     title = "Validation set" if all(r.result.measured_on == "validation" for r in records) else "Test set"
     return Table("results", title, columns, tuple(rows), note).without_empty_columns()
 
@@ -176,7 +176,7 @@ def per_class(test: Metrics, name: str, baseline: Metrics | None = None) -> Tabl
         value("recall", lambda item: item[1].recall, formats.share),
         value("F1", lambda item: item[1].f1, formats.share),
         value("F1 of TF-IDF + linear", lambda item: tfidf[item[0]].f1 if item[0] in tfidf else None, formats.share),
-        value("test examples", lambda item: item[1].support, formats.integer),
+        value("examples", lambda item: item[1].support, formats.integer),
         sparse=True,
     )
 
