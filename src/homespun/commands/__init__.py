@@ -1,1 +1,1 @@
-"""One module a command. The command line and Python call the same functions."""
+"""Commands, one module each. The command line and Python call the same functions."""

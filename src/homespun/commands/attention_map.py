@@ -54,7 +54,7 @@ class AttentionMap:
 
 
 def build_attentions(config: EncoderConfig) -> list[MultiHead]:
-    """The attention of each layer of a model like this one."""
+    """Build the attention of each layer of a model with this config."""
     # what a token sees needs no vocabulary and no feed-forward
     small = {"vocab_size": config.pad_token_id + 1, "intermediate_size": 1}
     with torch.random.fork_rng(devices=()):
@@ -81,7 +81,7 @@ def compute_attention_map(attention: MultiHead, length: int, config: EncoderConf
 
 
 def receptive_field(unions: Sequence[np.ndarray], length: int) -> tuple[list[float], np.ndarray]:
-    """Receptive field after each layer; the residual keeps each token's own position.
+    """Compute the receptive field after each layer; the residual connection includes the token itself.
 
     Args:
         unions: for each layer (length, length / 8) uint8, packed bits: which keys each query sees.
@@ -109,7 +109,7 @@ def needs_probe(attention: MultiHead) -> bool:
 
 
 def shows_structure(attention: MultiHead, length: int, config: EncoderConfig) -> bool:
-    """True if a token attends to at most a third of a text of this length, or to all of it by design."""
+    """True if a token attends to at most a third of a text of this length, or if the attention is full by design."""
     kernel, sparse = _kernel(attention), _sparse(attention)
     if hasattr(kernel, "hash_order"):  # its chunks are its structure
         return bool(length >= 8 * kernel.chunks.length)
@@ -127,12 +127,12 @@ def shows_structure(attention: MultiHead, length: int, config: EncoderConfig) ->
 
 
 def cell_size(length: int) -> int:
-    """Tokens, each way, of what is drawn as one cell."""
+    """Width and height of a plotted cell in tokens."""
     return -(-length // _CELLS)
 
 
 def pool_depth(depth: np.ndarray) -> np.ndarray:
-    """(length, length) uint8 -> (cells, cells): the least depth at which anything in a cell is reached; 0: never."""
+    """(length, length) uint8 -> (cells, cells): smallest depth in each cell; 0: never reached."""
     starts = np.arange(0, len(depth), cell_size(len(depth)))
     never = np.where(depth == 0, 255, depth)
     least = np.minimum.reduceat(np.minimum.reduceat(never, starts, axis=0), starts, axis=1)
@@ -140,12 +140,12 @@ def pool_depth(depth: np.ndarray) -> np.ndarray:
 
 
 def _kernel(attention: MultiHead) -> Any:
-    """Module that mixes tokens; n-gram attention is its own."""
+    """Module that mixes tokens; n-gram attention has no separate kernel."""
     return getattr(attention, "kernel", attention)
 
 
 def _sparse(attention: MultiHead) -> Sparse | None:
-    """The patterns of exact attention; None of any other."""
+    """Patterns of exact attention; None for other attentions."""
     sparse: Sparse | None = getattr(_kernel(attention), "sparse", None)
     return sparse
 
@@ -208,9 +208,9 @@ def _exact(sparse: Sparse, length: int, *, causal: bool, full: str) -> Iterator[
 
 
 def probe_attention(attention: MultiHead, length: int, config: EncoderConfig) -> Tensor:
-    """(heads, length, length) bool: which keys have a part in the output of each query, for one random text.
+    """(heads, length, length) bool: the keys that influence the output of each query, for one random text.
 
-    The unit vectors do not all fit into a head: it is called with as many as do, several times.
+    A head has fewer dimensions than unit vectors, so it is called several times.
     """
     width = attention.output.in_features // config.num_attention_heads
     pieces: list[Tensor] = []
@@ -281,7 +281,7 @@ def attention_weights(model: Model, layer: int, input_ids: Tensor, context: Mapp
 
 
 def _order_by_bucket(attention: MultiHead, length: int, config: EncoderConfig) -> Tensor:
-    """(heads, length) int64: the tokens in the order in which the first round of hashing cuts them into chunks."""
+    """(heads, length) int64: tokens in the order of the buckets of the first hashing round."""
     found: list[Tensor] = []
     kernel = _kernel(attention)
 

@@ -236,7 +236,7 @@ def _accuracy(folder: Path, examples: Sequence[LabelledText]) -> float | None:
 
 
 def _runner(folder: Path, *, network_alone: bool = False) -> Callable[[Sequence[str]], Iterator[dict[str, object]]]:
-    """The function ``predict`` of the script in ``folder``."""
+    """Function ``predict`` of the script in ``folder``."""
     script = runpy.run_path(str(folder / RUNNER))
     if network_alone and "weights" in script["config"]:
         script["config"]["weights"] = {"network": 1.0, "linear": 0.0}

@@ -254,7 +254,7 @@ def _predict(
     tokenizer: Tokenizer,
     settings: Prompting,
 ) -> NDArray[np.int64]:
-    """Class numbers, (texts,); -1 if the generated text is no answer."""
+    """Class numbers, (texts,); -1 if the generated text starts with no answer."""
     if settings.score == "generated":
         return match_answers(generate_answers(model, prompts, tokenizer, batch_size=settings.batch_size), words)
 

@@ -121,7 +121,7 @@ def plan_parallel(work: Work, cluster: Cluster, rates: Rates, here: torch.device
 
 
 def choose_parallel(config: TrainConfig, work: Callable[[], Work]) -> Literal["ddp", "fsdp"]:
-    """Return ``ddp`` if that fits into the memory of the devices or the settings cannot be sharded, else ``fsdp``.
+    """Return ``ddp`` if it fits into the memory of the devices or the settings cannot be sharded, otherwise ``fsdp``.
 
     The first process chooses for all, because machines may differ.
     """

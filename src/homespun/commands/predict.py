@@ -267,7 +267,7 @@ def predict_texts(
 
 @dataclass(frozen=True)
 class RecordPredictor:
-    """Any fine-tuned model of records: its data and classes, its function, and fields of the result."""
+    """Fine-tuned model of records: data, classes, prediction function, and fields of the result."""
 
     data: TaskData
     labels: Labels | None
@@ -311,7 +311,7 @@ def _open_predictor(
 
 
 def prepare_networks(networks: Sequence[ModelBundle], precision: Precision | None, source: str) -> None:
-    """Quantize open networks, or pack their weights in float32; imports torch only if there is one to do."""
+    """Quantize open networks, or pack their weights in float32; imports torch only if there is a network."""
     if precision is not None:
         from homespun.inference.quantization import quantize
 

@@ -1,4 +1,4 @@
-"""Prediction of many records in parts, by several processes. A killed prediction continues after its finished parts.
+"""Prediction of many records in parts, by several processes. A killed prediction continues from its finished parts.
 
 A part is a file with the predictions of consecutive records. Its first line has a digest of the records, the model and
 the options, so that parts of other ones are predicted again. Parts depend on the inputs alone, not on the number of
@@ -120,7 +120,7 @@ Submit = Callable[[Part], Callable[[], bytes]]
 
 
 def in_this_process(render: PartRenderer) -> Submit:
-    """Predict each part when its content is asked for."""
+    """Predict each part when its content is requested."""
     return lambda part: lambda: render(part)
 
 
@@ -316,7 +316,7 @@ def identify(model: Path, options: Mapping[str, object]) -> str:
 
 
 def choose_processes(model: Path) -> int:
-    """Number of processes that the cores and the free memory of this machine can do with."""
+    """Number of processes that the cores and the free memory of this machine allow."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = 2 * sum(file.stat().st_size for file in _model_files(model))
     return max(1, min(cores, psutil.virtual_memory().available // (size + _WORKER_BYTES)))

@@ -144,7 +144,7 @@ def preflight_pretraining(
 
 
 def _without_time_limit(recipe: PretrainRecipe) -> PretrainRecipe:
-    """Remove the time limit if there is another limit: to find the smaller one would take seconds of planning."""
+    """Remove the time limit if there is another limit, because planning the time takes seconds."""
     budget = recipe.train.budget
     if all(limit is None for limit in (budget.tokens, budget.steps, budget.epochs)):
         return recipe
@@ -184,7 +184,7 @@ def _size_warning(
         suits = f"model.size=auto would choose {chosen.name}, {chosen.shape}"
     return (
         f"a model of {in_millions(parameters)} parameters sees {in_millions(reach.tokens)} tokens in this budget, "
-        f"{ratio:.1g} a parameter: {suits}; take a smaller model or give more"
+        f"{ratio:.1g} per parameter: {suits}; use a smaller model or a larger budget"
     )
 
 

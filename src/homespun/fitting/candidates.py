@@ -99,7 +99,7 @@ def measure_latency(model: TextModel, examples: Sequence[LabelledText]) -> float
 
 
 def candidate(name: str, title: str, model: TextModel, inspection: Inspection, seconds: Clock) -> Candidate:
-    """Return a candidate of a model, measured on the validation examples."""
+    """Return a candidate with a model, evaluated on the validation examples."""
     outputs = model.outputs(inspection.validation).values
     measured = measure_outputs(outputs, inspection.validation, inspection.labels, model.decision)
     latency = measure_latency(model, inspection.validation)
@@ -137,7 +137,7 @@ class LinearPlan:
 
 
 def plan_linear(inspection: Inspection, seconds: float) -> LinearPlan:
-    """Choose features and size of the cross-validation for a time."""
+    """Choose features and size of the cross-validation for a time limit."""
     lengths = [len(example.text) + len(example.second or "") for example in inspection.train]
     characters, mean = sum(lengths), sum(lengths) / len(lengths)
     rows = max(500, min(len(lengths), 8_000, int(_SEARCH_CHARACTERS / mean)))
@@ -156,7 +156,7 @@ def fit_linear_model(
     decision: DecisionRule | None = None,
     seed: int = 0,
 ) -> tuple[LinearTextModel, LinearFit]:
-    """Fit a linear model; with ``settings`` without a search."""
+    """Fit a linear model by a search, or with the given ``settings``."""
     labels, plan = inspection.labels, plan or LinearPlan((WORDS,), 8_000, 0.0)
     found = fit_linear(
         texts_of(examples),
@@ -177,7 +177,7 @@ def fit_linear_model(
 
 
 def average_candidate(network: Candidate, linear: Candidate, inspection: Inspection) -> Candidate:
-    """Return the average of a network and a linear model, with the weight of the least validation loss.
+    """Return the average of a network and a linear model, with the weight that minimises the validation loss.
 
     The temperature of a network is chosen first, as its probabilities are not calibrated by its training.
     """
@@ -209,13 +209,13 @@ def _loss(values: Floats, examples: Sequence[LabelledText], labels: Labels | Non
 
 
 def score(metrics: Metrics, metric: str) -> float:
-    """Return a metric for comparison; what is not defined is the lowest."""
+    """Return a metric for comparison, in which an undefined metric is the lowest."""
     value = metrics.get(metric)
     return float("-inf") if value is None else float(value)
 
 
 def example_scores(measured: Measured, labels: Labels | None) -> Floats:
-    """Return (examples,) scores for paired tests: 1 for right predictions; of numbers minus the absolute error."""
+    """Return (examples,) scores for paired tests: 1 if correct; for numbers the negative absolute error."""
     if labels is None:
         return np.array([float(str(one["score"])) for one in measured.predictions])
     return np.array([float(one["truth"] == one["predicted"]) for one in measured.predictions])

@@ -24,7 +24,7 @@ _FOLDER = "path/to/this/folder"
 
 @dataclass(frozen=True)
 class _Task:
-    """Title of a card, task of the hub, and ends of the names of classes of transformers that hold all of the model."""
+    """Title of a card, task of the hub, and suffixes of transformers classes that represent the complete model."""
 
     title: str
     pipeline: str
@@ -78,7 +78,7 @@ tokenizer.decode(written[0], skip_special_tokens=True)
 
 
 def write_card(result: Tree, folder: Path, model: TextModel | None = None) -> Path:
-    """Write the card into ``hf/`` if this folder has all of the model, and next to ``model/`` if not.
+    """Write the card into ``hf/`` if this folder has the complete model, otherwise next to ``model/``.
 
     Args:
         result: the content of ``result.json``.
@@ -129,7 +129,7 @@ def _metadata(result: Tree, task: _Task, folder: Path, opens: bool) -> str:
 
 
 def _measured_on(result: Tree) -> tuple[str, str]:
-    """Name of the part that the model was measured on, and the same with its size."""
+    """Name of the split that the model was evaluated on, and the name with the number of examples."""
     if result["task"] == "language-model":
         return "validation", "held-out documents"
     part = "validation" if result["test_from"] == "none" else "test"
@@ -137,7 +137,7 @@ def _measured_on(result: Tree) -> tuple[str, str]:
 
 
 def _base_models(result: Tree) -> list[str]:
-    """Names on the hub of the checkpoints in the selected model; a local folder is no model for other readers."""
+    """Hub names of the checkpoints in the selected model; local folders are left out."""
     sources: list[str] = result["settings"]["start_from"]
     used = [one["name"].rpartition("-") for one in result["candidates"] if one["title"] in result["title"]]
     names = {sources[int(number) - 1] for kind, _, number in used if kind in ("frozen", "finetuned")}

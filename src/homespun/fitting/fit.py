@@ -1,4 +1,4 @@
-"""A fit: files in, the best model that a time allows out, with its results."""
+"""Fit: train and select a model on files within a time limit."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def fit_examples(
     display: Display | None = None,
     start: float | None = None,
 ) -> Tree:
-    """Train the best model of examples; see `fit`.
+    """Train and select a model on examples in memory; see `fit`.
 
     Args:
         inspection: the examples.

@@ -1,4 +1,4 @@
-"""Inspection of labelled files: columns, task, splits, and what is wrong with the data."""
+"""Inspection of labelled files: columns, task, splits, and defects of the data."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ _RARE = 20  # examples of a class, below which it is named
 
 @dataclass(frozen=True)
 class Inspection:
-    """Examples in three parts, how they were read, and what was found.
+    """Examples in three splits, with columns, task, decisions and warnings.
 
     Attributes:
         data: columns.
         labels: classes; ``None`` for numbers.
         train, validation, test: examples; no text is in two of them.
         test_from: ``files``; ``split``: held out of the training files; ``none``: there is no test.
-        decisions: what was chosen and why, a line each.
+        decisions: choices with their reasons, one line each.
         warnings: what may spoil the result, a line each.
     """
 
@@ -85,7 +85,7 @@ class Inspection:
 
     @property
     def measured(self) -> Sequence[LabelledText]:
-        """Test examples; the validation examples without a test."""
+        """Test examples, or validation examples if there is no test split."""
         return self.test or self.validation
 
     def data_for(self, length: int) -> TextsData:
@@ -147,7 +147,7 @@ def inspect(
 def split_examples(
     data: TextsData, examples: Sequence[LabelledText], labels: Labels | None, *, seed: int = 0
 ) -> Inspection:
-    """Divide examples that are in memory into training and validation; there is no test.
+    """Divide examples in memory into training and validation examples, without a test split.
 
     Raises:
         UserError: too few examples.

@@ -1,4 +1,4 @@
-"""The ladder of a fit: models from the cheapest to the dearest until the time is used."""
+"""Candidates of a fit, trained in order of cost within the time limit."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _PRETRAINING_SHARE = 0.55  # of the time of an own network; the rest is for its 
 
 @dataclass
 class Ladder:
-    """State of a fit: candidates so far and the time that is left."""
+    """State of a fit: trained candidates and remaining time."""
 
     inspection: Inspection
     folder: Path
@@ -83,7 +83,7 @@ class Ladder:
                 self.start -= float(read_object(path)["seconds"]["wall"])
 
     def left(self) -> float:
-        """Seconds that remain for training, without those that the result will take."""
+        """Seconds that remain for training, without the time to evaluate and write the result."""
         linear = sum(one.seconds.wall for one in self.candidates if one.name == "linear")
         return self.settings.seconds - (time.monotonic() - self.start) - _REST - _REFIT * linear
 
@@ -92,7 +92,7 @@ class Ladder:
         return 1.3 * (len(self.inspection.validation) + len(self.inspection.test)) / source.texts_per_second
 
     def best(self) -> Candidate:
-        """Best candidate on the validation examples within the latency; of equal ones the earlier, the cheaper one."""
+        """Best candidate on the validation examples within the latency limit; of equal candidates the cheaper one."""
         limit = self.settings.latency or math.inf
         fast = [one for one in self.candidates if one.latency <= limit]
         return max(fast, key=lambda one: score(one.validation, self.metric))
@@ -181,21 +181,21 @@ class Ladder:
         )
 
     def _embedding(self, source: Source) -> float:
-        """Seconds of a frozen encoder for the training and validation examples, and of the fits on its vectors."""
+        """Seconds to encode the training and validation examples, and to fit the linear layer."""
         count = len(self.inspection.train) + len(self.inspection.validation)
         return 1.3 * count / source.texts_per_second + layer_seconds(source, self.inspection)
 
     def _frozen(self, source: Source) -> float:
-        """Seconds of a frozen encoder with its evaluation."""
+        """Seconds to train and evaluate a frozen encoder."""
         return self._embedding(source) + self.evaluation(source)
 
     def _finetuning(self, source: Source, examples: int) -> float:
-        """Seconds of fine-tuning with ``examples``, or all of them once, and of its evaluation."""
+        """Seconds to fine-tune on ``examples``, at most one epoch, and to evaluate the model."""
         seconds = _training_cost() * min(len(self.inspection.train), examples) / source.texts_per_second
         return max(_MIN_NETWORK, seconds) + self.evaluation(source)
 
     def _affordable(self, source: Source, seconds: float) -> Source:
-        """Shorten the inputs until fine-tuning fits, or else the frozen encoder."""
+        """Shorten the inputs until fine-tuning fits into the time, or if it never does, the frozen encoder."""
         sources = [source]
         while self._finetuning(sources[-1], _MIN_EXAMPLES) > seconds and sources[-1].length > MIN_LENGTH:
             sources.append(shorten(sources[-1], self.inspection))
@@ -235,7 +235,7 @@ class Ladder:
         )
 
     def _for_networks(self) -> float:
-        """Seconds for networks; with a limit of the latency the rest is for a student."""
+        """Seconds for networks; with a latency limit, part of the time is reserved for a student."""
         return self.left() * (1.0 if self.settings.latency is None else _TEACHER_SHARE)
 
     def _own_network(self, seconds: float) -> None:
@@ -341,5 +341,5 @@ class Ladder:
 
 
 def _training_cost() -> float:
-    """Time of training on a text over that of its prediction in float32; in bf16 measured 1.4 to 1.9."""
+    """Time of training on a text relative to its prediction in float32; measured in bf16: 1.4 to 1.9."""
     return 2.0 if multiplies_faster_in_bf16() else 3.3

@@ -1,4 +1,4 @@
-"""The linear tagger of a fit: its plan for a time, its training, and the choice of the epochs."""
+"""Linear tagger of a fit: plan for a time limit, training, and selection of the number of epochs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FEATURES_COST, _WORD_COST, _TAG_COST = 15e-6, 6e-6, 0.4e-6
 
 @dataclass(frozen=True)
 class TaggerPlan:
-    """Share of the training sentences, epochs at most, and expected and allowed seconds with the last training."""
+    """Share of the training sentences, maximum epochs, and expected and allowed seconds with the final training."""
 
     share: float
     epochs: int
@@ -33,7 +33,7 @@ class TaggerPlan:
 
 
 def plan_tagger(training: Sequence[TaggedWords], seconds: float) -> TaggerPlan:
-    """Choose the sentences and the epochs that a time allows, for two trainings: the search and the last fit."""
+    """Choose sentences and epochs for a time limit, for two trainings: the search and the final training."""
     words = sum(len(sentence.words) for sentence in training)
     tags = len({tag for sentence in training for tag in sentence.tags})
     epoch = _WORD_COST + _TAG_COST * tags
@@ -55,7 +55,7 @@ class TaggerFit:
     seed: int
 
     def measure(self, part: str) -> Metrics:
-        """Evaluate the tagger on a part of the examples."""
+        """Evaluate the tagger on a split of the examples."""
         return self.model.measure(self.parts[part]).metrics
 
     def frequent_tags(self) -> Metrics:
@@ -75,9 +75,9 @@ class TaggerFit:
 
 
 def fit_tagger(data: TaggedData, parts: Mapping[str, list[TaggedWords]], plan: TaggerPlan, *, seed: int) -> TaggerFit:
-    """Train a linear tagger until F1 or accuracy of the validation examples rises no more, and keep the best epoch.
+    """Train a linear tagger until the validation metric stops improving, and keep the best epoch.
 
-    A training that takes half of the limit of ``plan`` stops, as on a machine that is shared with other work.
+    The training stops after half of the time limit of ``plan``, which it reaches if other work slows the machine.
 
     Raises:
         UserError: the training examples have fewer than two tags.

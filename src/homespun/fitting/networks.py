@@ -71,8 +71,8 @@ class Source:
     Attributes:
         path: run, model folder, Hugging Face folder or name.
         stored: the model without a head.
-        length: tokens of a text that it is given.
-        texts_per_second: measured rate of prediction.
+        length: maximum tokens of a text.
+        texts_per_second: measured speed of prediction.
         tokens_per_word: of the training texts; words are separated by white space.
     """
 
@@ -84,7 +84,7 @@ class Source:
 
 
 def open_source(path: str, inspection: Inspection) -> Source:
-    """Open a model, choose the length of its inputs, and measure its rate.
+    """Open a model, choose the length of its inputs, and measure its speed.
 
     The length is the 95th percentile of the training texts, of at most `MAX_LENGTH` tokens.
 
@@ -105,13 +105,13 @@ def open_source(path: str, inspection: Inspection) -> Source:
 
 
 def shorten(source: Source, inspection: Inspection) -> Source:
-    """Return the source with inputs of half the length, at least `MIN_LENGTH` tokens, and its rate."""
+    """Return the source with inputs of half the length, at least `MIN_LENGTH` tokens, and the measured speed."""
     length = max(MIN_LENGTH, source.length // 2)
     return dataclasses.replace(source, length=length, texts_per_second=_measure_rate(source.stored, inspection, length))
 
 
 def _measure_rate(stored: ModelBundle, inspection: Inspection, length: int) -> float:
-    """Measure the texts a second of the vectors of a few training texts."""
+    """Measure the speed of encoding on a few training texts, in texts per second."""
     data, step = inspection.data_for(length), max(1, len(inspection.train) // (_MEASURED_TEXTS * _MEASUREMENTS))
     pooled(stored, data, inspection.train[:8])  # the first pass is slower
     begin, rates = time.perf_counter(), list[float]()
@@ -126,7 +126,7 @@ def _measure_rate(stored: ModelBundle, inspection: Inspection, length: int) -> f
 
 
 def pooled(stored: ModelBundle, data: TextsData, examples: Sequence[LabelledText]) -> dict[str, NDArray[np.float32]]:
-    """Compute (texts, hidden) vectors by pooling: the mean of the tokens and, if it is trained to, the first token."""
+    """Compute (texts, hidden) vectors by pooling: mean of the tokens and, if trained as a summary, the first token."""
     poolings = ("mean",) if stored.config.backbone.causal else ("mean", "first")
     rows = rows_of(examples, data, stored)
     return embed_rows(stored.model, rows, pad_id=stored.tokenizer.pad_id, poolings=poolings)
@@ -145,7 +145,7 @@ def fit_frozen(source: Source, inspection: Inspection) -> tuple[NetworkTextModel
     Pooling (unless the checkpoint declares one) and regularisation are chosen on the validation examples.
 
     Returns:
-        The model, and the texts a second of the encoder.
+        The model, and the speed of the encoder in texts per second.
     """
     data, start = inspection.data_for(source.length), time.perf_counter()
     vectors, held_out = (pooled(source.stored, data, part) for part in (inspection.train, inspection.validation))
@@ -169,7 +169,7 @@ def fit_frozen(source: Source, inspection: Inspection) -> tuple[NetworkTextModel
 
 
 def layer_seconds(source: Source, inspection: Inspection) -> float:
-    """Estimate the seconds of the logistic regressions of `fit_frozen`; a ridge regression takes none to speak of."""
+    """Estimate the seconds of the logistic regressions of `fit_frozen`; a ridge regression takes almost no time."""
     if inspection.labels is None:
         return 0.0
     backbone = source.stored.config.backbone
@@ -238,7 +238,7 @@ def write_parts(inspection: Inspection, folder: Path) -> dict[str, Path]:
 
 
 def texts_to_read(texts: Sequence[str], training: Iterable[str], folder: Path) -> Reading:
-    """Return what to pretrain on: files without labels, and the training texts, which are written to ``folder``."""
+    """Return the pretraining text: unlabelled files, and the training texts, which are written to ``folder``."""
     own = folder / "texts.jsonl"
     if not own.is_file():
         lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in training)
@@ -256,7 +256,7 @@ def pretrain_on(
     memory: int | None,
     display: Display,
 ) -> tuple[str, Tree]:
-    """Pretrain on text: a new model with a new tokenizer, or a checkpoint; a stopped training resumes.
+    """Pretrain a new model with a new tokenizer, or a checkpoint; resumes a stopped training.
 
     Args:
         read: the text.
@@ -314,7 +314,7 @@ def finetune_source(
     memory: int | None,
     display: Display,
 ) -> NetworkTextModel:
-    """Fine-tune a whole model within a time; a stopped training resumes.
+    """Fine-tune all weights of a model within a time limit; resumes a stopped training.
 
     Args:
         source: the model.
@@ -353,7 +353,7 @@ def distil_student(
     memory: int | None,
     display: Display,
 ) -> NetworkTextModel:
-    """Distil a fine-tuned classifier into evenly spaced layers of its own; a stopped training resumes.
+    """Distil a fine-tuned classifier into a student of its evenly spaced layers; resumes a stopped training.
 
     Args:
         teacher: run of the classifier.

@@ -1,4 +1,4 @@
-"""The report page of a fit: the verdict, candidates, classes, errors, learning curve, decisions."""
+"""Report page of a fit: result, candidates, classes, errors, learning curve, decisions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write_page(result: Tree, folder: Path) -> Path:
 
 
 def _step(step: str) -> list[Block]:
-    """Paragraph of what to do, and the command."""
+    """Paragraph with the next step, and its command."""
     what, _, command = f"{step[0].upper()}{step[1:]}".partition(": homespun ")
     return paragraphs(f"{what}:" if command else what) + code(f"homespun {command}" if command else "")
 

@@ -1,4 +1,4 @@
-"""A fit on the documentation of the installed Python packages: which package does a passage document?"""
+"""Quickstart: a fit that predicts which installed Python package a passage documents."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def fit_folder(out: str | Path) -> Path:
 def labelled_passages(documents: Sequence[Document]) -> dict[str, list[dict[str, str]]]:
     """``train`` and ``test`` passages of the packages with the most documentation, at most `MOST` of each.
 
-    A passage is the beginning of a document; a document is in one split only. The names of the packages are hidden,
-    or there would be nothing to learn.
+    A passage is the beginning of a document. All passages of a document are in one split. Names of packages are masked,
+    because they would reveal the label.
 
     Raises:
         UserError: too few packages with enough documentation are installed.

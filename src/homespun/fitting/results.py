@@ -1,4 +1,4 @@
-"""Results of a fit: test metrics of all candidates, significance, learning curve, cost, and what to do next."""
+"""Results of a fit: test metrics of all candidates, significance, learning curve, cost and next steps."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class FitSettings(Config):
     latency: float | None = None
 
     def command(self, **changes: object) -> str:
-        """Return the command of a fit with these settings, ``changes`` excepted, into a new folder."""
+        """Return the command of a fit with these settings and ``changes``, into a new folder."""
         values = self.model_dump() | changes
         minutes = values["seconds"] / 60
         values["seconds"] = f"{minutes:.0f}m" if minutes == round(minutes) else f"{values['seconds']:g}s"
@@ -118,7 +118,7 @@ def open_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """Copy a folder atomically; an older one is replaced."""
+    """Copy a folder atomically; replaces an existing folder."""
     with atomic_path(target) as temporary:
         shutil.copytree(source, temporary)
 
@@ -229,7 +229,7 @@ def _interval(test: Metrics, metric: str, scores: NDArray[np.float64]) -> tuple[
 
 
 def _never_predicted(test: Metrics) -> list[str]:
-    """Classes that occur in the test examples and are never predicted right."""
+    """Classes of the test examples with a recall of 0."""
     classes: Mapping[str, Metrics] = test.get("per_class", {})
     return [name for name, values in classes.items() if values["support"] and not values["recall"]]
 
@@ -279,7 +279,7 @@ def _cost(model: TextModel, inspection: Inspection) -> Tree:
 
 
 def next_steps(result: Tree, settings: FitSettings) -> list[str]:
-    """Return what would improve the model, the most promising first, as sentences with commands."""
+    """Return steps that may improve the model, the most promising first, as sentences with commands."""
     steps = []
     values = [one[result["metric"]] for one in result["learning_curve"][-2:]]
     gain = values[1] - values[0] if len(values) == 2 and None not in values else 0.0

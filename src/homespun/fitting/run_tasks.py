@@ -43,7 +43,7 @@ class RunTask:
         name: kind of the task.
         texts: columns of the text, the words or the source.
         target: column of the tags or of the target text; empty for a language model.
-        decision: why, as a line for the console.
+        decision: reason for the task, one line for the console.
     """
 
     name: RunTaskName
@@ -59,7 +59,7 @@ class RunTask:
         return {"data.source": "source", "data.target": "target"}
 
     def read(self, files: Sequence[str], settings: FitSettings) -> list[Example]:
-        """Read examples; of pairs, those with both texts.
+        """Read examples; pairs with an empty text are left out.
 
         Raises:
             UserError: a missing column, or no examples.

@@ -1,4 +1,4 @@
-"""Fits whose candidates are whole runs: language models of unlabelled text, token classification, text to text."""
+"""Fits whose candidates are run folders: language models, token classification, text-to-text."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _MIN_SECONDS = 60.0
 def fit_runs(
     task: RunTask, folder: Path, settings: FitSettings, *, resume: bool, display: Display, start: float
 ) -> Tree:
-    """Train the best model of a task whose candidates are runs; see `homespun.fitting.fit.fit`.
+    """Train and select a model of a task whose candidates are runs; see `homespun.fitting.fit.fit`.
 
-    Each checkpoint of ``settings.start_from`` is a candidate; without any, a model pretrained on the text. The first
-    candidate of tagged words is a linear tagger, for which any time is enough. Candidates of labelled examples are
-    selected on validation examples.
+    The candidates are the checkpoints of ``settings.start_from``, or without any a model pretrained on the text. For
+    tagged words the first candidate is a linear tagger, which any time limit allows. Validation examples select the
+    candidate.
 
     Raises:
         UserError: too little text or too few examples, or a checkpoint of another kind.
@@ -210,7 +210,7 @@ class _RunFit:
         return found
 
     def _linear(self, parts: Mapping[str, list[TaggedWords]]) -> tuple[TaggerFit, Tree]:
-        """Fit the linear tagger; a fit that is continued fits it again."""
+        """Fit the linear tagger; a resumed fit trains it again."""
         share = _LINEAR_SHARE if self.settings.seconds >= _MIN_SECONDS else _LINEAR_SHARE_ALONE
         plan = plan_tagger(parts["train"], share * self.settings.seconds)
         self.display.line(
@@ -227,7 +227,7 @@ class _RunFit:
         return found, row | _seconds(asdict(watch.spent)) | {"validation": _plain(found.measure("validation"))}
 
     def _may_train_network(self, parts: Mapping[str, Sequence[Example]]) -> bool:
-        """Return False, and say why, if the time or the text is too little for a network; of tags alone."""
+        """Return False and print the reason if time or text do not suffice for a network; only for tags."""
         if self.task.name != "token-classification":
             return True
         reason = f"a network needs {formats.duration(_MIN_SECONDS)} at least; give more --time"
@@ -323,7 +323,7 @@ class _RunFit:
         return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
 
     def _keep(self, run: Path) -> None:
-        """Copy the model of a run, and its export to transformers if there is one."""
+        """Copy the model of a run and, if it exists, its export to transformers."""
         for name in ("model", "hf"):
             if (run / name).is_dir():
                 copy_folder(run / name, self.folder / name)

@@ -1,4 +1,4 @@
-"""The verdict of a fit in sentences, the same on the console and on the report page."""
+"""Result of a fit in sentences, for the console and the report page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEVEL = 0.05
 
 
 def verdict(result: Tree, folder: Path) -> list[str]:
-    """Return the verdict, a table of the candidates, what went wrong, and what to do next."""
+    """Return the result, a table of the candidates, warnings and next steps, as lines."""
     return [
         *headline(result),
         "",
@@ -28,7 +28,7 @@ def verdict(result: Tree, folder: Path) -> list[str]:
 
 
 def headline(result: Tree) -> list[str]:
-    """Return model, score with interval, and difference to the next best, a sentence each."""
+    """Return selected model, metric with interval, and difference to the next best, one sentence each."""
     test, metric, cost = result["test"], result["metric"], result["cost"]
     if result["task"] == "language-model":
         baseline = result["candidates"][0]["test"]["loss"]
@@ -76,7 +76,7 @@ def _difference(result: Tree, rival: Tree) -> str:
 
 
 def table(result: Tree) -> list[str]:
-    """Return the candidates with their metrics, as lines of equal columns."""
+    """Return the candidates with their metrics, as lines of an aligned table."""
     metric = result["metric"]
     rows = [("", "validation", "test", "time", "parameters", "ms per text")]
     for one in result["candidates"]:
@@ -101,7 +101,7 @@ def table(result: Tree) -> list[str]:
 
 
 def problems(result: Tree) -> list[str]:
-    """Return what a user should know before relying on the model."""
+    """Return warnings, skipped candidates and classes without a correct prediction."""
     lines = []
     if names := result["never_predicted"]:
         lines.append(f"Recall 0: {formats.listed(names)}; no test example of {_these(names)} was classified correctly.")
@@ -128,7 +128,7 @@ def _these(names: Sequence[str]) -> str:
 
 
 def metric_text(value: float | None, task: str) -> str:
-    """Return a metric in percent, or of numbers with three digits."""
+    """Return a metric in percent, or with three digits for regression and language models."""
     if value is None:
         return "-"
     return f"{value:.3f}" if task in ("regression", "language-model") else _percent(value)

@@ -270,9 +270,9 @@ class LossForecast:
         most = max(run.tokens for run in self.curve.runs)
         beyond = f", extrapolated from at most {in_millions(most)}" if self.tokens > most else ""
         return (
-            f"{in_millions(self.tokens)} tokens: held-out loss of about {self.loss:.1f} nats on text like "
-            f"{self.curve.text}, where the unigram baseline has {self.curve.unigram:.1f} ({self.curve.family}, "
-            f"{len(self.curve.runs)} runs{beyond}); other text has another loss"
+            f"{in_millions(self.tokens)} tokens: held-out loss of about {self.loss:.1f} nats on {self.curve.text}, "
+            f"unigram baseline {self.curve.unigram:.1f} ({self.curve.family}, {len(self.curve.runs)} runs{beyond}); "
+            f"the loss on other text differs"
         )
 
     def warning(self) -> str | None:
@@ -285,9 +285,9 @@ class LossForecast:
             minutes = math.ceil(self.seconds_to_threshold / 60)
             budget = f"train.budget.time={f'{minutes}m' if minutes < 180 else f'{math.ceil(minutes / 60)}h'}"
         return (
-            f"{in_millions(self.tokens)} tokens: a classifier has beaten TF-IDF after {in_millions(best.tokens)} "
-            f"tokens of pretraining from scratch ({best.model}, {best.task}; {best.source}) and not after fewer; give "
-            f"{budget}, or start from a checkpoint (--from)"
+            f"{in_millions(self.tokens)} tokens: measured classifiers beat TF-IDF only after "
+            f"{in_millions(best.tokens)} tokens of pretraining from scratch ({best.model}, {best.task}; {best.source})"
+            f"; set {budget}, or start from a checkpoint (--from)"
         )
 
     def to_dict(self) -> dict[str, str | float | None]:

@@ -1,4 +1,4 @@
-"""Rows of a step."""
+"""Choice of the batch size."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _CPU_ROWS, _GPU_ROWS = 16, 64
 
 
 def _choose_rows(value: object) -> object:
-    """Replace ``auto`` by the rows of a step that suit this device.
+    """Replace ``auto`` by the batch size for this device.
 
-    A step of a small model takes a GPU as long with 64 rows as with 8: it waits for the CPU that launches its kernels.
+    On a GPU, a step of a small model takes as long with 64 rows as with 8, because the CPU limits the kernel launches.
     """
     if value != "auto":
         return value

@@ -28,7 +28,7 @@ LayerDecay = Annotated[
 class Budget(Config):
     """Limits of a run: the first limit that is reached ends the run and the schedule.
 
-    Time is that of training over all resumes, with data, checkpoints and validations, but without preparation, the
+    Time is summed over all resumes. It includes data loading, checkpoints and validations, but not preparation, the
     report, and steps that a killed process lost.
     """
 
@@ -148,7 +148,7 @@ class _OptimizerConfig(Config):
     supports_sharding: ClassVar[bool] = False
 
     def warnings(self, module: nn.Module, steps: int) -> list[str]:
-        """Reasons why it does not suit the parameters, or a budget of ``steps`` (0: unknown), one line each."""
+        """Warnings for these parameters and a budget of ``steps`` (0: unknown), one line each."""
         return []
 
 

@@ -132,7 +132,7 @@ def is_worth_compiling(device: torch.device, limits: Limits) -> bool:
 
 
 def loader_workers(workers: int | Literal["auto"], device: torch.device) -> int:
-    """Processes that prepare batches: on a GPU, which would wait for them, one for four threads, and at most 4."""
+    """Number of processes that prepare batches: none on a CPU; on a GPU one for four threads, at most 4."""
     if workers != "auto":
         return workers
     return min(4, torch.get_num_threads() // 4) if device.type == "cuda" else 0

@@ -30,7 +30,7 @@ from homespun.nn.torch_private import remove_sharding
 class ShardedObjective(nn.Module):
     """An objective whose parameters are sharded in place over all processes, by layer where that is possible.
 
-    Stacks that do not call their layers, such as reversible ones, are gathered as a whole.
+    Stacks that do not call their layers, such as reversible ones, are gathered completely.
 
     Args:
         objective: with equal weights in all processes.
