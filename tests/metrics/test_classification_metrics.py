@@ -7,7 +7,8 @@ import pytest
 from sklearn.metrics import log_loss
 
 from homespun.data.labels import Labels
-from homespun.metrics.classification import classification_metrics, classify, summarise
+from homespun.errors import UserError
+from homespun.metrics.classification import check_memory, classification_metrics, classify, summarise
 
 THREE = Labels(("a", "b", "c"))
 TRUTH = np.array([0, 0, 0, 1, 1, 2])
@@ -89,6 +90,15 @@ def test_several_labels_by_hand() -> None:
 def test_no_rows_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match="not empty"):
         classification_metrics(THREE, np.array([], dtype=int), np.array([], dtype=int))
+
+
+def test_classes_whose_tables_exceed_memory_are_refused() -> None:
+    names = tuple(map(str, range(1_000_000)))
+    with pytest.raises(UserError, match=r"1,000,000 classes of 2,000 .* 64,048 GB"):
+        check_memory(Labels(names), 2_000)
+    with pytest.raises(UserError, match=r"48,000 GB"):
+        check_memory(Labels(names, multi_label=True), 2_000_000)
+    check_memory(Labels(names[:1000]), 10_000)
 
 
 def test_summary_of_seeds() -> None:

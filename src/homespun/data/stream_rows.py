@@ -16,9 +16,9 @@ class StreamRows:
     """Rows of exactly ``length`` tokens from the stream ``[CLS] document [SEP] [CLS] document [SEP] ...`` of a shard.
 
     A row begins where the one before ends, also inside a document, and gets no [CLS] there; the last row of a shard
-    is filled with tokens of the one before. Shards shorter than a row are left out. `homespun.data.rows.PackedRows`
-    needs some 30 bytes for each document; here a row is found by arithmetic on the manifest and a binary search in its
-    shard.
+    is filled with tokens of the one before. Shards shorter than a row are left out.
+    `homespun.data.packed_rows.PackedRows` reads the lengths of all documents first; here a row is found by arithmetic
+    on the manifest and a binary search in its shard.
 
     Args:
         corpus: source of the tokens.

@@ -24,9 +24,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from homespun.data.labels import Labels
+from homespun.errors import UserError
+
+_SCORE_BYTES = 24  # logits, scores and indicators
+_CONFUSION_BYTES = 64  # counts and percentages, as arrays and as lists
 
 Metrics = dict[str, Any]
 Floats = NDArray[np.floating[Any]]
@@ -92,6 +97,21 @@ def classification_metrics(
     if not labels.multi_label:
         metrics["confusion"] = confusion(labels.names, truth, predicted)
     return metrics
+
+
+def check_memory(labels: Labels, rows: int) -> None:
+    """Refuse labels whose scores of ``rows`` texts, or whose confusion matrix, do not fit into the machine's memory.
+
+    Raises:
+        UserError: they do not.
+    """
+    count = len(labels)
+    needed = count * (_SCORE_BYTES * rows + (0 if labels.multi_label else _CONFUSION_BYTES * count))
+    if needed > psutil.virtual_memory().total:
+        raise UserError(
+            f"{count:,} classes of {rows:,} training examples need {needed / 1e9:,.0f} GB of memory for scores and "
+            f"confusions; join or leave out rare classes"
+        )
 
 
 def class_metrics(names: Iterable[str], *columns: Iterable[float]) -> dict[str, Metrics]:

@@ -24,6 +24,7 @@ from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.inference.predict import Predictor, predict_logits
 from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule
+from homespun.metrics.classification import check_memory
 from homespun.models.bundle import ModelBundle
 from homespun.models.composite_heads import LayerCount, Layers, num_mixed_layers
 from homespun.models.config import ModelConfig
@@ -92,7 +93,9 @@ class Classification(ClassTraining):
     def task(self, data: TextsData, stored: ModelBundle, training: Sequence[LabelledText]) -> ClassificationTask:
         check_text_head(self, data, stored)
         multi_label = any(isinstance(example.label, tuple) for example in training[:1])
-        return ClassificationTask(data, Labels.collect(labels_of(training), multi_label=multi_label), stored)
+        labels = Labels.collect(labels_of(training), multi_label=multi_label)
+        check_memory(labels, len(training))
+        return ClassificationTask(data, labels, stored)
 
     @classmethod
     def task_from_metadata(cls, data: TextsData, stored: ModelBundle, *, source: str) -> ClassificationTask:

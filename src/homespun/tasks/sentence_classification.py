@@ -29,7 +29,7 @@ from homespun.data.sentence_documents import (
 from homespun.errors import UserError
 from homespun.inference.predict import forward_logits
 from homespun.metrics.calibration import probabilities
-from homespun.metrics.classification import classification_metrics, classify
+from homespun.metrics.classification import check_memory, classification_metrics, classify
 from homespun.models.bundle import ModelBundle
 from homespun.models.composite_heads import Layers
 from homespun.models.config import ModelConfig
@@ -103,7 +103,9 @@ class SentenceClassification(ClassTraining):
                 "objective.vector=first reads the token before a sentence, where a causal model has not seen the "
                 "sentence; set objective.vector=separator"
             )
-        labels = Labels.collect([label for document in training for label in document.labels])
+        given = [label for document in training for label in document.labels]
+        labels = Labels.collect(given)
+        check_memory(labels, len(given))
         return SentenceClassificationTask(data, labels, stored, vector=self.vector)
 
     @classmethod
