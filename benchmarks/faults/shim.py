@@ -27,6 +27,7 @@ LIMITS = {"files": range(6, 70, 4), "memory": range(2, 100, 7)}
 """Open files, and MB of memory beyond those of the start, that a process may have. Without any, `threading` hangs."""
 
 KILLED = 137
+_TRIES = 99  # copies that another process may disturb
 COUNTS = ("points", "states", "identical", "stray", "one_line")
 
 
@@ -120,12 +121,15 @@ class Shim:
 
     def _copy(self, name: str, operation: str) -> None:
         assert self.copies is not None
-        try:
-            shutil.copytree(self.folder, self.copies / name)
-        except (OSError, shutil.Error):  # another process wrote at this moment
-            shutil.rmtree(self.copies / name, ignore_errors=True)
-        else:
-            (self.copies / f"{name}.operation").write_text(operation, encoding="utf-8")
+        for last in (*[False] * _TRIES, True):
+            try:
+                shutil.copytree(self.folder, self.copies / name)
+                break
+            except (OSError, shutil.Error):  # another process wrote at this moment
+                shutil.rmtree(self.copies / name, ignore_errors=True)
+                if last:
+                    raise
+        (self.copies / f"{name}.operation").write_text(operation, encoding="utf-8")
 
     def _stop(self, operation: str, *, first: bool) -> None:
         if self.fault == "exit":

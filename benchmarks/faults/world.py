@@ -65,7 +65,7 @@ finetune:
     recipe: classify
     settings:
       data: {{train: "{world}/train.csv", test: "{world}/test.csv", text: text, max_length: 24}}
-      train: {{batch_size: 4}}
+      train: {{batch_size: 4, budget: {{steps: 4}}}}
 variations:
   mlm: {{}}
 budget: {{steps: 4}}
