@@ -18,7 +18,7 @@ from commands_world import World
 
 from homespun.commands import prediction_parts
 from homespun.commands.predict import predict
-from homespun.commands.prediction_parts import divide
+from homespun.commands.prediction_parts import divide, max_part_records
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.linear import PLAIN, fit_linear
@@ -100,6 +100,11 @@ def test_a_stopped_prediction_continues_to_the_same_bytes(model: str, tmp_path: 
     assert {path.name for path in tmp_path.iterdir()} == {given.name, out.name, whole.name}
 
 
+def test_parts_of_many_classes_have_fewer_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction_parts, "_MAX_RECORDS", 4096)
+    assert [max_part_records(classes) for classes in (0, 2, 1024, 2048, 10**6, 10**8)] == [4096, 4096, 4096, 2048, 4, 1]
+
+
 def test_only_parts_of_the_same_records_model_and_options_are_kept(
     model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,7 +173,7 @@ def test_a_killed_command_continues_in_other_processes(
     whole, out, parts = tmp_path / "whole.csv", tmp_path / "out.csv", tmp_path / "out.csv.parts"
     subprocess.run(command(*words, "--processes", "1", "--out", whole), check=True, capture_output=True)
     running = subprocess.Popen(command(*words, "--processes", "2", "--out", out), stderr=subprocess.PIPE)
-    while not list(parts.glob("*.part")):
+    while not list(parts.glob("[0-9]*.part")):  # not a temporary file
         assert running.poll() is None
         time.sleep(0.05)
     children = psutil.Process(running.pid).children(recursive=True)

@@ -22,6 +22,7 @@ from homespun.commands.prediction_parts import (
     in_this_process,
     join_parts,
     limit_threads,
+    max_part_records,
     part_folder,
     predict_parts,
 )
@@ -137,6 +138,7 @@ def predict(
         identity={"quantize": quantize, **options},
         encoding=options.get("encoding"),
         columns=predictor.data.columns,
+        part_records=max_part_records(0 if predictor.labels is None else len(predictor.labels)),
         raw=raw,
         processes=processes,
         progress=progress,

@@ -40,6 +40,7 @@ from homespun.text.formats import Record
 logger = logging.getLogger(__name__)
 
 _MAX_RECORDS = 4096
+_MAX_PROBABILITIES = 2**22  # of a part, some 150 MB as JSON
 _MAX_CHARACTERS = 2**19  # of the records as JSON: 2,000 short news, or minutes of a BERT-base on one core
 _PREDICTIONS = (".csv", ".jsonl", ".part")
 _WORKER_BYTES = 2**30  # of a process without its model
@@ -63,6 +64,11 @@ class Part:
     records: list[Record]
     digest: str
     bytes_read: int
+
+
+def max_part_records(classes: int) -> int:
+    """Maximum number of records of a part whose predictions have a probability for each class."""
+    return max(1, min(_MAX_RECORDS, _MAX_PROBABILITIES // max(1, classes)))
 
 
 def divide(
