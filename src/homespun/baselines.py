@@ -86,8 +86,7 @@ def tfidf(
     """
     start = time.perf_counter()
     features, unseen = text_features(train_texts, test_texts, seconds=seconds)
-    columns = train if labels.multi_label else np.eye(len(labels), dtype=np.int64)[train]  # (rows, classes)
-    scores = np.stack([_distances(features, column, unseen) for column in columns.T], axis=1)
+    scores = np.stack([_distances(features, column, unseen) for column in labels.columns(train)], axis=1)
     predicted = (scores > 0).astype(np.int64) if labels.multi_label else scores.argmax(axis=1)
     taken = time.perf_counter() - start
     metrics = classification_metrics(labels, test, predicted, scores=scores)

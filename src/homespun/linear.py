@@ -303,9 +303,8 @@ def _fit_outputs(known: csr_matrix, targets: Targets, labels: Labels | None, str
     if labels is None:
         ridge = Ridge(alpha=1.0 / strength, random_state=0).fit(known, targets)
         return ridge.coef_[None], np.array([ridge.intercept_])
-    columns = targets if labels.multi_label else np.eye(len(labels), dtype=np.int64)[targets.astype(np.int64)]
     weights, biases = np.zeros((len(labels), known.shape[1])), np.zeros(len(labels))
-    for index, column in enumerate(columns.T):
+    for index, column in enumerate(labels.columns(targets.astype(np.int64))):
         if column.min() == column.max():
             biases[index] = 1.0 if column[0] else -1.0
             continue

@@ -69,6 +69,13 @@ class Labels:
             table[row, [known[name] for name in label]] = 1
         return table
 
+    def columns(self, targets: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Yield (texts,) zeros and ones of each class, from values of `encode`."""
+        if self.multi_label:
+            yield from targets.T
+        else:  # one at a time: a table of a million texts and 1,000 classes has 8 GB
+            yield from ((targets == number).astype(np.int64) for number in range(len(self)))
+
     def decode(self, target: int | NDArray[np.int64]) -> str | tuple[str, ...]:
         """Name of a class number, or names of (classes,) zeros and ones."""
         if self.multi_label:
