@@ -50,11 +50,30 @@ def long_line(suffix: str) -> Callable[[Path, Path, float], Words]:
 
 def labels(folder: Path, seeds: Path, scale: float) -> Words:
     """A million classes with two examples each."""
-    path = folder / "labels.csv"
-    rows = (f"text {n},label {n % int(1_000_000 * scale)}" for n in range(int(2_000_000 * scale)))
-    _write(path, "text,label", rows)
+    path = _write_labels(folder, scale)
     changes = ["train.budget.steps=4", "data.max_length=16", f"data.validation={path}", f"data.test={path}"]
     return ["finetune", "classify", f"data.train={path}", *changes, "--from", str(seeds / "run"), "--out", "out"]
+
+
+def fit_labels(folder: Path, seeds: Path, scale: float) -> Words:
+    """The same, for `homespun fit`."""
+    return ["fit", str(_write_labels(folder, scale)), "--time", "60s", "--out", "out"]
+
+
+def predict_labels(folder: Path, seeds: Path, scale: float) -> Words:
+    """Ten texts for a network of a million classes."""
+    from homespun.data.labels import Labels
+    from homespun.models.bundle import load_model, save_model
+    from homespun.tasks.classification import Classification
+    from homespun.tasks.protocol import task_metadata
+    from homespun.tasks.texts import LabelledData
+
+    stored, names = load_model(seeds / "run" / "model"), Labels(tuple(f"label {n}" for n in range(int(1e6 * scale))))
+    model, config = Classification().build(stored.model, stored.config, names).export_model()
+    task = task_metadata("classification", LabelledData(text="text", label="label", max_length=16))
+    save_model(folder / "model", model, config, stored.tokenizer, labels=names, task=task)
+    _write(folder / "texts.csv", "text", (f"text {n}" for n in range(10)))
+    return ["predict", str(folder / "model"), "--input", str(folder / "texts.csv"), "--out", "out.jsonl"]
 
 
 def words(folder: Path, seeds: Path, scale: float) -> Words:
@@ -98,6 +117,8 @@ def large_corpus(folder: Path, seeds: Path, scale: float) -> Words:
 CASES: dict[str, Callable[[Path, Path, float], Words]] = {
     **{f"line {suffix}": long_line(suffix) for suffix in (".txt", ".jsonl", ".json", ".csv")},
     "labels": labels,
+    "labels, fit": fit_labels,
+    "labels, predict": predict_labels,
     "words": words,
     "corpus": large_corpus,
 }
@@ -105,6 +126,13 @@ CASES: dict[str, Callable[[Path, Path, float], Words]] = {
 
 def _build(source: Path, seeds: Path) -> Words:
     return ["corpus", "build", "--input", str(source), "--tokenizer", str(seeds / "tokenizer"), "--out", "out"]
+
+
+def _write_labels(folder: Path, scale: float) -> Path:
+    path = folder / "labels.csv"
+    rows = (f"text {n},label {n % int(1_000_000 * scale)}" for n in range(int(2_000_000 * scale)))
+    _write(path, "text,label", rows)
+    return path
 
 
 def _write(path: Path, header: str, rows: Iterator[str]) -> None:

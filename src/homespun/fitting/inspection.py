@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from homespun.data.labels import Labels, label_name
 from homespun.data.splits import stratified_split
 from homespun.errors import UserError
+from homespun.metrics.classification import check_memory
 from homespun.tasks.text_outputs import numbers_of_examples, targets_of
 from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData, labels_of, readable_texts
 from homespun.text.clean import find_near_duplicates
@@ -134,6 +135,8 @@ def inspect(
     labels = None if kind == "regression" else Labels.collect(labels_of(examples), multi_label=kind == "multi-label")
     if labels is None:
         numbers_of_examples(examples)
+    else:
+        check_memory(labels, len(examples))
     given = None
     if test:
         given = data.read_files(test)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 
-_SCORE_BYTES = 24  # logits, scores and indicators
+_INDICATOR_BYTES = 16  # zeros and ones of the split and of the training
 _CONFUSION_BYTES = 64  # counts and percentages, as arrays and as lists
 
 Metrics = dict[str, Any]
@@ -100,17 +100,17 @@ def classification_metrics(
 
 
 def check_memory(labels: Labels, rows: int) -> None:
-    """Refuse labels whose scores of ``rows`` texts, or whose confusion matrix, do not fit into the machine's memory.
+    """Refuse labels whose confusion matrix, or multi-label the zeros and ones of ``rows`` texts, exceed the memory.
 
     Raises:
-        UserError: they do not.
+        UserError: they need more than the machine has.
     """
     count = len(labels)
-    needed = count * (_SCORE_BYTES * rows + (0 if labels.multi_label else _CONFUSION_BYTES * count))
+    needed = count * (_INDICATOR_BYTES * rows if labels.multi_label else _CONFUSION_BYTES * count)
     if needed > psutil.virtual_memory().total:
+        table = f"labels of {rows:,} examples" if labels.multi_label else "confusion matrix"
         raise UserError(
-            f"{count:,} classes of {rows:,} training examples need {needed / 1e9:,.0f} GB of memory for scores and "
-            f"confusions; join or leave out rare classes"
+            f"{count:,} classes need {needed / 1e9:,.0f} GB of memory for the {table}; join or leave out rare classes"
         )
 
 
