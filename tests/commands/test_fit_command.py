@@ -130,17 +130,18 @@ def test_a_stopped_fit_keeps_its_finished_candidates(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, frozen = tmp_path / "run", ladder.fit_frozen
-    words = ("fit", world.train, "--test", world.test, "--from", world.base, "--time", "50s", "--out", out)
+    words = ("fit", world.train, "--test", world.test, "--from", world.base, "--time", "1h", "--out", out)
+    monkeypatch.setattr(ladder, "_MIN_NETWORK", 1e6)  # no fine-tuning
 
     def stop(*_: object) -> None:
         raise RuntimeError("stopped")
 
-    monkeypatch.setattr(ladder, "average_candidate", stop)
-    with pytest.raises(RuntimeError, match="stopped"):
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="stopped"):
+        patched.setattr(ladder, "average_candidate", stop)
         world.run(*words)
-    monkeypatch.undo()
     calls: list[object] = []
     monkeypatch.setattr(ladder, "fit_frozen", lambda *args: calls.append(args) or frozen(*args))
+    monkeypatch.setattr(ladder.Ladder, "_frozen", lambda *_: 1e6)  # a slower machine
     result = world.run(*words, "--resume")
     assert not calls
     assert [one["name"] for one in result["candidates"]] == ["constant", "linear", "frozen-1", "average"]

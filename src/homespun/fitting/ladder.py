@@ -54,6 +54,7 @@ from homespun.training.precision import multiplies_faster_in_bf16
 _LINEAR_SHARE = 0.25  # of the time, at most, for the linear model
 _MIN_NETWORK = 60.0  # seconds that a network needs at least
 _MIN_EXAMPLES = 4_000  # or all, that a fine-tuning reads at least (results/fit.md)
+_DESCRIPTION = "candidate.json"
 _REST = 2.0  # seconds for the average, the test and the report, besides their predictions
 _REFIT = 0.5  # of the time of a linear model with its search, without a search
 _MANY_TOKENS = 2.5  # of a word, from which a tokenizer does not suit the texts
@@ -77,7 +78,7 @@ class Ladder:
         self.skipped: list[str] = []
         self.metric = METRICS[self.inspection.task]
         self.linear: LinearFit | None = None
-        for path in (self.folder / "candidates").glob("*/candidate.json"):
+        for path in (self.folder / "candidates").glob(f"*/{_DESCRIPTION}"):
             # time that earlier calls used counts, but for the linear model, which is fitted again
             if path.parent.name != "linear":
                 self.start -= float(read_object(path)["seconds"]["wall"])
@@ -146,7 +147,7 @@ class Ladder:
 
         frozen, tuned = self._frozen(source), self._finetuning(source, _MIN_EXAMPLES)
         epoch = self._finetuning(source, len(self.inspection.train))
-        if frozen + (epoch if tuned <= seconds else 0.0) <= seconds:
+        if self._is_finished(f"frozen-{number}") or frozen + (epoch if tuned <= seconds else 0.0) <= seconds:
             self._rung(f"frozen-{number}", f"frozen {name} with a linear classifier", self._embedding(source), fit)
             seconds -= self.evaluation(source)
         elif tuned <= seconds:
@@ -157,7 +158,8 @@ class Ladder:
             )
         source = replace(source, texts_per_second=rate)  # of all texts, where the first measurement was of few
         seconds -= time.monotonic() - started
-        if seconds < (tuned := self._finetuning(source, _MIN_EXAMPLES)):
+        tuned = self._finetuning(source, _MIN_EXAMPLES)
+        if seconds < tuned and not self._is_finished(f"finetuned-{number}"):
             self._skip(
                 f"fine-tuned {name}: takes at least {formats.duration(tuned)}, and "
                 f"{formats.duration(max(0.0, seconds))} is left; give more --time"
@@ -216,7 +218,7 @@ class Ladder:
             self._skip("student: only fine-tuned classifiers with one label per text can be distilled")
             return
         teacher = max(tuned, key=lambda one: score(one.validation, self.metric))
-        if seconds < _MIN_NETWORK:
+        if seconds < _MIN_NETWORK and not self._is_finished("student"):
             self._skip(f"student of {teacher.title}: {formats.duration(max(0.0, seconds))} is left; give more --time")
             return
         self._rung(
@@ -246,7 +248,7 @@ class Ladder:
                 f"{MIN_CHARACTERS:,}; give more text with --texts, or a checkpoint with --from"
             )
             return
-        if seconds < 2 * _MIN_NETWORK:
+        if seconds < 2 * _MIN_NETWORK and not self._is_finished("own"):
             self._skip(
                 f"own network: {formats.duration(max(0.0, seconds))} is left, and pretraining with fine-tuning takes "
                 f"at least {formats.duration(2 * _MIN_NETWORK)}; give more --time, or a checkpoint with --from"
@@ -288,8 +290,8 @@ class Ladder:
         best = self.best()
         self.display.line(f"{title}: about {formats.duration(expected)}; to beat: {self._value(best)} ({best.title})")
         folder = self.folder / "candidates" / name
-        described = folder / "candidate.json"
-        if described.is_file() and name != "linear":  # a linear model is fitted again in seconds
+        described = folder / _DESCRIPTION
+        if self._is_finished(name):
             seconds = Clock(**read_object(described)["seconds"])
             model = open_text_model(folder / "model")
         else:
@@ -300,6 +302,10 @@ class Ladder:
             write_text(described, json.dumps({"title": title, "seconds": asdict(seconds)}) + "\n")
         self.candidates.append(candidate(name, title, model, self.inspection, seconds))
         self._show(self.candidates[-1])
+
+    def _is_finished(self, name: str) -> bool:
+        """True for a candidate of an earlier call, which is kept; a linear model is fitted again in seconds."""
+        return name != "linear" and (self.folder / "candidates" / name / _DESCRIPTION).is_file()
 
     def _show(self, found: Candidate) -> None:
         self.display.line(
