@@ -124,6 +124,21 @@ def test_a_long_document_is_encoded_in_pieces_to_the_same_tokens(tmp_path, token
     assert tokenizer.decode(corpus.tokens(2)) == "next"
 
 
+def test_joined_pieces_give_the_same_shard(tmp_path, monkeypatch):
+    kept, files = [], []
+    for limit in (10, 10**6):
+        monkeypatch.setattr(shards, "_MAX_PIECES", limit)
+        buffer = shards.ShardBuffer()
+        for number in range(101):
+            buffer.add([np.arange(number % 4, dtype=np.uint16), np.array([number], np.uint16)], None, sentences=True)
+        kept.append(len(buffer.pieces))
+        buffer.write(tmp_path, "shard", sentences=True)
+        files.append((tmp_path / "shard").read_bytes())
+    assert kept[0] < 10
+    assert kept[1] == 202
+    assert files[0] == files[1]
+
+
 def test_sentence_ends_cut_a_document_into_its_sentences(corpus_of, tokenizer):
     corpus = corpus_of(["The market rose. Rates held steady! And fell?", "one line"], sentences=True)
     ends = corpus.sentence_ends(0)

@@ -23,6 +23,8 @@ from homespun.text.formats import without_surrogates
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 
+_MAX_PIECES = 2**16
+
 
 @dataclass
 class ShardBuffer:
@@ -38,6 +40,8 @@ class ShardBuffer:
         """Append a document, the concatenation of ``pieces``, which are its sentences if ``sentences``."""
         sizes = [len(piece) for piece in pieces]
         self.pieces += pieces
+        if len(self.pieces) >= _MAX_PIECES:  # an array takes 100 bytes besides its numbers
+            self.pieces = [np.concatenate(self.pieces)]
         self.lengths.append(sum(sizes))
         self.labels.append(label)
         self.tokens += self.lengths[-1]
