@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -319,4 +319,4 @@ class ClassificationTask:
             decision=self.decision,
         )
         for rows in unlabelled_rows(records, self.data, self.stored, source=source, first=first):
-            yield from map(asdict, predictor.predict_rows(rows))
+            yield from map(vars, predictor.predict_rows(rows))
