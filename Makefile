@@ -28,7 +28,8 @@ help: ## list the targets
 .venv/.installed: requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "$$NO_PYTHON" >&2; exit 1; }
 	test -x .venv/bin/pip || $(PYTHON) -m venv --clear .venv
-	.venv/bin/pip install --disable-pip-version-check --use-pep517 -r requirements.lock
+	.venv/bin/pip install --disable-pip-version-check --use-pep517 --require-hashes --no-deps -r requirements.lock
+	.venv/bin/pip install --disable-pip-version-check torch==$(TORCH)
 	.venv/bin/pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -56,8 +57,10 @@ lock: ## renew requirements.lock with the newest versions that pyproject.toml al
 	@test -n "$(PYTHON)" || { echo "$$NO_PYTHON" >&2; exit 1; }
 	$(PYTHON) -m venv --clear .venv-lock
 	.venv-lock/bin/pip install --disable-pip-version-check '.[dev,docs,track,export,gguf,metrics,vectors,sentencepiece,tune,ray,serve,peers]' hatchling editables torch==$(TORCH)
-	{ sed -n '/^#/p' requirements.lock; .venv-lock/bin/pip freeze --all --exclude homespun --exclude pip \
-		| sed 's/+.*//' | grep -viE '^(nvidia|cuda|triton)'; } > requirements.lock.new
+	.venv-lock/bin/pip freeze --all --exclude homespun --exclude pip | grep -viE '^(torch=|nvidia|cuda|triton)' > .venv-lock/packages.in
+	.venv-lock/bin/pip install --disable-pip-version-check uv
+	{ sed -n '/^#/p' requirements.lock; .venv-lock/bin/uv pip compile --quiet --no-deps --no-header --no-annotate --universal \
+		--generate-hashes .venv-lock/packages.in; } > requirements.lock.new
 	mv requirements.lock.new requirements.lock
 	rm -rf .venv-lock
 
@@ -83,8 +86,10 @@ audit: ## bill of materials and known vulnerabilities of requirements.lock, into
 	@test -n "$(PYTHON)" || { echo "$$NO_PYTHON" >&2; exit 1; }
 	@mkdir -p dist; rm -f dist/sbom.json dist/audit.*; $(PYTHON) -m venv --clear .venv-audit
 	@if $(AUDIT)/pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom; then \
-		$(AUDIT)/cyclonedx-py requirements requirements.lock --output-reproducible -o dist/sbom.json; \
-		$(AUDIT)/pip-audit -r requirements.lock --no-deps --disable-pip --progress-spinner off -f json -o dist/audit.json 2>dist/audit.log; \
+		{ cat requirements.lock; echo torch==$(TORCH); } > dist/requirements.txt; \
+		$(AUDIT)/cyclonedx-py requirements dist/requirements.txt --output-reproducible -o dist/sbom.json; \
+		sed -i.hashes 's/ *\\$$//; /^ *--hash/d' dist/requirements.txt; \
+		$(AUDIT)/pip-audit -r dist/requirements.txt --no-deps --disable-pip --progress-spinner off -f json -o dist/audit.json 2>dist/audit.log; \
 	fi; $(PYTHON) -c "$$SUMMARY"; status=$$?; rm -rf .venv-audit; exit $$status
 
 clean: ## remove what was built; .venv and runs/ stay
