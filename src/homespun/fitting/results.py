@@ -80,8 +80,8 @@ class FitSettings(Config):
     def command(self, **changes: object) -> str:
         """Return the command of a fit with these settings and ``changes``, into a new folder."""
         values = self.model_dump() | changes
-        minutes = values["seconds"] / 60
-        values["seconds"] = f"{minutes:.0f}m" if minutes == round(minutes) else f"{values['seconds']:g}s"
+        seconds = max(1, round(values["seconds"]))
+        values["seconds"] = f"{seconds}s" if seconds % 60 else f"{seconds // 60}m"
         values["columns"] = None if values["columns"] is None else ",".join(values["columns"])
         words = ["homespun", "fit", *values["train"]]
         for name, option in _OPTIONS.items():

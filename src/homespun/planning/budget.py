@@ -280,14 +280,14 @@ class LossForecast:
         if not self.below_threshold:
             return None
         best = THRESHOLD
-        budget = f"{in_millions(best.tokens)} tokens"
+        budget = f"train.budget.tokens={best.tokens / 1e6:g}M"
         if self.seconds_to_threshold is not None:
             minutes = math.ceil(self.seconds_to_threshold / 60)
             budget = f"train.budget.time={f'{minutes}m' if minutes < 180 else f'{math.ceil(minutes / 60)}h'}"
         return (
             f"{in_millions(self.tokens)} tokens: measured classifiers beat TF-IDF only after "
             f"{in_millions(best.tokens)} tokens of pretraining from scratch ({best.model}, {best.task}; {best.source})"
-            f"; set {budget}, or start from a checkpoint (--from)"
+            f"; set {budget} (homespun fit: raise --time), or start from a checkpoint (--from)"
         )
 
     def to_dict(self) -> dict[str, str | float | None]:
