@@ -1,9 +1,9 @@
 """Checkpoints: a folder of safetensors files and a ``state.json`` with plain values and digests.
 
-A sharded training writes folders ``model`` and ``optimizer`` with a file of each process.
+A sharded training writes the folders ``model`` and ``optimizer`` with one file per process.
 
-Nothing is pickled, so reading a checkpoint runs no code. Random state is not stored: data and dropout of a step are
-functions of the seed and the step number.
+Nothing is pickled, so reading a checkpoint executes no code. Random state is not stored: the data and dropout of a step
+are functions of the seed and the step number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STATE = "state.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files were verified."""
+    """A verified checkpoint."""
 
     path: Path
     state: State
@@ -41,7 +41,7 @@ class Checkpoint:
         return int(self.state["step"])
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Read the tensors of ``model`` or ``optimizer`` to the CPU, whole ones also of a sharded checkpoint.
+        """Read the tensors of ``model`` or ``optimizer`` to the CPU; sharded tensors are gathered.
 
         Raises:
             UserError: the file cannot be read.
@@ -62,10 +62,10 @@ def write_checkpoint(
     """Write ``folder`` atomically.
 
     Args:
-        folder: must not exist; its parent must.
+        folder: a new folder with an existing parent.
         tensors: written to one file per name.
         state: plain values, including ``step``.
-        shards: a folder of files of all processes, which becomes the checkpoint.
+        shards: a folder with files of all processes, which is renamed to the checkpoint.
     """
     with atomic_path(folder) as temporary:
         temporary.mkdir() if shards is None else shards.rename(temporary)
@@ -119,7 +119,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """State of an optimizer over named parameters, each tensor as ``<state>/<parameter>``.
+    """Return the state of an optimizer over named parameters, with the keys ``<state>/<parameter>``.
 
     Raises:
         TypeError: a value of the state is not a tensor.
@@ -135,10 +135,10 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load the tensors of `optimizer_tensors`.
+    """Load the result of `optimizer_tensors`.
 
     Raises:
-        UserError: state of a parameter that the optimizer does not have.
+        UserError: the optimizer lacks a parameter of the state.
     """
     names = (name for group in optimizer.param_groups for name in group["param_names"])
     indices = {name: index for index, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""Settings of training, and progress within a budget."""
+"""Settings of training, and progress within the budget."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Warmup = Annotated[
 ]
 Final = Annotated[float, Field(ge=0, le=1, description="final learning rate / peak learning rate")]
 LayerDecay = Annotated[
-    float, Field(gt=0, le=1, description="learning rate of a layer / that of the layer above it; 1: all equal")
+    float, Field(gt=0, le=1, description="learning rate of a layer / learning rate of the layer above; 1: equal")
 ]
 
 
 class Budget(Config):
-    """Limits of a run: the first limit that is reached ends the run and the schedule.
+    """Limits of a run. The first limit that is reached ends the run and the learning rate schedule.
 
     Time is summed over all resumes. It includes data loading, checkpoints and validations, but not preparation, the
-    report, and steps that a killed process lost.
+    report, or steps lost when the process is killed.
     """
 
     time: Duration | None = Field(default=None, description="seconds, or 90s, 20m, 2h, 1h30m")
@@ -67,7 +67,7 @@ class LinearSchedule(Config):
 
 
 class CosineSchedule(Config):
-    """Linear warmup, then decay along half a cosine (Loshchilov and Hutter 2017)."""
+    """Linear warmup, then half-cosine decay to the end of the budget (Loshchilov and Hutter 2017)."""
 
     kind: Literal["cosine"] = "cosine"
     warmup: Warmup = 0.06
@@ -99,7 +99,7 @@ class WarmupStableDecaySchedule(Config):
 
 
 class ConstantSchedule(Config):
-    """Linear warmup, then constant."""
+    """Linear warmup, then a constant learning rate."""
 
     kind: Literal["constant"] = "constant"
     warmup: Warmup = 0.06
@@ -124,7 +124,7 @@ class InverseSquareRootSchedule(Config):
 
 
 def _remaining(share: float, warmup: float) -> float:
-    """Share of the decay that remains, 1 to 0."""
+    """Remaining share of the decay, 1 to 0."""
     return max(0.0, 1.0 - share) / (1.0 - warmup)
 
 
@@ -170,7 +170,7 @@ class AdamW(_OptimizerConfig):
         return self
 
     def build(self, module: nn.Module) -> torch.optim.Optimizer:
-        """Optimizer of the trainable parameters; each group has its ``scale`` of the learning rate."""
+        """Build the optimizer of the trainable parameters; each group has a ``scale`` of the learning rate."""
         groups = parameter_groups(module, weight_decay=self.weight_decay, layer_decay=self.layer_decay)
         return adamw(groups, learning_rate=self.learning_rate, betas=self.betas, eps=self.eps)
 
@@ -178,8 +178,9 @@ class AdamW(_OptimizerConfig):
 class Soap(_OptimizerConfig):
     """One-sided SOAP (Vyas et al. 2025), see `homespun.training.optim.OneSidedSoap`.
 
-    Pretraining reaches a lower loss on the same tokens than with AdamW, which trains norms, biases and matrices with
-    more than 1,024 rows and columns.
+    Reaches a lower pretraining loss than AdamW on the same tokens. AdamW trains norms, biases, and matrices with more
+    than
+    1,024 rows and columns.
     """
 
     kind: Literal["soap"] = "soap"
@@ -210,7 +211,7 @@ class Soap(_OptimizerConfig):
         return []
 
     def build(self, module: nn.Module) -> torch.optim.Optimizer:
-        """Optimizer of the trainable parameters; each group has its ``scale`` of the learning rate."""
+        """Build the optimizer of the trainable parameters; each group has a ``scale`` of the learning rate."""
         groups = parameter_groups(
             module, weight_decay=self.weight_decay, layer_decay=self.layer_decay, others=self.others, widest=MAX_SIDE
         )
@@ -226,10 +227,10 @@ class Soap(_OptimizerConfig):
 
 
 class Adafactor(_OptimizerConfig):
-    """Adam with factored second moments: row and column means of a matrix (Shazeer and Stern 2018).
+    """Adafactor (Shazeer and Stern 2018): Adam with second moments factored into row and column means.
 
     The learning rate, at most ``1 / sqrt(step)``, is multiplied by the root mean square of the parameter, at least by
-    the second ``eps``. As in T5, without momentum and weight decay.
+    the second ``eps``. As in T5, there is no momentum and no weight decay.
     """
 
     kind: Literal["adafactor"] = "adafactor"
@@ -251,7 +252,7 @@ class Adafactor(_OptimizerConfig):
         return self
 
     def build(self, module: nn.Module) -> torch.optim.Optimizer:
-        """Optimizer of the trainable parameters; each group has its ``scale`` of the learning rate."""
+        """Build the optimizer of the trainable parameters; each group has a ``scale`` of the learning rate."""
         groups = parameter_groups(module, weight_decay=self.weight_decay, layer_decay=self.layer_decay)
         return torch.optim.Adafactor(
             groups, lr=self.learning_rate, beta2_decay=self.beta2_decay, eps=self.eps, d=self.clip_threshold
@@ -268,7 +269,9 @@ Optimizer = Annotated[
 class TrainConfig(Config):
     """Settings of the training loop."""
 
-    seed: int = Field(default=0, ge=0, description="of the order and corruption of the data, and of dropout")
+    seed: int = Field(
+        default=0, ge=0, description="random seed of the order and corruption of the data, and of dropout"
+    )
     batch_size: BatchSize = Field(
         default=32,
         description="rows of an optimizer step, over all processes; auto: 16 on a CPU, 64 on a GPU",
@@ -341,7 +344,7 @@ class TrainConfig(Config):
 
     @property
     def unshardable(self) -> str | None:
-        """Reason why ``parallel=fsdp`` cannot train with the other settings, or None."""
+        """Reason why ``parallel=fsdp`` conflicts with other settings, or None."""
         if not self.optimizer.supports_sharding:
             return (
                 f"parallel=fsdp cannot shard the state of optimizer.kind={self.optimizer.kind}; set it to adamw, or "
@@ -375,7 +378,7 @@ class Limits:
 
     @classmethod
     def of(cls, budget: Budget, *, steps_per_epoch: int) -> Limits:
-        """Limits of ``budget``, with epochs as steps, rounded up."""
+        """Convert ``budget``; epochs become steps, rounded up."""
         steps = math.inf if budget.steps is None else budget.steps
         if budget.epochs is not None:
             steps = min(steps, math.ceil(budget.epochs * steps_per_epoch))
@@ -386,9 +389,9 @@ class Limits:
         return min(1.0, self._share(progress, ahead=0.0))
 
     def share_at_mid_step(self, progress: Progress) -> float:
-        """Share at the middle of the next step, which sets its learning rate.
+        """Used share of the budget at the middle of the next step, which sets its learning rate.
 
-        The first step of a warmup then has a learning rate above zero.
+        The learning rate of the first warmup step is therefore above zero.
         """
         return min(1.0, self._share(progress, ahead=0.5))
 

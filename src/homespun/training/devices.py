@@ -1,4 +1,4 @@
-"""Devices of a training, the memory allocator of the CPU, and peak memory."""
+"""Devices, memory allocation on the CPU, and peak memory."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class DistributedContext:
 
     @classmethod
     def join(cls) -> DistributedContext:
-        """Join the processes of `torchrun` or `accelerate launch`, if they started this one.
+        """Join the processes of `torchrun` or `accelerate launch`, if one of them started this process.
 
         The device is the best available one, or the CPU with ``ACCELERATE_USE_CPU=true``.
 
         Raises:
-            UserError: `torchrun` would restart the processes with the store of ended ones.
+            UserError: `torchrun` is configured to restart processes with a store that keeps stale addresses.
         """
         _check_restarts()
         if torch.distributed.is_available():  # its functions keep the process group that exists at their import
@@ -64,9 +64,9 @@ class DistributedContext:
 
 
 def _check_restarts() -> None:
-    """Refuse restarts with a store that has the addresses of ended processes.
+    """Refuse `torchrun` restarts with a store that keeps the addresses of ended processes.
 
-    Measured with torch 2.13: new processes read the addresses of the old ones and wait for them for 30 minutes
+    Measured with torch 2.13: the new processes wait for the old addresses for 30 minutes
     (https://github.com/pytorch/pytorch/issues/135712).
     """
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
@@ -78,15 +78,15 @@ def _check_restarts() -> None:
 
 
 def _destroy_process_group(state: PartialState) -> None:
-    """End the threads of the process group, which may abort the process if they outlive the interpreter."""
+    """End the threads of the process group; the process may abort if they outlive the interpreter."""
     state.destroy_process_group()
     gc.collect()  # deleting the group joins its threads; the last reference may be in a cycle
 
 
 def resolve_dtype(precision: Literal["auto", "float32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
-    """Dtype of the matrix products of a step; weights are always float32.
+    """Choose the dtype of matrix products; weights are always float32.
 
-    ``auto`` is bf16 on a GPU that supports it, else float32; `homespun.training.precision` measures a CPU first.
+    ``auto`` is bf16 on a GPU that supports it, else float32. On a CPU `homespun.training.precision` measures first.
 
     Raises:
         UserError: fp16 without a GPU.
@@ -116,10 +116,10 @@ def has_bf16() -> bool | None:
 
 
 def is_worth_compiling(device: torch.device, limits: Limits) -> bool:
-    """True for ``compile: auto`` on a GPU, in a long run, with compilers installed.
+    """Choose ``compile`` for ``auto``: True for long runs on a GPU with compilers installed.
 
-    Measured: a step of ``spun-decoder-mini`` on an H200 takes 9.8 ms in place of 32 (64 rows of 128 tokens); on a CPU
-    `torch.compile` does not speed up small models.
+    Measured: a step of ``spun-decoder-mini`` on an H200 takes 9.8 ms compiled and 32 ms uncompiled (64 rows of 128
+    tokens). On a CPU `torch.compile` does not speed up small models.
     """
     return (
         device.type == "cuda"
@@ -143,11 +143,12 @@ _KEPT_BYTES = 2**31 - 1  # the largest int
 
 
 def disable_malloc_trim() -> None:
-    """Let glibc keep up to 2 GB of freed memory, and merge the smallest free blocks at once.
+    """Let glibc keep up to 2 GB of freed memory, and merge the smallest free blocks immediately.
 
-    Otherwise tensors above several megabytes are new pages, which the kernel zeroes. Measured on a CPU: 4 % of the time
-    of a small ELECTRA step (23,000 page faults to none), a quarter of BigBird attention at 4,096 tokens; the same peak
-    within 2 %. Without effect on other C libraries.
+    By default glibc allocates tensors above several megabytes as new pages, which the kernel zeroes. Measured on a CPU:
+    saves 4 % of a small ELECTRA step (23,000 page faults to none) and a quarter of BigBird attention at 4,096 tokens;
+    the
+    peak memory is equal within 2 %. No effect with other C libraries.
     """
     mallopt = _glibc("mallopt")
     if mallopt is not None:
@@ -157,7 +158,7 @@ def disable_malloc_trim() -> None:
 
 
 def trim_malloc() -> None:
-    """Return free memory to the system, once."""
+    """Return free memory to the operating system once."""
     gc.collect()
     trim = _glibc("malloc_trim")
     if trim is not None:
@@ -172,10 +173,10 @@ _INTERVAL = 0.02  # seconds; reading the resident size takes about 20 microsecon
 
 
 class PeakMemory:
-    """Peak memory inside ``with``: of the allocator on a GPU, of the process on a CPU.
+    """Context manager that measures peak memory: of the allocator on a GPU, of the process on a CPU.
 
-    On a CPU, free memory is first returned to the system, and a thread samples the resident size; the system's
-    high-water mark would include earlier work.
+    On a CPU, free memory is first returned to the system, and a thread then samples the resident size. The high-water
+    mark of the system would include earlier work.
     """
 
     def __init__(self, device: torch.device) -> None:

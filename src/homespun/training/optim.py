@@ -20,7 +20,7 @@ _LAYER = re.compile(r"layers\.(?P<number>\d+)\.")
 
 
 def layer_scales(names: Sequence[str], layer_decay: float) -> dict[str, float]:
-    """Factors of the learning rate: ``layer_decay ** depth`` (Howard and Ruder 2018; Clark et al. 2020).
+    """Compute learning-rate factors ``layer_decay ** depth`` (Howard and Ruder 2018; Clark et al. 2020).
 
     Depth is 0 for heads and the ``final_norm`` of a ``backbone``, 1 for its last layer, and n + 1 for embeddings and
     other parameters before its n layers.
@@ -49,14 +49,14 @@ def layer_scales(names: Sequence[str], layer_decay: float) -> dict[str, float]:
 def parameter_groups(
     module: nn.Module, *, weight_decay: float, layer_decay: float = 1.0, others: float = 1.0, widest: int = 0
 ) -> list[Group]:
-    """Groups of named parameters, each with its ``weight_decay`` and its ``scale`` of the learning rate.
+    """Group named parameters by ``weight_decay`` and by ``scale`` of the learning rate.
 
     Weight decay applies to matrices, embeddings included, but not to vectors (biases, weights of norms). Frozen
-    parameters are skipped, tied ones counted once.
+    parameters are skipped, tied parameters are counted once.
 
     Args:
         module: model to train.
-        weight_decay: of matrices.
+        weight_decay: weight decay of matrices.
         layer_decay: see `layer_scales`.
         others: scale of the learning rate of parameters without ``rotate``.
         widest: maximum smaller side of matrices in groups with ``rotate``, see `OneSidedSoap`.
@@ -81,7 +81,7 @@ def parameter_groups(
 def adamw(
     groups: list[Group], *, learning_rate: float, betas: tuple[float, float], eps: float
 ) -> torch.optim.Optimizer:
-    """AdamW over `parameter_groups`, fused if the device has a kernel."""
+    """Build AdamW over `parameter_groups`, fused if the device has a kernel."""
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=has_fused(groups))
 
 
@@ -109,7 +109,7 @@ class OneSidedSoap(torch.optim.AdamW):
     For an m x n matrix with m <= n and gradient ``G``, the update is ``Q adam(Q^T G)``, where ``Q`` holds the
     eigenvectors of an exponential average of ``G G^T`` (Vyas et al. 2025, algorithm 3, with the identity as the basis
     of the other side). When ``Q`` changes, the first moment is rotated with it, and the second moment is kept. The
-    state of Adam grows by two m x m matrices. Matrix products follow `torch.autocast`.
+    optimizer state is larger than Adam's by two m x m matrices. Matrix products follow `torch.autocast`.
 
     Args:
         groups: with ``rotate``, see `homespun.training.optim.parameter_groups`.
@@ -197,7 +197,7 @@ class OneSidedSoap(torch.optim.AdamW):
                 matrix.mul_(1 - group["lr"] * group["weight_decay"]).add_(change)
 
     def _stacks(self, matrices: list[Tensor]) -> list[list[Tensor]]:
-        """Group matrices of equal shape where `is_stacked`; each of the others is alone."""
+        """Group matrices of equal shape for which `is_stacked`; the others form groups of one."""
         groups: dict[object, list[Tensor]] = {}
         for matrix in matrices:
             key = (matrix.shape, self._steps.get(matrix)) if is_stacked(matrix.device) else id(matrix)
@@ -205,7 +205,7 @@ class OneSidedSoap(torch.optim.AdamW):
         return list(groups.values())
 
     def _update_states(self, matrices: list[Tensor], gradient: Tensor) -> Tensor:
-        """Update the covariance of each matrix, and its basis if due; returns the bases, joined as ``gradient`` is."""
+        """Update the covariance of each matrix, and its basis if due; returns the bases, joined like ``gradient``."""
         states: list[dict[str, Tensor]] = [self.state[matrix] for matrix in matrices]
         side, tall = min(gradient.shape[-2:]), is_tall(gradient)
         for state, part in zip(states, _split(gradient), strict=True):
@@ -238,16 +238,16 @@ class OneSidedSoap(torch.optim.AdamW):
 
 
 def is_stacked(device: torch.device) -> bool:
-    """True on a GPU, where it takes longer to launch a product of small matrices than to compute it.
+    """True on a GPU, where launching a product of small matrices takes longer than computing it.
 
-    There `_refine` replaces most eigendecompositions: on an H200, 16 matrices of 256 x 256 take 80 ms to decompose, and
-    a step without them 25 ms.
+    With stacked matrices `_refine` replaces most eigendecompositions: on an H200, decomposing 16 matrices of 256 x 256
+    takes 80 ms, and a step without decompositions 25 ms.
     """
     return device.type != "cpu"
 
 
 def _join(matrices: list[Tensor]) -> Tensor:
-    """One matrix as it is, several as (matrices, rows, columns)."""
+    """Stack matrices to (matrices, rows, columns); a single matrix is returned unchanged."""
     return matrices[0] if len(matrices) == 1 else torch.stack(matrices)
 
 
@@ -257,12 +257,12 @@ def _split(joined: Tensor) -> list[Tensor]:
 
 
 def is_tall(matrix: Tensor) -> bool:
-    """True if the matrix has more rows than columns, and the columns are rotated."""
+    """True if the matrix has more rows than columns; the columns are then rotated."""
     return matrix.shape[-2] > matrix.shape[-1]
 
 
 def _eigenvectors(covariance: Tensor) -> Tensor:
-    """(..., m, m) positive semidefinite -> (..., m, m) eigenvectors in columns."""
+    """Compute the (..., m, m) eigenvectors, in columns, of (..., m, m) positive semidefinite matrices."""
     scale = (
         covariance.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=torch.finfo(covariance.dtype).tiny)[..., None, None]
     )
@@ -275,11 +275,12 @@ _ROUNDS = 3  # 1: 0.03 nats more than with eigendecompositions after 1.1 M token
 
 
 def _refine(basis: Tensor, covariance: Tensor) -> Tensor:
-    """(..., m, m) eigenvectors of an earlier covariance -> about those of this one, by perturbation theory.
+    """Update the (..., m, m) eigenvectors of an earlier covariance by first-order perturbation theory.
 
     Eigenvector j gains ``d_ij / (d_j - d_i)`` of eigenvector i, where d is the covariance in the earlier basis, damped
-    where the eigenvalues are close, and the columns are made orthogonal again by a Cholesky decomposition. A GPU
-    computes this for many matrices at once. Columns keep their places; a basis for which it fails is kept.
+    where the eigenvalues are close. A Cholesky decomposition makes the columns orthogonal again. A GPU computes this
+    for
+    many matrices at once. The order of the columns is preserved; a basis for which the decomposition fails is kept.
     """
     refined = basis
     with torch.autocast(basis.device.type, enabled=False):

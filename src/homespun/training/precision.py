@@ -1,4 +1,4 @@
-"""Precision of a training; ``train.precision=auto`` measures matrix products on a CPU."""
+"""Precision of training; ``train.precision=auto`` measures matrix products on a CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from homespun.training.devices import has_bf16, has_lstm, resolve_dtype
 logger = logging.getLogger(__name__)
 
 MIN_SPEEDUP = 1.3
-"""Minimum speed of bfloat16 / float32 products for ``auto`` to choose bf16; only products become faster."""
+"""Minimum speed of bfloat16 / float32 products at which ``auto`` chooses bf16; other operations do not become faster.
+"""
 
 _MIN_SECONDS, _MIN_FLOPS = 60.0, 5e12  # a minute of one core in float32
 _ROUNDS, _SIZE, _SECONDS = 6, 512, 0.3
@@ -47,17 +48,17 @@ def choose_precision(
     batch_size: int,
     row_tokens: float,
 ) -> Precision:
-    """Choose the precision of a new training; a resumed training keeps its precision.
+    """Choose the precision of a new training. A resumed training keeps its precision.
 
     On a CPU ``auto`` is bf16 if the processor has bfloat16 instructions and multiplies at least `MIN_SPEEDUP` times as
     fast with them, measured for 0.3 s once per process. Trainings under a minute of ``train.budget.time`` or under 5e12
-    FLOPs (6 x parameters x tokens, Kaplan et al. 2020, section 2.1) are float32 without a measurement.
+    FLOPs (6 x parameters x tokens, Kaplan et al. 2020, section 2.1) use float32 without a measurement.
 
     Args:
         precision: ``train.precision``.
-        device: of the training.
-        objective: its parameters are counted; may be on the meta device.
-        limits: of the budget.
+        device: device of the training.
+        objective: module whose parameters are counted; may be on the meta device.
+        limits: limits of the budget.
         batch_size: rows of a step.
         row_tokens: mean length of a row.
 
@@ -85,7 +86,7 @@ def choose_precision(
 
 
 def recorded_precision(state: State | None, device: torch.device) -> Precision | None:
-    """Precision of a resumed run, from the ``state`` of its last checkpoint; ``None`` for a new run."""
+    """Return the precision of a resumed run from the ``state`` of its last checkpoint; ``None`` for a new run."""
     if state is None:
         return None
     if "precision" in state:
@@ -105,13 +106,13 @@ def _bf16_speedup(threads: int) -> float:
 
 
 def product_rates(*, size: int, seconds: float) -> tuple[float, float]:
-    """FLOPs a second of square matrix products on the CPU, in float32 and in bfloat16.
+    """Measure FLOPs a second of square matrix products on the CPU, in float32 and in bfloat16.
 
-    Both types alternate and the best round of each counts, so that other processes slow down both.
+    The types alternate and the best round of each counts, so that other processes slow down both equally.
 
     Args:
         size: rows and columns of the matrices.
-        seconds: of the measurement.
+        seconds: duration of the measurement.
     """
     pairs = [tuple(torch.rand(2, size, size).to(dtype)) for dtype in (torch.float32, torch.bfloat16)]
     products = [left @ right for left, right in pairs]  # the first product also allocates and starts threads

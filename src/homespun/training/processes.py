@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Interruption:
-    """Inside ``with``, the first SIGINT or SIGTERM sets ``requested``; a second Ctrl-C raises `KeyboardInterrupt`.
+    """Context manager: the first SIGINT or SIGTERM sets ``requested``, a second Ctrl-C raises `KeyboardInterrupt`.
 
     Has no effect outside the main thread, the only one that receives signals.
     """
@@ -72,15 +72,16 @@ _TRACEBACK_CHARACTERS = 4000  # so that the tracebacks of all processes fit into
 
 
 def is_launched() -> bool:
-    """True in a process of ``torchrun``, ``accelerate launch`` or `launch` with more than one."""
+    """True in one of several processes of ``torchrun``, ``accelerate launch`` or `launch`."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def launch(count: int, function: Callable[..., object], *arguments: object) -> None:
-    """Call ``function(*arguments)`` in ``count`` new CPU processes, joined to a group by `DistributedContext.join`.
+    """Call ``function(*arguments)`` in ``count`` new CPU processes that form a process group.
 
-    The processes share the threads of this one equally and communicate over the loopback interface. Only the first
-    prints warnings. SIGINT and SIGTERM are passed on; a second Ctrl-C kills all. No process outlives the call.
+    The processes join by `DistributedContext.join`, share the threads of this process equally, and communicate over the
+    loopback interface. Only the first prints warnings. SIGINT and SIGTERM are forwarded; a second Ctrl-C kills all
+    processes. No process outlives the call.
 
     Args:
         count: number of processes.
@@ -88,7 +89,7 @@ def launch(count: int, function: Callable[..., object], *arguments: object) -> N
         arguments: picklable arguments of ``function``.
 
     Raises:
-        UserError: the first process to fail raised it, or a process was killed.
+        UserError: raised by the first process that failed, or a process was killed.
         RuntimeError: another exception of a process, with its traceback.
         KeyboardInterrupt: the processes were interrupted before they could save a checkpoint.
     """

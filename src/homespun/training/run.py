@@ -67,7 +67,7 @@ def processor_name() -> str:
 
 
 def _commit() -> str | None:
-    """Commit of the current folder, with ``+changes`` for uncommitted ones; ``None`` without git."""
+    """Commit of the current folder, followed by ``+changes`` if files are modified; ``None`` without git."""
     try:
         commit = _git("rev-parse", "HEAD").strip()
         return f"{commit}+changes" if _git("status", "--porcelain", "--untracked-files=no") else commit
@@ -86,7 +86,7 @@ _CONFIG, _ENVIRONMENT, _METRICS, _RESULT = "config.yaml", "environment.json", "m
 
 
 class Run:
-    """A run folder. Only the main process writes; in other processes every write has no effect."""
+    """Run folder. Only the main process writes; in other processes every write has no effect."""
 
     def __init__(self, path: str | Path, *, main: bool = True) -> None:
         self.path = Path(path)
@@ -94,12 +94,12 @@ class Run:
 
     @classmethod
     def create(cls, path: str | Path, config: BaseModel, *, resume: bool, main: bool = True) -> Run:
-        """Create a run in ``path``, or open an existing one to resume it.
+        """Create a run in ``path``, or open an existing run to resume it.
 
         Args:
-            path: a folder that does not exist, is empty (except for files of a run that was killed while it was
-                created), or, with ``resume``, holds the run.
-            config: complete settings of the run; those of an existing run may differ only in ``train.budget``,
+            path: a new or empty folder, which may contain files of a run that was killed while it was created; with
+                ``resume``, the folder of a run.
+            config: complete settings of the run; the config of an existing run may differ only in ``train.budget``,
                 ``train.processes`` and ``train.parallel``.
             resume: continue an existing run.
             main: True in the process that writes.
@@ -150,7 +150,7 @@ class Run:
     def save_checkpoint(
         self, tensors: Mapping[str, Mapping[str, Tensor]], state: State, *, keep: int, shards: Path | None = None
     ) -> None:
-        """Write ``checkpoints/step-<state["step"]>`` unless it exists, and remove older ones.
+        """Write ``checkpoints/step-<state["step"]>`` unless it exists, and remove older checkpoints.
 
         Args:
             tensors: written to one file per name, ``model`` and ``optimizer``.
@@ -181,11 +181,11 @@ class Run:
                 self._remove(old)
 
     def shards_folder(self, step: int) -> Path:
-        """Temporary folder for the tensors of all processes; `rewind` removes one of a killed run."""
+        """Temporary folder for the tensors of all processes; `rewind` removes that of a killed run."""
         return self.path / "checkpoints" / f"{TEMPORARY}shards-{step}"
 
     def latest_checkpoint(self) -> Checkpoint | None:
-        """Last valid checkpoint, or ``None`` without checkpoints; invalid ones are skipped with a warning.
+        """Last valid checkpoint, or ``None`` without checkpoints. Invalid checkpoints are skipped with a warning.
 
         Raises:
             UserError: no checkpoint is valid.
@@ -193,7 +193,7 @@ class Run:
         return self._first_valid(list(reversed(self._folders())))
 
     def latest_state(self) -> State | None:
-        """Last valid state of a checkpoint, without its tensors; ``None`` if there is none."""
+        """State of the last valid checkpoint, without tensors; ``None`` without checkpoints."""
         for folder in reversed(self._folders()):
             try:
                 return read_state(folder)[0]
@@ -202,7 +202,7 @@ class Run:
         return None
 
     def best_checkpoint(self) -> Checkpoint | None:
-        """Valid checkpoint of the best validation, or else the last one; ``None`` without checkpoints.
+        """Valid checkpoint with the best validation, else the last one; ``None`` without checkpoints.
 
         Raises:
             UserError: no checkpoint is valid.
@@ -211,7 +211,7 @@ class Run:
         return self._first_valid(scored + [f for f in reversed(self._folders()) if f not in scored])
 
     def rewind(self, checkpoint: Checkpoint | None, *, keep: int | None = None) -> None:
-        """Reset the folder to its state after ``checkpoint``, or to that of a new run for ``None``.
+        """Reset the folder to its state after ``checkpoint``, or to a new run for ``None``.
 
         ``keep`` is as in `save_checkpoint`: a process can be killed before it removes older checkpoints.
         """
@@ -240,7 +240,7 @@ class Run:
         return sorted((p for p in folders if p.name.removeprefix("step-").isdecimal()), key=_step)
 
     def _by_score(self) -> list[Path]:
-        """Valid checkpoints with a score, best first; of equal ones, the earlier first."""
+        """Valid checkpoints with a score, best first; the earlier first if scores are equal."""
         scores: dict[Path, float] = {}
         for folder in self._folders():
             try:
@@ -271,10 +271,10 @@ class Run:
 
 
 def holds_run(path: Path, *, resume: bool) -> bool:
-    """True if ``path`` holds a run to resume; False if a run can be created there.
+    """Check that ``path`` can be used: True if it holds a run to resume, False if a run can be created.
 
     Raises:
-        UserError: neither is the case, or ``path`` holds a run and ``resume`` is False.
+        UserError: neither is possible, or ``path`` holds a run and ``resume`` is False.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a folder; set --out to a new folder")
@@ -300,7 +300,7 @@ def _step(folder: Path) -> int:
 
 
 def _plain(value: object) -> Any:
-    """Convert to JSON values; numbers that are not finite become null."""
+    """Convert to JSON values; NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -311,7 +311,7 @@ def _plain(value: object) -> Any:
 
 
 def _with_defaults(tree: Tree, kind: type[BaseModel]) -> Tree:
-    """Add the defaults of settings that are newer than the config."""
+    """Add defaults of settings that the config, written by an earlier version, lacks."""
     try:
         return dict(yaml.safe_load(dump(kind.model_validate(tree))))
     except ValidationError:

@@ -1,7 +1,7 @@
 """Fully sharded data parallel training (ZeRO stage 3, Rajbhandari et al. 2020) by `torch.distributed.fsdp.fully_shard`.
 
-Each process holds a part of every weight, gradient and optimizer state, and gathers the weights of a layer to compute
-with it.
+Each process holds a shard of every weight, gradient and optimizer state, and gathers the weights of a layer for its
+forward and backward pass.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from homespun.nn.torch_private import remove_sharding
 
 
 class ShardedObjective(nn.Module):
-    """An objective whose parameters are sharded in place over all processes, by layer where that is possible.
+    """Shard the parameters of an objective in place over all processes, layer by layer where possible.
 
-    Stacks that do not call their layers, such as reversible ones, are gathered completely.
+    Stacks that do not call their layers, such as reversible stacks, are gathered completely.
 
     Args:
-        objective: with equal weights in all processes.
+        objective: objective with equal weights in all processes.
         device: device of this process.
     """
 
@@ -46,19 +46,19 @@ class ShardedObjective(nn.Module):
         fully_shard(self, mesh=mesh)
 
     def forward(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor | float, float]]:
-        """Fields of the terms of the loss; the hooks of FSDP find tensors only in built-in containers."""
+        """Compute the loss terms as tuples: the hooks of FSDP find tensors only in built-in containers."""
         loss: Loss = self.objective(batch)
         return {name: (term.sum, term.count, term.weight) for name, term in loss.terms.items()}
 
     def loss(self, batch: Batch) -> Loss:
-        """Loss of the objective."""
+        """Compute the loss of the objective."""
         with warnings.catch_warnings():  # of layers that return views, which no stack changes in place
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
             return Loss({name: Term(*fields) for name, fields in self(batch).items()})
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Gather the weights outside of layers, so that parts of the objective can be called."""
+        """Gather the weights outside of layers, so that submodules of the objective can be called."""
         assert isinstance(self, FSDPModule)
         self.unshard()
         try:
@@ -67,7 +67,7 @@ class ShardedObjective(nn.Module):
             self.reshard()
 
     def restore(self, *, main: bool) -> None:
-        """Turn the objective back into an ordinary module; its weights are on the device ``meta`` unless ``main``."""
+        """Restore an unsharded module; its weights are on the ``meta`` device unless ``main``."""
         full: dict[Tensor, nn.Parameter] = {}
         for parameter in self.objective.parameters():
             tensor = self.full(parameter.detach())
@@ -78,15 +78,15 @@ class ShardedObjective(nn.Module):
                 setattr(module, name, full[value])
 
     def plain(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
-        """Return the parameters that are not sharded at present."""
+        """Return the parameters that are currently not sharded."""
         return [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
 
     def full(self, tensor: Tensor) -> Tensor:
-        """Gather a sharded tensor; called by all processes."""
+        """Gather a sharded tensor. All processes must call this."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def write(self, groups: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
-        """Write the parts of this process into ``folder/<group>``; called by all processes.
+        """Write the shards of this process into ``folder/<group>``. All processes must call this.
 
         Raises:
             UserError: a process could not write.
@@ -102,20 +102,20 @@ class ShardedObjective(nn.Module):
                 ) from None
 
     def read(self, folder: Path, name: str) -> dict[str, Tensor]:
-        """Read the parts of this process of the ``model`` or ``optimizer`` of a checkpoint in either format."""
+        """Read the shards of this process of the ``model`` or ``optimizer`` of a checkpoint in either format."""
         return read_tensors(folder, name, dict(self.objective.named_parameters()))
 
     def most(self, count: int) -> int:
-        """The largest ``count`` of all processes."""
+        """Maximum of ``count`` over all processes."""
         counts = torch.tensor(count, device=self._device)
         torch.distributed.all_reduce(counts, torch.distributed.ReduceOp.MAX)
         return int(counts)
 
 
 def read_tensors(folder: Path, name: str, parameters: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Read the ``model`` or ``optimizer`` of a checkpoint: whole, or the parts of this process of sharded parameters.
+    """Read the ``model`` or ``optimizer`` of a checkpoint, completely or as shards for ``parameters``.
 
-    No file has pickled content: each is a safetensors file with the offsets of its parts in JSON.
+    The files are not pickled: each is a safetensors file with the offsets of its shards in JSON.
     """
     reader = HuggingFaceStorageReader(str(folder / name if (folder / name).is_dir() else folder))
     tensors: dict[str, Tensor] = {}
@@ -133,7 +133,7 @@ def read_tensors(folder: Path, name: str, parameters: Mapping[str, Tensor] | Non
 
 
 def sharded_layers(objective: nn.Module) -> list[nn.Module]:
-    """Layers that their stack calls, and that share no parameter with the rest of the objective."""
+    """Find the layers that their stack calls and that share no parameter with the rest of the objective."""
     layers: dict[nn.Module, None] = {}
     for module in objective.modules():
         stack = getattr(module, "layer_stack", None)

@@ -40,7 +40,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Loss terms of a step; the gradients themselves are in the parameters."""
+    """Loss terms of a step; the gradients are stored in the parameters."""
 
     names: list[str]
     weights: list[float]
@@ -48,7 +48,7 @@ class Gradients:
 
 
 class TrainingStep:
-    """An objective on its device, in its precision, with its optimizer.
+    """Objective with its device, precision and optimizer.
 
     Args:
         objective: moved to the device and trained in place.
@@ -57,7 +57,7 @@ class TrainingStep:
         compiled: use `torch.compile`.
 
     Raises:
-        UserError: the device lacks the precision, every parameter is frozen, or one cannot be sharded.
+        UserError: the device lacks the precision, every parameter is frozen, or a parameter cannot be sharded.
     """
 
     def __init__(self, objective: nn.Module, config: TrainConfig, accelerator: Accelerator, *, compiled: bool) -> None:
@@ -92,7 +92,7 @@ class TrainingStep:
         Args:
             parts: micro-batches of this process.
             targets: number of targets of each term, over all micro-batches and processes.
-            seed: of dropout.
+            seed: random seed of dropout.
 
         Raises:
             UserError: the objective cannot be compiled.
@@ -120,7 +120,7 @@ class TrainingStep:
         names: list[str] = []
         weights: list[float] = []
         totals: Tensor | None = None
-        # of shards, every process takes part in every forward pass, also one with fewer micro-batches
+        # with FSDP every process takes part in every forward pass, even with fewer micro-batches
         idle = 0 if self._sharded is None else self._sharded.most(len(parts)) - len(parts)
         for index, part in enumerate(parts):
             last = index == len(parts) - 1
@@ -151,7 +151,7 @@ class TrainingStep:
         return Gradients(names, weights, totals)
 
     def _zero(self) -> Tensor:
-        """() float: 0, a function of every trained parameter, except those of sharded layers."""
+        """() zero that depends on every trained parameter, except those of sharded layers."""
         trained = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
         plain = trained if self._sharded is None else self._sharded.plain(trained)
         return torch.stack([parameter.sum() for parameter in plain]).sum() * 0.0 if plain else torch.zeros(())
@@ -160,7 +160,7 @@ class TrainingStep:
         """Clip the gradients and update the parameters.
 
         Raises:
-            NotFinite: a loss term or gradient is not finite; nothing is changed.
+            NotFinite: a loss term or gradient is not finite; the parameters are unchanged.
             UserError: out of memory.
         """
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
@@ -192,17 +192,17 @@ class TrainingStep:
         return Update(loss, means, norm_value)
 
     def autocast(self, *, enabled: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Context for calls of the objective."""
+        """Return the autocast context for calls of the objective."""
         return torch.autocast(self.device.type, dtype=self._dtype, enabled=enabled and self._dtype != torch.float32)
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Context for calls of the objective or of its parts between two steps."""
+        """Return a context for calls of the objective or its submodules between two steps."""
         with self.autocast(), contextlib.nullcontext() if self._sharded is None else self._sharded.gathered():
             yield
 
     def tensors(self, shards: Path) -> dict[str, dict[str, Tensor]]:
-        """Tensors to save in a checkpoint; none if they are sharded, and every process has written ``shards``.
+        """Return the tensors for a checkpoint; empty with FSDP, where every process writes to ``shards``.
 
         Raises:
             UserError: a process could not write.
@@ -214,14 +214,14 @@ class TrainingStep:
         return {}
 
     def end(self) -> None:
-        """Make the objective an ordinary module again, complete in the main process."""
+        """Make the objective an ordinary module again, with all weights in the main process."""
         if self._sharded is not None:
             self._optimizer.zero_grad(set_to_none=True)
             self._optimizer.state.clear()
             self._sharded.restore(main=self.accelerator.is_main_process)
 
     def state(self) -> State:
-        """Plain values to save in a checkpoint."""
+        """Return the plain values for a checkpoint."""
         return {"scaler": self._scaler.state_dict()}
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -244,7 +244,7 @@ def check_sharding(objective: nn.Module, config: TrainConfig) -> None:
 
 
 def set_gradient_checkpointing(objective: nn.Module, enabled: bool) -> None:
-    """Switch gradient checkpointing in every backbone of ``objective``."""
+    """Enable or disable gradient checkpointing in every backbone of ``objective``."""
     for module in objective.modules():
         if hasattr(module, "gradient_checkpointing"):
             module.gradient_checkpointing = enabled  # type: ignore[assignment]

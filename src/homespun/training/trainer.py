@@ -1,4 +1,4 @@
-"""Training loop: an iterator of steps, so that observers are code in a for loop instead of callbacks."""
+"""Training loop as an iterator of steps: observers are code in a for loop, not callbacks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Interrupted(UserError):
 
 @dataclass(frozen=True)
 class StepResult:
-    """An optimizer step, over all its micro-batches and processes."""
+    """Result of an optimizer step, over all its micro-batches and processes."""
 
     number: int  # 1 for the first
     epoch: float  # epochs so far
@@ -64,9 +64,10 @@ class Trainer:
     """Train ``objective`` on ``loader`` within the budget of ``config``, and log to ``run``.
 
     A run with checkpoints resumes from the last one. Each step is a function of the weights and of (seed, step,
-    process), so that a resumed run equals an uninterrupted one bit by bit under budgets of steps, tokens or epochs, and
-    code between two steps does not change the training. The gradient of a step is that of `Loss.total` over all its
-    targets, for any split into micro-batches and processes. Leaving the loop early saves a checkpoint.
+    process). A resumed run is therefore bit-identical to an uninterrupted one under budgets of steps, tokens or epochs,
+    and
+    code between two steps does not change the training. The gradient of a step is the gradient of `Loss.total` over all
+    its targets, for any split into micro-batches and processes. Leaving the loop early saves a checkpoint.
 
     Args:
         objective: maps a batch to its `Loss`; moved to the device and trained in place.
@@ -101,7 +102,7 @@ class Trainer:
         context = DistributedContext.join()
         if (loader.rank, loader.world_size) != (context.rank, context.world_size):
             raise ValueError(f"the loader has rank {loader.rank} of {loader.world_size}, but this process is {context}")
-        # `TrainingStep` applies autocast: the precision of an accelerator would hold for later ones in this process
+        # `TrainingStep` applies autocast: the precision of an accelerator would persist in this process
         handler = DistributedDataParallelKwargs(broadcast_buffers=False)
         self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[handler])
         if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
@@ -282,14 +283,14 @@ class Trainer:
         )
 
     def _step_targets(self, parts: list[Batch]) -> tuple[dict[str, float], int]:
-        """Number of targets of each term and of tokens, over micro-batches and processes."""
+        """Count the targets of each term and the tokens, over micro-batches and processes."""
         names = sorted({name for part in parts for name in part.targets})
         values = [sum(part.targets.get(name, 0.0) for part in parts) for name in names]
         *values, total = self._sum([*values, float(sum(part.real_tokens for part in parts))])
         return dict(zip(names, values, strict=True)), round(total)
 
     def _halve_micro_batches(self, number: int, parts: list[Batch]) -> list[Batch]:
-        """Halve the size of micro-batches, and return those of this step."""
+        """Halve the micro-batch size, and return the micro-batches of this step."""
         size = max(part.num_rows for part in parts)
         if self.world_size > 1:  # the other processes wait for the gradients of this one
             raise UserError(f"out of memory with micro-batches of {size} rows; lower train.micro_batch_size")
@@ -307,7 +308,7 @@ class Trainer:
         return math.floor(self.limits.share(self.progress) / self.config.validate_every + 1e-9)
 
     def _too_soon(self) -> bool:
-        """True if too little of a time budget has passed since the last validation."""
+        """True if the minimum time since the last validation has not passed."""
         since = self.progress.seconds - self._validated
         return math.isfinite(self.limits.seconds) and since < _REST * self.progress.closing_seconds
 

@@ -1,4 +1,4 @@
-"""Validation losses and metrics of a training, and its TensorBoard log."""
+"""Validation loss and metrics, and the TensorBoard log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EvalResult:
     metrics: Metrics = field(default_factory=dict)
 
     def score(self, metric: str) -> float:
-        """Value of ``loss`` or of a metric, negated if lower is better; -inf for NaN and ``None``.
+        """Return ``loss`` or a metric, negated if lower is better; -inf for NaN and ``None``.
 
         Raises:
             UserError: there is no such metric (see `homespun.metrics.registry`).
@@ -48,15 +48,15 @@ class EvalResult:
 
 
 def by_term(loss: float, losses: Mapping[str, float]) -> dict[str, float]:
-    """Log entries: ``loss/total``, the weighted sum, and ``loss/TERM``, the mean of each term."""
+    """Return log entries: ``loss/total``, the weighted sum, and ``loss/TERM``, the mean of each term."""
     return {"loss/total": loss} | {f"loss/{term}": value for term, value in losses.items()}
 
 
 def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.device | str) -> EvalResult:
-    """Mean of every loss term over ``batches``, in evaluation mode.
+    """Compute the mean of every loss term over ``batches``, in evaluation mode.
 
-    Deterministic, also for objectives that sample, such as ELECTRA. Restores the random state and the mode of
-    ``objective``.
+    Deterministic, also for objectives that sample, such as ELECTRA. The random state and the mode of ``objective`` are
+    restored.
 
     Raises:
         UserError: ``batches`` is empty.
@@ -95,7 +95,7 @@ def _total(values: list[Tensor]) -> float:
 
 
 class TensorBoard:
-    """TensorBoard log of steps and validations in ``folder``; entries after ``step``, which are repeated, are hidden.
+    """Write a TensorBoard log of steps and validations in ``folder``; entries after ``step`` are hidden.
 
     Raises:
         UserError: TensorBoard is not installed.
