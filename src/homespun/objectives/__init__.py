@@ -1,3 +1,1 @@
-"""Pretraining objectives: a seeded ``collate`` from rows to a batch, and a module that computes the `Loss` of a
-batch.
-"""
+"""Pretraining objectives: a seeded ``collate`` from rows to a batch, and a module that computes the `Loss`."""

@@ -1,7 +1,7 @@
-"""Adversarial fine-tuning: a loss on perturbed embeddings, scale-invariant (SiFT) or plain (Miyato et al. 2017).
+"""Adversarial fine-tuning by perturbed embeddings: scale-invariant (SiFT) or plain (Miyato et al. 2017).
 
-A first pass finds the perturbation that raises the loss most, a second pass is trained on it. Both have the dropout of
-the pass without a perturbation.
+A first pass finds the perturbation that increases the loss most, and a second pass trains on it. Both use the dropout
+mask of the pass without a perturbation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SumAndCount = tuple[Tensor, Tensor | float]
 
 
 def symmetric_kl(perturbed: Tensor, clean: Tensor) -> Tensor:
-    """(texts, classes) of each -> (texts,) ``KL(p || q) + KL(q || p)``.
+    """Compute the (texts,) ``KL(p || q) + KL(q || p)`` of two (texts, classes) logits.
 
     As in the released code, no gradient flows through the first argument of each divergence.
     """
@@ -41,21 +41,21 @@ def symmetric_kl(perturbed: Tensor, clean: Tensor) -> Tensor:
 
 
 def binary_symmetric_kl(perturbed: Tensor, clean: Tensor) -> Tensor:
-    """`symmetric_kl` of multi-label logits: (texts,), the mean over the labels."""
+    """Compute the (texts,) `symmetric_kl` of multi-label logits, the mean over the labels."""
     return symmetric_kl(binary_log_probs(perturbed), binary_log_probs(clean)).mean(-1)
 
 
 def squared_error(perturbed: Tensor, clean: Tensor) -> Tensor:
-    """(texts, numbers) of each -> (texts,) mean squared error, for regression."""
+    """Compute the (texts,) mean squared error of two (texts, numbers) predictions."""
     return (perturbed.float() - clean.float()).square().flatten(1).mean(-1)
 
 
 class SiftConfig(Config):
     """Scale-invariant fine-tuning (He et al. 2021, DeBERTa, section 5; Jiang et al. 2020).
 
-    The loss is the distance between predictions with and without a perturbation of the embeddings, which are normalised
-    to mean 0 and deviation 1 first, so that long and short vectors are perturbed equally. Defaults are those of the
-    released code; as there, the embeddings get no gradient from the perturbed pass.
+    The loss is the distance between predictions with and without a perturbation of the embeddings. These are first
+    normalised to mean 0 and deviation 1, so that long and short vectors are perturbed equally. The defaults, and the
+    missing gradient of the embeddings in the perturbed pass, follow the released code.
     """
 
     kind: Literal["sift"] = "sift"
@@ -65,27 +65,27 @@ class SiftConfig(Config):
     step_size: float = Field(default=1e-4, gt=0, description="size of the ascent step; the maximum of each token")
 
     def init(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
-        """Random initial perturbation."""
+        """Draw the initial perturbation."""
         drawn = torch.randn(vectors.shape, generator=generator).to(vectors.device)
         return drawn.clamp_(-2, 2) * self.init_perturbation
 
     def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
-        """One gradient-ascent step on the perturbation."""
+        """Take a gradient-ascent step on the perturbation."""
         return delta + self.step_size * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
 
     def perturb(self, vectors: Tensor, delta: Tensor) -> Tensor:
-        """(batch, seq, embedding) before the norm: ``normalised + delta`` in the original scale."""
+        """Perturb the normalised (batch, seq, embedding) vectors, and return to the original scale."""
         vectors = vectors.detach()
         deviation = vectors.float().std(-1, correction=0, keepdim=True)
         return vectors + (delta * deviation).to(vectors.dtype)
 
     def adversarial_loss(self, objective: HasLogits, batch: Batch, clean: Tensor, distance: Distance) -> SumAndCount:
-        """Sum of the distances from the ``clean`` predictions, and the number of texts."""
+        """Sum the distances from the ``clean`` predictions, and count the texts."""
         return distance(objective.logits(batch), clean).sum(), float(batch.num_rows)
 
 
 class PlainAdversarialConfig(Config):
-    """Adversarial training (Miyato et al. 2017): the loss of the labels on perturbed embeddings."""
+    """Adversarial training (Miyato et al. 2017): the classification loss on perturbed embeddings."""
 
     kind: Literal["plain"] = "plain"
     like: ClassVar[str | None] = "loss"
@@ -93,20 +93,20 @@ class PlainAdversarialConfig(Config):
     epsilon: float = Field(default=1.0, gt=0, description="L2 norm of the perturbation of a sequence")
 
     def init(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
-        """Zero initial perturbation."""
+        """Return a zero perturbation."""
         return torch.zeros(vectors.shape, device=vectors.device)
 
     def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
-        """Perturbation with norm ``epsilon`` along the gradient."""
+        """Return the perturbation of norm ``epsilon`` along the gradient."""
         norm: Tensor = gradient.flatten(1).norm(dim=1)[:, None, None]
         return self.epsilon * gradient / (1e-12 + norm)
 
     def perturb(self, vectors: Tensor, delta: Tensor) -> Tensor:
-        """(batch, seq, embedding) before the norm."""
+        """Add the perturbation to the (batch, seq, embedding) vectors."""
         return vectors + delta.to(vectors.dtype)
 
     def adversarial_loss(self, objective: HasLogits, batch: Batch, clean: Tensor, distance: Distance) -> SumAndCount:
-        """Loss of the labels, and its number of targets."""
+        """Compute the loss on the labels, and count its targets."""
         term = objective.output(batch).loss.terms["loss"]
         return term.sum, term.count
 
@@ -121,7 +121,7 @@ def check_not_frozen(adversary: SiftConfig | PlainAdversarialConfig | None, *, f
 
 
 class AdversarialObjective(WrappedClassifier):
-    """Adds the term ``adversarial`` in training.
+    """Add the term ``adversarial`` in training.
 
     Args:
         objective: the wrapped objective.
@@ -136,7 +136,7 @@ class AdversarialObjective(WrappedClassifier):
         self.adversary, self.distance = adversary, distance
 
     def output(self, batch: Batch) -> ClassifierOutput:
-        """Output without a perturbation; its loss has the term ``adversarial`` if gradients are enabled."""
+        """Compute the output without a perturbation; the loss has ``adversarial`` if gradients are enabled."""
         if not (self.training and torch.is_grad_enabled()):
             return self.objective.output(batch)
         seed = int(torch.randint(2**62, ()))
@@ -162,7 +162,7 @@ class AdversarialObjective(WrappedClassifier):
 
 
 class _EmbeddingPerturbation:
-    """Hook before the norm of the embeddings that adds the perturbation."""
+    """Hook that adds the perturbation to the input of the embedding norm."""
 
     def __init__(self, adversary: SiftConfig | PlainAdversarialConfig, generator: torch.Generator) -> None:
         self.adversary, self.generator = adversary, generator
@@ -183,7 +183,7 @@ class _EmbeddingPerturbation:
             handle.remove()
 
     def ascend(self, adversarial_loss: Tensor) -> None:
-        """Step along the gradient, unless it is not finite, as in half precision."""
+        """Step along the gradient, unless it is not finite, as may happen in half precision."""
         assert self.delta is not None
         (gradient,) = torch.autograd.grad(adversarial_loss, self.delta)
         delta = self.adversary.step(self.delta, gradient).detach()
@@ -192,7 +192,7 @@ class _EmbeddingPerturbation:
 
 @contextlib.contextmanager
 def _seeded_dropout(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw dropout from ``seed`` in this context."""
+    """Context in which dropout is drawn from ``seed``."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

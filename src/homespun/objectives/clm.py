@@ -23,7 +23,7 @@ from homespun.text.tokenizer import Tokenizer
 
 
 def find_next_tokens(batch: Batch, excluded: Sequence[tuple[int, int]] = ()) -> tuple[Tensor, Tensor]:
-    """Positions of tokens that are followed by a token of the same document, and these following tokens.
+    """Find the tokens that are followed by a token of the same document, and the following tokens.
 
     Args:
         batch: padded rows.
@@ -46,15 +46,16 @@ def find_next_tokens(batch: Batch, excluded: Sequence[tuple[int, int]] = ()) -> 
 
 
 def find_false_ends(rows: Sequence[Row]) -> list[tuple[int, int]]:
-    """(row, position) before each final [SEP] whose document continues in another row."""
+    """Return the (row, position) before each final [SEP] whose document continues in another row."""
     return [(number, len(row.input_ids) - 2) for number, row in enumerate(rows) if row.cut[1]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ClmCollator:
-    """Collate: the label of a token is the next token of the same document.
+    """Collate rows; the label of a token is the next token of the same document.
 
-    A [SEP] that ends a row inside a document is no label, or a model would learn to end texts at the row's length.
+    A [SEP] that ends a row inside a document is not a label; otherwise a model would learn to end texts at the row
+    length.
     """
 
     pad_id: int
@@ -80,7 +81,7 @@ class CausalLM(PretrainingConfig):
         return ClmCollator(tokenizer.pad_id)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> CausalLMObjective:
-        """Objective with the backbone of ``model``, and its language model head or a new one.
+        """Build the objective with the backbone of ``model`` and its language model head, or a new head.
 
         Raises:
             UserError: the backbone is not causal.
@@ -97,7 +98,7 @@ class CausalLM(PretrainingConfig):
 
 
 def build_clm_head_config(backbone: StackConfig) -> CausalLMHeadConfig:
-    """A new head. Its projection to narrower embeddings has a bias if the layers have."""
+    """Build the config of a new head. A projection to narrower embeddings has a bias if the layers have biases."""
     if backbone.embedding_size in (0, backbone.hidden_size):
         return CausalLMHeadConfig()
     return CausalLMHeadConfig(transform_bias=backbone.mlp_bias)
@@ -113,7 +114,7 @@ class CausalLMObjective(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class WithNextTokenCounts:
-    """Collate that also counts the next tokens, the targets of the auxiliary loss."""
+    """Collate that also counts the next tokens, which are the targets of the auxiliary loss."""
 
     collate: Collate
 
@@ -137,7 +138,7 @@ class AuxiliaryLM(nn.Module):
 
     @classmethod
     def of(cls, model: Model, config: ModelConfig, weight: float) -> AuxiliaryLM:
-        """Build it for a pretrained model, with its language model head or a new one on its word embeddings.
+        """Build the loss for a pretrained model, with its language model head or a new head on its word embeddings.
 
         Raises:
             UserError: the model is not causal.
@@ -152,7 +153,7 @@ class AuxiliaryLM(nn.Module):
         return cls(head, weight)
 
     def forward(self, hidden: Tensor, batch: Batch) -> Term:
-        """(sequences, seq, hidden) -> the term ``causal``."""
+        """Compute the term ``causal`` from (sequences, seq, hidden) hidden states."""
         positions, labels = find_next_tokens(batch)
         prediction = self.head.predict(gather_positions(hidden, positions), labels)
         return Term(prediction.loss, torch.tensor(float(len(labels))), weight=self.weight)

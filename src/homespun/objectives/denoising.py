@@ -1,4 +1,4 @@
-"""Denoising: reconstruct a text from a corrupted one (Lewis et al. 2020, BART)."""
+"""Denoising: reconstruction of a text from a corrupted text (BART, Lewis et al. 2020)."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ from homespun.text.tokenizer import Tokenizer
 
 
 def mask_tokens(ids: np.ndarray, generator: torch.Generator, *, probability: float, mask_id: int) -> np.ndarray:
-    """(seq,) -> (seq,): ``round(probability * seq)`` random tokens are replaced by the mask token."""
+    """Replace ``round(probability * seq)`` random tokens of (seq,) ids by the mask token."""
     masked = ids.copy()
     masked[_choose_positions(len(ids), probability, generator)] = mask_id
     return masked
 
 
 def delete_tokens(ids: np.ndarray, generator: torch.Generator, *, probability: float) -> np.ndarray:
-    """(seq,) -> (seq - n,): ``round(probability * seq)`` random tokens are deleted."""
+    """Delete ``round(probability * seq)`` random tokens of (seq,) ids."""
     return np.delete(ids, _choose_positions(len(ids), probability, generator))
 
 
 def infill(
     ids: np.ndarray, generator: torch.Generator, *, probability: float, mean_span: float, mask_id: int
 ) -> np.ndarray:
-    """(seq,) -> (at most seq,): each span of tokens is replaced by one mask token; an empty span inserts one.
+    """Replace each sampled span of (seq,) ids by one mask token; an empty span inserts one.
 
-    Lengths of spans are Poisson with mean ``mean_span``, drawn until they cover ``round(probability * seq)`` tokens;
-    the last is cut to that number. Spans do not overlap, but may touch; all layouts are equally likely, so the first
-    and last tokens of a text are hidden less often than others. Empty spans are left out if there would be more spans
-    than hidden tokens, so that a text never grows.
+    The lengths of spans are Poisson with mean ``mean_span``, drawn until they cover ``round(probability * seq)``
+    tokens;
+    the last span is truncated to that number. Spans do not overlap, but may be adjacent. All layouts are equally
+    likely, so
+    the first and last tokens of a text are masked less often than others. Empty spans are dropped if there are more
+    spans
+    than masked tokens, so that a text never grows.
     """
     count = round(probability * len(ids))
     if not count:
@@ -60,7 +63,7 @@ def infill(
 
 
 def _poisson(count: int, mean_span: float, generator: torch.Generator) -> np.ndarray:
-    """(at most count,) lengths of spans with the sum ``count``."""
+    """Draw (at most count,) span lengths with the sum ``count``."""
     drawn = np.zeros(0, np.int64)
     while drawn.sum() < count:
         rates = torch.full((int(1.5 * count / mean_span) + 4,), mean_span)
@@ -74,14 +77,14 @@ def _poisson(count: int, mean_span: float, generator: torch.Generator) -> np.nda
 
 
 def permute_sentences(ids: np.ndarray, ends: np.ndarray, generator: torch.Generator) -> np.ndarray:
-    """(seq,) ids and (sentences,) their ends -> (seq,): the sentences in random order."""
+    """Shuffle the sentences of (seq,) ids, given their (sentences,) ends."""
     sentences = np.split(ids, ends[:-1])
     order = torch.randperm(len(sentences), generator=generator).tolist()
     return np.concatenate([sentences[number] for number in order])
 
 
 def rotate(ids: np.ndarray, generator: torch.Generator) -> np.ndarray:
-    """(seq,) -> (seq,): the text rotated to begin with a random token."""
+    """Rotate (seq,) ids to begin with a random token."""
     if not len(ids):
         return ids.copy()
     return np.roll(ids, -int(torch.randint(len(ids), (1,), generator=generator)))
@@ -93,19 +96,19 @@ def _choose_positions(length: int, probability: float, generator: torch.Generato
 
 @dataclasses.dataclass(frozen=True)
 class DenoisingCorruption:
-    """`homespun.objectives.seq2seq.Corruption` whose target is the row; its first and last tokens are kept."""
+    """`homespun.objectives.seq2seq.Corruption` with the row as target; its first and last tokens are kept."""
 
     mask_id: int
     noise: Denoising
 
     def __call__(self, row: Row, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Corrupted ids, and the ids of the row."""
+        """Return the corrupted ids and the ids of the row."""
         ids, ends = row.input_ids, row.sentence_ends
         text = self.corrupted(ids[1:-1], None if ends is None else ends - 1, generator)
         return np.concatenate([ids[:1], text, ids[-1:]]), ids
 
     def corrupted(self, ids: np.ndarray, ends: np.ndarray | None, generator: torch.Generator) -> np.ndarray:
-        """(seq,) ids without special tokens -> (at most seq,): noise on sentences, tokens, spans, then the document."""
+        """Corrupt (seq,) ids without special tokens: first sentences, then tokens, spans and the document."""
         noise = self.noise
         if noise.sentence_permutation and ends is not None and _happens(noise.sentence_permutation, generator):
             ids = permute_sentences(ids, ends, generator)
@@ -127,7 +130,7 @@ def _happens(probability: float, generator: torch.Generator) -> bool:
 
 
 class Denoising(PretrainingConfig):
-    """Five kinds of noise; by default infilling and sentence permutation, as in the released BART."""
+    """Denoising with five kinds of noise; by default infilling and sentence permutation, as in the released BART."""
 
     kind: Literal["denoising"] = "denoising"
     row_order: ClassVar[Order] = "bucketed"
@@ -141,11 +144,11 @@ class Denoising(PretrainingConfig):
     @model_validator(mode="after")
     def _check_noise(self) -> Denoising:
         if not any(value for name, value in self.model_dump().items() if name not in ("kind", "mean_span")):
-            raise ValueError("without noise there is nothing to learn; set text_infilling=0.3")
+            raise ValueError("all kinds of noise are 0, so there is nothing to learn; set text_infilling=0.3")
         return self
 
     def rows(self, corpus: Corpus, documents: Documents, *, length: int, seed: int) -> Rows:
-        """Sentences of one document.
+        """Build rows of sentences of one document.
 
         Raises:
             UserError: ``sentence_permutation`` without sentence ends in the corpus.
@@ -165,7 +168,7 @@ class Denoising(PretrainingConfig):
         return CorruptionCollator(tokenizer.pad_id, tokenizer.sep_id, DenoisingCorruption(tokenizer.mask_id, self))
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective:
-        """Objective with an encoder-decoder, whose decoder begins with the end token."""
+        """Build the objective with an encoder-decoder, whose decoder begins with the end token."""
         tokens = dict.fromkeys(("eos_token_id", "decoder_start_token_id", "forced_eos_token_id"), tokenizer.sep_id)
         config = build_seq2seq_config(model, self.kind, tokens={"bos_token_id": tokenizer.cls_id} | tokens)
         return Seq2SeqObjective(config.build(), config)

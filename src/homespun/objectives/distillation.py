@@ -1,6 +1,6 @@
-"""Distillation (Hinton et al. 2015; Sanh et al. 2019) of a teacher's distributions and hidden states.
+"""Distillation of the distributions and hidden states of a teacher (Hinton et al. 2015; Sanh et al. 2019).
 
-Wraps an objective on masked tokens or labels, whose term keeps its name, and adds ``soft`` and ``cosine``.
+The wrapped objective predicts masked tokens or labels. Its term keeps its name; ``soft`` and ``cosine`` are added.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _INITIALIZER_RANGE = 0.02
 
 
 class TokenTeacher(Config):
-    """A masked language model as teacher, with the weights and the temperature of DistilBERT's released command.
+    """Masked language model as teacher, with the weights and the temperature of DistilBERT's released command.
 
-    There the soft targets are all tokens by default; masked tokens only cost a seventh as much.
+    By default the soft targets are all tokens, as in DistilBERT; masked tokens only cost a seventh as much.
     """
 
     source: str = Field(default="", description="run or model/ folder with the tokenizer of the student")
@@ -79,7 +79,7 @@ class TokenTeacher(Config):
 
 
 class LabelTeacher(Config):
-    """A classifier as teacher."""
+    """Classifier as teacher."""
 
     source: str = Field(default="", description="run or model/ folder with the same labels")
     temperature: float = Field(default=2.0, gt=0)
@@ -98,7 +98,7 @@ class LabelTeacher(Config):
 
     @property
     def terms(self) -> dict[str, str | None]:
-        """Terms besides the loss of the labels; each is a mean over texts."""
+        """Terms besides the loss on the labels; each is a mean over texts."""
         return {name: None for name, weight in ((SOFT, self.soft), (COSINE, self.cosine)) if weight}
 
     def wrap(self, objective: HasLogits, tokenizer: Tokenizer, labels: Labels) -> LabelDistillation:
@@ -126,23 +126,24 @@ def _check_weights(soft: float, cosine: float) -> None:
 
 
 class HasMaskedLMLoss(Protocol):
-    """Interface of objectives for distillation of tokens: `homespun.objectives.mlm.MaskedLMObjective`."""
+    """Interface of objectives for token distillation: `homespun.objectives.mlm.MaskedLMObjective`."""
 
     @property
     def model(self) -> Model:
         """Student."""
 
     def loss_of_hidden(self, hidden: Tensor, batch: Batch) -> Loss:
-        """Terms for (batch, seq, hidden) hidden states, with ``mlm``."""
+        """Compute the terms, with ``mlm``, from (batch, seq, hidden) hidden states."""
 
     def export_model(self) -> tuple[Model, ModelConfig]:
-        """Model to save after training, with its config."""
+        """Return the model to save after training, with its config."""
 
 
 class MaskedLMDistillation(nn.Module):
     """DistilBERT's triple loss: ``soft``, ``mlm`` and ``cosine``, each a mean over its targets.
 
-    If teacher and student differ in width, a learned projection maps the student's hidden states; it is not exported.
+    If the widths of teacher and student differ, a learned projection maps the student's hidden states to the teacher's
+    width. It is not exported.
     """
 
     def __init__(self, objective: HasMaskedLMLoss, teacher: Teacher, config: TokenTeacher) -> None:
@@ -175,14 +176,14 @@ class MaskedLMDistillation(nn.Module):
         return Loss(terms)
 
     def export_model(self) -> tuple[Model, ModelConfig]:
-        """The student without the teacher."""
+        """Return the student without the teacher."""
         return self.objective.export_model()
 
 
 class LabelDistillation(WrappedClassifier):
-    """Adds ``soft``, a mean over the texts, and ``cosine`` to the loss of the labels.
+    """Add ``soft``, a mean over the texts, and ``cosine`` to the loss on the labels.
 
-    Multi-label: each label is a distribution, and a text has the mean of its labels.
+    Multi-label: each label is a distribution, and the loss of a text is the mean over its labels.
     """
 
     def __init__(self, objective: HasLogits, teacher: Teacher, config: LabelTeacher, labels: Labels) -> None:
@@ -194,7 +195,7 @@ class LabelDistillation(WrappedClassifier):
             self._teacher_logits = LogitCache(teacher, config.cache, labels=len(labels), limit=config.cache_size)
 
     def output(self, batch: Batch) -> ClassifierOutput:
-        """Output of the student; its loss has the terms ``soft`` and ``cosine``."""
+        """Compute the output of the student; its loss has the terms ``soft`` and ``cosine``."""
         student_output = self.objective.output(batch)
         terms = _reweight(student_output.loss, "loss", self.config.hard)
         hidden = None
@@ -208,14 +209,14 @@ class LabelDistillation(WrappedClassifier):
         return replace(student_output, loss=Loss(terms))
 
     def _soft_loss(self, logits: Tensor, teacher_outputs: Tensor) -> Tensor:
-        """(texts, labels) of student and teacher -> (texts,)."""
+        """Compute the (texts,) loss from (texts, labels) logits of student and teacher."""
         if self.multi_label:
             logits, teacher_outputs = binary_log_probs(logits), binary_log_probs(teacher_outputs)
         losses = soft_label_loss(logits, teacher_outputs, temperature=self.config.temperature)
         return losses.mean(-1) if self.multi_label else losses
 
     def _cosine_term(self, hidden: Tensor, teacher_outputs: Tensor, batch: Batch) -> Term:
-        """Mean distance over the tokens of a text, including all its chunks."""
+        """Compute the mean distance over the tokens of a text, including all its chunks."""
         keep = torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
         distances = (_cosine_distance(self.projection(hidden), teacher_outputs) * keep).sum(1)  # (sequences,)
         tokens = keep.sum(1).to(distances.dtype)
@@ -231,17 +232,17 @@ def _vocab_logits(model: Model, vectors: Tensor) -> VocabLogits:
 
 
 def _reweight(loss: Loss, name: str, weight: float) -> dict[str, Term]:
-    """The terms, ``name`` with another weight."""
+    """Return the terms, with another weight for ``name``."""
     return loss.terms | {name: replace(loss.terms[name], weight=weight)}
 
 
 def _cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
-    """(batch, seq, hidden) of each -> (batch, seq): 1 - cosine."""
+    """Compute 1 - cosine, (batch, seq), of two (batch, seq, hidden) tensors."""
     return 1 - torch.cosine_similarity(student.float(), teacher.float(), dim=-1)
 
 
 def _real_positions(batch: Batch) -> Tensor:
-    """(tokens,) positions of all tokens except padding in batch * seq."""
+    """Return the (tokens,) positions into batch * seq of all tokens except padding."""
     if batch.attention_mask is None:
         return torch.arange(batch.input_ids.numel(), device=batch.input_ids.device)
     return batch.attention_mask.flatten().nonzero().squeeze(1)

@@ -25,11 +25,13 @@ from homespun.text.vocabulary_extension import AddedTokens
 
 
 class Electra(PretrainingConfig):
-    """Generator and discriminator with tied embeddings, trained together; only the discriminator is exported."""
+    """Generator and discriminator with tied embeddings, trained jointly; only the discriminator is exported."""
 
     kind: Literal["electra"] = "electra"
     probability: float = Field(default=0.15, gt=0, lt=1, description="share of tokens that the generator predicts")
-    mask_share: float = Field(default=0.85, ge=0, le=1, description="share of these that are masked; others are kept")
+    mask_share: float = Field(
+        default=0.85, ge=0, le=1, description="share of these that are masked; the others are unchanged"
+    )
     generator_size: float = Field(default=0.25, gt=0, le=1, description="width of the generator / discriminator")
     generator_layers: float = Field(default=1.0, gt=0, le=1, description="depth of the generator / discriminator")
     discriminator_weight: float = Field(default=50.0, gt=0, description="weight of the loss of the discriminator")
@@ -40,7 +42,7 @@ class Electra(PretrainingConfig):
         return UnigramTerm("generator", self.mask_share)
 
     def collate(self, tokenizer: Tokenizer) -> MlmCollator:
-        """Masks for the generator; the forward pass makes the input of the discriminator."""
+        """Build the collate that masks tokens for the generator; the forward pass makes the discriminator input."""
         return MlmCollator(
             pad_id=tokenizer.pad_id,
             special=tokenizer.special_mask,
@@ -52,7 +54,7 @@ class Electra(PretrainingConfig):
         )
 
     def generator(self, backbone: EncoderConfig) -> EncoderConfig:
-        """Config of the generator: a narrower discriminator, with heads of the same width if that divides."""
+        """Build the config of the generator: a narrower discriminator, with heads of equal width if divisible."""
         layer = backbone.residual.layer_size(backbone.hidden_size)
         narrow = max(1, round(layer * self.generator_size))
         hidden = backbone.hidden_size // layer * narrow  # as many streams as the discriminator
@@ -68,7 +70,7 @@ class Electra(PretrainingConfig):
         )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ElectraObjective:
-        """Objective whose discriminator has the backbone of ``model``, and its discriminator head or a new one.
+        """Build the objective; the discriminator has the backbone of ``model``, and its head or a new head.
 
         Raises:
             UserError: the backbone is causal.
@@ -87,10 +89,10 @@ class Electra(PretrainingConfig):
 
 
 class ElectraObjective(nn.Module):
-    """Terms ``generator`` (masked LM) and ``discriminator`` (binary, over all tokens except padding), and their
-    accuracies.
+    """Compute the terms ``generator`` (masked LM) and ``discriminator`` (binary), and their accuracies.
 
-    Tokens are sampled from the generator, without a gradient; a sample that equals the original counts as original.
+    The discriminator classifies all tokens except padding. Tokens are sampled from the generator without a gradient; a
+    sample that equals the original counts as original.
     """
 
     def __init__(
@@ -110,10 +112,10 @@ class ElectraObjective(nn.Module):
         self.weight = weight
 
     def load_generator(self, given: ModelBundle, words: AddedTokens) -> TransferReport:
-        """Copy weights of a checkpoint into the generator, except the embeddings, which are the discriminator's.
+        """Copy weights of a checkpoint into the generator, except the embeddings, which are shared.
 
         Raises:
-            UserError: a generator of another size.
+            UserError: the generator has another size.
         """
         mine, theirs = self.generator_config.backbone, given.config.backbone
         for name in ("embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
@@ -132,7 +134,7 @@ class ElectraObjective(nn.Module):
         return origins
 
     def forward(self, batch: Batch) -> Loss:
-        """Run the generator on the masked text, sample a token for each label, run the discriminator on the result."""
+        """Run the generator, sample a token for each label, and run the discriminator on the result."""
         assert batch.positions is not None
         assert batch.labels is not None
         masked = gather_positions(self.generator.read(batch.input_ids, batch.context), batch.positions)
@@ -162,5 +164,5 @@ class ElectraObjective(nn.Module):
         )
 
     def export_model(self) -> tuple[Model, ModelConfig]:
-        """The discriminator and its config."""
+        """Return the discriminator and its config."""
         return self.discriminator, self.config

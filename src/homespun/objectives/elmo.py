@@ -24,10 +24,10 @@ DIRECTIONS = ("forward", "backward")
 
 @dataclasses.dataclass(frozen=True)
 class ElmoCollator:
-    """Collate: ``positions`` of tokens that another follows in the same document, ``labels`` the following tokens.
+    """Collate rows: ``positions`` of tokens followed by another of the same document, ``labels`` the following tokens.
 
     The backward direction predicts the token at each position. Pairs with a [CLS] or [SEP] inside a document
-    (`Row.cut`) are left out.
+    (`Row.cut`) are excluded.
     """
 
     pad_id: int
@@ -43,10 +43,10 @@ class ElmoCollator:
 
 
 class BiLM(PretrainingConfig):
-    """Prediction of the next token from previous ones, and of the previous token from later ones, by separate networks.
+    """Prediction of the next token from previous tokens, and of the previous token from later tokens.
 
-    The loss is the mean cross-entropy of both directions. Documents in a row are independent. An adaptive softmax
-    reports no accuracy, which would need the logits of all words.
+    The directions are separate networks, and the loss is the mean of their cross-entropies. Documents in a row are
+    independent. An adaptive softmax reports no accuracy, which would need the logits of all words.
     """
 
     kind: Literal["elmo"] = "elmo"
@@ -61,12 +61,12 @@ class BiLM(PretrainingConfig):
         return "objective.softmax=adaptive" if self.softmax == "full" else ""
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> BiLMObjective:
-        """Objective with a recurrent backbone of independent directions, and its softmax or a new one.
+        """Build the objective with a recurrent backbone of independent directions, and its softmax or a new one.
 
-        Words made of characters are spelled as in the tokenizer.
+        Character embeddings use the spelling of the tokenizer.
 
         Raises:
-            UserError: another backbone; a subword tokenizer with a model of characters; invalid cutoffs.
+            UserError: another backbone, a subword tokenizer with character embeddings, or invalid cutoffs.
         """
         stack = model.one_text("objective elmo")
         if not stack.is_recurrent or not stack.independent_directions:

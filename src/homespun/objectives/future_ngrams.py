@@ -1,4 +1,4 @@
-"""Future n-gram prediction: generate masked fragments of a text, several tokens ahead (Qi et al. 2020, ProphetNet)."""
+"""Future n-gram prediction: generation of masked fragments, several tokens ahead (ProphetNet, Qi et al. 2020)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ from homespun.text.tokenizer import Tokenizer
 
 
 def choose_fragments(length: int, generator: torch.Generator, *, probability: float, every: int) -> np.ndarray:
-    """(chosen,) ascending positions: ``round(probability * length)``, a span in each block of ``every`` tokens.
+    """Choose a span in each block of ``every`` tokens, ``round(probability * length)`` tokens in total.
 
-    At least one position if there are tokens. Spans of consecutive blocks may touch.
+    At least one token is chosen if there are tokens. Spans of consecutive blocks may be adjacent.
+
+    Returns:
+        (chosen,) ascending positions.
     """
     if not length:
         return np.empty(0, np.int64)
@@ -47,7 +50,7 @@ def choose_fragments(length: int, generator: torch.Generator, *, probability: fl
 
 @dataclasses.dataclass(frozen=True)
 class FragmentMasking:
-    """`homespun.objectives.seq2seq.Corruption`: fragments are masked token by token; the target is all fragments."""
+    """`homespun.objectives.seq2seq.Corruption` that masks fragments; the target is all fragments."""
 
     before: int  # special tokens before a text
     probability: float
@@ -55,7 +58,7 @@ class FragmentMasking:
     replace: Replace
 
     def __call__(self, row: Row, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Masked ids, and the ids of the fragments."""
+        """Return the masked ids, and the ids of the fragments."""
         ids = row.input_ids
         length = len(ids) - 1 - self.before
         chosen = self.before + choose_fragments(length, generator, probability=self.probability, every=self.every)
@@ -63,9 +66,9 @@ class FragmentMasking:
 
 
 class FutureNgrams(PretrainingConfig):
-    """A span of 15 % of each 64 tokens is masked, and each stream of the decoder predicts the fragments.
+    """Mask a span of 15 % of each 64 tokens; each stream of the decoder predicts the fragments.
 
-    The decoder needs streams (``model.ngram``); stream ``s`` predicts a token ``s`` steps ahead.
+    The decoder needs streams (``model.ngram``); stream ``s`` predicts the token ``s`` steps ahead.
     """
 
     kind: Literal["future_ngrams"] = "future_ngrams"
@@ -85,7 +88,7 @@ class FutureNgrams(PretrainingConfig):
         return sentence_rows(corpus, documents, length=length)
 
     def target_length(self, length: int) -> int:
-        """All fragments of a row, and the end token."""
+        """Return the length of all fragments of a row and the end token."""
         return max(round(self.probability * (length - 1)), 1) + 1
 
     def collate(self, tokenizer: Tokenizer) -> CorruptionCollator:
@@ -94,10 +97,10 @@ class FutureNgrams(PretrainingConfig):
         return CorruptionCollator(tokenizer.pad_id, tokenizer.sep_id, masking)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective:
-        """Objective with a decoder with streams, which begins with the end token.
+        """Build the objective with a decoder with streams, which begins with the end token.
 
         Raises:
-            UserError: the model has no decoder, or the decoder no streams, or the number of weights is wrong.
+            UserError: the model has no decoder, the decoder has no streams, or the number of weights is wrong.
         """
         tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id"), tokenizer.sep_id)
         config = build_seq2seq_config(model, self.kind, tokens=tokens)

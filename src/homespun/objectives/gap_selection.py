@@ -22,12 +22,12 @@ _BASE = 0x9E3779B97F4A7C15  # odd base of the polynomial hashes of words, modulo
 
 @dataclass(frozen=True)
 class WordHashes:
-    """Hashes of the letters and digits of each token of a vocabulary. Picklable.
+    """Hashes of the letters and digits of each token of a vocabulary; picklable.
 
     Attributes:
         numbers: (vocab,) uint64 hash of the letters; 0 without letters.
         letters: (vocab,) int64 number of letters.
-        begins: (vocab,) bool, the token begins a word.
+        begins: (vocab,) bool, True if the token begins a word.
     """
 
     numbers: np.ndarray
@@ -92,8 +92,11 @@ def _vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _letters(token: str, symbols: Mapping[str, int] | None) -> list[int]:
-    """Codes of a token's letters, digits and combining marks, or of its bytes if ``symbols`` maps characters to
-    bytes.
+    """Return the codes of a token's letters, digits and combining marks.
+
+    Args:
+        token: token of a vocabulary.
+        symbols: byte of each character of a byte-level vocabulary; bytes are then returned.
     """
     if symbols is None:
         return [ord(c) for c in token.replace(WORD_START, "") if c.isalnum() or unicodedata.category(c)[0] == "M"]
@@ -104,7 +107,7 @@ def _letters(token: str, symbols: Mapping[str, int] | None) -> list[int]:
 
 @cache
 def _bytes_of_characters() -> dict[str, int]:
-    """Byte of each character of a byte-level vocabulary (GPT-2)."""
+    """Return the byte of each character of a byte-level vocabulary (GPT-2)."""
     alphabet = set(ByteLevel.alphabet())
     printable = [byte for byte in range(256) if chr(byte) in alphabet]
     others = [byte for byte in range(256) if chr(byte) not in alphabet]
@@ -113,7 +116,7 @@ def _bytes_of_characters() -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Counting:
-    """Count of repeated words: `COUNTINGS`."""
+    """Count of repeated words, one of `COUNTINGS`."""
 
     most: int  # maximum count of a word on either side
     both: int  # added to the document's count of a word on both sides
@@ -142,7 +145,7 @@ class WordCounts:
     sentences: int
 
     def f1(self, overlap: np.ndarray, counting: Counting) -> np.ndarray:
-        """(n,) words that a part shares with the rest -> (n,) ROUGE-1 F1 of the part against the rest."""
+        """Compute the (n,) ROUGE-1 F1 of parts against the rest, from the (n,) numbers of shared words."""
         size = np.minimum(self.total, counting.most).sum() + counting.both * overlap
         return np.asarray(2.0 * overlap / np.maximum(size, 1))
 
@@ -165,22 +168,28 @@ def count_words(words: WordHashes, ids: np.ndarray, ends: np.ndarray) -> WordCou
 
 
 def score_independently(counts: WordCounts, counting: Counting) -> np.ndarray:
-    """(sentences,) ROUGE-1 F1 of each sentence against all others."""
+    """Compute the (sentences,) ROUGE-1 F1 of each sentence against all others."""
     both = _shared_count(counts.count, counts.total[counts.word], counting)
     return counts.f1(np.bincount(counts.sentence, weights=both, minlength=counts.sentences), counting)
 
 
 def select_independent(counts: WordCounts, counting: Counting, factors: np.ndarray, number: int) -> np.ndarray:
-    """(number,) ascending sentences with the highest scores times factors; of equal ones the earlier."""
+    """Select the ``number`` sentences with the highest scores times factors, in ascending order.
+
+    The earlier sentence is selected if scores are equal.
+    """
     scores = score_independently(counts, counting) * factors
     best: np.ndarray = np.sort(np.argsort(-scores, kind="stable")[:number])
     return best
 
 
 def select_sequential(counts: WordCounts, counting: Counting, factors: np.ndarray, number: int) -> np.ndarray:
-    """(number,) ascending sentences, selected one by one so that the selection scores highest against the rest.
+    """Select ``number`` sentences one by one, so that the selection scores highest against the rest.
 
-    A candidate's score is multiplied by its factor; of equal ones the earlier is selected.
+    A candidate's score is multiplied by its factor. The earlier sentence is selected if scores are equal.
+
+    Returns:
+        (number,) ascending sentences.
     """
     selected = np.zeros(number, np.int64)
     inside = np.zeros_like(counts.total)  # (words,) counts in the selection
@@ -208,33 +217,33 @@ def select_sequential(counts: WordCounts, counting: Counting, factors: np.ndarra
 
 
 def _shared_count(part: np.ndarray, total: np.ndarray, counting: Counting) -> np.ndarray:
-    """Clipped count of each word that a part shares with the rest, given its ``total``."""
+    """Compute the clipped count of each word that a part shares with the rest, given its ``total``."""
     both: np.ndarray = np.minimum(np.minimum(part, total - part), counting.most)
     return both
 
 
 class SentenceSelector(Protocol):
-    """Interface of the selection of sentences of a document."""
+    """Interface of sentence selection."""
 
     def __call__(self, ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:
-        """(seq,) ids and (sentences,) their ends -> (number,) ascending sentences."""
+        """Select (number,) ascending sentences of (seq,) ids with (sentences,) ends."""
         ...
 
 
 def select_random(ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:
-    """Random sentences."""
+    """Select random sentences."""
     drawn: np.ndarray = torch.randperm(len(ends), generator=generator).numpy()[:number]
     return np.sort(drawn)
 
 
 def select_lead(ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:
-    """First sentences."""
+    """Select the first sentences."""
     return np.arange(number)
 
 
 @dataclass(frozen=True)
 class PrincipalSelector:
-    """Principal sentences, by `select_independent` or `select_sequential`."""
+    """Select principal sentences by `select_independent` or `select_sequential`."""
 
     words: WordHashes
     choose: Callable[[WordCounts, Counting, np.ndarray, int], np.ndarray]

@@ -1,4 +1,4 @@
-"""Gap sentence generation: generate sentences that were removed from a text (Zhang et al. 2020, PEGASUS)."""
+"""Gap sentence generation: generation of sentences removed from a text (PEGASUS, Zhang et al. 2020)."""
 
 from __future__ import annotations
 
@@ -50,21 +50,25 @@ SENTENCE_MASK = "<mask_1>"  # name in the released tokenizers
 
 @dataclasses.dataclass(frozen=True)
 class TokenMasking:
-    """Masked tokens that the encoder predicts (PEGASUS with MLM)."""
+    """Masking of tokens that the encoder predicts (PEGASUS with MLM)."""
 
     special: np.ndarray  # (vocab,) bool
     probability: float
     replace: Replace
 
     def __call__(self, ids: np.ndarray, positions: np.ndarray, generator: torch.Generator) -> tuple[np.ndarray, ...]:
-        """(seq,) ids, of which ``positions`` may be masked -> corrupted ids, (masked,) positions, labels."""
+        """Mask (seq,) ids, of which ``positions`` may be masked.
+
+        Returns:
+            (seq,) corrupted ids, (masked,) positions, and (masked,) labels.
+        """
         chosen = positions[choose_positions(ids[positions], self.special, generator, probability=self.probability)]
         return self.replace(ids, chosen, generator), chosen, ids[chosen]
 
 
 @dataclasses.dataclass(frozen=True)
 class GapSentenceCollator:
-    """Collate: each selected sentence is one token in the source; the target is all of them in order."""
+    """Collate rows: each selected sentence is one token in the source; the target is all selected sentences."""
 
     pad_id: int
     gap_id: int
@@ -75,7 +79,7 @@ class GapSentenceCollator:
     tokens: TokenMasking | None = None
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Rows to a batch; the token that ends a row ends its source and its target."""
+        """Build a batch; the token that ends a row ends its source and its target."""
         sources, targets, positions, labels = [], [], [], []
         for row, row_seed in zip(rows, row_seeds, strict=True):
             generator = row_seed.generator()
@@ -100,9 +104,9 @@ class GapSentenceCollator:
         )
 
     def gaps(self, row: Row, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(source,) ids, (target,) ids, and the positions in the source that were not selected.
+        """Return the (source,) ids, (target,) ids, and the positions in the source that were not selected.
 
-        At least one sentence is selected and one is not; a text of one sentence has the target of an end token.
+        At least one sentence is selected and one is not. The target of a text of one sentence is an end token.
         """
         ids, before = row.input_ids, self.before
         ends = np.array([len(ids) - 1]) if row.sentence_ends is None else row.sentence_ends
@@ -127,10 +131,11 @@ class GapSentenceCollator:
 
 
 class GapSentenceGeneration(PretrainingConfig):
-    """30 % of the sentences, those most similar to the rest, as PEGASUS-large (Ind-Orig).
+    """Generate the 30 % of sentences most similar to the rest, as PEGASUS-large (Ind-Orig).
 
-    The released "mixed and stochastic" model has ``ratio: 0.15, highest_ratio: 0.45, noise: 0.2``. With a fifth of the
-    selected sentences kept in the source: ``ratio: 0.45, intact: 0.2``.
+    The released "mixed and stochastic" model has ``ratio: 0.15, highest_ratio: 0.45, noise: 0.2``. To keep a fifth of
+    the
+    selected sentences in the source, set ``ratio: 0.45, intact: 0.2``.
     """
 
     kind: Literal["gap_sentences"] = "gap_sentences"
@@ -155,7 +160,7 @@ class GapSentenceGeneration(PretrainingConfig):
         return self
 
     def rows(self, corpus: Corpus, documents: Documents, *, length: int, seed: int) -> Rows:
-        """Two sentences or more of one document.
+        """Build rows of at least two sentences of one document.
 
         Raises:
             UserError: the corpus was built without sentence ends, or no row has two sentences.
@@ -168,14 +173,14 @@ class GapSentenceGeneration(PretrainingConfig):
         return multi_sentence_rows(sentence_rows(corpus, documents, length=length))
 
     def target_length(self, length: int) -> int:
-        """The longest sentence may be selected, up to the length of a row."""
+        """Return ``length``: the longest sentence may be selected."""
         return length
 
     def collate(self, tokenizer: Tokenizer) -> GapSentenceCollator:
         """Build the collate.
 
         Raises:
-            UserError: ``mlm`` with a tokenizer that has one mask token for tokens and sentences.
+            UserError: ``mlm`` with a tokenizer that has the same mask token for tokens and sentences.
         """
         gap_id = _gap_id(tokenizer)
         tokens = None
@@ -199,7 +204,7 @@ class GapSentenceGeneration(PretrainingConfig):
         )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective | GapSentenceObjective:
-        """Objective with an encoder-decoder, whose decoder begins with the padding token."""
+        """Build the objective with an encoder-decoder, whose decoder begins with the padding token."""
         tokens = {"bos_token_id": None, "decoder_start_token_id": tokenizer.pad_id}
         tokens |= dict.fromkeys(("eos_token_id", "forced_eos_token_id"), tokenizer.sep_id)
         config = build_seq2seq_config(model, self.kind, tokens=tokens)
@@ -223,7 +228,7 @@ class GapSentenceGeneration(PretrainingConfig):
 
 
 def multi_sentence_rows(rows: SentenceRows) -> SubsetRows:
-    """The rows of two sentences or more. Raises `UserError` if there are none."""
+    """Select the rows of at least two sentences. Raises `UserError` if there are none."""
     indices = np.flatnonzero(rows.sentences > 1)
     if not len(indices):
         raise UserError(
@@ -253,7 +258,7 @@ class GapSentenceObjective(Objective):
 
 
 def _gap_id(tokenizer: Tokenizer) -> int:
-    """Token that replaces a sentence: <mask_1> or a sentinel if the tokenizer has one, else the mask token."""
+    """Return the token that replaces a sentence: <mask_1>, else a sentinel, else the mask token."""
     for token_id in np.flatnonzero(tokenizer.special_mask).tolist():
         if tokenizer.decode([token_id], skip_special_tokens=False) == SENTENCE_MASK:
             return int(token_id)

@@ -38,7 +38,7 @@ def check_shares(mask_share: float, random_share: float) -> None:
 
 
 def replacement(tokenizer: Tokenizer, *, mask_share: float, random_share: float) -> Replace:
-    """`replace` with the tokens of a tokenizer."""
+    """Bind `replace` to the tokens of a tokenizer."""
     ordinary_ids = np.flatnonzero(~tokenizer.special_mask)
     with_tokens = partial(replace, mask_id=tokenizer.mask_id, ordinary_ids=ordinary_ids)
     return partial(with_tokens, mask_share=mask_share, random_share=random_share)
@@ -52,17 +52,21 @@ def choose_positions(
     probability: float,
     word_starts: np.ndarray | None = None,
 ) -> np.ndarray:
-    """(chosen,) ascending positions to predict: ``round(probability * ordinary tokens)``, at least one.
+    """Choose ``round(probability * ordinary tokens)`` positions to predict, at least one.
 
     The count is exact, as in BERT's released code; independent draws would only add variance.
 
     Args:
         input_ids: (seq,) ids.
         special: (vocab,) bool; special tokens are never chosen.
-        generator: source of all randomness.
+        generator: random generator.
         probability: share of the ordinary tokens.
-        word_starts: (vocab,) bool, the token begins a word. If given, complete words are chosen until the count is
+        word_starts: (vocab,) bool, True if the token begins a word. If given, complete words are chosen until the count
+            is
             reached; a word that would exceed it is skipped, unless it is the first.
+
+    Returns:
+        (chosen,) ascending positions.
     """
     candidates = np.flatnonzero(~special[input_ids])
     if not len(candidates):
@@ -98,9 +102,10 @@ def replace(
     mask_share: float,
     random_share: float,
 ) -> np.ndarray:
-    """Replace tokens of (seq,) ``input_ids`` at ``positions``, of which shares become the mask token and random tokens.
+    """Replace shares of the tokens at ``positions`` by the mask token and by random tokens.
 
-    Random tokens are from ``ordinary_ids``; other positions are unchanged. Returns a copy.
+    Random tokens are drawn from ``ordinary_ids``. Returns a copy of (seq,) ``input_ids``; other positions are
+    unchanged.
     """
     corrupted = input_ids.copy()
     if not len(positions):
@@ -116,7 +121,7 @@ def replace(
 
 @dataclasses.dataclass(frozen=True)
 class MlmCollator:
-    """Collate for masked prediction. Picklable; all randomness comes from the row seeds."""
+    """Collate rows for masked prediction; picklable. All randomness comes from the row seeds."""
 
     pad_id: int
     special: np.ndarray  # (vocab,) bool
@@ -155,7 +160,7 @@ class MlmCollator:
 
 
 def gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:
-    """(batch, seq, ...) -> (targets, ...): vectors at flat ``positions``."""
+    """Gather the (targets, ...) vectors at flat ``positions`` of a (batch, seq, ...) tensor."""
     return hidden.flatten(0, 1).index_select(0, positions)
 
 
@@ -168,7 +173,7 @@ def token_terms(
     *,
     label_smoothing: float = 0.0,
 ) -> dict[str, Term]:
-    """Cross-entropy ``name`` of predicted tokens, and their accuracy. Logits are computed at labels only.
+    """Compute the cross-entropy ``name`` of predicted tokens and their accuracy, with logits at labels only.
 
     Args:
         name: name of the term.
@@ -188,7 +193,7 @@ def token_terms(
 
 
 class MaskedLM(PretrainingConfig):
-    """Prediction of masked tokens: 15 %, of which 80 % are the mask token, 10 % a random token, 10 % unchanged."""
+    """Prediction of 15 % of the tokens, of which 80 % are masked, 10 % random and 10 % unchanged."""
 
     kind: Literal["mlm"] = "mlm"
     probability: float = Field(default=0.15, gt=0, lt=1, description="share of tokens to predict")
@@ -216,7 +221,7 @@ class MaskedLM(PretrainingConfig):
         return not self.next_sentence
 
     def rows(self, corpus: Corpus, documents: DocumentSet, *, length: int, seed: int) -> Rows:
-        """Packed rows, or sentence pairs for next sentence prediction."""
+        """Build packed rows, or sentence pairs for next sentence prediction."""
         if self.next_sentence:
             return NextSentenceRows(corpus, documents, length=length, seed=seed)
         return super().rows(corpus, documents, length=length, seed=seed)
@@ -239,7 +244,7 @@ class MaskedLM(PretrainingConfig):
         )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> MaskedLMObjective | MaskedLMDistillation:
-        """Objective with the backbone of ``model``, its masked LM head or a new one, and the teacher.
+        """Build the objective with the backbone of ``model``, its masked LM head or a new one, and the teacher.
 
         Raises:
             UserError: the backbone is causal, or has one token type with next sentence prediction; the teacher cannot
@@ -262,14 +267,14 @@ class MaskedLM(PretrainingConfig):
 
 
 def build_mlm_head_config(backbone: StackConfig) -> MaskedLMHeadConfig:
-    """A new head with the activation of the layers, and biases if these have them."""
+    """Build the config of a new head with the activation of the layers, and biases if the layers have them."""
     return MaskedLMHeadConfig(
         hidden_act=backbone.hidden_act, transform_bias=backbone.mlp_bias, norm_bias=backbone.norm_has_bias
     )
 
 
 def require_bidirectional(model: ModelConfig, kind: str) -> StackConfig:
-    """Return the backbone, or raise `UserError` unless it is a bidirectional stack with word embeddings."""
+    """Return the backbone; raise `UserError` unless it is a bidirectional stack with word embeddings."""
     backbone = model.one_text(f"objective {kind}")
     if backbone.causal:
         raise UserError(
@@ -295,7 +300,7 @@ class MaskedLMObjective(Objective):
         return self.loss_of_hidden(self.model.read(batch.input_ids, batch.context), batch)
 
     def loss_of_hidden(self, hidden: Tensor, batch: Batch) -> Loss:
-        """Terms for (batch, seq, hidden) hidden states of the batch."""
+        """Compute the terms from (batch, seq, hidden) hidden states of the batch."""
         terms = token_terms("mlm", self.model.lm_head, hidden, batch.positions, batch.labels)
         if self.next_sentence is not None and batch.pair_labels is not None:
             logits = self.next_sentence(hidden).float()

@@ -24,12 +24,12 @@ from homespun.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class UnigramTerm:
-    """Term of a loss with a unigram baseline.
+    """Loss term with a unigram baseline.
 
     Attributes:
         name: name of the term.
-        mask_share: share of the targets that are masked in the input, or not in the input.
-        random_share: share of the targets that are a random token in the input; others are unchanged in the input.
+        mask_share: share of the targets that are masked in the input, or absent from it.
+        random_share: share of the targets that are a random token in the input; the others are unchanged in the input.
     """
 
     name: str
@@ -38,10 +38,11 @@ class UnigramTerm:
 
 
 class PretrainingConfig(Config):
-    """Interface of the configs of pretraining objectives, with the rows of those without a decoder.
+    """Interface of the configs of pretraining objectives.
 
-    A config also has ``collate(tokenizer)``, the function from rows to a batch, and ``build(model, tokenizer)``, the
-    `Objective`.
+    Defaults are those of objectives without a decoder. A config also has ``collate(tokenizer)``, the function from rows
+    to
+    a batch, and ``build(model, tokenizer)``, which returns the `Objective`.
 
     Attributes:
         row_order: order of the rows of an epoch; ``bucketed`` rows have one document each, others are packed.
@@ -68,32 +69,32 @@ class PretrainingConfig(Config):
 
     @property
     def unigram_term(self) -> UnigramTerm | None:
-        """Term with a unigram baseline; ``None``: the objective has none."""
+        """Term with a unigram baseline; ``None`` if there is none."""
         return None
 
     def with_batch_size(self, batch_size: int) -> Self:
-        """Config for steps of ``batch_size`` rows.
+        """Return the config for steps of ``batch_size`` rows.
 
         Raises:
-            ValueError: it needs a smaller batch.
+            ValueError: the objective needs a smaller batch.
         """
         return self
 
     def rows(self, corpus: Corpus, documents: DocumentSet, *, length: int, seed: int) -> Rows:
-        """Training rows of at most ``length`` tokens; by default packed documents."""
+        """Build training rows of at most ``length`` tokens; by default packed documents."""
         return PackedRows(corpus, documents, length=length)
 
     def target_length(self, length: int) -> int:
-        """Maximum tokens that the decoder predicts for a row of ``length``; 0 without a decoder."""
+        """Return the maximum number of predicted decoder tokens for a row of ``length``; 0 without a decoder."""
         return 0
 
 
 class Objective(nn.Module):
-    """Interface of pretraining objectives: a model and the loss of a batch.
+    """Interface of pretraining objectives: a model with the loss of a batch.
 
     Args:
         model: trained in place.
-        config: of ``model``.
+        config: config of ``model``.
     """
 
     def __init__(self, model: Model, config: ModelConfig) -> None:
@@ -101,28 +102,28 @@ class Objective(nn.Module):
         self.model, self.config = model, config
 
     def forward(self, batch: Batch) -> Loss:
-        """Loss terms, named as in ``Batch.targets``."""
+        """Compute the loss terms, named as in ``Batch.targets``."""
         raise NotImplementedError
 
     def export_model(self) -> tuple[Model, ModelConfig]:
-        """Model to save after training, with its config."""
+        """Return the model to save after training, with its config."""
         return self.model, self.config
 
 
 def reuse_head(model: ModelConfig, new: HeadConfig) -> ModelConfig:
-    """Backbone of ``model`` with its head if that has the kind of ``new``, else with ``new``."""
+    """Return the config with the head of ``model`` if it has the kind of ``new``, else with ``new``."""
     same_kind = model.head is not None and model.head.kind == new.kind
     return ModelConfig(backbone=model.backbone, head=model.head if same_kind else new)
 
 
 @dataclass(frozen=True)
 class ClassifierOutput:
-    """Logits of a batch and their loss.
+    """Logits of a batch, with their loss.
 
     Attributes:
         hidden: (sequences, seq, hidden) input of the head.
         logits: (texts, labels) float32.
-        loss: terms; ``loss`` is the loss of the labels.
+        loss: terms; ``loss`` is the loss on the labels.
     """
 
     hidden: Tensor
@@ -138,17 +139,17 @@ class HasLogits(Protocol):
         """Trained model."""
 
     def logits(self, batch: Batch) -> Tensor:
-        """(texts, labels) float32."""
+        """Compute (texts, labels) float32 logits."""
 
     def output(self, batch: Batch) -> ClassifierOutput:
-        """Logits with hidden states and loss."""
+        """Compute logits, hidden states and loss."""
 
     def export_model(self) -> tuple[Model, ModelConfig]:
-        """Model to save after training, with its config."""
+        """Return the model to save after training, with its config."""
 
 
 class WrappedClassifier(nn.Module):
-    """Base of objectives that add terms to the loss of an objective on labels.
+    """Base of objectives that add terms to the loss on labels.
 
     Args:
         objective: the wrapped objective; its model is trained and exported.
@@ -166,7 +167,7 @@ class WrappedClassifier(nn.Module):
         return self.objective.logits(batch)
 
     def output(self, batch: Batch) -> ClassifierOutput:
-        """Output of the wrapped objective with more terms in its loss."""
+        """Compute the output of the wrapped objective with more terms in its loss."""
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> Loss:
@@ -178,7 +179,7 @@ class WrappedClassifier(nn.Module):
 
 @dataclass(frozen=True)
 class WithTargetCounts:
-    """Collate that counts the targets of further terms: as many as those of the named term, or rows if it is None."""
+    """Collate that adds target counts of further terms: the count of the named term, or of rows for None."""
 
     collate: Collate
     terms: Mapping[str, str | None]
@@ -194,11 +195,11 @@ class WithTargetCounts:
 def unigram_losses(
     term: UnigramTerm | None, counts: Callable[[], np.ndarray], held_out: Iterable[Batch], tokenizer: Tokenizer
 ) -> dict[str, float]:
-    """Unigram baseline: the loss of the best prediction from token frequencies and the input token.
+    """Compute the unigram baseline: the loss of the best prediction from token frequencies and the input token.
 
     Args:
         term: predicted term; ``None``: the result is empty.
-        counts: returns (vocabulary,) frequencies in the training text; called if ``term`` is given. Special tokens
+        counts: returns (vocabulary,) frequencies in the training text; called only if ``term`` is given. Special tokens
             count as often as in ``held_out``.
         held_out: batches of the validation loss.
         tokenizer: tokenizer of the text.
@@ -224,7 +225,7 @@ def unigram_losses(
 
 
 def _labels_and_inputs(batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-    """(targets,) labels, and (targets,) input tokens at their positions."""
+    """Return the (targets,) labels, and the (targets,) input tokens at their positions."""
     labels, inputs = [], []
     for batch in batches:
         assert batch.positions is not None

@@ -26,9 +26,9 @@ Weight = Annotated[float, Field(ge=0)]
 
 
 class StreamWeights(Config):
-    """Loss weights of the streams of a decoder: ``alpha`` of Qi et al. 2020, section 3.1.
+    """Loss weights of the decoder streams: ``alpha`` of Qi et al. 2020, section 3.1.
 
-    ``weights: [1, 0]`` is the loss of the next token only.
+    With ``weights: [1, 0]`` the loss covers only the next token.
     """
 
     weights: tuple[Weight, ...] | None = Field(default=None, description="by stream, next token first; default: equal")
@@ -38,7 +38,7 @@ class StreamWeights(Config):
     )
 
     def shares(self, ngram: int) -> tuple[float, ...]:
-        """Weight of each of ``ngram`` streams; a decoder without streams has one.
+        """Return the weight of each of ``ngram`` streams; a decoder without streams has one.
 
         Raises:
             UserError: the number of weights is not ``ngram``, or the first weight is 0.
@@ -58,7 +58,7 @@ EQUAL_WEIGHTS = StreamWeights()
 def decoder_loss(
     model: Model, source: Source, batch: Batch, streams: StreamWeights = EQUAL_WEIGHTS, *, label_smoothing: float = 0.0
 ) -> dict[str, Term]:
-    """Terms ``seq2seq``, the cross-entropy, and ``seq2seq_accuracy`` of the next token.
+    """Compute ``seq2seq``, the cross-entropy, and ``seq2seq_accuracy`` of the next token.
 
     With streams, ``seq2seq`` is the weighted sum of their losses over the labels of the first; ``next_token``,
     ``ngram_2``, ``ngram_3`` ... report the mean of each.
@@ -103,12 +103,12 @@ class Corruption(Protocol):
     """Function from a row to the ids of the encoder and the target ids of the decoder."""
 
     def __call__(self, row: Row, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(source,) and (target,) ids; the token that ends the row ends both."""
+        """Return (source,) and (target,) ids; both end with the token that ends the row."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CorruptionCollator:
-    """Collate: corrupts each row.
+    """Collate that corrupts each row.
 
     Attributes:
         pad_id: padding of sources and targets.
@@ -128,9 +128,9 @@ class CorruptionCollator:
 
 
 def sentence_rows(corpus: Corpus, documents: Documents, *, length: int) -> SentenceRows:
-    """Rows of complete sentences of one document, if the corpus has sentence ends, with special tokens.
+    """Build rows of complete sentences of one document, with special tokens, if the corpus has sentence ends.
 
-    T5's, PEGASUS's and ProphetNet's tokenizers put no token before a text, tokenizers trained here ``[CLS]``.
+    The tokenizers of T5, PEGASUS and ProphetNet put no token before a text; tokenizers trained here put ``[CLS]``.
     """
     before = corpus.tokenizer.template[0][:1]
     begin_id = before[0] if before else None
@@ -171,7 +171,7 @@ def build_seq2seq_config(
     tokens: Mapping[str, int | None] | None = None,
     head: CausalLMHeadConfig | None = None,
 ) -> ModelConfig:
-    """Config of an encoder-decoder with its language model head or a new one.
+    """Build the config of an encoder-decoder with its language model head or a new head.
 
     Args:
         model: config of the model.
@@ -180,7 +180,7 @@ def build_seq2seq_config(
         head: new head, if the model has none.
 
     Raises:
-        UserError: the backbone is one stack.
+        UserError: the backbone is a single stack.
     """
     if not model.backbone.has_decoder:
         raise UserError(
@@ -199,6 +199,6 @@ class Seq2SeqObjective(Objective):
         self.streams = streams
 
     def forward(self, batch: Batch) -> Loss:
-        """See `decoder_loss`."""
+        """Compute `decoder_loss`."""
         source = self.model.backbone.encode(batch.input_ids, **batch.context)
         return Loss(decoder_loss(self.model, source, batch, self.streams))

@@ -1,4 +1,4 @@
-"""Span corruption: generate the spans that were removed from a text (Raffel et al. 2020, T5, section 3.1.4)."""
+"""Span corruption: generation of spans removed from a text (T5, Raffel et al. 2020, section 3.1.4)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ from homespun.text.tokenizer import Tokenizer
 
 
 def count_noise_and_spans(length: int, *, probability: float, mean_span: float) -> tuple[int, int]:
-    """Numbers of noise tokens and of spans in ``length`` tokens; of two tokens or more neither all nor none are
-    noise.
+    """Compute the numbers of noise tokens and of spans in ``length`` tokens.
+
+    If there are at least two tokens, at least one is noise and one is not.
     """
     noise = min(max(round(length * probability), 1), length - 1)
     return max(noise, 0), min(max(round(noise / mean_span), 1), noise, length - noise) if noise > 0 else 0
 
 
 def choose_spans(length: int, generator: torch.Generator, *, probability: float, mean_span: float) -> np.ndarray:
-    """(length,) bool noise mask, as the authors' ``random_spans_noise_mask``.
+    """Draw a (length,) bool noise mask, as the authors' ``random_spans_noise_mask``.
 
-    The numbers of noise tokens and spans depend on the length only (`count_noise_and_spans`). Noise and the rest are
-    divided into as many parts of one token or more, all divisions equally likely; the parts alternate, noise last.
+    The numbers of noise tokens and spans depend only on the length (`count_noise_and_spans`). Noise tokens and other
+    tokens
+    are each partitioned into that many parts of at least one token, all partitions equally likely. The parts alternate,
+    with noise last.
     """
     noise, spans = count_noise_and_spans(length, probability=probability, mean_span=mean_span)
     if not spans:
@@ -46,13 +49,13 @@ def choose_spans(length: int, generator: torch.Generator, *, probability: float,
 
 
 def _partition(count: int, parts: int, generator: torch.Generator) -> np.ndarray:
-    """(parts,) lengths of one or more with the sum ``count``."""
+    """Draw (parts,) lengths of at least one with the sum ``count``."""
     cuts = np.sort(torch.randperm(count - 1, generator=generator)[: parts - 1].numpy()) + 1
     return np.diff(cuts, prepend=0, append=count)
 
 
 def cut_out(ids: np.ndarray, noise: np.ndarray, sentinel_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(seq,) ids with a (seq,) ``noise`` mask -> source ids and target ids.
+    """Split (seq,) ids by a ``noise`` mask into source ids and target ids.
 
     Each span of noise is replaced by a sentinel in the source, and follows the same sentinel in the target.
 
@@ -71,9 +74,7 @@ def cut_out(ids: np.ndarray, noise: np.ndarray, sentinel_ids: np.ndarray) -> tup
 
 @dataclasses.dataclass(frozen=True)
 class SpanMasking:
-    """`homespun.objectives.seq2seq.Corruption`: each span is a sentinel; the target is the spans after their
-    sentinels.
-    """
+    """`homespun.objectives.seq2seq.Corruption`: each span is a sentinel; the target is sentinels and spans."""
 
     before: int  # special tokens before a text
     sentinel_ids: np.ndarray  # (n,)
@@ -88,7 +89,7 @@ class SpanMasking:
 
 
 class SpanCorruption(PretrainingConfig):
-    """15 % of the tokens in spans of 3 on average; the tokenizer needs a sentinel for each span of a row.
+    """Removal of 15 % of the tokens in spans of mean length 3. The tokenizer needs a sentinel for each span of a row.
 
     ``data.max_length`` is the length of a source; rows are longer by the removed tokens (568 tokens for 512).
     """
@@ -100,10 +101,11 @@ class SpanCorruption(PretrainingConfig):
     head: CausalLMHeadConfig = Field(default=CausalLMHeadConfig(), description="new head (T5 1.1: untied embeddings)")
 
     def rows(self, corpus: Corpus, documents: Documents, *, length: int, seed: int) -> Rows:
-        """Sentences of one document, if the corpus has sentence ends.
+        """Build rows of sentences of one document, if the corpus has sentence ends.
 
-        A text has the special token before it that the tokenizer's template has: none with T5's tokenizer, ``[CLS]``
-        with tokenizers trained here.
+        A text begins with the special token of the tokenizer's template: none with T5's tokenizer, ``[CLS]`` with
+        tokenizers
+        trained here.
 
         Raises:
             UserError: the tokenizer has no sentinels, or fewer than a row has spans.
@@ -120,19 +122,21 @@ class SpanCorruption(PretrainingConfig):
         return sentence_rows(corpus, documents, length=len(before) + body + 1)
 
     def target_length(self, length: int) -> int:
-        """Removed tokens of a row, with sentinels and the end token."""
+        """Return the number of removed tokens of a row, with sentinels and the end token."""
         return sum(self._count_noise_and_spans(self._body(length))) + 1
 
     def collate(self, tokenizer: Tokenizer) -> CorruptionCollator:
-        """Build the collate; the decoder begins with the padding token, as T5's. Raises `UserError` without
-        sentinels.
+        """Build the collate; the decoder begins with the padding token, as in T5.
+
+        Raises:
+            UserError: the tokenizer has no sentinels.
         """
         before = len(tokenizer.template[0][:1])
         spans = SpanMasking(before, _sentinel_ids(tokenizer), self.probability, self.mean_span)
         return CorruptionCollator(tokenizer.pad_id, tokenizer.pad_id, spans)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective:
-        """Objective with an encoder-decoder, whose decoder begins with the padding token."""
+        """Build the objective with an encoder-decoder, whose decoder begins with the padding token."""
         tokens = {"bos_token_id": None, "eos_token_id": tokenizer.sep_id, "decoder_start_token_id": tokenizer.pad_id}
         config = build_seq2seq_config(model, self.kind, tokens=tokens, head=self.head)
         return Seq2SeqObjective(config.build(), config)
@@ -141,7 +145,7 @@ class SpanCorruption(PretrainingConfig):
         return count_noise_and_spans(body, probability=self.probability, mean_span=self.mean_span)
 
     def _body(self, length: int) -> int:
-        """Tokens of a text whose source has ``length`` tokens with sentinels and the end token."""
+        """Return the length of a text whose source has ``length`` tokens with sentinels and the end token."""
 
         def source(body: int) -> int:
             noise, spans = self._count_noise_and_spans(body)

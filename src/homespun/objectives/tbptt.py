@@ -1,4 +1,4 @@
-"""Truncated backpropagation through time: a recurrent state is carried through a stream, gradients are not."""
+"""Truncated backpropagation through time: the recurrent state is kept between segments, the gradient is not."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ from homespun.text.tokenizer import Tokenizer
 
 
 class TbpttRows:
-    """A corpus as ``streams`` parallel streams of equal length, each cut into pieces of ``length`` tokens.
+    """Split a corpus into ``streams`` parallel streams, and each stream into pieces of ``length`` tokens.
 
-    Row ``piece * streams + stream``: consecutive ``streams`` rows are the same piece of all streams, and the next ones
-    continue them. Documents are ``[CLS] text [SEP]``, in the given order. A row has one more token, which is only a
-    label; ``documents`` numbers its documents. Fewer than ``streams`` tokens at the end of the corpus are left out; the
-    last pieces are shorter.
+    Row ``piece * streams + stream``: ``streams`` consecutive rows are the same piece of all streams, and the next
+    ``streams`` rows are the next pieces. Documents are ``[CLS] text [SEP]``, in the given order. A row has one more
+    token,
+    which is only a label; ``documents`` numbers its documents. The last pieces may be shorter, and fewer than
+    ``streams``
+    tokens at the end of the corpus are dropped.
 
     Args:
         corpus: source of the tokens.
@@ -89,12 +91,12 @@ class TbpttRows:
 
 @dataclasses.dataclass(frozen=True)
 class TbpttCollator:
-    """Collate: the label of a token is the next one, unless that begins a document."""
+    """Collate rows; the label of a token is the next token, unless that begins a document."""
 
     pad_id: int
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Batch of `TbpttRows`, whose last tokens are labels only.
+        """Build a batch of `TbpttRows`, whose last tokens are labels only.
 
         Other rows start from a zero state, and their state is not kept.
         """
@@ -114,11 +116,11 @@ class TbpttCollator:
 
 
 class StatefulCausalLM(PretrainingConfig):
-    """Prediction of each next token of a stream, piece by piece, from the state after the previous piece.
+    """Prediction of each next token of a stream, starting from the state after the previous piece.
 
     Truncated backpropagation through time (Mikolov et al. 2010): no gradient flows into the previous piece. The corpus
-    is read in order, as ``streams`` parallel streams, and the state is kept at the ends of documents; objective clm
-    resets it there. A step of ``train.batch_size`` rows is a piece of each stream.
+    is read in order, as ``streams`` parallel streams. The state is kept at the ends of documents, where objective clm
+    resets it. A step of ``train.batch_size`` rows is a piece of each stream.
     """
 
     kind: Literal["stateful_clm"] = "stateful_clm"
@@ -129,7 +131,7 @@ class StatefulCausalLM(PretrainingConfig):
     def with_batch_size(self, batch_size: int) -> StatefulCausalLM:
         if 0 < self.streams < batch_size:
             raise ValueError(
-                f"train.batch_size={batch_size} rows of objective.streams={self.streams} streams would go on from each "
+                f"train.batch_size={batch_size} rows of objective.streams={self.streams} streams would continue each "
                 f"other in one step; give as many streams, or leave objective.streams out"
             )
         return self.model_copy(update={"streams": self.streams or batch_size})
@@ -145,7 +147,7 @@ class StatefulCausalLM(PretrainingConfig):
         return TbpttCollator(tokenizer.pad_id)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> StatefulCausalLMObjective:
-        """Objective with a causal recurrent backbone, and its causal LM head or a new one.
+        """Build the objective with a causal recurrent backbone, and its causal LM head or a new one.
 
         Raises:
             UserError: the backbone has no recurrent state, or is not causal.
@@ -202,7 +204,7 @@ class StatefulCausalLMObjective(Objective):
         return self
 
     def forward(self, batch: Batch) -> Loss:
-        """Cross-entropy of each next token, from the states after the previous pieces."""
+        """Compute the cross-entropy of each next token, starting from the states after the previous pieces."""
         cache = Cache()
         if batch.stream_positions is not None:
             states = iter(
@@ -218,7 +220,7 @@ class StatefulCausalLMObjective(Objective):
 
     @torch.no_grad()
     def _initial_state(self, stream: Tensor, piece: Tensor) -> Tensor:
-        """(rows, states) after the previous pieces, zero for first pieces."""
+        """Return the (rows, states) after the previous pieces, zero for first pieces."""
         if not self.training:
             if self._validation is None:
                 self._validation = torch.zeros_like(self.after)

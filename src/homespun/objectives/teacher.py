@@ -1,6 +1,6 @@
-"""Teacher models: loaded once, evaluated without gradients, with a cache of their logits.
+"""Teacher models: loaded once and evaluated without gradients, with a cache of their logits.
 
-A teacher is no part of the objective, so that checkpoints and optimizer do not contain it.
+A teacher is not a submodule of the objective, so checkpoints and optimizer do not contain it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _FILE = "homespun.json"
 
 
 class Teacher:
-    """A trained model in evaluation mode.
+    """Trained model in evaluation mode.
 
     Args:
         stored: the model.
-        source: its name in messages.
+        source: name of the model in messages.
     """
 
     def __init__(self, stored: ModelBundle, source: str) -> None:
@@ -41,7 +41,7 @@ class Teacher:
         """Load a run or a ``model/`` folder as teacher of a student with ``tokenizer``.
 
         Raises:
-            UserError: no source, it cannot be loaded, or it has another tokenizer.
+            UserError: ``source`` is empty, cannot be loaded, or has another tokenizer.
         """
         if not source:
             raise UserError("teacher.source is empty; give `homespun distill ... --teacher RUN`, or set it to a run")
@@ -55,7 +55,7 @@ class Teacher:
         return cls(stored, source)
 
     def model(self, device: torch.device) -> Model:
-        """The model on the student's device."""
+        """Move the model to the device of the student."""
         model = self.stored.model
         if next(model.parameters()).device != device:
             model.to(device)
@@ -72,13 +72,13 @@ class Teacher:
 
     @torch.no_grad()
     def read(self, batch: Batch) -> Tensor:
-        """(sequences, seq, hidden) hidden states that the head reads."""
+        """Compute the (sequences, seq, hidden) hidden states that the head reads."""
         self.check_length(batch.input_ids.shape[1])
         return self.model(batch.input_ids.device).read(batch.input_ids, batch.context)
 
     @torch.no_grad()
     def logits(self, batch: Batch, hidden: Tensor | None = None) -> Tensor:
-        """(texts, labels) float32, computed from ``hidden`` if given."""
+        """Compute (texts, labels) float32 logits, from ``hidden`` if given."""
         head = self.model(batch.input_ids.device).head
         assert head is not None
         hidden = self.read(batch) if hidden is None else hidden
@@ -87,14 +87,14 @@ class Teacher:
 
 
 class LogitCache:
-    """Cache of a teacher's logits on disk, by the tokens of each text: computed in the first epoch only.
+    """Cache of a teacher's logits on disk, by the tokens of each text; computed in the first epoch only.
 
-    Logits are rounded to float16, whether they come from the disk or not.
+    Logits are always rounded to float16, so that they do not depend on the content of the cache.
 
     Args:
         teacher: computes missing logits.
         folder: folder of the cache; each teacher has a subfolder.
-        labels: logits of a text.
+        labels: number of logits of a text.
         limit: maximum bytes.
     """
 
@@ -104,7 +104,7 @@ class LogitCache:
         self.store = FeatureCache(Path(folder) / name, width=labels, limit=limit)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """(texts, labels) float32."""
+        """Return (texts, labels) float32 logits."""
         with disable_dispatch_modes():  # cached logits have values even if the step is only planned
             return self._look_up(batch)
 
@@ -123,7 +123,7 @@ class LogitCache:
 
 
 def teacher_folder(source: str | Path) -> Path:
-    """The ``model/`` folder of a run, or that folder itself. Raises `UserError` for other folders."""
+    """Return the ``model/`` folder of a run, or the folder itself. Raises `UserError` for other folders."""
     folder = Path(source).expanduser()
     for candidate in (folder, folder / "model"):
         if (candidate / _FILE).is_file():
@@ -138,7 +138,7 @@ def _open(folder: Path, stamp: int) -> ModelBundle:
 
 
 def _keys(batch: Batch) -> list[bytes]:
-    """Key of each text: tokens, positions and segments of its sequences, and the dtype of the teacher."""
+    """Compute the key of each text: tokens, positions and segments of its sequences, and the dtype of the teacher."""
     device = batch.input_ids.device.type
     kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
     ids = batch.input_ids.cpu().numpy()
