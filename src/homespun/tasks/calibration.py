@@ -1,4 +1,4 @@
-"""Calibration after training: temperature and thresholds, chosen on validation examples only."""
+"""Calibration after training: temperature and thresholds, chosen on validation examples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from homespun.metrics.calibration import (
 
 
 class Calibration(Config):
-    """Settings of the calibration of a classifier on validation examples."""
+    """Settings of the calibration of a classifier."""
 
     temperature: bool = Field(default=True, description="divide the logits by a temperature (Guo et al. 2017)")
     thresholds: Literal["half", "global", "per_label"] = Field(
@@ -36,7 +36,7 @@ def calibrate(
 ) -> tuple[DecisionRule, dict[str, object]]:
     """Choose temperature and thresholds from (rows, classes) logits of validation examples.
 
-    Each is kept only if it is better in cross-validation.
+    Each is used only if it improves the cross-validated metric.
 
     Returns:
         The decision rule, and the values for ``decision_rule`` in the result.

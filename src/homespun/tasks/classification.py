@@ -1,4 +1,4 @@
-"""Classification of texts and of pairs of texts, with one label each or multi_label."""
+"""Classification of texts and of pairs of texts, single-label or multi-label."""
 
 from __future__ import annotations
 
@@ -57,10 +57,11 @@ from homespun.text.tokenizer import Tokenizer
 
 
 class Classification(ClassTraining):
-    """One label a text by cross-entropy, or several by one binary cross-entropy each (as `Labels.multi_label` says).
+    """Classification by cross-entropy, or by binary cross-entropy of each label if `Labels.multi_label`.
 
-    The default head is ELECTRA's: it is better than a linear layer where the pretraining did not train [CLS], and costs
-    little. ``frozen`` trains only the head; the encoder is then in evaluation mode.
+    The default head is ELECTRA's: it is better than a linear layer if the pretraining did not train [CLS], and costs
+    little.
+    ``frozen`` trains only the head; the encoder is then in evaluation mode.
     """
 
     data_kinds = TEXT_KINDS
@@ -128,7 +129,7 @@ class Classification(ClassTraining):
         return WithTargetCounts(collate, more) if more else collate
 
     def wrap(self, loss: ClassificationLoss, tokenizer: Tokenizer, labels: Labels) -> ClassificationModule:
-        """Wrap the loss for adversarial training and distillation, where they are set."""
+        """Wrap the loss for adversarial training and distillation, if configured."""
         wrapped: ClassificationLoss | adversarial.AdversarialObjective = loss
         if self.adversarial is not None:
             distance = adversarial.binary_symmetric_kl if labels.multi_label else adversarial.symmetric_kl
@@ -144,7 +145,7 @@ class Classification(ClassTraining):
         weights: tuple[float, ...] | None = None,
         long_inputs: LongInputs = TRUNCATE,
     ) -> ClassificationLoss:
-        """Build a new head on the encoder of ``model``, which is changed in place; ``config`` is its config.
+        """Build a new head on the encoder of ``model``, which is modified in place.
 
         The layers of ``long_inputs`` over the chunks of a text, if any, become part of the head.
 
@@ -172,14 +173,14 @@ class Classification(ClassTraining):
 
 @dataclass(frozen=True)
 class ClassificationCollator:
-    """Collate of labelled rows, padded to the longest sequence. Deterministic."""
+    """Collate labelled rows, padded to the longest sequence; deterministic."""
 
     pad_id: int
     multi_label: bool
     weights: tuple[float, ...] | None = None
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Batch whose ``labels`` are (texts,) classes, or (texts, classes) zeros and ones."""
+        """Build a batch whose ``labels`` are (texts,) classes, or (texts, classes) zeros and ones."""
         labels = torch.from_numpy(np.array([row.label for row in rows], dtype=np.int64))
         if self.multi_label:
             count = float(labels.numel())
@@ -192,10 +193,9 @@ class ClassificationCollator:
 
 
 class ClassificationLoss(TextLoss):
-    """`ClassLoss` of each text, and the term ``causal`` of an auxiliary language model.
+    """Compute the `ClassLoss` of each text, and the term ``causal`` of an auxiliary language model.
 
-    ``accuracy`` (weight 0) is the share of texts with the right class, or with all labels right at a threshold of one
-    half.
+    ``accuracy`` (weight 0) is the share of texts with the right class, or with all labels right at a threshold of 0.5.
     """
 
     def __init__(
@@ -271,8 +271,9 @@ class ClassificationTask:
         return CalibratedTask(self.with_decision(decision), result)
 
     def measure(self, model: Model, rows: LabelledRows, *, batch_size: int) -> Measured:
-        """Compute `classification_metrics` and ``calibration``; a prediction has all class probabilities and its
-        ``loss``.
+        """Compute `classification_metrics` and ``calibration``.
+
+        A prediction has the probabilities of all classes and its ``loss``.
         """
         assert rows.targets is not None
         return measure_logits(self.outputs(model, rows, batch_size), rows.targets, self.labels, self.decision)
@@ -282,7 +283,7 @@ class ClassificationTask:
         return predict_logits(model, rows, pad_id=self.tokenizer.pad_id, batch_size=batch_size).astype(np.float64)
 
     def with_decision(self, decision: DecisionRule) -> ClassificationTask:
-        """Return a copy with another temperature and other thresholds."""
+        """Return a copy with another decision rule."""
         return ClassificationTask(self.data, self.labels, self.stored, decision=decision)
 
     def baselines(self, training: Sequence[LabelledText], test: Sequence[LabelledText]) -> dict[str, Measured]:

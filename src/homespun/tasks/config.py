@@ -1,4 +1,4 @@
-"""Unions of the data and of the objectives of fine-tuning, and the task of a fine-tuned model."""
+"""Unions of the data configs and of the objectives of fine-tuning, and the task of a fine-tuned model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _StoredData(StoredData):
 
 
 def task_from_metadata(data: TaskData, stored: ModelBundle, *, source: str) -> AnyTask:
-    """Rebuild the task that a model was fine-tuned on; a model without metadata gets the data's default objective.
+    """Rebuild the task that a model was fine-tuned on. Without metadata the default objective of the data is used.
 
     Raises:
         UserError: the model was not fine-tuned on this data.

@@ -58,7 +58,7 @@ def build_text_head(
 def build_token_head(
     head: HeadConfig, layers: Layers, model: Model, config: ModelConfig, num_labels: int | None = None
 ) -> tuple[Model, ModelConfig]:
-    """Build a new head on the tokens of ``model``, which is changed in place; ``config`` is its config."""
+    """Build a new head on the tokens of ``model``, which is modified in place."""
     if num_labels is not None:
         head = head.model_copy(update={"num_labels": num_labels})
     built, config = _build(on_layers(head, layers), model, config)
@@ -72,7 +72,7 @@ def _build(head_config: HeadSettings, model: Model, config: ModelConfig) -> tupl
 
 
 def check_head(head: SequenceHeadConfig, config: ModelConfig) -> None:
-    """Refuse a head on the first token of a causal model; see `check_first_token`."""
+    """Raise `UserError` for a head on the first token of a causal model; see `check_first_token`."""
     if head.reads_first_token:
         hint = "set objective.head.kind=last, mean, cnn or bilstm, or take the recipe classify-cnn"
         check_first_token(f"objective.head.kind={head.kind}", config, hint=hint)
@@ -86,13 +86,16 @@ def check_text_head(objective: TextHeadSettings, data: TextsData, stored: ModelB
 
 
 def check_first_token(setting: str, config: ModelConfig, *, hint: str) -> None:
-    """Raise `UserError` for a causal model, whose first token attends to no other.
+    """Raise `UserError` for a causal model, whose first token attends only to itself.
 
-    ``setting`` reads the first token; ``hint`` is the end of the message.
+    Args:
+        setting: setting that reads the first token.
+        config: config of the model.
+        hint: end of the message.
     """
     if not config.backbone.has_decoder and config.backbone.causal:
         raise UserError(
-            f"{setting} reads [CLS], the first token, and in a causal model the first token attends to no other; {hint}"
+            f"{setting} reads [CLS], the first token, which in a causal model attends only to itself; {hint}"
         )
 
 
@@ -100,7 +103,7 @@ ClassWeight = Annotated[float, Field(gt=0)]
 
 
 class ClassTraining(TaskObjective):
-    """Settings of objectives on classes. A subclass adds its head."""
+    """Settings of objectives on classes. Subclasses add a head."""
 
     frozen: bool = Field(default=False, description="train only the head")
     class_weights: Literal["balanced"] | dict[str, ClassWeight] | None = Field(
@@ -111,8 +114,9 @@ class ClassTraining(TaskObjective):
     def weights(self, labels: Labels, targets: NDArray[np.int64]) -> tuple[float, ...] | None:
         """Compute the weight of each class, in the order of ``labels``, from the ``targets`` of the training rows.
 
-        ``balanced`` is ``rows / (classes * rows of the class)`` as in scikit-learn; multi-label, the positives of each
-        label weigh as much as its negatives. Classes without a weight have 1.
+        ``balanced`` is ``rows / (classes * rows of the class)`` as in scikit-learn. In multi-label training, the
+        positives of
+        each label have the same total weight as its negatives. Classes without a weight have 1.
 
         Raises:
             UserError: a weight for an unknown class.
@@ -140,7 +144,7 @@ class ClassLoss(nn.Module):
     Args:
         weights: (classes,) weights; ``None``: all 1.
         label_smoothing: as in `torch.nn.CrossEntropyLoss`.
-        smooth_evaluation: smooth in evaluation mode too: texts and sentences do, token classification does not.
+        smooth_evaluation: apply label smoothing in evaluation mode too, as for texts and sentences but not for tokens.
     """
 
     class_weights: Tensor | None
@@ -154,7 +158,7 @@ class ClassLoss(nn.Module):
         self.smooth_evaluation = smooth_evaluation
 
     def forward(self, logits: Tensor, labels: Tensor) -> Loss:
-        """Terms ``loss`` and ``accuracy`` (weight 0) of (rows, classes) logits and (rows,) classes."""
+        """Compute ``loss`` and ``accuracy`` (weight 0) from (rows, classes) logits and (rows,) classes."""
         smoothing = self.label_smoothing if self.training or self.smooth_evaluation else 0.0
         loss = F.cross_entropy(logits, labels, weight=self.class_weights, label_smoothing=smoothing, reduction="sum")
         count = len(labels) if self.class_weights is None else self.class_weights[labels].sum()
@@ -162,10 +166,13 @@ class ClassLoss(nn.Module):
         return Loss({"loss": Term(loss, count), "accuracy": Term(right, len(labels), weight=0.0)})
 
     def multi_label(self, logits: Tensor, labels: Tensor) -> Loss:
-        """Terms of (rows, classes) logits and zeros and ones, by binary cross-entropy; ``accuracy``: all labels of a
-        row.
+        """Compute the terms by binary cross-entropy; ``accuracy`` requires all labels of a row to be right.
 
         Class weights are weights of the positives, as in `torch.nn.BCEWithLogitsLoss`.
+
+        Args:
+            logits: (rows, classes).
+            labels: (rows, classes) zeros and ones.
         """
         smoothed = labels.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
         loss = F.binary_cross_entropy_with_logits(logits, smoothed, pos_weight=self.class_weights, reduction="sum")
@@ -174,11 +181,11 @@ class ClassLoss(nn.Module):
 
 
 class FineTuningLoss(nn.Module):
-    """Base of the losses of fine-tuning: the trained model with its config.
+    """Base of fine-tuning losses: the trained model with its config.
 
     Args:
         model: backbone and head, trained in place.
-        config: of ``model``.
+        config: config of ``model``.
         frozen: train only the head; the backbone stays in evaluation mode.
     """
 
@@ -197,7 +204,7 @@ class FineTuningLoss(nn.Module):
 
 
 class TextLoss(FineTuningLoss, ABC):
-    """Base of the losses of a head on texts; implements `homespun.objectives.protocol.HasLogits`."""
+    """Base of losses of a head on texts; implements `homespun.objectives.protocol.HasLogits`."""
 
     def forward(self, batch: Batch) -> Loss:
         return self.output(batch).loss

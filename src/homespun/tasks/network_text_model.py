@@ -1,4 +1,4 @@
-"""Networks that classify texts or predict a number for each."""
+"""Networks for text classification and regression."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 @runtime_checkable
 class TextTask(Protocol):
-    """Classification or regression of whole texts."""
+    """Interface of text classification and regression tasks."""
 
     @property
     def data(self) -> TextsData: ...
@@ -40,7 +40,7 @@ class TextTask(Protocol):
         """Compute (rows, classes) logits or (rows,) numbers."""
 
     def with_decision(self, decision: DecisionRule) -> TextTask:
-        """Return a copy with another temperature and other thresholds."""
+        """Return a copy with another decision rule."""
 
     def to_metadata(self) -> dict[str, object]:
         """Return ``task`` of the stored model."""
@@ -48,7 +48,7 @@ class TextTask(Protocol):
 
 @dataclass(frozen=True)
 class NetworkTextModel:
-    """A fine-tuned network."""
+    """Fine-tuned network for text classification or regression."""
 
     stored: ModelBundle
     task: TextTask
@@ -56,7 +56,7 @@ class NetworkTextModel:
 
     @classmethod
     def of(cls, stored: ModelBundle, *, source: str, **options: Unpack[ReadOptions]) -> NetworkTextModel:
-        """Rebuild the task of an open model. Raises `UserError` if it neither classifies texts nor predicts numbers."""
+        """Rebuild the task of an open model. Raises `UserError` unless it is text classification or regression."""
         task = stored_task(stored, source=source, **options)
         if not isinstance(task, TextTask):
             raise UserError(f"{source} neither classifies texts nor predicts a number for each")
@@ -69,7 +69,7 @@ class NetworkTextModel:
 
     @property
     def labels(self) -> Labels | None:
-        """Classes; ``None`` for numbers."""
+        """Classes; ``None`` for regression."""
         return self.task.labels
 
     @property
@@ -84,7 +84,7 @@ class NetworkTextModel:
 
     @property
     def networks(self) -> tuple[ModelBundle, ...]:
-        """The network."""
+        """The network, in a tuple."""
         return (self.stored,)
 
     def outputs(self, examples: Sequence[LabelledText]) -> Outputs:

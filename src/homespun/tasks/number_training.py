@@ -1,4 +1,4 @@
-"""Shared parts of regression and ordinal regression: rows with numbers, heads with one score, their loss."""
+"""Shared parts of regression and ordinal regression: rows with numbers, heads with one score, and their loss."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CORRECT_OR_LEAVE_OUT = "correct it, or leave such rows out with objective.out_of
 
 
 class NumberHead(Protocol):
-    """Interface of heads with a transform of one score, which `merge` moves into the classifier after training."""
+    """Interface of heads that transform one score; `merge` moves the transform into the classifier after training."""
 
     measured: str  # reported term besides the loss
 
@@ -55,17 +55,17 @@ class NumberHead(Protocol):
         """Compute the (texts,) losses, and the (texts,) values of ``measured``."""
 
     def distance(self, predicted: Tensor, clean: Tensor) -> Tensor:
-        """Compute the (texts,) distances of two predictions, for adversarial training."""
+        """Compute the (texts,) distances between two predictions, for adversarial training."""
 
     def loss_from_metrics(self, metrics: Metrics) -> float:
         """Compute the mean loss from the metrics."""
 
     def merge(self, config: ModelConfig) -> tuple[nn.Module, ModelConfig]:
-        """Merge the transform into an ordinary head with the same logits; return it and the config of the model."""
+        """Merge the transform into an ordinary head with the same logits; return the head and its model config."""
 
 
 def classifier_of(head: nn.Module) -> nn.Linear:
-    """Find the last linear layer of a head on texts, also in a head that wraps it.
+    """Find the last linear layer of a head on texts, which may be wrapped.
 
     Raises:
         UserError: the layer has no bias.
@@ -96,7 +96,7 @@ def _with_labels(head: Any, num_labels: int) -> Any:
 
 
 class StandardizedHead(nn.Module):
-    """A head with one score -> (texts, 1) numbers: ``mean + spread * score``.
+    """Head with one score that returns (texts, 1) numbers, ``mean + spread * score``.
 
     With ``levels`` (levels,), labels are ranks of the levels.
     """
@@ -119,14 +119,16 @@ class StandardizedHead(nn.Module):
     def fit(
         cls, numbers: NDArray[np.float64], head: nn.Module, *, levels: NDArray[np.float64] | None = None
     ) -> StandardizedHead:
-        """Standardize by the mean and the deviation of ``numbers``.
+        """Standardize by the mean and standard deviation of ``numbers``.
 
         Raises:
             UserError: all numbers are equal, or the head has no bias.
         """
         classifier_of(head)  # raises before training, not at the end
         if np.ptp(numbers) == 0:  # exact, unlike the deviation
-            raise UserError(f"all training labels are {numbers[0]:g}, and regression needs different ones; give others")
+            raise UserError(
+                f"all training labels are {numbers[0]:g}, and regression needs different numbers; check data.label"
+            )
         return cls(head, mean=float(numbers.mean()), spread=float(numbers.std()), levels=levels)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
@@ -134,15 +136,16 @@ class StandardizedHead(nn.Module):
         return self.mean + self.spread * score.float()
 
     def terms(self, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute (texts,) squared errors of standardized numbers, and (texts,) absolute errors in the original
-        scale.
+        """Compute (texts,) squared errors of standardized numbers, and (texts,) absolute errors.
+
+        Absolute errors are in the original scale.
         """
         truth = labels if self.levels is None else self.levels[labels.long()]
         errors = predicted.squeeze(1) - truth
         return (errors / self.spread).square(), errors.detach().abs()
 
     def distance(self, predicted: Tensor, clean: Tensor) -> Tensor:
-        """(texts, 1) of each -> (texts,) squared differences of standardized numbers."""
+        """Compute (texts,) squared differences of standardized numbers from two (texts, 1) predictions."""
         return squared_error(predicted / self.spread, clean / self.spread)
 
     def loss_from_metrics(self, metrics: Metrics) -> float:
@@ -155,7 +158,7 @@ class StandardizedHead(nn.Module):
 
 
 class NumberObjective(TaskObjective):
-    """Settings of objectives on numbers. A subclass adds its head."""
+    """Settings of objectives on numbers. Subclasses add a head."""
 
     data_kinds = TEXT_KINDS
     count_titles = TEXT_COUNTS | {"outside": "Values outside their range, left out"}
@@ -185,7 +188,7 @@ class NumberObjective(TaskObjective):
 
 @dataclass(frozen=True)
 class RegressionCollate:
-    """Collate of rows whose label is a number, or the rank of a rating. Deterministic.
+    """Collate rows whose label is a number, or the rank of a rating; deterministic.
 
     Args:
         pad_id: padding token.
@@ -198,7 +201,7 @@ class RegressionCollate:
     weights: tuple[float, ...] | None = None
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Batch whose ``labels`` are (texts,) float32."""
+        """Build a batch whose ``labels`` are (texts,) float32."""
         labels = torch.tensor([float(row.label) for row in rows if row.label is not None], dtype=torch.float32)
         count = float(len(rows))
         weighted = count if self.weights is None else sum(self.weights[int(rank)] for rank in labels.tolist())
@@ -207,7 +210,7 @@ class RegressionCollate:
 
 
 class RegressionLoss(TextLoss):
-    """Loss of a `NumberHead`, optionally weighted by rank: terms ``loss`` and `NumberHead.measured` (weight 0)."""
+    """Loss of a `NumberHead`, optionally weighted by rank, and `NumberHead.measured` (weight 0)."""
 
     weights: Tensor | None
 
@@ -262,26 +265,26 @@ class NumberTask(ABC):
         return predict_logits(model, rows, pad_id=self.stored.tokenizer.pad_id, batch_size=batch_size)
 
     def numbered_rows(self, examples: Sequence[LabelledText], numbers: NDArray[np.float64]) -> RegressionRows:
-        """Return a row for each text, with its number; NaN is left out of training and metrics."""
+        """Return a row for each text with its number; rows with NaN are left out of training and metrics."""
         rows = rows_of(examples, self.data, self.stored)
         return RegressionRows(rows, numbers, rows.counts | {"outside": int(np.isnan(numbers).sum())})
 
 
 def left_out(training: RegressionRows) -> NDArray[np.bool_]:
-    """(rows,) True for rows that are not trained on: NaN, and pairs with an empty text."""
+    """Return a (rows,) mask of rows without training: NaN, and pairs with an empty text."""
     assert isinstance(training.rows, LabelledRows)
     mask: NDArray[np.bool_] = np.isnan(training.numbers) | training.rows.one_sided
     return mask
 
 
 def known_numbers(training: RegressionRows) -> NDArray[np.float64]:
-    """Return the numbers of the rows that are trained on, at least one."""
+    """Return the numbers of the training rows. Raises `UserError` if there are none."""
     known = training.numbers[~left_out(training)]
     return known[known_mask(known)]
 
 
 def known_mask(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """(rows,) True where the number is known. Raises `UserError` if none is."""
+    """Return a (rows,) mask of known numbers. Raises `UserError` if there are none."""
     known = np.isfinite(numbers)
     if not known.any():
         raise UserError("no row has a number within the range; check data.label and the range")

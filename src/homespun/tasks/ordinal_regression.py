@@ -1,4 +1,4 @@
-"""Ordinal regression: an ordered rating, such as stars, for each text or pair of texts."""
+"""Ordinal regression: an ordered rating, such as stars, of each text or pair of texts."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ MAX_LEVELS = 50
 
 
 class OrdinalRegression(NumberObjective):
-    """An ordered rating with few levels, such as stars.
+    """Ordinal regression on ratings with few levels, such as stars.
 
     ``cumulative`` is the proportional odds model (McCullagh 1980): one score a text, and a threshold between
     consecutive ratings, ``P(rating > k) = sigmoid(score - threshold_k)``, trained by negative log-likelihood.
-    ``squared`` is a regression on the ratings, rounded to the nearest.
+    ``squared`` is a regression on the ratings, rounded to the nearest rating.
     """
 
     metrics = (*NumberObjective.metrics, "quadratic_kappa", "accuracy", "within_one", "log_loss")
@@ -80,7 +80,7 @@ class OrdinalRegression(NumberObjective):
         return self
 
     def find_levels(self, numbers: NDArray[np.float64]) -> tuple[float, ...]:
-        """Return the ratings, lowest first, given the ``numbers`` of the training.
+        """Return the distinct ratings of the training ``numbers`` in ascending order.
 
         Raises:
             UserError: there are too few or too many.
@@ -127,7 +127,15 @@ class OrdinalRegression(NumberObjective):
         weights: tuple[float, ...] | None = None,
         long_inputs: LongInputs = TRUNCATE,
     ) -> RegressionLoss:
-        """Build a new head on the encoder of ``model``, which is changed in place; ``ranks`` are those of the training.
+        """Build a new head on the encoder of ``model``, which is modified in place.
+
+        Args:
+            model: pretrained model.
+            config: config of ``model``.
+            ranks: (rows,) ranks of the training ratings.
+            levels: the ratings, ascending.
+            weights: (levels,) weights in the loss.
+            long_inputs: treatment of long texts.
 
         Raises:
             UserError: all ranks are equal, or the head has no bias.
@@ -144,7 +152,7 @@ class OrdinalRegression(NumberObjective):
 
 
 class OrdinalHead(nn.Module):
-    """A head with one score -> (texts, levels - 1) logits of a rating above each level but the last.
+    """Head with one score that returns (texts, levels - 1) logits of a rating above each level but the last.
 
     Thresholds stay ordered: all but the first are sums of positive steps. They are initialized so that a score of zero
     predicts the frequencies of the ratings.
@@ -176,12 +184,12 @@ class OrdinalHead(nn.Module):
         return score.float() - self.thresholds
 
     def terms(self, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute (texts,) negative log-likelihoods of the ranks, and whether the median is right."""
+        """Compute (texts,) negative log-likelihoods of the ranks, and whether the predicted median is right."""
         ranks = labels.long()
         return -log_likelihood(predicted, ranks), ((predicted > 0).sum(dim=1) == ranks).float()
 
     def distance(self, predicted: Tensor, clean: Tensor) -> Tensor:
-        """(texts, levels - 1) logits of each -> (texts,) `symmetric_kl` of the ratings."""
+        """Compute the (texts,) `symmetric_kl` of the ratings from two (texts, levels - 1) logits."""
         return symmetric_kl(_log_probabilities(predicted), _log_probabilities(clean))
 
     def loss_from_metrics(self, metrics: Metrics) -> float:
@@ -193,12 +201,17 @@ class OrdinalHead(nn.Module):
 
 
 def log_likelihood(logits: Tensor, ranks: Tensor) -> Tensor:
-    """(texts, levels - 1) descending logits and (texts,) ranks -> (texts,) log-likelihoods, in nats."""
+    """Compute (texts,) log-likelihoods in nats.
+
+    Args:
+        logits: (texts, levels - 1), descending.
+        ranks: (texts,) ranks of the ratings.
+    """
     return _log_probabilities(logits).gather(1, ranks[:, None]).squeeze(1)
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
-    """(texts, levels - 1) descending logits -> (texts, levels) log probabilities of the ratings, in nats."""
+    """Compute (texts, levels) log probabilities in nats from (texts, levels - 1) descending logits."""
     infinite = logits.new_full((len(logits), 1), math.inf)
     edges = torch.cat([infinite, logits, -infinite], dim=1)  # (texts, levels + 1): logits of a rating of at least k
     upper, lower = edges[:, :-1], edges[:, 1:]
@@ -207,7 +220,7 @@ def _log_probabilities(logits: Tensor) -> Tensor:
 
 
 def rating_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """(texts, levels - 1) logits -> (texts, levels) probabilities of the ratings."""
+    """Compute (texts, levels) probabilities of the ratings from (texts, levels - 1) logits."""
     above = torch.from_numpy(logits).double().sigmoid().numpy()
     edges = np.pad(above, ((0, 0), (1, 1)), constant_values=(1.0, 0.0))
     probabilities: NDArray[np.float64] = (edges[:, :-1] - edges[:, 1:]).clip(min=0.0)
@@ -238,7 +251,7 @@ class OrdinalRegressionTask(NumberTask):
         """Stratify by rating.
 
         Raises:
-            UserError: a label is no number, or none of the ratings.
+            UserError: a label is not a number, or not one of the ratings.
         """
         numbers = numbers_of_examples(examples)
         ranks, outside = self._ranks(numbers)
@@ -252,7 +265,7 @@ class OrdinalRegressionTask(NumberTask):
         return ranks
 
     def _ranks(self, numbers: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """(numbers,) nearest ranks, and (numbers,) True for numbers that are no rating."""
+        """Return the (numbers,) nearest ranks, and a (numbers,) mask of numbers that are not a rating."""
         distances = np.abs(numbers[:, None] - np.array(self.levels))
         return distances.argmin(axis=1), ~np.isclose(distances.min(axis=1), 0.0)
 
@@ -271,7 +284,7 @@ class OrdinalRegressionTask(NumberTask):
         return objective.setup(loss, training, RegressionCollate(stored.tokenizer.pad_id, measured, weights))
 
     def measure(self, model: Model, rows: RegressionRows, *, batch_size: int) -> Measured:
-        """Compute `ordinal_regression_metrics`; the ``score`` of an example is minus its absolute error."""
+        """Compute `ordinal_regression_metrics`; the ``score`` of an example is its negative absolute error."""
         return self._measured(rows.numbers, *self._predict(model, rows, batch_size))
 
     def _predict(
@@ -307,7 +320,7 @@ class OrdinalRegressionTask(NumberTask):
         return Measured(metrics, predictions)
 
     def _ratings(self, ranks: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Ratings of ranks; NaN stays NaN."""
+        """Convert ranks to ratings; NaN stays NaN."""
         return np.where(np.isfinite(ranks), np.array(self.levels)[np.nan_to_num(ranks).astype(np.int64)], np.nan)
 
     def baselines(self, training: Sequence[LabelledText], test: Sequence[LabelledText]) -> dict[str, Measured]:

@@ -1,8 +1,9 @@
-"""Interfaces of fine-tuning. The commands use these interfaces and know no task.
+"""Interfaces of fine-tuning tasks, by which the commands call a task without knowing its kind.
 
-A task is a file of this package: a `TaskObjective` (a member of the union `FinetuneObjective`) that builds a `Task`,
-and the `TaskData` that it reads (a member of `FinetuneData`). *Examples* are what `TaskData` reads and a split divides;
-*rows* are inputs of the model, more (windows of a long text) or fewer than examples.
+A task is a file of this package. It has a `TaskObjective` (a member of the union `FinetuneObjective`) that builds a
+`Task`, and the `TaskData` that it reads (a member of `FinetuneData`). *Examples* are read by `TaskData` and divided by
+a
+split; *rows* are inputs of the model, more (windows of a long text) or fewer than examples.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SplitSeed = Annotated[int, Field(ge=0, description="seed of folds and of the val
 
 
 def paths(value: str | Sequence[str] | Path) -> list[str]:
-    """Return one input or several as a list."""
+    """Convert one input or several to a list."""
     return [str(value)] if isinstance(value, str | Path) else [str(v) for v in value]
 
 
@@ -61,8 +62,10 @@ class HasFiles(Protocol):
 
 
 def files_of(part: Part, data: HasFiles, missing: str) -> list[str]:
-    """Return the files of a part, or an empty list. Raises `UserError` with ``missing`` if there are no training
-    files.
+    """Return the files of a part, or an empty list.
+
+    Raises:
+        UserError: with message ``missing``, if there are no training files.
     """
     files: float | str | list[str] = getattr(data, part)
     if part == "train" and not files:
@@ -72,7 +75,7 @@ def files_of(part: Part, data: HasFiles, missing: str) -> list[str]:
 
 @contextmanager
 def prefix_errors(files: str | Sequence[str] | float) -> Iterator[None]:
-    """Begin each `UserError` that is raised inside with the names of ``files``; a share has no name."""
+    """Prefix the message of each `UserError` raised inside with the names of ``files``; a share has no name."""
     try:
         yield
     except UserError as error:
@@ -93,11 +96,11 @@ Example_contra = TypeVar("Example_contra", contravariant=True)
 
 
 class TaskRows(Rows, Protocol):
-    """Rows of examples, with the labels that metrics need."""
+    """Rows of examples, with labels for metrics."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """Counts for the result, such as the number of ``truncated`` texts; summed over the parts."""
+        """Return counts for the result, such as the number of ``truncated`` texts; summed over the parts."""
 
 
 RowsOfTask = TypeVar("RowsOfTask", bound=TaskRows)
@@ -109,7 +112,7 @@ Examples = list[Any]
 class Measured:
     """Metrics and predictions of a model or a baseline.
 
-    ``predictions`` has an object for each example, in order: ``truth``, ``predicted`` and more by task.
+    ``predictions`` has an object for each example, in order: ``truth``, ``predicted`` and other keys by task.
     """
 
     metrics: Metrics
@@ -124,12 +127,13 @@ class TrainingSetup:
         objective: maps a batch to its `Loss`.
         model: the model in ``objective``, for evaluation with the current weights.
         rows: training rows.
-        collate: rows to a batch, for training and validation loss.
+        collate: function from rows to a batch, for training and validation loss.
         export_model: returns the model to save, after the best weights are loaded.
         loss_from_metrics: validation loss from the metrics; ``None``: the objective's loss on the validation rows.
         labelled_rows: selects the validation rows that have a loss.
-        calibrate: validation rows, settings, batch size -> the task with a calibrated decision rule; ``None``: the task
-            has no calibration.
+        calibrate: function from validation rows, settings and batch size to the calibrated task; ``None``: the task has
+            no
+            calibration.
     """
 
     objective: nn.Module
@@ -177,7 +181,7 @@ class Task(Protocol[Example_contra, RowsOfTask]):
         """
 
     def texts(self, examples: Sequence[Example_contra]) -> Sequence[str]:
-        """Return a readable text of each example, for reports and for the search of near-duplicates."""
+        """Return a readable text of each example, for reports and near-duplicate detection."""
 
     def rows(self, examples: Sequence[Example_contra]) -> RowsOfTask:
         """Return the input rows of examples."""
@@ -204,12 +208,14 @@ class Task(Protocol[Example_contra, RowsOfTask]):
     def predict(
         self, model: Model, records: Iterable[Record], *, source: str, first: int = 1
     ) -> Iterator[dict[str, object]]:
-        """Yield a prediction for each record, in order and in bounded memory; ``truncated`` if the input was cut.
+        """Yield a prediction for each record, in order and in bounded memory.
+
+        A prediction has ``truncated`` if the input was truncated.
 
         Args:
-            model: of the task.
-            records: are read a few thousand ahead.
-            source: their name in errors.
+            model: model of the task.
+            records: read a few thousand at a time.
+            source: name of the records in errors.
             first: number of the first record in errors.
 
         Raises:
@@ -222,7 +228,7 @@ AnyTask = Task[Any, Any]
 
 
 class TaskData(Config, ABC):
-    """Files of a task, their splits and columns. A subclass adds its columns and lengths."""
+    """Files of a task, their splits and columns. Subclasses add columns and lengths."""
 
     missing: ClassVar[str]
     """Error message if there are no training files; names the settings."""
@@ -249,8 +255,10 @@ class TaskData(Config, ABC):
         return self.validation if isinstance(self.validation, float) else None
 
     def read(self, part: Part) -> Examples | None:
-        """Read the examples of a part; ``None`` if it has no files. Raises `UserError` if there are no training
-        files.
+        """Read the examples of a part; ``None`` if it has no files.
+
+        Raises:
+            UserError: there are no training files.
         """
         files = files_of(part, self, self.missing)
         return self.read_files(files) if files else None
@@ -284,7 +292,7 @@ class TaskData(Config, ABC):
         raise UserError("the model reads more than a single text; give a file with --input")
 
     def record_of_texts(self, texts: Sequence[str]) -> Record:
-        """Return the record of the several texts of an input, for prediction.
+        """Return the record of an input of several texts, for prediction.
 
         Raises:
             UserError: an input is a single text.
@@ -292,8 +300,10 @@ class TaskData(Config, ABC):
         raise UserError("the model reads single texts, not lists of texts")
 
     def select_set(self, name: str | None, *, source: str) -> TaskData:
-        """Select one of several data sets by name; ``None``: the only one. Raises `UserError` for an unknown or missing
-        name.
+        """Select a data set by name; ``None`` selects the only one.
+
+        Raises:
+            UserError: the name is unknown, or missing although there are several.
         """
         if name is not None:
             raise UserError(f"{source} was trained on one data set; leave --data-set {name} out")
@@ -319,7 +329,7 @@ class TaskData(Config, ABC):
 
 
 class TaskObjective(Config, ABC):
-    """Settings of what is trained on a pretrained model. A subclass adds its head and builds the task."""
+    """Settings of a fine-tuning objective. Subclasses add a head and build the task."""
 
     data_kinds: ClassVar[tuple[str, ...]]
     """Supported kinds of data."""
@@ -351,20 +361,18 @@ class TaskObjective(Config, ABC):
 
 
 def task_metadata(kind: str, data: TaskData, learned: Mapping[str, object] | None = None) -> dict[str, object]:
-    """Return the ``task`` of a stored model: kinds of objective and data, settings of the data, values from
-    training.
-    """
+    """Return the ``task`` of a stored model: kinds of objective and data, settings of the data, and learned values."""
     return {"kind": kind, "data": data.kind} | ({"learned": learned} if learned else {}) | data.stored_settings()
 
 
 def validate(
     task: Task[Any, RowsOfTask], objective: TaskObjective, setup: TrainingSetup, rows: RowsOfTask, *, batch_size: int
 ) -> EvalResult:
-    """Evaluate loss and metrics on the validation rows, for the choice of the checkpoint.
+    """Compute loss and metrics on the validation rows, to select the checkpoint.
 
     Args:
         task: computes the metrics.
-        objective: names the metrics; without any only the loss is computed.
+        objective: names the metrics; without metrics only the loss is computed.
         setup: the training, with the current weights.
         rows: validation rows.
         batch_size: rows at a time.

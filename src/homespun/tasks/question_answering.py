@@ -48,7 +48,7 @@ _NO_ANSWERS = "no text of the training contains its answer; check data.context a
 
 
 class QuestionData(TaskData):
-    """Questions with texts and answers. A split does not divide the questions of an article."""
+    """Questions with texts and answers. A split keeps the questions of an article together."""
 
     missing = "which questions? give data.train=FILE: SQuAD's JSON, or rows with question, context and answers"
     default_objective = "question_answering"
@@ -83,7 +83,7 @@ class QuestionData(TaskData):
         return dict(zip((self.question, self.context), texts, strict=True))
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """``text``: column of the text, or columns of question and text; ``label``: column of the answers."""
+        """Return the fields for the columns of the text, or of question and text, and of the answers."""
         return {
             "question": text[0] if len(text) > 1 else self.question,
             "context": text[-1] if text else self.context,
@@ -92,7 +92,10 @@ class QuestionData(TaskData):
 
 
 class QuestionAnswering(TaskObjective):
-    """First and last token of an answer, by cross-entropy over the tokens of a window; ``[CLS]`` without an answer."""
+    """Prediction of the first and last token of an answer by cross-entropy over the tokens of a window.
+
+    Questions without an answer have the target ``[CLS]``.
+    """
 
     data_kinds = ("questions",)
     description = "extractive question answering"
@@ -139,9 +142,9 @@ class QuestionAnswering(TaskObjective):
         return QuestionAnsweringCollate(pad_id)
 
     def build(self, model: Model, config: ModelConfig) -> QuestionAnsweringLoss:
-        """Build a new head on the backbone of ``model``, which is changed in place; ``config`` is its config.
+        """Build a new head on the backbone of ``model``, which is modified in place.
 
-        A model that already has the same kind of head keeps it.
+        A head of the same kind is kept.
         """
         if config.head != on_layers(self.head, self.layers) or model.head is None:
             model, config = build_token_head(self.head, self.layers, model, config)
@@ -150,7 +153,7 @@ class QuestionAnswering(TaskObjective):
 
 @dataclass(frozen=True)
 class QuestionAnsweringCollate:
-    """Collate of rows whose ``label`` is (2,), the positions of the first and the last token. Deterministic."""
+    """Collate rows whose ``label`` is (2,), the positions of first and last token; deterministic."""
 
     pad_id: int
 
@@ -161,7 +164,7 @@ class QuestionAnsweringCollate:
 
 
 class QuestionAnsweringLoss(FineTuningLoss):
-    """Terms ``loss``, the mean cross-entropy of both ends, and ``accuracy`` (weight 0): both ends are right."""
+    """Compute ``loss``, the mean cross-entropy of both ends, and ``accuracy`` (weight 0) of both ends."""
 
     def forward(self, batch: Batch) -> Loss:
         """Compute the terms over all tokens except padding."""
@@ -189,7 +192,7 @@ class QuestionAnsweringTask:
         self._segments = stored.config.backbone.type_vocab_size > 1
 
     def stratify_by(self, examples: Sequence[Question]) -> NDArray[np.int64]:
-        """Group by article, or by text if there is one article."""
+        """Group by article, or by text if there is only one article."""
         for keys in ([one.article for one in examples], [one.context for one in examples]):
             numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
             if len(numbers) > 1:
@@ -264,8 +267,9 @@ class QuestionAnsweringTask:
     def predict(
         self, model: Model, records: Iterable[Record], *, source: str, first: int = 1
     ) -> Iterator[dict[str, object]]:
-        """Yield ``answer``, ``start`` and ``end`` in characters (``None`` without an answer), ``probability`` and the
-        candidates ``n_best``; for a SQuAD article ``predictions``, a list of these.
+        """Yield ``answer``, its ``start`` and ``end`` in characters, ``probability`` and ``n_best``.
+
+        ``start`` and ``end`` are ``None`` without an answer. A SQuAD article yields a list of these as ``predictions``.
         """
         names = {"question": self.data.question, "context": self.data.context}
         for chunk in numbered_chunks(records, _CHUNK, source=source, first=first):
@@ -288,7 +292,7 @@ def _prediction(answers: Sequence[Answer], truncated: bool) -> dict[str, object]
 
 
 def _labelled(rows: QuestionRows) -> Rows:
-    """Select the windows that are trained on."""
+    """Select the windows for training."""
     numbers = rows.trainable_rows
     if not len(numbers):
         raise UserError(_NO_ANSWERS)
@@ -300,8 +304,9 @@ def span_baselines(
 ) -> dict[str, list[tuple[int, int]]]:
     """Answer questions without training; spans are in characters.
 
-    ``tfidf-sentence`` is the sentence with the highest TF-IDF cosine to the question; ``random-span`` a random span
-    with as many words as a random training answer, seeded by the index of the question.
+    ``tfidf-sentence`` is the sentence with the highest TF-IDF cosine similarity to the question. ``random-span`` is a
+    random
+    span with as many words as a random training answer, seeded by the index of the question.
 
     Args:
         texts: training texts, for the inverse document frequencies.

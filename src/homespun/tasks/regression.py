@@ -1,4 +1,4 @@
-"""Regression: a number for each text or pair of texts."""
+"""Regression on texts and pairs of texts."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ from homespun.text.formats import Record
 
 
 class Regression(NumberObjective):
-    """A number for each text or pair of texts, by squared error.
+    """Regression by squared error.
 
-    Targets are standardized by the mean and deviation of the training, so that the learning rate does not depend on
+    Targets are standardized by their mean and standard deviation in training, so that the learning rate does not depend
+    on
     their scale; the stored model predicts in the original scale.
     """
 
@@ -75,8 +76,13 @@ class Regression(NumberObjective):
     def build(
         self, model: Model, config: ModelConfig, targets: NDArray[np.float64], *, long_inputs: LongInputs = TRUNCATE
     ) -> RegressionLoss:
-        """Build a new head on the encoder of ``model``, which is changed in place; ``targets`` are those of the
-        training.
+        """Build a new head on the encoder of ``model``, which is modified in place.
+
+        Args:
+            model: pretrained model.
+            config: config of ``model``.
+            targets: (rows,) numbers of the training.
+            long_inputs: treatment of long texts.
 
         Raises:
             UserError: all targets are equal, or the head has no bias.
@@ -100,10 +106,10 @@ class RegressionTask(NumberTask):
         self.bounds = bounds
 
     def stratify_by(self, examples: Sequence[LabelledText]) -> NDArray[np.int64]:
-        """Split at random.
+        """Return a key for random splits.
 
         Raises:
-            UserError: a label is no number, or is outside the range.
+            UserError: a label is not a number, or is outside the range.
         """
         numbers = numbers_of_examples(examples)
         if self.bounds is not None and self.refuses:
@@ -130,7 +136,7 @@ class RegressionTask(NumberTask):
         return objective.setup(loss, training, RegressionCollate(stored.tokenizer.pad_id, "absolute_error"))
 
     def measure(self, model: Model, rows: RegressionRows, *, batch_size: int) -> Measured:
-        """Compute `regression_metrics`; the ``score`` of an example is minus its absolute error."""
+        """Compute `regression_metrics`; the ``score`` of an example is its negative absolute error."""
         return self._measured(rows.numbers, self.outputs(model, rows, batch_size))
 
     def outputs(self, model: Model, rows: RegressionRows | LabelledRows, batch_size: int = 32) -> NDArray[np.float64]:
@@ -139,7 +145,7 @@ class RegressionTask(NumberTask):
         return predicted if self.bounds is None else np.clip(predicted, *self.bounds)
 
     def with_decision(self, decision: DecisionRule) -> RegressionTask:
-        """Return the task itself: numbers are not decided."""
+        """Return the task itself, since numbers have no decision rule."""
         return self
 
     def _measured(self, truth: NDArray[np.float64], predicted: NDArray[np.float64]) -> Measured:

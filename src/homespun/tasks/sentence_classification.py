@@ -66,17 +66,18 @@ class SentencesData(TaskData):
         return {self.sentences: list(texts)}
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """``text`` is the column of the sentences, ``label`` is the column of their labels."""
+        """Return the fields for the columns of the sentences and of their labels."""
         if len(text) > 1:
             raise UserError(f"--text-field is given {len(text)} times; give the one column of the sentences")
         return {"sentences": text[0] if text else self.sentences, "labels": label or self.labels}
 
 
 class SentenceClassification(ClassTraining):
-    """A class for each sentence of a document, by cross-entropy, in one pass over the document.
+    """Classification of each sentence of a document by cross-entropy, in one pass over the document.
 
-    A sentence is classified from the [SEP] after it (Cohan et al. 2019), a [CLS] before it (Liu and Lapata 2019), or
-    the mean of its tokens.
+    The vector of a sentence is that of the [SEP] after it (Cohan et al. 2019), of a [CLS] before it (Liu and Lapata
+    2019),
+    or the mean of its tokens.
     """
 
     data_kinds = ("sentences",)
@@ -120,7 +121,7 @@ class SentenceClassification(ClassTraining):
     def build(
         self, model: Model, config: ModelConfig, labels: Labels, *, weights: tuple[float, ...] | None = None
     ) -> SentenceClassificationLoss:
-        """Build a new head on the backbone of ``model``, which is changed in place; ``config`` is its config."""
+        """Build a new head on the backbone of ``model``, which is modified in place."""
         model, config = build_token_head(self.head, self.layers, model, config, len(labels))
         loss = ClassLoss(weights, self.label_smoothing)
         return SentenceClassificationLoss(model, config, loss, frozen=self.frozen)
@@ -128,7 +129,7 @@ class SentenceClassification(ClassTraining):
 
 @dataclass(frozen=True)
 class SentenceClassificationCollate:
-    """Collate of rows of sentences: ``labels`` (sentences,), and the tokens of each sentence. Deterministic."""
+    """Collate rows of sentences: ``labels`` (sentences,), and the tokens of each sentence; deterministic."""
 
     pad_id: int
     vector: Vector
@@ -157,7 +158,7 @@ class SentenceClassificationCollate:
         )
 
     def _tokens(self, start: int, end: int) -> slice:
-        """Tokens that represent the sentence from ``start`` to ``end``; the last is its [SEP]."""
+        """Return the tokens that represent the sentence from ``start`` to ``end``; the last is its [SEP]."""
         if self.vector == "first":
             return slice(start, start + 1)
         separator = self.vector == "separator" or end - start == 1  # an empty sentence is its [SEP]
@@ -165,7 +166,7 @@ class SentenceClassificationCollate:
 
 
 def sentence_means(values: Tensor, sentences: Tensor, count: int) -> Tensor:
-    """(batch, seq, width) -> (sentences, width): mean over the tokens of each sentence (`Batch.sentences`)."""
+    """Compute (sentences, width) means over the tokens of each sentence (`Batch.sentences`) of (batch, seq, width)."""
     selected = sentences >= 0
     chosen, numbers = values[selected], sentences[selected]  # (tokens, width), (tokens,)
     sums = values.new_zeros(count, values.shape[-1]).index_add(0, numbers, chosen)
@@ -203,12 +204,12 @@ class SentenceClassificationTask:
 
     @property
     def reported_metrics(self) -> Sequence[str]:
-        """Metrics in tables: areas under curves only with two classes."""
+        """Metrics in tables; areas under curves only with two classes."""
         areas = ("roc_auc", "pr_auc") if len(self.labels) == 2 else ()
         return (*areas, "macro_f1", "accuracy", "log_loss")
 
     def stratify_by(self, examples: Sequence[LabelledDocument]) -> NDArray[np.int64]:
-        """Stratify by the rarest label in each document; empty documents by the most frequent label."""
+        """Stratify by the rarest label of each document, and empty documents by the most frequent label."""
         targets = self._targets(examples)
         counts = np.bincount(targets, minlength=len(self.labels))
         frequent_first = np.argsort(-counts, kind="stable")
@@ -274,7 +275,7 @@ class SentenceClassificationTask:
     def _predictions(
         self, rows: SentenceWindows, predicted: NDArray[np.int64], table: NDArray[np.float64] | None = None
     ) -> list[dict[str, object]]:
-        """An object for each document; ``score`` is the share of its sentences that are right."""
+        """Return an object for each document; ``score`` is the accuracy of its sentences."""
         assert rows.targets is not None
         predictions = []
         for start, end in _spans(rows):
@@ -313,7 +314,7 @@ class SentenceClassificationTask:
     def predict(
         self, model: Model, records: Iterable[Record], *, source: str, first: int = 1
     ) -> Iterator[dict[str, object]]:
-        """Yield ``label`` and ``probability``, lists with the class and the class probabilities of each sentence."""
+        """Yield ``label`` and ``probability``, lists with a class and class probabilities for each sentence."""
         for chunk in numbered_chunks(records, _CHUNK, source=source, first=first):
             documents = [parse_document(record, self.data.sentences, where=where) for where, record in chunk]
             rows = self._windows(documents, None)
@@ -328,5 +329,5 @@ class SentenceClassificationTask:
 
 
 def _spans(rows: SentenceWindows) -> Iterator[tuple[int, int]]:
-    """(start, end) sentence numbers of each document."""
+    """Return the (start, end) sentence numbers of each document."""
     return zip(rows.starts[:-1].tolist(), rows.starts[1:].tolist(), strict=True)

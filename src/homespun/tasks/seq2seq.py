@@ -54,8 +54,9 @@ _CHUNK = 256  # texts read ahead in prediction, and sorted by length together
 
 
 class TextToText(TaskObjective):
-    """Generation of a target for each source, trained by teacher forcing. The validation loss has no label
-    smoothing.
+    """Generation of a target for each source, trained by teacher forcing.
+
+    The validation loss has no label smoothing.
     """
 
     data_kinds = ("source_target",)
@@ -88,7 +89,7 @@ class TextToText(TaskObjective):
         return PrefixLMCollate(backbone.pad_token_id)
 
     def build(self, model: Model, config: ModelConfig) -> TextToTextLoss:
-        """Build the loss of ``model``, which is changed in place, with its language model head or a new one.
+        """Build the loss of ``model``, which is modified in place, with its language model head or a new head.
 
         Raises:
             UserError: the model cannot generate text, or ``frozen_encoder`` is set and there is no encoder.
@@ -119,7 +120,7 @@ class TextToText(TaskObjective):
 
 @dataclass(frozen=True)
 class Seq2SeqCollate:
-    """Collate for an encoder-decoder: the decoder reads ``start target`` and predicts ``target``. Deterministic."""
+    """Collate for an encoder-decoder: the decoder reads ``start target`` and predicts ``target``; deterministic."""
 
     pad_id: int
     start_id: int
@@ -130,7 +131,7 @@ class Seq2SeqCollate:
 
 @dataclass(frozen=True)
 class PrefixLMCollate:
-    """Collate for a causal stack: the target follows the source, and only its tokens are labels. Deterministic."""
+    """Collate for a causal stack: the target follows the source, and only its tokens are labels; deterministic."""
 
     pad_id: int
 
@@ -161,7 +162,7 @@ def _targets(rows: Sequence[Row]) -> list[np.ndarray]:
 
 
 class TextToTextLoss(FineTuningLoss):
-    """Terms ``seq2seq`` and its accuracy, over the tokens of the targets."""
+    """Compute ``seq2seq`` and its accuracy over the tokens of the targets."""
 
     def __init__(
         self,
@@ -255,7 +256,7 @@ class TextToTextTask:
         )
 
     def _measured(self, pairs: Sequence[SourceTargetPair], texts: Sequence[str]) -> Measured:
-        """Metrics of all pairs with both texts, and of each data set."""
+        """Compute the metrics of all pairs with both texts, and of each data set."""
         predictions: list[dict[str, object]] = []
         scored: list[tuple[SourceTargetPair, str, dict[str, float]]] = []
         for pair, text in zip(pairs, texts, strict=True):
@@ -305,7 +306,7 @@ class TextToTextTask:
 
 
 def _mean_metrics(scored: Sequence[tuple[SourceTargetPair, str, dict[str, float]]]) -> Metrics:
-    """Mean scores of pairs with their generated texts."""
+    """Average the scores of pairs with their generated texts."""
     targets = [pair.targets[0] for pair, _, _ in scored]
     return mean_scores([scores for _, _, scores in scored], [text for _, text, _ in scored], targets)
 
@@ -313,10 +314,11 @@ def _mean_metrics(scored: Sequence[tuple[SourceTargetPair, str, dict[str, float]
 def sentence_baselines(targets: Sequence[str], sources: Sequence[str]) -> dict[str, list[str]]:
     """Summarize each source without training.
 
-    ``lead-3`` is its first three sentences, ``random-3`` three random ones, seeded by the index of the source,
-    ``central-3`` those of `central_sentences`, and ``copy`` all of it. If the median number of sentences N of the
-    training ``targets`` is not 3, there are ``lead-N``, ``random-N`` and ``central-N`` too: three sentences against one
-    are a weak baseline.
+    ``lead-3`` is its first three sentences, ``random-3`` three random sentences, seeded by the index of the source,
+    ``central-3`` the result of `central_sentences`, and ``copy`` the complete source. If the median number of sentences
+    N of
+    the training ``targets`` is not 3, ``lead-N``, ``random-N`` and ``central-N`` are added: three sentences are a weak
+    baseline for targets of one.
     """
     sentences = [[source[begin:end] for begin, end in sentence_spans(source)] for source in sources]
     typical = round(median(len(sentence_spans(target)) for target in targets)) if targets else 3
@@ -338,10 +340,10 @@ def central_sentences(sentences: Sequence[str], count: int, *, k1: float = 1.2, 
     of this text as the collection.
 
     Args:
-        sentences: of one text.
+        sentences: sentences of a text.
         count: number to return.
-        k1: saturation of the frequency of a word.
-        b: share of the correction for the length of a sentence.
+        k1: saturation of the word frequency.
+        b: strength of the correction for sentence length.
     """
     words = [re.findall(r"\w+", sentence.lower()) for sentence in sentences]
     vocabulary = {word: index for index, word in enumerate(dict.fromkeys(word for found in words for word in found))}

@@ -1,4 +1,4 @@
-"""Data of text-to-text tasks: pairs of source and target, from one data set or several with a prefix each."""
+"""Data of text-to-text tasks: pairs of source and target, from one data set or several with prefixes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TextPairsData(TaskData):
 
     @property
     def all_sets(self) -> list[DataSet]:
-        """All data sets; one without ``sets``."""
+        """All data sets; without ``sets`` the files of the config are the only one."""
         if self.sets is not None:
             return self.sets
         files = [] if isinstance(self.validation, float) else paths(self.validation)
@@ -121,8 +121,10 @@ class TextPairsData(TaskData):
         return "" if self.paragraphs is None else self.paragraphs.title
 
     def check_pairs(self, config: ModelConfig, training: Sequence[SourceTargetPair]) -> None:
-        """Raise `UserError` for lengths beyond the model's and if no pair has both texts. Warns if the columns seem
-        swapped.
+        """Check lengths and pairs; warns if the columns seem swapped.
+
+        Raises:
+            UserError: the lengths exceed the model's, or no pair has both texts.
         """
         self._check_lengths(config)
         filled = [pair for pair in training if not pair.is_empty]
@@ -158,7 +160,7 @@ class TextPairsData(TaskData):
         return one.name or one.prefix.strip(" :") or f"set {number}"
 
     def select_set(self, name: str | None, *, source: str) -> TextPairsData:
-        """Select one data set with its prefix and columns; ``None``: the only one.
+        """Select a data set with its prefix and columns; ``None`` selects the only one.
 
         Raises:
             UserError: an unknown name, or a missing one if there are several.
@@ -172,7 +174,7 @@ class TextPairsData(TaskData):
         return self.model_copy(update={"sets": None, "source": one.source, "target": one.target, "prefix": one.prefix})
 
     def stored_settings(self) -> dict[str, object]:
-        """Return the settings that are stored with a model; of the data sets, no files and no weights."""
+        """Return the settings stored with a model, without files and weights of the data sets."""
         settings = super().stored_settings()
         if self.sets is not None:
             kept = {"name", "source", "target", "prefix"}
@@ -183,7 +185,7 @@ class TextPairsData(TaskData):
         return {name: text if number == 0 else "" for number, name in enumerate(paths(self.all_sets[0].source))}
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """``text`` are the columns of the source, ``label`` is the column of the target."""
+        """Return the fields for the columns of the source and of the target."""
         source, target = list(text) if text else self.source, label or self.target
         if set(paths(source)) & set(paths(target)):
             raise UserError(f"source and target are the same column, {target!r}; name two columns")

@@ -1,4 +1,4 @@
-"""Data config of a fine-tuned model, rebuilt from the metadata that are stored with it."""
+"""Data config of a fine-tuned model, rebuilt from its stored metadata."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from homespun.tasks.protocol import TaskData
 
 
 class ReadOptions(TypedDict, total=False):
-    """Options for reading records for a fine-tuned model; by default as in training, and the encoding is detected."""
+    """Options for reading records for a fine-tuned model; default: as in training, with detected encoding."""
 
     text: Sequence[str] | None
     """Columns of the texts."""
@@ -28,7 +28,7 @@ class ReadOptions(TypedDict, total=False):
 
 
 class StoredData(Config):
-    """Config of the data of a fine-tuned model; a subclass has a union as ``data``."""
+    """Config of the data of a fine-tuned model. Subclasses have a union as ``data``."""
 
     data: TaskData
 
@@ -39,7 +39,7 @@ _NOT_DATA = ("kind", "data", "learned", "decision")  # keys of `Task.to_metadata
 def stored_data(
     stored: type[StoredData], metadata: Mapping[str, object], *, source: str, **options: Unpack[ReadOptions]
 ) -> TaskData:
-    """Rebuild the data config of a fine-tuned model, a member of the union of ``stored``, from `Task.to_metadata`.
+    """Rebuild the data config of a fine-tuned model from `Task.to_metadata`, as a member of the union of ``stored``.
 
     Raises:
         UserError: several data sets and no ``data_set``; or ``generation`` for a model that does not generate text.

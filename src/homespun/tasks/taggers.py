@@ -1,4 +1,4 @@
-"""Taggers of words without torch: their data, metrics and predictions, the baseline, and the linear tagger."""
+"""Word tagging without torch: data, metrics, predictions, baseline, and a linear tagger."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WORD = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
 
 
 class TaggedData(TaskData):
-    """Sentences of words with a tag each."""
+    """Sentences of words with tags."""
 
     missing = "which tagged words? give data.train=FILE: CoNLL, or rows with lists of words and of tags"
     default_objective = "token_classification"
@@ -52,16 +52,16 @@ class TaggedData(TaskData):
         return {self.words: list(texts)}
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """``text`` is the column of the words, ``label`` is the column of the tags."""
+        """Return the fields for the columns of the words and of the tags."""
         return {"words": text[0] if text else self.words, "tags": label or self.tags}
 
     def split(self, record: Record, *, where: str) -> tuple[str, list[tuple[int, int]]]:
-        """Return the text of a record, and start and end of its words in characters.
+        """Return the text of a record, and the start and end of each word in characters.
 
         A record has a list of words, which are joined by spaces, or a text, which is split into words and punctuation.
 
         Raises:
-            UserError: beginning with ``where``: a record without the column.
+            UserError: a record lacks the column; the message begins with ``where``.
         """
         value = record.get(self.words)
         if isinstance(value, list | tuple):
@@ -74,14 +74,14 @@ class TaggedData(TaskData):
 
 
 def tag_metrics(labels: Labels) -> Callable[[Tags, Tags], Metrics]:
-    """Return the metrics of entities or of words. Raises `UserError` if their package is missing."""
+    """Return the metrics of entities or of words. Raises `UserError` if the package is missing."""
     return EntityMetrics() if are_entities(labels.names) else word_metrics
 
 
 def measure_tags(
     sentences: Sequence[TaggedWords], predicted: Sequence[Sequence[str]], metrics: Callable[[Tags, Tags], Metrics]
 ) -> Measured:
-    """Compute metrics of entities or words; ``score`` is the share of words with the right tag.
+    """Compute metrics of entities or words; ``score`` is the tag accuracy of a sentence.
 
     Raises:
         UserError: no sentence has a word.
@@ -102,8 +102,8 @@ def tag_prediction(
     Args:
         text: the sentence.
         spans: start and end of its words.
-        tags: of its words.
-        probabilities: (words,) of these tags; that of an entity is their mean.
+        tags: tags of its words.
+        probabilities: (words,) probabilities of the tags; an entity has their mean.
     """
     entities = [
         {
@@ -139,7 +139,7 @@ def _most_frequent(counts: Counter[str]) -> str:
 
 @dataclass(frozen=True)
 class LinearTagger:
-    """A conditional random field on words."""
+    """Conditional random field on word features."""
 
     model: Crf
     data: TaggedData
@@ -164,7 +164,7 @@ class LinearTagger:
         """Yield the `tag_prediction` of each record, in order and in bounded memory.
 
         Raises:
-            UserError: beginning with ``source``: a record without the column.
+            UserError: a record lacks the column; the message begins with ``source``.
         """
         for chunk in numbered_chunks(records, CHUNK, source=source, first=first):
             texts = [self.data.split(record, where=where) for where, record in chunk]
@@ -173,7 +173,7 @@ class LinearTagger:
                 yield tag_prediction(text, spans, tags, probabilities)
 
     def save(self, folder: Path) -> None:
-        """Write the ``model/`` folder atomically; an older one there is replaced."""
+        """Write the ``model/`` folder atomically, replacing an existing one."""
         with atomic_path(folder) as temporary:
             temporary.mkdir()
             replace(self.model, task=task_metadata("token_classification", self.data)).save(temporary)
@@ -193,11 +193,11 @@ def open_tagger(folder: Path, **options: Unpack[ReadOptions]) -> LinearTagger:
     """Open a linear tagger.
 
     Args:
-        folder: its ``model/`` folder.
+        folder: ``model/`` folder.
         options: columns that differ from training; see `homespun.tasks.stored_data.ReadOptions`.
 
     Raises:
-        UserError: its files are damaged.
+        UserError: a file is damaged.
     """
     model = Crf.load(folder)
     data = stored_data(_StoredTags, model.task, source=str(folder), **options)

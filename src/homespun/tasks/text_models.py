@@ -1,7 +1,7 @@
 """Models of texts behind one interface: networks, linear models, and weighted averages of models.
 
-All are stored as the ``model/`` folder of a run: a network as in `homespun.models.bundle`, a linear model as in
-`homespun.linear`, an average as ``average.json`` and a folder for each member.
+Each is stored in the ``model/`` folder of a run: a network as in `homespun.models.bundle`, a linear model as in
+`homespun.linear`, and an average as ``average.json`` with a folder for each member.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CHUNK = 4096  # records read ahead in prediction
 
 
 class TextModel(Protocol):
-    """Classifier or regressor of texts or pairs of texts."""
+    """Interface of classifiers and regressors of texts or pairs of texts."""
 
     @property
     def kind(self) -> str:
@@ -54,7 +54,7 @@ class TextModel(Protocol):
 
     @property
     def labels(self) -> Labels | None:
-        """Classes; ``None`` for numbers."""
+        """Classes; ``None`` for regression."""
 
     @property
     def decision(self) -> DecisionRule:
@@ -72,10 +72,10 @@ class TextModel(Protocol):
         """Compute logits or numbers."""
 
     def vectors(self, examples: Sequence[LabelledText]) -> Vectors:
-        """Compute (texts, size) vectors of which the cosine is the similarity of texts."""
+        """Compute (texts, size) vectors whose cosine is the similarity of texts."""
 
     def refit(self, fit: RefitLinear) -> TextModel:
-        """Return the model with its linear parts fitted on other examples."""
+        """Return the model with its linear parts fitted to other examples."""
 
     def save(self, folder: Path) -> None:
         """Write the model into an existing folder."""
@@ -83,7 +83,7 @@ class TextModel(Protocol):
 
 @dataclass(frozen=True)
 class LinearTextModel:
-    """A linear model on TF-IDF n-grams."""
+    """Linear model on TF-IDF n-grams."""
 
     model: LinearModel
     data: TextsData
@@ -92,7 +92,7 @@ class LinearTextModel:
 
     @property
     def labels(self) -> Labels | None:
-        """Classes; ``None`` for numbers."""
+        """Classes; ``None`` for regression."""
         return self.model.labels
 
     @property
@@ -110,12 +110,12 @@ class LinearTextModel:
         return Outputs(self.model.outputs(texts_of(examples)), np.zeros(len(examples), dtype=bool))
 
     def vectors(self, examples: Sequence[LabelledText]) -> Vectors:
-        """Compute (texts, features) TF-IDF."""
+        """Compute (texts, features) TF-IDF vectors."""
         vectors: csr_matrix = features(self.model.vectorizers, texts_of(examples))
         return vectors
 
     def refit(self, fit: RefitLinear) -> LinearTextModel:
-        """Return the model fitted on other examples."""
+        """Return the model fitted to other examples."""
         return fit(self)
 
     def save(self, folder: Path) -> None:
@@ -129,7 +129,7 @@ class AverageTextModel:
 
     Args:
         members: models of the same classes, by name.
-        weights: one a member, of sum 1.
+        weights: one weight for each member, with sum 1.
         decision: temperature and thresholds of the logits of the mean probabilities.
     """
 
@@ -145,7 +145,7 @@ class AverageTextModel:
 
     @property
     def labels(self) -> Labels | None:
-        """Classes; ``None`` for numbers."""
+        """Classes; ``None`` for regression."""
         return next(iter(self.members.values())).labels
 
     @property
@@ -169,12 +169,12 @@ class AverageTextModel:
         return Outputs(average(predicted, self.weights, self.labels), truncated)
 
     def vectors(self, examples: Sequence[LabelledText]) -> Vectors:
-        """Compute the vectors of the network if there is one, or else of the first member."""
+        """Compute the vectors of the first network, or of the first member without networks."""
         members = sorted(self.members.values(), key=lambda member: member.kind != "network")
         return members[0].vectors(examples)
 
     def refit(self, fit: RefitLinear) -> AverageTextModel:
-        """Return the average with its linear members fitted on other examples."""
+        """Return the average with its linear members fitted to other examples."""
         return replace(self, members={name: member.refit(fit) for name, member in self.members.items()})
 
     def save(self, folder: Path) -> None:
@@ -217,7 +217,7 @@ def predict(model: TextModel, records: Iterable[Record], *, source: str, first: 
     """Yield a prediction for each record, in order and in bounded memory.
 
     Raises:
-        UserError: beginning with ``source``: a record without the columns.
+        UserError: a record lacks the columns; the message begins with ``source``.
     """
     for chunk in numbered_chunks(records, _CHUNK, source=source, first=first):
         texts = [model.data.texts_of(record, where=where) for where, record in chunk]
@@ -244,7 +244,7 @@ def predict_examples(model: TextModel, examples: Sequence[LabelledText]) -> Iter
 
 
 def save_text_model(folder: Path, model: TextModel) -> None:
-    """Write the ``model/`` folder atomically; an older one there is replaced."""
+    """Write the ``model/`` folder atomically, replacing an existing one."""
     with atomic_path(folder) as temporary:
         temporary.mkdir()
         model.save(temporary)
@@ -260,14 +260,14 @@ def find_text_model(run: str | Path) -> Path | None:
 
 
 def open_text_model(run: str | Path, **options: Unpack[ReadOptions]) -> TextModel:
-    """Open a classifier or regressor of texts: a run, a ``model/`` folder, or a Hugging Face folder or name.
+    """Open a classifier or regressor of texts: a run, a ``model/`` folder, a Hugging Face folder or a hub name.
 
     Args:
         run: the model.
         options: columns that differ from training; see `homespun.tasks.stored_data.ReadOptions`.
 
     Raises:
-        UserError: there is no model, it does another task, or its files are damaged.
+        UserError: there is no model, it has another task, or its files are damaged.
     """
     folder = find_text_model(run)
     if folder is None:

@@ -1,4 +1,4 @@
-"""Logits and numbers of text models: probabilities, averages, metrics and decisions. Needs no torch."""
+"""Outputs of text models: probabilities, averages, metrics and decisions, without torch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _LEAST = 1e-7  # probability, so that logits are finite
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of a model for some texts.
+    """Outputs of a model for a sequence of texts.
 
     Args:
         values: (texts, classes) logits, or (texts,) numbers.
-        truncated: (texts,) a part of the text was not read.
+        truncated: (texts,) True if a part of the text was not read.
     """
 
     values: Floats
@@ -44,18 +44,18 @@ def targets_of(examples: Sequence[LabelledText], labels: Labels | None) -> NDArr
     """Return the classes or the numbers of labelled examples.
 
     Raises:
-        UserError: an unknown label, or one that is no number.
+        UserError: a label is unknown or not a number.
     """
     return numbers_of_examples(examples) if labels is None else labels.encode(labels_of(examples))
 
 
 def to_predictions(values: Floats, labels: Labels | None, decision: DecisionRule) -> Floats:
-    """Return (texts, classes) probabilities of logits, or the (texts,) numbers as they are."""
+    """Convert logits to (texts, classes) probabilities; (texts,) numbers are unchanged."""
     return values if labels is None else probabilities(values, labels, temperature=decision.temperature)
 
 
 def average(predicted: Sequence[Floats], weights: Sequence[float], labels: Labels | None) -> Floats:
-    """Return logits of the weighted mean of probabilities, or the weighted mean of numbers."""
+    """Compute logits of the weighted mean of probabilities, or the weighted mean of numbers."""
     mean: Floats = np.tensordot(np.array(weights), np.stack(predicted), axes=1)
     if labels is None:
         return mean
@@ -70,11 +70,13 @@ def numbers_of_examples(examples: Sequence[LabelledText]) -> NDArray[np.float64]
     """Parse the labels as numbers.
 
     Raises:
-        UserError: a label is no number, or there are several labels a text.
+        UserError: a label is not a number, or a text has several labels.
     """
     labels = labels_of(examples)
     if labels and isinstance(labels[0], tuple):
-        raise UserError("data.multi_label=true gives several labels a text, and a number is one label; leave it out")
+        raise UserError(
+            "data.multi_label=true gives several labels a text, but regression needs one number; leave it out"
+        )
     return parse_numbers([str(label) for label in labels])
 
 
@@ -89,7 +91,7 @@ def measure_outputs(
 
 
 def choose_decision(values: Floats, examples: Sequence[LabelledText], labels: Labels | None) -> DecisionRule:
-    """Choose temperature and thresholds of logits on validation examples; none for numbers."""
+    """Choose temperature and thresholds of logits on validation examples; neutral for numbers."""
     if labels is None:
         return DEFAULT_RULE
     return calibrate(values.astype(np.float32), labels.encode(labels_of(examples)), Calibration())[0]
@@ -122,7 +124,7 @@ def measure_logits(
 def class_predictions(
     truth: NDArray[np.int64], predicted: NDArray[np.int64], labels: Labels
 ) -> list[dict[str, object]]:
-    """Return the names of the true and of the predicted class, or classes, of each text."""
+    """Return the names of the true and predicted class, or classes, of each text."""
     return [
         {"truth": labels.decode(right), "predicted": labels.decode(given)}
         for right, given in zip(truth, predicted, strict=True)
@@ -130,7 +132,7 @@ def class_predictions(
 
 
 def number_predictions(truth: NDArray[np.float64], predicted: NDArray[np.float64]) -> list[dict[str, object]]:
-    """Return an object for each number; ``score`` is minus the absolute error, if the truth is known."""
+    """Return an object for each number; ``score`` is the negative absolute error if the truth is known."""
     return [
         {"truth": number, "predicted": prediction, "score": -abs(number - prediction)}
         if np.isfinite(number)

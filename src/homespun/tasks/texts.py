@@ -32,7 +32,7 @@ _CHUNK = 4096  # records read ahead in prediction and sorted by length
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """A text or a pair of texts, with its label, or a tuple of labels if multi-label."""
+    """Text or pair of texts with its label, or a tuple of labels if multi-label."""
 
     text: str
     label: str | tuple[str, ...]
@@ -59,11 +59,15 @@ class TextsData(TaskData):
 
     @abstractmethod
     def example_record(self, example: LabelledText) -> Record:
-        """Return the record that is read as an example."""
+        """Return the record from which an example is read."""
 
     @abstractmethod
     def texts_of(self, record: Record, *, where: str) -> tuple[str, str | None]:
-        """Return the text of a record, and the second text of a pair. Raises `UserError` beginning with ``where``."""
+        """Return the text of a record, and the second text of a pair.
+
+        Raises:
+            UserError: the record lacks a column; the message begins with ``where``.
+        """
 
 
 class LabelledData(TextsData):
@@ -100,7 +104,7 @@ class LabelledData(TextsData):
         return {first: text} | dict.fromkeys(others, "")
 
     def example_record(self, example: LabelledText) -> Record:
-        """Return the record that is read as an example: its text in the first column."""
+        """Return the record from which an example is read: its text in the first column."""
         label = list(example.label) if isinstance(example.label, tuple) else example.label
         return {**self.record_of(example.text), self.label: label}
 
@@ -108,15 +112,15 @@ class LabelledData(TextsData):
         return get_text(record, paths(self.text), where=where), None
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """``text`` are the columns of the text, ``label`` is the column of the label."""
+        """Return the fields for the columns of the text and of the label."""
         return {"text": list(text) if text else self.text, "label": label or self.label}
 
 
 class PairsData(TextsData):
     """Pairs of texts with a label, number or rating, read as ``[CLS] first [SEP] second [SEP]``.
 
-    ``max_length`` limits both texts together; in a longer pair the longer text is cut first. Pairs with an empty text
-    are counted (``one_sided``) and not trained on.
+    ``max_length`` limits both texts together; the longer text is truncated first. Pairs with an empty text are counted
+    (``one_sided``) and not trained on.
     """
 
     missing = "which pairs? give data.train=FILE, with data.first=COLUMN, data.second=COLUMN and data.label=COLUMN"
@@ -128,7 +132,7 @@ class PairsData(TextsData):
 
     @property
     def truncation(self) -> Truncate:
-        """Truncation: pairs are not read in chunks."""
+        """Truncation, since pairs are not read in chunks."""
         return TRUNCATE
 
     def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
@@ -143,7 +147,7 @@ class PairsData(TextsData):
         return pairs
 
     def example_record(self, example: LabelledText) -> Record:
-        """Return the record that is read as an example: both texts in the first of their columns."""
+        """Return the record from which an example is read: both texts in the first of their columns."""
         sides = ((paths(self.first), example.text), (paths(self.second), example.second or ""))
         columns = {name: "" for names, _ in sides for name in names}
         return columns | {names[0]: text for names, text in sides} | {self.label: example.label}
@@ -153,7 +157,7 @@ class PairsData(TextsData):
         return first, second
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
-        """``text`` are the columns of the first and the second text, ``label`` is the column of the label."""
+        """Return the fields for the columns of the first text, the second text and the label."""
         if text and len(text) != 2:
             raise UserError(f"--text-field is given {len(text)} times; the model reads pairs, give it twice")
         first, second = text or (self.first, self.second)
@@ -166,7 +170,7 @@ def labels_of(examples: Sequence[LabelledText]) -> LabelNames:
 
 
 def second_texts(examples: Sequence[LabelledText]) -> list[str] | None:
-    """Second text of each pair; ``None`` without pairs."""
+    """Return the second text of each pair; ``None`` without pairs."""
     if not examples or examples[0].second is None:
         return None
     return [example.second or "" for example in examples]
@@ -175,13 +179,13 @@ def second_texts(examples: Sequence[LabelledText]) -> list[str] | None:
 def second_texts_of_parts(
     training: Sequence[LabelledText], test: Sequence[LabelledText]
 ) -> tuple[list[str], list[str]] | None:
-    """`second_texts` of both parts; ``None`` if one has no pairs."""
+    """Return `second_texts` of both parts; ``None`` if a part has no pairs."""
     first, second = second_texts(training), second_texts(test)
     return None if first is None or second is None else (first, second)
 
 
 def readable_texts(examples: Sequence[LabelledText]) -> list[str]:
-    """Each text, or both texts of a pair separated by a bar."""
+    """Return each text, or both texts of a pair separated by a bar."""
     return [e.text if e.second is None else f"{e.text} | {e.second}" for e in examples]
 
 
@@ -202,7 +206,7 @@ def rows_of(
 
 
 def rows_without(rows: Rows, left_out: NDArray[np.bool_]) -> Rows:
-    """Return the training rows without those of (rows,) ``left_out``, such as pairs with an empty text.
+    """Return the training rows without the rows masked by (rows,) ``left_out``, such as pairs with an empty text.
 
     Raises:
         UserError: no row is kept.
@@ -218,7 +222,7 @@ def rows_without(rows: Rows, left_out: NDArray[np.bool_]) -> Rows:
 def unlabelled_rows(
     records: Iterable[Record], data: TextsData, stored: ModelBundle, *, source: str, first: int = 1
 ) -> Iterator[LabelledRows]:
-    """Yield rows of the records, a few thousand at a time."""
+    """Yield the rows of records, a few thousand at a time."""
     for chunk in numbered_chunks(records, _CHUNK, source=source, first=first):
         texts = [data.texts_of(record, where=where) for where, record in chunk]
         yield rows_of([LabelledText(text, "", second) for text, second in texts], data, stored)

@@ -1,4 +1,4 @@
-"""Token classification: a tag for each word, such as names or parts of speech (Devlin et al. 2019, section 5.3)."""
+"""Token classification: a tag for each word, such as entities or parts of speech (Devlin et al. 2019, section 5.3)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from homespun.text.tokenizer import Tokenizer
 
 
 class TokenClassification(ClassTraining):
-    """A tag for each word, by cross-entropy at its first piece."""
+    """Classification of each word by cross-entropy at its first token."""
 
     data_kinds = ("token_labels",)
     description = "token classification"
@@ -76,7 +76,7 @@ class TokenClassification(ClassTraining):
     def build(
         self, model: Model, config: ModelConfig, labels: Labels, *, weights: tuple[float, ...] | None = None
     ) -> TokenClassificationLoss:
-        """Build a new head on the backbone of ``model``, which is changed in place; ``config`` is its config."""
+        """Build a new head on the backbone of ``model``, which is modified in place."""
         model, config = build_token_head(self.head, self.layers, model, config, len(labels))
         loss = ClassLoss(weights, self.label_smoothing, smooth_evaluation=False)
         return TokenClassificationLoss(model, config, loss, frozen=self.frozen)
@@ -84,9 +84,7 @@ class TokenClassification(ClassTraining):
 
 @dataclass(frozen=True)
 class TokenClassificationCollate:
-    """Collate of rows whose ``label`` is (tokens,): ``positions`` and ``labels`` of the labelled tokens.
-    Deterministic.
-    """
+    """Collate rows whose ``label`` is (tokens,): ``positions`` and ``labels`` of labelled tokens; deterministic."""
 
     pad_id: int
     weights: tuple[float, ...] | None = None
@@ -110,7 +108,7 @@ class TokenClassificationCollate:
 
 
 class TokenClassificationLoss(FineTuningLoss):
-    """Terms ``loss`` and ``accuracy`` (weight 0) over the words; the head runs on labelled tokens only."""
+    """Compute ``loss`` and ``accuracy`` (weight 0) over the words; the head runs on labelled tokens only."""
 
     def __init__(self, model: Model, config: ModelConfig, loss: ClassLoss, *, frozen: bool = False) -> None:
         super().__init__(model, config, frozen=frozen)
@@ -160,7 +158,7 @@ class TokenClassificationTask:
         return TrainingSetup(loss, loss.model, training, collate, loss.export_model)
 
     def measure(self, model: Model, rows: TokenLabelRows, *, batch_size: int) -> Measured:
-        """Compute metrics of entities or words; ``score`` is the share of words with the right tag."""
+        """Compute metrics of entities or words; ``score`` is the tag accuracy of a sentence."""
         tables = self._probabilities(model, rows, batch_size)
         return measure_tags(rows.sentences, [decode_tags(table, self.labels) for table in tables], self._metrics)
 
