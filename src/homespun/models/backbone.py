@@ -1,4 +1,4 @@
-"""Backbones, models without heads: the interface `Backbone`, `Encoder` and `EncoderDecoder`."""
+"""Backbones, which are models without heads: the interface `Backbone`, `Encoder` and `EncoderDecoder`."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def encode(self, input_ids: Tensor, **context: Unpack[Context]) -> Source:
-        """(batch, seq) ids -> hidden states and padding mask of the first stack."""
+        """Compute hidden states and padding mask of the first stack for (batch, seq) ids."""
         return Source(self.stacks[0](input_ids, **context), Mask(_to_bool(context.get("attention_mask"))))
 
     def decode(self, input_ids: Tensor, source: Source | None = None, **inputs: Unpack[DecoderInputs]) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, hidden) of the last stack; see `Encoder.decode`."""
+        """Map (batch, seq) ids to (batch, seq, hidden) of the last stack; see `Encoder.decode`."""
         raise NotImplementedError
 
     def ngram_streams(self, input_ids: Tensor, source: Source, *, attention_mask: Tensor | None = None) -> Tensor:
-        """(batch, seq) ids -> (batch, ngram, seq, hidden) of the prediction streams (`NgramStreams`).
+        """Map (batch, seq) ids to (batch, ngram, seq, hidden) of the prediction streams (`NgramStreams`).
 
         The first stream equals `decode`.
 
@@ -86,7 +86,7 @@ class Backbone(nn.Module):
 
 
 class Encoder(Backbone):
-    """One stack: embeddings, a projection if they are narrower than the layers, layers, a final norm.
+    """Stack of embeddings, a projection if they are narrower than the layers, layers, and a final norm.
 
     Args:
         embeddings: token embeddings.
@@ -95,7 +95,7 @@ class Encoder(Backbone):
         layer_stack: runs the layers.
         final_norm: norm after the last layer.
         layer_norm_eps: epsilon of norms, for heads.
-        causal: no token sees a later one.
+        causal: no token attends to a later one.
 
     Attributes:
         entering_size: width of the input of the first layer; differs from ``hidden_size`` in some recurrent stacks.
@@ -131,7 +131,7 @@ class Encoder(Backbone):
         return (self,)
 
     def forward(self, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, hidden).
+        """Map (batch, seq) ids to (batch, seq, hidden).
 
         Raises:
             UserError: the sequence exceeds ``max_position_embeddings``, or context differs from the ids in shape.
@@ -144,7 +144,7 @@ class Encoder(Backbone):
         return self.layer_stack.run(layers, hidden, mask, recompute=recompute)
 
     def last_layers(self, layers: int, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, layers * hidden): concatenated outputs of the last layers.
+        """Compute the concatenated outputs of the last layers, (batch, seq, layers * hidden), for (batch, seq) ids.
 
         ``len(self.layers) + 1`` includes the input of the first layer. The final norm applies to the last layer only,
         as in ``hidden_states`` of `transformers`.
@@ -157,7 +157,7 @@ class Encoder(Backbone):
         return torch.cat([*states[:-1], self.final_norm(states[-1])], dim=-1)
 
     def decode_masked(self, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, hidden) of the enhanced mask decoder (He et al. 2021, section 3.2).
+        """Map (batch, seq) ids to (batch, seq, hidden) of the enhanced mask decoder (He et al. 2021, section 3.2).
 
         Late positions are added to the queries of the last layer, which runs twice with the keys and values of the
         layer before, as in the authors' code. Without late positions this is `forward`.
@@ -207,7 +207,7 @@ class Encoder(Backbone):
         return self.layer_stack.expand(self.projection(vectors)), mask
 
     def decode(self, input_ids: Tensor, source: Source | None = None, **inputs: Unpack[DecoderInputs]) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, hidden), with cross-attention to a source and a cache of earlier tokens.
+        """Map (batch, seq) ids to (batch, seq, hidden), with cross-attention to a source and a cache of earlier tokens.
 
         Raises:
             UserError: the sequence exceeds ``max_position_embeddings``.
@@ -226,7 +226,7 @@ class Encoder(Backbone):
         position_ids: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """`decode` of embeddings, (batch, seq, embedding) or (batch, streams, seq, embedding) -> hidden states."""
+        """Apply `decode` to embeddings, (batch, seq, embedding) or (batch, streams, seq, embedding)."""
         start = 0 if cache is None else cache.length
         if cache is not None:
             if not self.causal:
@@ -290,13 +290,13 @@ class EncoderDecoder(Backbone):
         self.encoder.gradient_checkpointing = self.decoder.gradient_checkpointing = value
 
     def decode(self, input_ids: Tensor, source: Source | None = None, **inputs: Unpack[DecoderInputs]) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, hidden); see `Encoder.decode`. Streams ignore ``position_ids``."""
+        """Map (batch, seq) ids to (batch, seq, hidden); see `Encoder.decode`. Streams ignore ``position_ids``."""
         if self.predicting is None:
             return self.decoder.decode(input_ids, source, **inputs)
         return self._run_streams(1, input_ids, source, inputs.get("attention_mask"), inputs.get("cache"))[:, 0]
 
     def ngram_streams(self, input_ids: Tensor, source: Source, *, attention_mask: Tensor | None = None) -> Tensor:
-        """(batch, seq) ids -> (batch, ngram, seq, hidden); see `Backbone.ngram_streams`."""
+        """Map (batch, seq) ids to (batch, ngram, seq, hidden); see `Backbone.ngram_streams`."""
         if self.predicting is None:
             return super().ngram_streams(input_ids, source)
         return self._run_streams(self.ngram, input_ids, source, attention_mask, None)
@@ -318,7 +318,7 @@ class EncoderDecoder(Backbone):
         decoder_attention_mask: Tensor | None = None,
         **context: Unpack[Context],
     ) -> Tensor:
-        """(batch, source) and (batch, seq) ids -> (batch, seq, hidden) of the decoder.
+        """Map (batch, source) and (batch, seq) ids to (batch, seq, hidden) of the decoder.
 
         By default ``decoder_input_ids`` are ``input_ids`` shifted right, as in BART's classification.
         """

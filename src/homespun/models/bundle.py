@@ -1,4 +1,4 @@
-"""The ``model/`` folder: config, weights, tokenizer, labels and task; checked before memory is allocated."""
+"""The ``model/`` folder: config, weights, tokenizer, labels and task, validated before memory is allocated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_BUFFERS = 2**28  # numbers in computed buffers: position tables of 262,144 
 
 
 def build_on_meta(config: ModelConfig, weights: Mapping[str, Tensor], *, source: str) -> Model:
-    """Build a model on the device ``meta``.
+    """Build a model on the ``meta`` device.
 
     Args:
         config: config of an untrusted file.
@@ -80,7 +80,7 @@ _INITIALISERS = frozenset(
 
 @dataclass(frozen=True)
 class ModelBundle:
-    """Content of a ``model/`` folder; ``task`` has the settings of its data, such as columns and maximum length."""
+    """Content of a ``model/`` folder; ``task`` has the data settings, such as columns and maximum length."""
 
     model: Model
     config: ModelConfig
@@ -90,14 +90,14 @@ class ModelBundle:
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """State dict without duplicates: tied parameters occur once, under their first name."""
+    """Return the state dict without duplicates: tied parameters occur once, under their first name."""
     state = model.state_dict(keep_vars=True)
     first = {id(tensor): name for name, tensor in reversed(state.items())}
     return {name: tensor.detach().contiguous() for name, tensor in state.items() if first[id(tensor)] == name}
 
 
 def fingerprint(model: torch.nn.Module, *, extra: bytes = b"") -> str:
-    """Digest of the names and values of the weights and of ``extra``."""
+    """Compute a digest of the names and values of the weights and of ``extra``."""
     digest = hashlib.blake2b(extra, digest_size=16)
     for name, tensor in weights_of(model).items():
         digest.update(name.encode())
@@ -106,7 +106,7 @@ def fingerprint(model: torch.nn.Module, *, extra: bytes = b"") -> str:
 
 
 class SkipInit(TorchFunctionMode):
-    """Skip the random initialisation of parameters, but not of buffers."""
+    """Mode that skips the random initialisation of parameters, but not of buffers."""
 
     def __torch_function__(
         self, function: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: Tree | None = None

@@ -1,4 +1,4 @@
-"""Heads around another head: over chunks of a long text, concatenated layers or a learned sum of layers."""
+"""Heads that wrap another head: over chunks of a long text, concatenated layers, or a learned sum of layers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ChunkPoolHead(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
-        """Logits (texts, labels); without ``chunks`` every sequence is a text of one chunk.
+        """Compute (texts, labels) logits; without ``chunks`` every sequence is a text of one chunk.
 
         Raises:
             UserError: a text has too many chunks.
@@ -84,7 +84,7 @@ class ChunkPoolHead(nn.Module):
 
 
 class ChunkPoolHeadConfig(HeadSettings):
-    """`ChunkPoolHead`, made in fine-tuning from `data.truncation.kind=chunk_pool` and the configured head."""
+    """Config of `ChunkPoolHead`, made in fine-tuning from `data.truncation.kind=chunk_pool` and its head."""
 
     kind: Literal["chunk_pool"] = "chunk_pool"
     head: SequenceHeadConfig = FeedForwardHeadConfig()
@@ -131,7 +131,7 @@ class ConcatLastLayers:
 class AllLayers:
     """`Reader` of the input of the layers and all layers, (batch, seq, count * hidden).
 
-    Without the input if it has another width than the layers, as in some recurrent stacks.
+    The input is excluded if its width differs from the layers, as in some recurrent stacks.
     """
 
     def __call__(self, backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class AllLayers:
 
 
 def num_mixed_layers(backbone: Backbone) -> int:
-    """Number of hidden states that `AllLayers` concatenates; raises `UserError` for an encoder-decoder."""
+    """Number of hidden states that `AllLayers` concatenates. Raises `UserError` for an encoder-decoder."""
     stack = _one_stack(backbone, "a mix of layers", "objective.layers=last")
     return len(stack.layers) + (stack.entering_size == stack.hidden_size)
 
@@ -154,7 +154,7 @@ class ConcatenatedWidth:
 
 
 class LastLayersHeadConfig(HeadSettings):
-    """Head on concatenated layers, made in fine-tuning from `objective.last_layers` and the configured head."""
+    """Config of a head on concatenated layers, made in fine-tuning from `objective.last_layers` and its head."""
 
     kind: Literal["last_layers"] = "last_layers"
     layers: LayerCount = 4
@@ -191,11 +191,11 @@ class ScalarMix(nn.Module):
 
     @property
     def weights(self) -> Tensor:
-        """(count,) weights, which sum to 1."""
+        """(count,) weights with sum 1."""
         return self.scalars.softmax(0)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(..., count * size) -> (..., size)."""
+        """Map (..., count * size) to (..., size)."""
         layers = self.norm(hidden.view(*hidden.shape[:-1], len(self.scalars), -1))
         return self.gamma * torch.einsum("j,...jh->...h", self.weights.to(layers.dtype), layers)
 
@@ -208,13 +208,13 @@ class MixedHead(nn.Module):
         self.mix, self.head = mix, head
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, *chunks: Tensor | None) -> Tensor:
-        """(..., count * size) -> output of the head."""
+        """Apply the head to the mix of (..., count * size) hidden states."""
         result: Tensor = self.head(self.mix(hidden), attention_mask, *chunks)
         return result
 
 
 class ScalarMixHeadConfig(HeadSettings):
-    """`MixedHead`, made in fine-tuning from `objective.layers` and the configured head."""
+    """Config of `MixedHead`, made in fine-tuning from `objective.layers` and the configured head."""
 
     kind: Literal["scalar_mix"] = "scalar_mix"
     normalised: bool = Field(default=False, description="normalise each layer first, without weights")
@@ -238,7 +238,7 @@ class ScalarMixHeadConfig(HeadSettings):
 
 
 def on_layers(head: HeadSettings, layers: Layers, last_layers: int = 1) -> HeadSettings:
-    """Config of a head on the configured layers.
+    """Build the config of a head on the configured layers.
 
     Raises:
         UserError: both ``layers`` and ``last_layers`` are set.
@@ -255,7 +255,7 @@ def on_layers(head: HeadSettings, layers: Layers, last_layers: int = 1) -> HeadS
 
 
 def summarize_mix(head: nn.Module | None) -> Tree:
-    """``layers`` of ``result.json``: weights and gamma of a `MixedHead`; empty for other heads."""
+    """Return ``layers`` of ``result.json``: weights and gamma of a `MixedHead`; empty for other heads."""
     if not isinstance(head, MixedHead):
         return {}
     return {"layers": {"weights": head.mix.weights.tolist(), "gamma": head.mix.gamma.item()}}

@@ -1,4 +1,4 @@
-"""Unions of backbone and head configs, which are their registry; the config of a model; automatic model size."""
+"""Config of a model, unions (registries) of backbone and head configs, and automatic model size."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ModelConfig(Config):
     head: HeadConfig | None = None
 
     def one_stack(self, use: str) -> EncoderConfig:
-        """Backbone config of a transformer of one stack, which ``use`` needs.
+        """Return the backbone config of a single-stack transformer, required by ``use``.
 
         Raises:
             UserError: the model is an encoder-decoder or recurrent.
@@ -62,7 +62,7 @@ class ModelConfig(Config):
         return stack
 
     def one_text(self, use: str) -> EncoderConfig | RecurrentConfig:
-        """Backbone config of a model of one stack, which ``use`` needs.
+        """Return the backbone config of a single-stack model, required by ``use``.
 
         Raises:
             UserError: the model is an encoder-decoder.
@@ -73,7 +73,7 @@ class ModelConfig(Config):
 
     @property
     def reader(self) -> Reader:
-        """Function that selects the hidden states that the head reads."""
+        """Function that selects the hidden states for the head."""
         return last_layer if self.head is None else self.head.reader
 
     def build(self) -> Model:
@@ -121,11 +121,11 @@ class AutoSizeConfig(Config):
 
     @property
     def vocab_size(self) -> int:
-        """Size of the vocabulary; 0: the tokenizer's."""
+        """Size of the vocabulary; 0: size of the tokenizer."""
         return next(iter(self.candidates().values())).vocab_size
 
     def candidates(self) -> dict[str, BackboneConfig]:
-        """Backbone configs of all sizes, smallest first.
+        """Return the backbone configs of all sizes, smallest first.
 
         Raises:
             UserError: an unknown field or invalid value.
@@ -148,7 +148,7 @@ def is_of_family(backbone: BackboneConfig, family: str) -> bool:
 
 
 def same_model(left: BackboneConfig, right: BackboneConfig, ignored: frozenset[str]) -> bool:
-    """True if two backbones have the same settings, ignoring fields of these names in any part."""
+    """True if two backbones have the same settings, except fields named in ``ignored`` at any depth."""
     return dict(_settings(left.model_dump(), ignored)) == dict(_settings(right.model_dump(), ignored))
 
 

@@ -1,7 +1,7 @@
 """Head of ELMo's bidirectional language model, which predicts the next word in each direction.
 
 The backbone is a recurrent stack with independent directions: the left half of a hidden state depends on earlier
-tokens, the right half on later tokens. Both share one softmax (Peters et al. 2018, section 3.1).
+tokens, the right half on later tokens. Both directions share one softmax (Peters et al. 2018, section 3.1).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class FullSoftmax(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Sum of the cross entropies and number of labels with the highest logit."""
+        """Compute the sum of the cross-entropies and the number of labels with the highest logit."""
         prediction = predict_tokens(features, self.words.weight, self.bias, labels)
         return prediction.loss, prediction.correct
 
     def scores(self, features: Tensor) -> Tensor:
-        """(..., width) -> (..., vocab) logits."""
+        """Map (..., width) to (..., vocab) logits."""
         return F.linear(features, self.words.weight, self.bias)
 
 
@@ -68,21 +68,21 @@ class AdaptiveSoftmax(nn.Module):
         self.network = nn.AdaptiveLogSoftmaxWithLoss(width, vocab_size, list(cutoffs), div_value=float(_DIV_VALUE))
 
     def loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Sum of the cross entropies; None, since the most probable word would need the full softmax."""
+        """Compute the sum of the cross-entropies; the number correct is None, since it needs the full softmax."""
         if not len(labels):
             return features.sum() * 0.0, None
         with torch.autocast(features.device.type, enabled=False):
             return -self.network(_to_float32(features), labels).output.sum(), None
 
     def scores(self, features: Tensor) -> Tensor:
-        """(..., width) -> (..., vocab) log probabilities."""
+        """Map (..., width) to (..., vocab) log probabilities."""
         with torch.autocast(features.device.type, enabled=False):
             log_probs: Tensor = self.network.log_prob(_to_float32(features).flatten(0, -2))
         return log_probs.view(*features.shape[:-1], -1)
 
 
 def _to_float32(features: Tensor) -> Tensor:
-    """Float32 at least; the network adds log probabilities in the dtype of its input."""
+    """Convert to float32 or wider; the network adds log probabilities in the dtype of its input."""
     return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
@@ -98,17 +98,24 @@ class BiLMHead(nn.Module):
         self.softmax = softmax
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(..., 2 * width) -> (..., 2, vocab) scores of the next and the previous word."""
+        """Map (..., 2 * width) to (..., 2, vocab) scores of the next and the previous word."""
         return self.softmax.scores(hidden.view(*hidden.shape[:-1], 2, -1))
 
     def loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(targets, width) features of one direction and (targets,) labels -> sum of the cross entropies and number of
-        correct predictions, None for an adaptive softmax."""
+        """Compute the sum of the cross-entropies and the number of correct predictions of one direction.
+
+        Args:
+            features: (targets, width).
+            labels: (targets,).
+
+        Returns:
+            The sum, and the number of correct predictions, None for an adaptive softmax.
+        """
         return self.softmax.loss(features, labels)
 
 
 class BiLMHeadConfig(HeadSettings):
-    """`BiLMHead`."""
+    """Config of `BiLMHead`."""
 
     kind: Literal["bilm"] = "bilm"
     softmax: Softmax = "full"

@@ -1,4 +1,4 @@
-"""Embeddings of token ids: tables of words or convolutions over characters, positions and segments."""
+"""Embeddings of token ids: word embeddings or character convolutions, positions and segments."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class CharactersConfig(Config):
 
 
 class CharacterEmbeddings(nn.Module):
-    """Word vectors from characters: convolutions, maximum over the word, highways, projection (Peters et al. 2018).
+    """Word vectors from characters: convolutions, max pooling, highways, projection (Peters et al. 2018).
 
-    Same interface as `Embeddings`: the characters of each token id are in a table (`fill_character_table`), which is
+    Same interface as `Embeddings`. The characters of each token id are in a table (`fill_character_table`), which is
     part of the state dict. Each distinct word of a batch is computed once.
 
     Args:
@@ -79,7 +79,7 @@ class CharacterEmbeddings(nn.Module):
         longest: maximum characters of a word, with marks.
         filters: (width, count) pairs.
         highways: number of `Highway` layers.
-        dropout: of the word vectors.
+        dropout: dropout of the word vectors.
         max_position_embeddings: maximum sequence length.
 
     Attributes:
@@ -122,7 +122,7 @@ class CharacterEmbeddings(nn.Module):
 
     @property
     def words(self) -> nn.Embedding:
-        """Raise `UserError`: there is no embedding table for a tied output."""
+        """Raise `UserError`, since a tied output has no embedding table."""
         raise UserError(
             "model.characters gives no embedding table for a tied output; use objective.kind=elmo or remove "
             "model.characters"
@@ -141,7 +141,7 @@ class CharacterEmbeddings(nn.Module):
         position_ids: Tensor | None = None,
         start: int = 0,
     ) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, embedding); segments and positions have no effect."""
+        """Map (batch, seq) ids to (batch, seq, embedding); segments and positions have no effect."""
         zero = self.positions(position_ids, start + input_ids.shape[1])
         if torch.compiler.is_compiling():  # shapes must not depend on the words
             vectors = self.of_words(self.characters[input_ids.flatten()]).view(*input_ids.shape, -1)
@@ -156,7 +156,7 @@ class CharacterEmbeddings(nn.Module):
         return result
 
     def of_words(self, characters: Tensor) -> Tensor:
-        """(words, longest) characters, 0 after the end of a word -> (words, embedding)."""
+        """Map (words, longest) characters, 0 after the end of a word, to (words, embedding)."""
         lengths = (characters != NOTHING).sum(1, keepdim=True)  # (words, 1)
         vectors = self.table(characters.int()).transpose(1, 2)  # (words, character, longest)
         maxima = []
@@ -191,19 +191,19 @@ class CharacterEmbeddings(nn.Module):
 
 
 def fill_character_table(module: nn.Module, tokenizer: Tokenizer) -> None:
-    """Call `CharacterEmbeddings.fill_character_table` of every such module in ``module``."""
+    """Call `CharacterEmbeddings.fill_character_table` for every such module in ``module``."""
     for part in module.modules():
         if isinstance(part, CharacterEmbeddings):
             part.fill_character_table(tokenizer)
 
 
 def _character_ids(word: str, *mark: int) -> list[int]:
-    """Characters of a word between marks; ``mark`` is a further mark of special tokens."""
+    """Return the characters of a word between marks; ``mark`` is a further mark of special tokens."""
     return [BEGIN, *mark, *(byte + 1 for byte in word.encode("utf-8", "surrogatepass")), END]
 
 
 def _table(words: Sequence[Sequence[int]], longest: int) -> NDArray[np.int16]:
-    """(words, longest) with padding; longer words are truncated before the end mark."""
+    """Pad words to a (words, longest) table; longer words are truncated before the end mark."""
     table = np.full((len(words), longest), NOTHING, dtype=np.int16)
     for row, word in zip(table, words, strict=True):
         truncated = word if len(word) <= longest else [*word[: longest - 1], END]
@@ -215,7 +215,7 @@ _GATE_BIAS = -2.0  # initially most of the input is carried (Srivastava et al. 2
 
 
 class Highway(nn.Module):
-    """``g relu(W x + b) + (1 - g) x`` with ``g = sigmoid(V x + c)`` (Srivastava et al. 2015)."""
+    """Highway layer ``g relu(W x + b) + (1 - g) x`` with ``g = sigmoid(V x + c)`` (Srivastava et al. 2015)."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class Highway(nn.Module):
             nn.init.constant_(linear.bias, bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(..., size) -> (..., size)."""
+        """Map (..., size) to (..., size)."""
         return torch.lerp(features, self.transform(features).relu(), self.gate(features).sigmoid())
 
 
@@ -238,7 +238,7 @@ class Embeddings(nn.Module):
         positions: a module of `homespun.nn.positions`.
         norm: norm of the sum, or identity.
         type_vocab_size: number of segments; 0: none.
-        dropout: of the sum.
+        dropout: dropout of the sum.
         pad_token_id: token whose embedding is not trained.
         scale: multiply words by ``sqrt(embedding_size)`` (Vaswani et al. 2017, section 3.4).
         words: word embeddings of another stack, to share them.
@@ -289,7 +289,7 @@ class Embeddings(nn.Module):
         position_ids: Tensor | None = None,
         start: int = 0,
     ) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, embedding); by default segment 0 and positions from ``start``."""
+        """Map (batch, seq) ids to (batch, seq, embedding); by default segment 0 and positions from ``start``."""
         length = start + input_ids.shape[1]
         if position_ids is None and start:
             position_ids = torch.arange(start, length, device=input_ids.device)[None]
@@ -307,10 +307,10 @@ class Embeddings(nn.Module):
 
 
 class NgramStreams(nn.Module):
-    """Inputs of prediction streams: learned vector of the stream plus next position (Qi et al. 2020, section 3.2).
+    """Inputs of prediction streams: learned stream vector plus next position (Qi et al. 2020, section 3.2).
 
-    Stream ``s`` predicts, at position ``t``, token ``t + 1`` from tokens up to ``t - s``; generation uses the first
-    stream only. `homespun.attention.ngram` has the attention. The last position uses its own embedding.
+    At position ``t``, stream ``s`` predicts token ``t + 1`` from tokens up to ``t - s``; generation uses only the first
+    stream. The attention is in `homespun.attention.ngram`. The last position uses its own embedding.
 
     Args:
         ngram: number of streams.
@@ -326,9 +326,13 @@ class NgramStreams(nn.Module):
     def forward(
         self, embeddings: Embeddings | CharacterEmbeddings, input_ids: Tensor, *, streams: int, start: int = 0
     ) -> Tensor:
-        """(batch, seq) ids -> (batch, 1 + streams, seq, embedding), the main stream first.
+        """Compute (batch, 1 + streams, seq, embedding) vectors, the main stream first.
 
-        ``embeddings`` are those of the decoder; ``start`` is the position of the first token.
+        Args:
+            embeddings: embeddings of the decoder.
+            input_ids: (batch, seq).
+            streams: number of prediction streams.
+            start: position of the first token.
         """
         main = embeddings(input_ids, start=start)  # (batch, seq, embedding)
         length = input_ids.shape[1]

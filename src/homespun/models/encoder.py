@@ -1,4 +1,4 @@
-"""Config of a transformer of one stack: BERT, RoBERTa, ELECTRA, GPT and related models."""
+"""Config of a single-stack transformer: BERT, RoBERTa, ELECTRA, GPT and related models."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_row_length(length: int, limit: int) -> None:
 
 
 class StackSettings(Config):
-    """Base of the configs of one stack."""
+    """Base of the configs of a stack."""
 
     model_config = ConfigDict(json_schema_extra=name_presets)
     has_decoder: ClassVar[Literal[False]] = False
@@ -72,16 +72,16 @@ class StackSettings(Config):
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """Special tokens of generation; the tokenizer gives the end of a text."""
+        """Special tokens of generation; the end token is that of the tokenizer."""
         return SpecialTokens(pad_token_id=self.pad_token_id)
 
     def with_tokens(self, vocab_size: int, pad_token_id: int) -> Self:
-        """Copy for another vocabulary."""
+        """Return a copy for another vocabulary."""
         return self.model_copy(update={"vocab_size": vocab_size, "pad_token_id": pad_token_id})
 
 
 class EncoderConfig(StackSettings):
-    """Config of a transformer of one stack; ``preset`` selects defaults from `homespun.models.presets`."""
+    """Config of a single-stack transformer; ``preset`` selects defaults from `homespun.models.presets`."""
 
     kind: Literal["encoder"] = "encoder"
     is_recurrent: ClassVar[Literal[False]] = False
@@ -195,7 +195,7 @@ class EncoderConfig(StackSettings):
         return self.norm != "layer_norm" or (self.norm_bias and self.norm_weight)
 
     def causal_setting(self, causal: bool) -> str:
-        """Setting that makes a model causal or not, for error messages."""
+        """Return the setting that makes a model causal or bidirectional, for error messages."""
         return f"model.causal={str(causal).lower()}"
 
     @property
@@ -213,7 +213,7 @@ class EncoderConfig(StackSettings):
         check_row_length(length, self.max_position_embeddings)
 
     def with_seed(self, seed: int) -> EncoderConfig:
-        """Copy with this seed, unless the config sets one."""
+        """Return a copy with this seed, unless the config sets one."""
         return self if "seed" in self.model_fields_set else self.model_copy(update={"seed": seed})
 
     def _norm(self, size: int) -> nn.Module:
@@ -316,7 +316,7 @@ def check_vocabulary(vocab_size: int, **tokens: int | None) -> None:
 
 
 def shared_modules(embeddings: Embeddings | CharacterEmbeddings | None, source_size: int) -> set[nn.Module]:
-    """Modules that another stack has initialised: all embeddings, or the word embeddings of a decoder."""
+    """Return the modules that another stack has initialised: all embeddings, or the word embeddings of a decoder."""
     if embeddings is None:
         return set()
     return {embeddings.words} if source_size else set(embeddings.modules())
@@ -342,6 +342,6 @@ def initialise(modules: Iterable[nn.Module], initializer_range: float, kind: str
 
 
 def zero_outputs(layers: Iterable[nn.Module]) -> None:
-    """Zero the output projections of sublayers, so that a new stack is the identity (Zhang et al. 2019)."""
+    """Set the output projections of sublayers to zero, so that a new stack is the identity (Zhang et al. 2019)."""
     for weight in output_weights(layers):
         nn.init.zeros_(weight)

@@ -33,10 +33,10 @@ StackConfig = Annotated[EncoderConfig | RecurrentConfig, Field(discriminator="ki
 
 
 class EncoderDecoderConfig(Config):
-    """Encoder and decoder with shared word embeddings; ``decoder`` inherits fields from ``encoder``.
+    """Config of an encoder-decoder with shared word embeddings; ``decoder`` inherits fields from ``encoder``.
 
-    The decoder is causal with full attention by default, and its layers have cross-attention. Both stacks support any
-    attention and recurrent layers.
+    The decoder is causal with full attention by default, and its layers have cross-attention. Both stacks support every
+    kind of attention and recurrent layers.
     """
 
     model_config = ConfigDict(json_schema_extra=name_presets)
@@ -74,7 +74,7 @@ class EncoderDecoderConfig(Config):
             except ValidationError:  # raised again by validation of `encoder`
                 return tree | {"decoder": EncoderConfig(causal=True)}
         if encoder.of_one_stack:
-            raise ValueError(f"{encoder.of_one_stack} is for a stack alone, not an encoder-decoder; remove it")
+            raise ValueError(f"{encoder.of_one_stack} is for single-stack models, not encoder-decoders; remove it")
         decoder = {"kind": encoder.kind} | expand_preset(decoder)
         fields = _STACKS[decoder["kind"]].model_fields if decoder["kind"] in _STACKS else {}
         inherited = {
@@ -87,7 +87,7 @@ class EncoderDecoderConfig(Config):
     @model_validator(mode="after")
     def _check_stacks(self) -> EncoderDecoderConfig:
         if self.decoder.of_one_stack:
-            raise ValueError(f"{self.decoder.of_one_stack} is for a stack alone, not an encoder-decoder; remove it")
+            raise ValueError(f"{self.decoder.of_one_stack} is for single-stack models, not encoder-decoders; remove it")
         if self.decoder.is_recurrent and self.decoder.bidirectional:
             raise ValueError("a decoder generates from left to right; set bidirectional=true in the encoder only")
         if not self.decoder.causal or (self.encoder.causal and not self.encoder.is_recurrent):
@@ -180,7 +180,7 @@ class EncoderDecoderConfig(Config):
 
     @property
     def needs_padding_token(self) -> bool:
-        """False: the padding token may have another use."""
+        """False, since the padding token may have another use."""
         return False
 
     def check_length(self, length: int, target_length: int) -> None:
@@ -195,14 +195,14 @@ class EncoderDecoderConfig(Config):
             )
 
     def with_seed(self, seed: int) -> EncoderDecoderConfig:
-        """Copy with this seed in both stacks, unless the encoder sets one."""
+        """Return a copy with this seed in both stacks, unless the encoder sets one."""
         encoder = self.encoder.with_seed(seed)
         if encoder is self.encoder:
             return self
         return self.model_copy(update={"encoder": encoder, "decoder": self.decoder.model_copy(update={"seed": seed})})
 
     def with_tokens(self, vocab_size: int, pad_token_id: int) -> EncoderDecoderConfig:
-        """Copy for another vocabulary."""
+        """Return a copy for another vocabulary."""
         stacks = {name: getattr(self, name).with_tokens(vocab_size, pad_token_id) for name in ("encoder", "decoder")}
         return self.model_copy(update=stacks)
 

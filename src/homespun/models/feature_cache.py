@@ -1,8 +1,8 @@
-"""Cache of the hidden states of a frozen encoder on disk, shared by epochs, heads and seeds.
+"""Disk cache of the hidden states of a frozen encoder, shared by epochs, heads and seeds.
 
 A folder has two append-only files: ``vectors``, and ``index`` with a record for each sequence. Several processes may
-write at a time: each append is one system call, and at worst a sequence is stored twice. A record follows its vectors
-and has their checksum, so that incomplete entries are computed again.
+write at a time: each append is one system call, and at worst a sequence is stored twice. A record is written after its
+vectors and has their checksum, so incomplete entries are detected and computed again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RECORD = np.dtype([("key", "u1", 16), ("start", "<i8"), ("tokens", "<i4"), ("ch
 
 
 class FeatureCache:
-    """Sequences of float16 vectors by key.
+    """Cache of sequences of float16 vectors by key.
 
     Args:
         folder: created if missing.
@@ -57,7 +57,7 @@ class FeatureCache:
         return len(self._entries)
 
     def read(self, key: bytes) -> NDArray[np.float16] | None:
-        """(tokens, width), or None if there is no complete entry."""
+        """Return (tokens, width) vectors, or None without a complete entry."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -101,13 +101,16 @@ class CachedEncoder:
     def of(
         cls, reader: Reader, backbone: Backbone, config: BackboneConfig, folder: str | Path, *, width: int, limit: int
     ) -> CachedEncoder:
-        """Cached reader of ``backbone``, in a subfolder of ``folder`` named by the digest of config and weights."""
+        """Build a cached reader of ``backbone`` in a subfolder of ``folder`` named by a digest.
+
+        The digest covers the config and the weights.
+        """
         name = fingerprint(backbone, extra=f"{width} {config.model_dump_json()}".encode())
         store = FeatureCache(Path(folder) / name, width=width, limit=limit)
         return cls(reader, store)
 
     def __call__(self, backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, width)."""
+        """Map (batch, seq) ids to (batch, seq, width)."""
         if backbone.training or any(parameter.requires_grad for parameter in backbone.parameters()):
             raise ValueError("CachedEncoder needs a frozen backbone in evaluation mode")
         if context.keys() - {"attention_mask", "token_type_ids"}:
@@ -129,7 +132,7 @@ class CachedEncoder:
         return torch.from_numpy(result).to(input_ids.device).float()
 
     def _keys(self, input_ids: Tensor, keep: NDArray[np.bool_], segments: Tensor | None) -> list[bytes]:
-        """Digest of the tokens, positions, segments, dtype and device of each row."""
+        """Compute a digest of the tokens, positions, segments, dtype and device of each row."""
         device = input_ids.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
         start = json.dumps([str(dtype), device]).encode()

@@ -1,4 +1,4 @@
-"""Interface of heads, and heads on single tokens for pretraining and tasks.
+"""Interface of heads, and token heads for pretraining and tasks.
 
 Heads take ``(hidden, attention_mask)``. Token heads ignore the mask and accept any leading shape, so that an objective
 can pass only hidden states with a label.
@@ -24,19 +24,19 @@ NumLabels = Annotated[int, Field(ge=1, description="number of classes; set from 
 
 
 class Reader(Protocol):
-    """Function from ids and their context to the hidden states that the head reads."""
+    """Interface of functions from ids and context to the hidden states for the head."""
 
     def __call__(self, backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor: ...
 
 
 def last_layer(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
-    """(batch, seq) ids -> (batch, seq, hidden): the hidden states of the backbone."""
+    """Compute the (batch, seq, hidden) hidden states of the backbone for (batch, seq) ids."""
     hidden: Tensor = backbone(input_ids, **context)
     return hidden
 
 
 def enhanced_mask_decoder(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
-    """(batch, seq) ids -> (batch, seq, hidden) of `Encoder.decode_masked` if the backbone has late positions."""
+    """Map (batch, seq) ids to (batch, seq, hidden) of `Encoder.decode_masked` if the backbone has late positions."""
     stack = backbone.stacks[0]
     if backbone.has_decoder or stack.embeddings.late is None:
         return last_layer(backbone, input_ids, **context)
@@ -55,7 +55,7 @@ class HeadSettings(Config):
 
     @property
     def reader(self) -> Reader:
-        """Function that selects the hidden states that the head reads."""
+        """Function that selects the hidden states for the head."""
         return last_layer
 
     @property
@@ -85,17 +85,17 @@ class LanguageModelHead(nn.Module):
     bias: Tensor
 
     def features(self, hidden: Tensor) -> Tensor:
-        """(..., hidden) -> (..., embedding)."""
+        """Map (..., hidden) to (..., embedding)."""
         raise NotImplementedError
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(..., hidden) -> (..., vocab) logits."""
+        """Map (..., hidden) to (..., vocab) logits."""
         return F.linear(self.features(hidden), self.weight, self.bias)
 
     def predict(
         self, hidden: Tensor, labels: Tensor, *, uniforms: Tensor | None = None, label_smoothing: float = 0.0
     ) -> TokenPrediction:
-        """`predict_tokens` of (targets, hidden) and (targets,) labels, in bounded memory."""
+        """Apply `predict_tokens` to (targets, hidden) and (targets,) labels, in bounded memory."""
         return predict_tokens(
             self.features(hidden), self.weight, self.bias, labels, uniforms=uniforms, label_smoothing=label_smoothing
         )
@@ -133,7 +133,7 @@ class MaskedLMHead(LanguageModelHead):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def features(self, hidden: Tensor) -> Tensor:
-        """(..., hidden) -> (..., embedding)."""
+        """Map (..., hidden) to (..., embedding)."""
         features: Tensor = self.norm(self.activation(self.transform(hidden)))
         return features
 
@@ -168,17 +168,17 @@ class CausalLMHead(LanguageModelHead):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]  # read-only here
-        """(vocab, embedding)."""
+        """Output embeddings, (vocab, embedding)."""
         return self.words.weight
 
     def features(self, hidden: Tensor) -> Tensor:
-        """(..., hidden) -> (..., embedding)."""
+        """Map (..., hidden) to (..., embedding)."""
         features: Tensor = self.transform(hidden)
         return features if self.scale == 1.0 else features * self.scale
 
 
 class DiscriminatorHead(nn.Module):
-    """Linear layer, activation, one logit a token, above zero for replaced tokens (ELECTRA, Clark et al. 2020)."""
+    """Linear layer, activation and one logit a token, positive for replaced tokens (ELECTRA, Clark et al. 2020)."""
 
     def __init__(self, hidden_size: int, activation: nn.Module) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class DiscriminatorHead(nn.Module):
         self.classifier = nn.Linear(hidden_size, 1)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(..., hidden) -> (...) logits."""
+        """Map (..., hidden) to (...) logits."""
         logits: Tensor = self.classifier(self.activation(self.dense(hidden)))
         return logits.squeeze(-1)
 
@@ -202,7 +202,7 @@ class NextSentenceHead(nn.Module):
         self.classifier = nn.Linear(hidden_size, 2)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(batch, seq, hidden) -> (batch, 2) logits."""
+        """Map (batch, seq, hidden) to (batch, 2) logits."""
         logits: Tensor = self.classifier(self.activation(self.pooler(hidden[:, 0])))
         return logits
 
@@ -216,7 +216,7 @@ class TokenClassificationHead(nn.Module):
         self.classifier = nn.Linear(hidden_size, num_labels)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, labels) logits."""
+        """Map (batch, seq, hidden) to (batch, seq, labels) logits."""
         logits: Tensor = self.classifier(self.dropout(hidden))
         return logits
 
@@ -234,7 +234,7 @@ class QuestionAnsweringHead(nn.Module):
         self.classifier = nn.Linear(hidden_size, 2)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, 2) logits of start and end."""
+        """Map (batch, seq, hidden) to (batch, seq, 2) logits of start and end."""
         logits: Tensor = self.classifier(self.dropout(self.feedforward(hidden)))
         return logits
 
@@ -248,13 +248,13 @@ class PoolerHead(nn.Module):
         self.activation = activation
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(batch, seq, hidden) -> (batch, hidden)."""
+        """Map (batch, seq, hidden) to (batch, hidden)."""
         pooled: Tensor = self.activation(self.dense(hidden[:, 0]))
         return pooled
 
 
 class MaskedLMHeadConfig(HeadSettings):
-    """`MaskedLMHead`."""
+    """Config of `MaskedLMHead`."""
 
     kept_by_student: ClassVar[bool] = True
     kind: Literal["masked_lm"] = "masked_lm"
@@ -278,7 +278,7 @@ class MaskedLMHeadConfig(HeadSettings):
 
 
 class CausalLMHeadConfig(HeadSettings):
-    """`CausalLMHead`."""
+    """Config of `CausalLMHead`."""
 
     kind: Literal["causal_lm"] = "causal_lm"
     tie_word_embeddings: bool = Field(default=True, description="output embeddings are the input embeddings")
@@ -300,7 +300,7 @@ class CausalLMHeadConfig(HeadSettings):
 
 
 class DiscriminatorHeadConfig(HeadSettings):
-    """`DiscriminatorHead`."""
+    """Config of `DiscriminatorHead`."""
 
     kind: Literal["discriminator"] = "discriminator"
     hidden_act: Activation = "gelu"
@@ -310,7 +310,7 @@ class DiscriminatorHeadConfig(HeadSettings):
 
 
 class TokenClassificationHeadConfig(HeadSettings):
-    """`TokenClassificationHead`."""
+    """Config of `TokenClassificationHead`."""
 
     kind: Literal["token_classification"] = "token_classification"
     num_labels: NumLabels = 2
@@ -321,7 +321,7 @@ class TokenClassificationHeadConfig(HeadSettings):
 
 
 class QuestionAnsweringHeadConfig(HeadSettings):
-    """`QuestionAnsweringHead`."""
+    """Config of `QuestionAnsweringHead`."""
 
     kind: Literal["question_answering"] = "question_answering"
     dropout: Probability = 0.0
@@ -331,7 +331,7 @@ class QuestionAnsweringHeadConfig(HeadSettings):
 
 
 class FeedForwardAnsweringHeadConfig(HeadSettings):
-    """`QuestionAnsweringHead` with a feed-forward sublayer (BigBird)."""
+    """Config of `QuestionAnsweringHead` with a feed-forward sublayer (BigBird)."""
 
     kind: Literal["question_answering_ffn"] = "question_answering_ffn"
     intermediate_size: Annotated[int, Field(ge=1)] = 1024
@@ -347,7 +347,7 @@ class FeedForwardAnsweringHeadConfig(HeadSettings):
 
 
 class PoolerHeadConfig(HeadSettings):
-    """`PoolerHead`."""
+    """Config of `PoolerHead`."""
 
     kind: Literal["pooler"] = "pooler"
     hidden_act: Activation = "tanh"

@@ -50,12 +50,12 @@ class PositionSettings(Config):
         return NoPositions(max_position_embeddings)
 
     def rotations(self, layers: int, max_position_embeddings: int) -> Sequence[Rotation | None]:
-        """Rotation of each layer; None: no rotation."""
+        """Return the rotation of each layer; None: no rotation."""
         return [None] * layers
 
 
 class LearnedPositionsConfig(PositionSettings):
-    """Learned position embeddings after ``offset`` unused rows (RoBERTa: padding id + 1)."""
+    """Config of learned position embeddings after ``offset`` unused rows (RoBERTa: padding id + 1)."""
 
     kind: Literal["learned"] = "learned"
     projectable: ClassVar[bool] = True
@@ -70,7 +70,7 @@ class LearnedPositionsConfig(PositionSettings):
 
 
 class SinusoidalPositionsConfig(PositionSettings):
-    """Sinusoidal position embeddings (Vaswani et al. 2017)."""
+    """Config of sinusoidal position embeddings (Vaswani et al. 2017)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     halves: bool = Field(default=False, description="all sines before all cosines (PEGASUS), not interleaved")
@@ -80,7 +80,7 @@ class SinusoidalPositionsConfig(PositionSettings):
 
 
 class AxialPositionsConfig(PositionSettings):
-    """Axial position embeddings: learned rows and columns of a grid (Reformer)."""
+    """Config of axial position embeddings: learned rows and columns of a grid (Reformer)."""
 
     kind: Literal["axial"] = "axial"
     shape: tuple[PositiveInt, PositiveInt] = Field(
@@ -95,7 +95,7 @@ class AxialPositionsConfig(PositionSettings):
 
 
 class NoPositionsConfig(PositionSettings):
-    """No position embeddings, for attention with relative positions (T5, DeBERTa)."""
+    """Config without position embeddings, for attention with relative positions (T5, DeBERTa)."""
 
     kind: Literal["none"] = "none"
     projectable: ClassVar[bool] = True
@@ -103,7 +103,7 @@ class NoPositionsConfig(PositionSettings):
 
 
 class RotaryPositionsConfig(PositionSettings):
-    """Rotary positions of queries and keys (Su et al. 2021)."""
+    """Config of rotary positions of queries and keys (Su et al. 2021)."""
 
     kind: Literal["rotary"] = "rotary"
     projectable: ClassVar[bool] = True
@@ -112,7 +112,7 @@ class RotaryPositionsConfig(PositionSettings):
     )
 
     def rotations(self, layers: int, max_position_embeddings: int) -> Sequence[Rotation]:
-        """Rotation of each layer; layers with the same base share a table.
+        """Return the rotation of each layer; layers with the same base share a table.
 
         Raises:
             UserError: fewer bases than layers, or an odd head size.
@@ -143,7 +143,7 @@ _OUTPUTS = ("sublayer.output.weight", "sublayer.outer.weight")  # attention, fee
 
 
 def output_weights(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Weights of the output projection of each sublayer."""
+    """Return the weights of the output projection of each sublayer."""
     return [weight for layer in layers for name, weight in layer.named_parameters() if name.endswith(_OUTPUTS)]
 
 
@@ -159,7 +159,7 @@ class ResidualSettings(Config):
     layer: ClassVar[type[nn.Module]] = Layer
 
     def layer_size(self, hidden_size: int) -> int:
-        """Width of the layers."""
+        """Return the width of the layers."""
         return hidden_size
 
     def enters_unnormed(self, layer: int) -> bool:
@@ -173,19 +173,19 @@ class ResidualSettings(Config):
         return SequentialStack()
 
     def final_norm(self, norm: nn.Module, dropout: float) -> nn.Module:
-        """Module after the last layer."""
+        """Return the module after the last layer."""
         return nn.Identity()
 
 
 class PostResidualConfig(ResidualSettings):
-    """Post-norm (BERT)."""
+    """Config of post-norm (BERT)."""
 
     kind: Literal["post"] = "post"
     wire: ClassVar[type[nn.Module]] = PostNorm
 
 
 class PreResidualConfig(ResidualSettings):
-    """Pre-norm with a final norm (GPT-2)."""
+    """Config of pre-norm with a final norm (GPT-2)."""
 
     kind: Literal["pre"] = "pre"
     wire: ClassVar[type[nn.Module]] = PreNorm
@@ -212,7 +212,7 @@ class PreResidualConfig(ResidualSettings):
 
 
 class ReversibleResidualConfig(ResidualSettings):
-    """Reversible pre-norm layers: memory does not grow with depth, for a third more time.
+    """Config of reversible pre-norm layers: memory does not grow with depth, time grows by a third.
 
     ``streams: split``: each stream has half of ``hidden_size`` (Bierling 2024, section 4.3.3); ``copy``: each stream
     has ``hidden_size`` and heads read both (Reformer).

@@ -17,7 +17,7 @@ from homespun.models.heads import LanguageModelHead, Reader, last_layer
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; restores the mode of every module."""
+    """Context of evaluation mode without gradients; restores the mode of every module."""
     modes = [(module, module.training) for module in model.modules() if module.training]
     model.eval()
     try:
@@ -56,7 +56,7 @@ class Model(nn.Module):
 
     @property
     def lm_head(self) -> LanguageModelHead:
-        """Head that predicts tokens; raises `UserError` if the model has another head."""
+        """Head that predicts tokens. Raises `UserError` if the model has another head."""
         if isinstance(self.head, LanguageModelHead):
             return self.head
         kind = "no head" if self.head is None else f"the head {type(self.head).__name__}"
@@ -85,7 +85,7 @@ class Model(nn.Module):
         decoder_attention_mask: Tensor | None = None,
         chunks: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the head, or hidden states (batch, seq, hidden) without a head.
+        """Compute the logits of the head, or (batch, seq, hidden) hidden states without a head.
 
         Args:
             input_ids: (batch, seq) int64.
@@ -119,7 +119,7 @@ class Model(nn.Module):
         return logits
 
     def read(self, input_ids: Tensor, context: Mapping[str, Tensor | None]) -> Tensor:
-        """(batch, seq) ids and context (`Batch.context`) -> hidden states that the head reads."""
+        """Compute the hidden states for the head from (batch, seq) ids and context (`Batch.context`)."""
         return self.reader(self.backbone, input_ids, **{name: t for name, t in context.items() if t is not None})
 
     def _check_segments(self, token_type_ids: Tensor | None) -> None:

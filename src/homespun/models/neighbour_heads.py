@@ -1,4 +1,4 @@
-"""Initialise the heads of the first layer to attend to neighbouring tokens.
+"""Initialisation of the heads of the first layer to attend to neighbouring tokens.
 
 A masked language model stays at the unigram baseline until a head attends to neighbours. With relative positions this
 takes hundreds of steps, with absolute positions in a small model millions of tokens (results/efficiency.md). Here the
@@ -37,7 +37,7 @@ _MAX_POSITIONS = 512  # for the fit
 
 @torch.no_grad()
 def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int = 1) -> None:
-    """Initialise head ``h`` of the first layer to attend to offset ``OFFSETS[h] * step``; further heads do not change.
+    """Initialise head ``h`` of the first layer to attend to offset ``OFFSETS[h] * step``; other heads are unchanged.
 
     - Rotary positions: the biases of queries and keys agree at the offset.
     - Learned positions: initialised as sinusoids with frequencies up to pi, then as sinusoidal ones.
@@ -153,11 +153,11 @@ def _raise_neighbours(bias: RelativeBias, step: int, *, causal: bool) -> None:
 
 
 class _FirstAttention(Exception):
-    """Stop a forward pass at the first attention, since cross-attention needs a source."""
+    """Exception that stops a forward pass at the first attention, since cross-attention needs a source."""
 
 
 def _attention_input(encoder: Encoder, attention: nn.Module, length: int) -> Tensor:
-    """Input of the first attention for rows of random tokens, (rows, length, hidden)."""
+    """Compute the input of the first attention for rows of random tokens, (rows, length, hidden)."""
     found: list[Tensor] = []
 
     def stop(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -179,7 +179,7 @@ def _generator() -> torch.Generator:
 
 
 def _targets(kernel: nn.Module, frequencies: Tensor, positions: Tensor, size: int) -> Tensor:
-    """(n, size) queries and keys of (n,) positions, with a logit of `_PEAK` for equal positions."""
+    """Return (n, size) queries and keys of (n,) positions, with a logit of `_PEAK` for equal positions."""
     if isinstance(kernel, Performer):  # one random direction a position
         directions = nn.functional.normalize(kernel.projection, dim=-1)
         return directions[positions % len(directions)] * _PERFORMER_LENGTH
@@ -188,7 +188,7 @@ def _targets(kernel: nn.Module, frequencies: Tensor, positions: Tensor, size: in
 
 
 def _sinusoids(frequencies: Tensor, positions: Tensor, width: int) -> Tensor:
-    """(n, width) sines, cosines and zeros of (n,) positions."""
+    """Return (n, width) sines, cosines and zeros of (n,) positions."""
     angles = positions[:, None] * frequencies
     table = torch.zeros(len(positions), width)
     table[:, : 2 * len(frequencies)] = torch.cat([angles.sin(), angles.cos()], dim=-1)

@@ -1,4 +1,4 @@
-"""Config of a recurrent stack: RNN, LSTM or GRU in one or both directions, as a model, encoder or decoder."""
+"""Config of a recurrent stack: RNN, LSTM or GRU in one or both directions, as model, encoder or decoder."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from homespun.nn.recurrent import STATES, Bridge, DirectionStack, IndependentDir
 
 
 class AdditiveAttentionConfig(AttentionSettings):
-    """Additive attention of the first decoder layer to the source (Bahdanau et al. 2015)."""
+    """Config of additive attention of the first decoder layer to the source (Bahdanau et al. 2015)."""
 
     kind: Literal["additive"] = "additive"
     is_positional: ClassVar[bool] = True
 
 
 class NoAttentionConfig(AttentionSettings):
-    """No attention: the initial state of the decoder encodes the source (Sutskever et al. 2014; Cho et al. 2014)."""
+    """Config without attention: the initial decoder state encodes the source (Sutskever et al. 2014)."""
 
     kind: Literal["none"] = "none"
     is_positional: ClassVar[bool] = True
 
 
 class RecurrentConfig(StackSettings):
-    """Stack of recurrent layers.
+    """Config of a stack of recurrent layers.
 
-    It is causal in one direction and an encoder in both. ``independent_directions`` and ``characters`` give ELMo's
-    language models (Peters et al. 2018; `homespun.models.elmo`). A decoder starts from the first and last hidden states
-    of its source. The state is reset at each packed document.
+    A stack of one direction is causal, a stack of both directions is an encoder. ``independent_directions`` and
+    ``characters`` give ELMo's language models (Peters et al. 2018; `homespun.models.elmo`). A decoder starts from the
+    first
+    and last hidden states of its source. The state is reset at each packed document.
     """
 
     kind: Literal["recurrent"] = "recurrent"
@@ -71,14 +72,16 @@ class RecurrentConfig(StackSettings):
         default=AdditiveAttentionConfig(), description="attention of a decoder to its source"
     )
     hidden_dropout_prob: float = Field(
-        default=0.1, ge=0, lt=1, description="of embeddings and outputs of layers, not of states"
+        default=0.1, ge=0, lt=1, description="dropout of embeddings and layer outputs, not of states"
     )
     type_vocab_size: int = Field(default=0, ge=0, description="segments; 0: none")
     max_position_embeddings: int = Field(
         default=65_536, ge=1, description="maximum sequence length; layers have no limit"
     )
     initializer_range: float = Field(
-        default=0.05, gt=0, description="of the embeddings; recurrent weights are initialised by width"
+        default=0.05,
+        gt=0,
+        description="standard deviation of the embeddings; recurrent weights are initialised by width",
     )
     layer_norm_eps: float = Field(default=1e-12, gt=0, description="epsilon of norms in heads")
 
@@ -106,7 +109,7 @@ class RecurrentConfig(StackSettings):
 
     @property
     def of_one_stack(self) -> str:
-        """Name of a set field that encoder-decoders do not support; empty: none."""
+        """Name of a given field that encoder-decoders do not support; empty: none."""
         return next((name for name in ("characters", "independent_directions", "cell_size") if getattr(self, name)), "")
 
     @property
@@ -118,7 +121,7 @@ class RecurrentConfig(StackSettings):
         return self.characters is None
 
     def causal_setting(self, causal: bool) -> str:
-        """Setting that makes a model causal or not, for error messages."""
+        """Return the setting that makes a model causal or bidirectional, for error messages."""
         return f"model.bidirectional={str(not causal).lower()}"
 
     @property
@@ -127,7 +130,7 @@ class RecurrentConfig(StackSettings):
 
     @property
     def needs_padding_token(self) -> bool:
-        """False: padding is never read."""
+        """False, since padding is never read."""
         return False
 
     def check_length(self, length: int, target_length: int) -> None:
@@ -135,7 +138,7 @@ class RecurrentConfig(StackSettings):
         check_row_length(length, self.max_position_embeddings)
 
     def with_seed(self, seed: int) -> RecurrentConfig:
-        """The config itself, which has no seed."""
+        """Return the config itself, which has no seed."""
         return self
 
     def build_embeddings(self, *, words: nn.Embedding | None = None) -> Embeddings | CharacterEmbeddings:

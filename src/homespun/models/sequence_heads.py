@@ -1,9 +1,9 @@
-"""Sequence heads: hidden states of all tokens to one row of logits a text.
+"""Sequence heads, which map the hidden states of all tokens to the logits of a text.
 
 `head(hidden, attention_mask, chunks)` takes `hidden` (batch, seq, hidden) and `attention_mask` (batch, seq) bool or
 ``None`` and returns logits (batch, labels), ``classifier(dropout(features))``. Padding on the right does not change the
-logits, and rows of padding only give no NaN. With `Batch.chunks`, logits (texts, labels) are means over the chunks of a
-text.
+logits, and rows with only padding give no NaN. With `Batch.chunks`, logits (texts, labels) are means over the chunks of
+a text.
 """
 
 from __future__ import annotations
@@ -40,24 +40,28 @@ class SequenceHead(nn.Module):
     classifier: nn.Linear
 
     def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """(batch, seq, hidden) -> (batch, width)."""
+        """Map (batch, seq, hidden) to (batch, width)."""
         raise NotImplementedError
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
-        """(batch, seq, hidden) -> (batch, labels) logits, or (texts, labels) with ``chunks``."""
+        """Map (batch, seq, hidden) to (batch, labels) logits, or (texts, labels) with ``chunks``."""
         logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
         return _by_text(logits, chunks)
 
 
 def gather_chunks(values: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
-    """(batch, width) values of chunks -> (texts, chunks, width), zero for missing chunks, and (texts, chunks) mask."""
+    """Gather (batch, width) values of chunks by text.
+
+    Returns:
+        (texts, chunks, width) values, zero for missing chunks, and a (texts, chunks) mask.
+    """
     keep = chunks >= 0  # (texts, chunks)
     # masked after gathering: missing chunks read the value of another text, which may be NaN
     return values[chunks.clamp(min=0)].masked_fill(~keep[..., None], 0.0), keep
 
 
 def _by_text(logits: Tensor, chunks: Tensor | None) -> Tensor:
-    """(batch, labels) -> (texts, labels) means over the chunks of each text."""
+    """Map (batch, labels) to (texts, labels) means over the chunks of each text."""
     if chunks is None:
         return logits
     gathered, keep = gather_chunks(logits, chunks)
@@ -65,12 +69,12 @@ def _by_text(logits: Tensor, chunks: Tensor | None) -> Tensor:
 
 
 def first_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """(batch, seq, hidden) -> (batch, hidden)."""
+    """Map (batch, seq, hidden) to (batch, hidden)."""
     return hidden[:, 0]
 
 
 def last_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """(batch, seq, hidden) -> (batch, hidden) of the last real token."""
+    """Map (batch, seq, hidden) to (batch, hidden) of the last real token."""
     if attention_mask is None:
         return hidden[:, -1]
     positions = torch.arange(hidden.shape[1], device=hidden.device)
@@ -79,7 +83,7 @@ def last_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 
 def mean_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """(batch, seq, hidden) -> (batch, hidden) mean of the real tokens."""
+    """Map (batch, seq, hidden) to (batch, hidden) mean of the real tokens."""
     if attention_mask is None:
         return hidden.mean(dim=1)
     count = attention_mask.sum(dim=1, keepdim=True).clamp(min=1)
@@ -161,7 +165,7 @@ class PooledHead(SequenceHead):
 
 
 class ConvolutionalHead(SequenceHead):
-    """Convolutions, ReLU, maximum over the text, dropout, linear layer (Kim 2014).
+    """Convolutions, ReLU, max pooling over the text, dropout and linear layer (Kim 2014).
 
     Filters start at every real token and read zeros beyond the end of the text.
     """
@@ -219,7 +223,7 @@ class SequenceHeadSettings(HeadSettings):
 
 
 class LinearHeadConfig(SequenceHeadSettings):
-    """`LinearHead` on the first token, the smallest head and the most stable one with few examples."""
+    """Config of `LinearHead` on the first token, the smallest head and the most stable one with few examples."""
 
     kind: Literal["linear"] = "linear"
 
@@ -232,7 +236,7 @@ class LinearHeadConfig(SequenceHeadSettings):
 
 
 class MeanHeadConfig(SequenceHeadSettings):
-    """`LinearHead` on the mean of the real tokens."""
+    """Config of `LinearHead` on the mean of the real tokens."""
 
     kind: Literal["mean"] = "mean"
 
@@ -241,7 +245,7 @@ class MeanHeadConfig(SequenceHeadSettings):
 
 
 class LastTokenHeadConfig(SequenceHeadSettings):
-    """`LinearHead` on the last real token, without a bias."""
+    """Config of `LinearHead` on the last real token, without a bias."""
 
     kind: Literal["last"] = "last"
 
@@ -250,7 +254,7 @@ class LastTokenHeadConfig(SequenceHeadSettings):
 
 
 class FeedForwardHeadConfig(SequenceHeadSettings):
-    """`PooledHead` of ELECTRA: the same dropout before and after a linear layer of the hidden size."""
+    """Config of the `PooledHead` of ELECTRA: the same dropout before and after a linear layer of the hidden size."""
 
     kind: Literal["ffn"] = "ffn"
     hidden_act: Activation = "gelu"
@@ -267,7 +271,7 @@ class FeedForwardHeadConfig(SequenceHeadSettings):
 
 
 class PooledHeadConfig(SequenceHeadSettings):
-    """`PooledHead`."""
+    """Config of `PooledHead`."""
 
     kind: Literal["pooled"] = "pooled"
     input_dropout: Probability = 0.0
@@ -303,7 +307,7 @@ class PooledHeadConfig(SequenceHeadSettings):
 
 
 class ConvolutionalHeadConfig(SequenceHeadSettings):
-    """`ConvolutionalHead`: `filters` of each width in `filter_sizes` (tokens)."""
+    """Config of `ConvolutionalHead`: `filters` of each width in `filter_sizes` (tokens)."""
 
     kind: Literal["cnn"] = "cnn"
     filters: Width = 100
@@ -320,7 +324,7 @@ class ConvolutionalHeadConfig(SequenceHeadSettings):
 
 
 class BiLSTMHeadConfig(SequenceHeadSettings):
-    """`BiLSTMHead`: `lstm_size` is the width of one direction."""
+    """Config of `BiLSTMHead`: `lstm_size` is the width of one direction."""
 
     kind: Literal["bilstm"] = "bilstm"
     lstm_size: Width = 128

@@ -1,4 +1,4 @@
-"""Transfer of weights to a changed model: longer positions, another attention, other layers, new tokens, a student.
+"""Transfer of weights to a modified model: longer positions, another attention, other layers, new tokens, a student.
 
 `TransferReport` lists the tensors that are copied, changed or newly initialised.
 """
@@ -77,10 +77,11 @@ class TransferReport:
 def extend_context(
     stored: ModelBundle, *, max_position_embeddings: int | None = None, attention: AttentionConfig | None = None
 ) -> ModelBundle:
-    """Extend a model to longer texts, as in Longformer and LED: repeat learned positions and keep the projections of
-    another attention (Beltagy et al. 2020, section 5).
+    """Extend a model to longer texts, as in Longformer and LED (Beltagy et al. 2020, section 5).
 
-    The result needs further training. A smaller length truncates the positions.
+    Learned positions are repeated, and the projections of another attention are kept. The result needs further
+    training. A
+    smaller length truncates the positions.
 
     Args:
         stored: from `homespun.hf.open.open_model`.
@@ -95,7 +96,7 @@ def extend_context(
 
 
 def transfer(stored: ModelBundle, changes: Mapping[str, object]) -> tuple[ModelBundle, TransferReport]:
-    """Change the backbone's config and transfer the weights.
+    """Change the backbone config and transfer the weights.
 
     Raises:
         UserError: see `change_backbone` and `transfer_weights`.
@@ -136,7 +137,7 @@ def change_stacks(backbone: BackboneConfig, changes: Mapping[str, object]) -> Ba
 
 
 def change_backbone(backbone: StackConfig, changes: Mapping[str, object]) -> StackConfig:
-    """Config with ``changes``, which are merged into an attention of the same kind.
+    """Return the config with ``changes``, which are merged into an attention of the same kind.
 
     Raises:
         UserError: a field that the weights determine, an invalid value, or no positions of any kind.
@@ -181,7 +182,7 @@ def _has_positions(backbone: EncoderConfig) -> bool:
 
 
 def layers_of(layers: int, count: int) -> tuple[int, ...]:
-    """Source layers of ``count`` layers: evenly spaced if fewer (Shleifer and Rush 2020, 3.1), repeated if more."""
+    """Choose source layers for ``count`` layers, evenly spaced (Shleifer and Rush 2020, 3.1) or repeated."""
     if count >= layers:
         return tuple(number * layers // count for number in range(count))
     return tuple(round(number * (layers - 1) / max(1, count - 1)) for number in range(count))
@@ -234,7 +235,7 @@ def transfer_weights(
             used.add(id(old))
             if name == _CHARACTER_TABLE and len(old) < len(tensor):
                 tensor[: len(old)].copy_(old)
-                changed[name] = f"{len(tensor) - len(old)} new rows, as the new words are spelled"
+                changed[name] = f"{len(tensor) - len(old)} new rows, from the characters of the new words"
                 continue
             new, description = _resized(name, old, tensor.shape, before, words)
             if new.shape != tensor.shape:
@@ -249,7 +250,7 @@ def transfer_weights(
                 continue
             tensor.copy_(new)
             if _RELATIVE.fullmatch(name) and after.max_position_embeddings > before.max_position_embeddings:
-                description = f"as it was: relative positions simply go on to {after.max_position_embeddings} tokens"
+                description = f"as it was: relative positions extend to {after.max_position_embeddings} tokens"
             notes = [*([] if origin == name else [f"from {origin}"]), *([description] if description else [])]
             if notes:
                 changed[name] = ", ".join(notes)
@@ -260,7 +261,7 @@ def transfer_weights(
 
 
 def _pairs_of_stacks(before: ModelConfig, after: ModelConfig) -> dict[str, tuple[StackConfig, StackConfig]]:
-    """Configs of the stacks of both models, by the prefix of their tensors."""
+    """Return the configs of the stacks of both models, by the prefix of their tensors."""
     if before.backbone.has_decoder and after.backbone.has_decoder:
         stacks = zip(before.backbone.stacks, after.backbone.stacks, strict=True)
         return dict(zip(("backbone.encoder.", "backbone.decoder."), stacks, strict=True))
@@ -281,7 +282,7 @@ def _origin(name: str, source: Mapping[str, Tensor], layers: tuple[int, ...]) ->
 def _resized(
     name: str, tensor: Tensor, shape: torch.Size, before: StackConfig, words: AddedTokens | None
 ) -> tuple[Tensor, str]:
-    """Tensor in its new shape and a description, or the unchanged tensor if it cannot be resized."""
+    """Return the tensor in its new shape and a description, or the unchanged tensor if it cannot be resized."""
     if _WORDS.fullmatch(name) and words is not None and words.pieces and len(tensor) == before.vocab_size:
         return _with_words(tensor, shape[0], words), _describe_new_rows(words)
     if tensor.shape == shape:
@@ -302,7 +303,7 @@ def _resized(
 
 
 def _repeated(rows: Tensor, count: int) -> Tensor:
-    """``count`` rows that repeat ``rows``."""
+    """Return ``count`` rows that repeat ``rows``."""
     return rows[torch.arange(count, device=rows.device) % len(rows)]
 
 
@@ -322,7 +323,7 @@ def _with_words(rows: Tensor, count: int, words: AddedTokens) -> Tensor:
 def _describe_new_rows(words: AddedTokens) -> str:
     alone = sum(1 for pieces in words.pieces if not pieces)
     notes = f"{len(words.pieces)} new rows, each the mean of its pieces"
-    return f"{notes}; {alone} without any, each the mean of all rows" if alone else notes
+    return f"{notes}; {alone} without pieces, each the mean of all rows" if alone else notes
 
 
 def build_student(
@@ -358,7 +359,7 @@ def build_student(
 
 
 def alternate_layers(layers: int) -> tuple[int, ...]:
-    """Half of the layers, with first and last: 0, 2, 4, 7, 9, 11 of twelve, as in DistilBERT."""
+    """Choose half of the layers, with first and last: 0, 2, 4, 7, 9, 11 of twelve, as in DistilBERT."""
     return layers_of(layers, max(1, layers // 2))
 
 

@@ -65,9 +65,10 @@ def draw(scores: Tensor, uniforms: Tensor, *, temperature: float, top_k: int, to
 
 
 def uniforms(seed: int, texts: Sequence[Sequence[int]], copies: int, steps: int) -> Tensor:
-    """(texts * copies, steps) float64 random numbers in [0, 1) for each new token.
+    """Draw (texts * copies, steps) float64 random numbers in [0, 1), one for each new token.
 
-    A function of seed, prompt and copy, so that results do not depend on the batch or on the number of steps.
+    The numbers are a function of seed, prompt and copy, so that results do not depend on the batch or the number of
+    steps.
     """
     rows = []
     for text in texts:
@@ -122,7 +123,7 @@ class GenerationTask:
             force(scores, [config.forced_eos_token_id], forced)
 
     def choose(self, logits: Tensor, written: Tensor, uniforms: Tensor | None) -> Tensor:
-        """(rows,) next tokens, greedy or sampled.
+        """Choose the (rows,) next tokens, greedy or sampled.
 
         Args:
             logits: (rows, vocab), changed in place.
@@ -142,7 +143,7 @@ class GenerationTask:
         )
 
     def ended(self, tokens: Tensor, texts: Callable[[], list[list[int]]]) -> Tensor:
-        """True at ``tokens`` that end their text; ``texts`` returns the new tokens of each."""
+        """Return True for ``tokens`` that end their text; ``texts`` returns the new tokens of each text."""
         ended = torch.zeros_like(tokens, dtype=torch.bool)
         for token in self.config.eos_token_id:
             ended |= tokens == token
@@ -152,7 +153,7 @@ class GenerationTask:
 
 
 def one_by_one(task: GenerationTask, steps: Steps, logits: Tensor, uniforms: Tensor | None) -> Iterator[Tensor]:
-    """Yield (rows,) int64 tokens of each step, greedy or sampled by ``uniforms`` (rows, steps), until all rows end."""
+    """Yield (rows,) int64 tokens of each step until all rows end, greedy or sampled by ``uniforms`` (rows, steps)."""
     config = task.config
     copies = config.num_return_sequences
     rows = torch.arange(len(logits), device=logits.device).repeat_interleave(copies) if copies > 1 else None
@@ -172,11 +173,12 @@ def one_by_one(task: GenerationTask, steps: Steps, logits: Tensor, uniforms: Ten
 
 
 class Beams:
-    """Beam search over a batch, equal to `transformers`.
+    """Beam search over a batch, with the results of `transformers`.
 
-    Each step takes the ``2 * num_beams`` best continuations of the beams of a text. Finished ones among the first
-    ``num_beams`` are stored with their score, the log-probability divided by ``length^length_penalty``; the best
-    unfinished ones are the next beams, in the row of their parent if possible, to copy less of the cache.
+    Each step takes the ``2 * num_beams`` best continuations of the beams of a text. Finished continuations among the
+    first
+    ``num_beams`` are stored with their score, the log-probability divided by ``length^length_penalty``. The best
+    unfinished ones are the next beams, in the row of their parent if possible, which reduces copies of the cache.
     """
 
     def __init__(self, task: GenerationTask, batch: int, vocab_size: int, device: torch.device) -> None:
@@ -196,7 +198,7 @@ class Beams:
         self.candidates = min(self.candidates, vocab_size)
 
     def run(self, steps: Steps, logits: Tensor) -> Tensor:
-        """(batch * num_return_sequences, new) ids, the best of each text first, padded on the right."""
+        """Generate (batch * num_return_sequences, new) ids, the best of each text first, padded on the right."""
         most = self.task.most
         for number in range(most):
             tokens, rows, over = self._choose(logits, number)
@@ -208,7 +210,7 @@ class Beams:
         return self.finished[:, :count, :longest].flatten(0, 1)
 
     def _choose(self, logits: Tensor, number: int) -> tuple[Tensor, Tensor, bool]:
-        """Next token of each beam, previous row that it continues, and True at the end of the search."""
+        """Return the next token of each beam, the previous row that it continues, and True at the end of the search."""
         batch = len(self.first)
         beams = len(logits) // batch  # 1 in the first step
         total = logits.logsumexp(-1, keepdim=True)
@@ -268,7 +270,7 @@ _NONE = -1.0e9  # score of missing candidates, as in transformers
 
 
 def _parent_order(parents: Tensor, beams: int) -> Tensor:
-    """(batch, beams) int64 order that puts a child of each parent into the row of the parent."""
+    """Compute a (batch, beams) int64 order that puts a child of each parent into the row of the parent."""
     orders: list[list[int]] = []
     for row in parents.tolist():
         order, rest = [-1] * beams, []

@@ -63,7 +63,7 @@ class GenerationArguments(TypedDict, total=False):
 
 
 class GenerationConfig(Config):
-    """Validated arguments of `Model.generate`; special tokens default to those of the model, None disables one."""
+    """Validated arguments of `Model.generate`; special tokens default to the model's, None disables one."""
 
     max_new_tokens: int | None = Field(default=None, ge=1, description="maximum number of new tokens")
     max_length: int | None = Field(default=None, ge=1, description="maximum length with the padded prompt")
@@ -114,12 +114,12 @@ class GenerationConfig(Config):
 
     @classmethod
     def of(cls, arguments: Mapping[str, object], tokens: SpecialTokens) -> GenerationConfig:
-        """Validate arguments, with default tokens; raises `UserError` for unknown names and invalid values."""
+        """Validate arguments, with default tokens. Raises `UserError` for unknown names and invalid values."""
         defaults: Tree = vars(tokens) | {"eos_token_id": () if tokens.eos_token_id is None else tokens.eos_token_id}
         return validate(cls, defaults | dict(arguments), source="generate")
 
     def steps(self, prompt: int) -> tuple[int, int]:
-        """Maximum and minimum number of new tokens after a prompt of ``prompt`` tokens.
+        """Return the maximum and minimum number of new tokens after a prompt of ``prompt`` tokens.
 
         Raises:
             UserError: the maximum is below 1 or below the minimum.
@@ -142,7 +142,7 @@ class GenerationConfig(Config):
 
 
 def check_beams(num_beams: int, vocab_size: int) -> None:
-    """Raise `UserError` if beam search has fewer than two tokens a beam to choose from."""
+    """Raise `UserError` if the vocabulary has fewer than two tokens a beam."""
     if 2 * num_beams > vocab_size:
         raise UserError(f"num_beams={num_beams} must be at most half of vocab_size={vocab_size}")
 

@@ -60,10 +60,10 @@ class Steps(Protocol):
     """Interface between a search and a model."""
 
     def start(self) -> Tensor:
-        """(batch, vocab) logits of the first new token."""
+        """Return (batch, vocab) logits of the first new token."""
 
     def advance(self, tokens: Tensor, rows: Tensor | None) -> Tensor:
-        """(new rows, vocab) logits after one more token a row.
+        """Return (new rows, vocab) logits after one more token a row.
 
         Args:
             tokens: (new rows,) int64.
@@ -97,11 +97,11 @@ class Writer:
     def decode(
         self, input_ids: Tensor, prompt: Prompt, keep: Tensor | None, positions: Tensor | None, cache: Cache | None
     ) -> Tensor:
-        """(rows, seq) ids -> (rows, seq, hidden)."""
+        """Map (rows, seq) ids to (rows, seq, hidden)."""
         return self.backbone.decode(input_ids, prompt.source, attention_mask=keep, position_ids=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(rows, hidden) -> (rows, vocab) float32 logits, a new tensor."""
+        """Map (rows, hidden) to (rows, vocab) float32 logits, a new tensor."""
         features = self.head.features(hidden)
         if self._product is None:
             weight, bias = self.head.weight, self.head.bias
@@ -140,10 +140,11 @@ class CachedSteps:
 
 
 class RaggedSteps:
-    """Cached decoding of texts of different lengths, which join and leave between calls.
+    """Cached decoding of texts of different lengths, which may join and leave between calls.
 
-    The newest tokens of all texts are aligned; shorter texts are padded on the left. For one stack whose attention
-    depends on distances only. `read` raises `NoCacheError` if an attention does not support a cache.
+    The newest tokens of all texts are aligned; shorter texts are padded on the left. Requires a single stack whose
+    attention
+    depends only on distances. `read` raises `NoCacheError` if an attention does not support a cache.
 
     Attributes:
         lengths: (rows,) int64 tokens of each text.
@@ -155,7 +156,7 @@ class RaggedSteps:
         self.lengths = torch.empty(0, dtype=torch.int64)
 
     def read(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
-        """(rows, seq) next ids -> (rows, hidden) hidden states of the last ones.
+        """Map (rows, seq) next ids to (rows, hidden) hidden states of the last ones.
 
         ``lengths``, (rows,) int64, count the tokens of each text with the new ones; columns before are padding.
         """
@@ -169,7 +170,7 @@ class RaggedSteps:
         return hidden[:, -1]
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """(rows,) int64 -> (rows, vocab) logits after one more token a row."""
+        """Map (rows,) int64 to (rows, vocab) logits after one more token a row."""
         return self.writer.logits(self.read(tokens[:, None], self.lengths + 1))
 
     def join(self, other: RaggedSteps) -> None:
@@ -190,7 +191,7 @@ class RaggedSteps:
 
 
 class UncachedSteps:
-    """`Steps` that read the full text, padded on the right, for every new token; for any attention."""
+    """`Steps` for any attention, which read the full text, padded on the right, for every new token."""
 
     def __init__(self, writer: Writer, prompt: Prompt) -> None:
         self.writer, self.prompt = writer, prompt

@@ -27,7 +27,7 @@ def generate(
     context: Mapping[str, Tensor | None] | None = None,
     ends: Ends | None = None,
 ) -> Tensor:
-    """See `Model.generate`; ``ends`` is True for new tokens that end a text."""
+    """Implement `Model.generate`; ``ends`` is True for new tokens that end a text."""
     present = {name: tensor for name, tensor in (context or {}).items() if tensor is not None}
     job = _prepare(model, input_ids, attention_mask, arguments, present, ends)
     config = job.config
@@ -55,7 +55,7 @@ def stream(
 def prepare_one(
     model: Model, input_ids: Tensor, arguments: Mapping[str, object], *, ends: Ends | None = None
 ) -> GenerationJob:
-    """Validate the inputs of one text, (1, seq) ids, that is generated token by token; raises as `stream`."""
+    """Validate the inputs of token-by-token generation of one text, (1, seq) ids; raises as `stream`."""
     job = _prepare(model, input_ids, None, arguments, {}, ends)
     if job.config.num_beams > 1 or job.config.num_return_sequences > 1 or len(input_ids) > 1:
         raise UserError("streaming needs one text and no beams; remove num_beams and num_return_sequences")
@@ -85,7 +85,7 @@ class GenerationJob:
     least: int
 
     def parts(self) -> list[Tensor]:
-        """Rows that are generated together: all, or rows of equal length if positions are absolute."""
+        """Return the rows that are generated together: all, or rows of equal length if positions are absolute."""
         rows = torch.arange(len(self.input_ids), device=self.input_ids.device)
         if self.keep is None or self.backbone.has_decoder or only_distances(self.backbone):
             return [rows]
@@ -93,7 +93,7 @@ class GenerationJob:
         return [rows[lengths == length] for length in sorted(set(lengths.tolist()))]
 
     def prompt(self, rows: Tensor) -> Prompt:
-        """Prompts of some rows; an encoder reads its texts."""
+        """Build the prompts of rows; an encoder reads its texts."""
         ids, keep = self.input_ids[rows], None if self.keep is None else self.keep[rows]
         if not self.backbone.has_decoder:
             return _pad_left(ids, keep)
@@ -101,12 +101,12 @@ class GenerationJob:
         return Prompt(self.prefix[rows], source=self.backbone.encode(ids, attention_mask=keep, **context))
 
     def task(self, prompt: Prompt) -> GenerationTask:
-        """Search for the continuations of prompts."""
+        """Build the search for the continuations of prompts."""
         written = prompt.input_ids if prompt.keep is None else prompt.input_ids.where(prompt.keep, -1)
         return GenerationTask(self.config, written, self.most, self.least, self.ends)
 
     def uniforms(self, rows: Tensor) -> Tensor | None:
-        """(rows * num_return_sequences, most) random numbers; None: greedy."""
+        """Draw (rows * num_return_sequences, most) random numbers; None: greedy."""
         if not self.config.do_sample:
             return None
         keep = torch.ones_like(self.input_ids, dtype=torch.bool) if self.keep is None else self.keep
@@ -163,7 +163,7 @@ def _prepare(
 
 
 def _limit_new_tokens(backbone: Backbone, longest: int, most: int, *, required: bool) -> int:
-    """Limit the number of new tokens to the model; raises `UserError` if ``required`` or the prompt is too long."""
+    """Limit the number of new tokens to the model. Raises `UserError` if ``required`` or the prompt is too long."""
     limit = backbone.stacks[0].embeddings.max_position_embeddings
     if longest > limit:
         raise TooLong(
@@ -204,7 +204,7 @@ def _pad_left(ids: Tensor, keep: Tensor | None) -> Prompt:
 
 
 def _generate_rows(job: GenerationJob, rows: Tensor) -> Tensor:
-    """(rows * num_return_sequences, new) ids."""
+    """Generate (rows * num_return_sequences, new) ids."""
     if job.config.num_beams == 1:
         return torch.stack(list(_one_by_one(job, rows)), 1)
     writer, prompt = Writer(job.backbone, job.head, steps=job.most), job.prompt(rows)

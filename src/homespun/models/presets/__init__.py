@@ -16,7 +16,7 @@ def _stack(cell: str, width: int, layers: int = 2, **fields: object) -> Tree:
 
 
 def _two(width: int, embedding: int, *, attention: str = "additive") -> Tree:
-    """GRU encoder-decoder; each direction of the encoder is as wide as the decoder."""
+    """Fields of a GRU encoder-decoder; each direction of the encoder is as wide as the decoder."""
     encoder = _stack("gru", 2 * width, 1, embedding_size=embedding, bidirectional=True)
     return {
         "kind": "encoder_decoder",
@@ -44,7 +44,7 @@ RECURRENT: dict[str, Tree] = {
 
 
 def _elmo(width: int, cell: int, characters: Tree) -> Tree:
-    """``width`` is that of a direction and of word vectors."""
+    """Fields of ELMo; ``width`` is that of a direction and of word vectors."""
     return {
         "kind": "recurrent",
         "cell": "lstm",
@@ -116,7 +116,7 @@ _SIZES = {**SMALL, "small": dimensions(6, 384), "medium": dimensions(8, 512), "b
 
 
 def _gated(values: Tree) -> Tree:
-    """Two thirds of the intermediate size, in steps of 64, so that the gate adds no parameters."""
+    """Set two thirds of the intermediate size, in steps of 64, so that the gate adds no parameters."""
     return values | {"intermediate_size": round(values["intermediate_size"] / 96) * 64}
 
 
@@ -141,22 +141,22 @@ AUTO_SIZE_FAMILIES = tuple(dict.fromkeys(name.rpartition("-")[0] for name in SPU
 
 
 def sizes_of(family: str) -> dict[str, str]:
-    """Presets of a family by size: ``{"tiny": "spun-decoder-tiny", ...}``; empty for unknown families."""
+    """Return the presets of a family by size: ``{"tiny": "spun-decoder-tiny", ...}``; empty for unknown families."""
     split = {name: name.rpartition("-") for name in PRESETS}
     return {size: name for name, (found, _, size) in split.items() if found == family}
 
 
 def family_of(preset: str) -> str:
-    """Family of a preset such as ``spun-decoder-mini``; other names are returned unchanged."""
+    """Return the family of a preset such as ``spun-decoder-mini``; other names are unchanged."""
     return preset.rpartition("-")[0] if preset in PRESETS else preset
 
 
 def preset_name(preset: object, size: object = None) -> str:
-    """Name of a preset; ``size`` overrides that of ``preset``.
+    """Return the name of a preset; ``size`` overrides the size in ``preset``.
 
     Args:
         preset: ``spun-decoder-mini``, or the family ``spun-decoder`` with a size.
-        size: for example ``mini``; None: that of ``preset``.
+        size: for example ``mini``; None: the size in ``preset``.
 
     Raises:
         UserError: the preset, family or size is unknown.
@@ -205,7 +205,7 @@ def default_kind(tree: object) -> object:
 
 
 def kind_of_model(tree: object) -> object:
-    """Expand as `default_kind`; kind ``auto_size`` for a family without a size."""
+    """Expand as `default_kind`; a family without a size has kind ``auto_size``."""
     if isinstance(tree, dict):
         size = tree.get("size")
         if size == "auto" or (size is None and tree.get("preset") in AUTO_SIZE_FAMILIES):

@@ -1,9 +1,12 @@
-"""Presets of one stack: encoders, and the GPT family of causal decoders.
+"""Presets of single stacks: encoders, and the GPT family of causal decoders.
 
-Smaller sizes of BERT are those of Turc et al. 2019; base and large those of Devlin et al. 2019, Liu et al. 2019 and
-Clark et al. 2020; ALBERT base that of Lan et al. 2020. Other tiny, mini and small sizes are ours. GPT follows Radford
-et al. 2018, GPT-2 Radford et al. 2019, GPT-3 Brown et al. 2020, table 2.1, with heads of 128 in XL and 13B, whose
-printed heads and widths disagree.
+Sources of the sizes: Turc et al. 2019 for smaller BERT models; Devlin et al. 2019, Liu et al. 2019 and Clark et al.
+2020
+for base and large; Lan et al. 2020 for ALBERT base; Radford et al. 2018 for GPT, Radford et al. 2019 for GPT-2, Brown
+et
+al. 2020, table 2.1, for GPT-3, with heads of 128 in XL and 13B, whose printed heads and widths disagree. Other tiny,
+mini
+and small sizes are our own.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from homespun.config import Tree
 
 
 def dimensions(layers: int, width: int, heads: int = 0, inner: int = 0, **others: int | float) -> Tree:
-    """Fields of the size of one stack; by default heads of 64 and an intermediate size of four times the width."""
+    """Size fields of a stack; by default heads of 64 and an intermediate size of four times the width."""
     return {
         "num_hidden_layers": layers,
         "hidden_size": width,
