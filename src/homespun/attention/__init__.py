@@ -35,7 +35,7 @@ _Single = (
 
 
 class AlternatingAttentionConfig(Config):
-    """Cycle of attention kinds over the layers: dense and banded (GPT-3), local and LSH (Reformer)."""
+    """Cycle of attention configs over the layers: dense and banded (GPT-3), local and LSH (Reformer)."""
 
     kind: Literal["alternating"] = "alternating"
     num_global_tokens: ClassVar[int] = 0
@@ -43,12 +43,12 @@ class AlternatingAttentionConfig(Config):
 
     @property
     def supports_packing(self) -> bool:
-        """True if every attention of the cycle does."""
+        """True if every attention of the cycle supports packing."""
         return all(attention.supports_packing for attention in self.cycle)
 
     @property
     def is_positional(self) -> bool:
-        """True if any attention of the cycle is."""
+        """True if an attention of the cycle is positional."""
         return any(attention.is_positional for attention in self.cycle)
 
     def fixed_length_setting(self, max_position_embeddings: int) -> str | None:

@@ -51,7 +51,7 @@ class AlignedLayer(nn.Module):
         size: width of the state and the output.
         source_size: width of the source.
         cell: one of `homespun.nn.recurrent.CELLS`.
-        dropout: of the output, in training.
+        dropout: dropout probability of the output, in training.
     """
 
     def __init__(self, input_size: int, size: int, source_size: int, *, cell: str, dropout: float) -> None:
@@ -64,7 +64,7 @@ class AlignedLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, input) -> (batch, seq, size), attending to ``mask.source``."""
+        """Map (batch, seq, input) to (batch, seq, size), attending to ``mask.source``."""
         source = mask.source
         assert source is not None
         values, keep, seq = source.hidden, source.mask.keep, hidden.shape[1]

@@ -49,7 +49,7 @@ class BlockLayout:
         return self.queries.shape[1]
 
     def of_heads(self, part: slice) -> BlockLayout:
-        """Number of heads and columns of a slice of the heads; other fields still cover all heads."""
+        """Restrict the number of heads and the columns to a slice of heads; other fields still cover all heads."""
         columns = tuple(column if isinstance(column, int) else column[part] for column in self.columns)
         return dataclasses.replace(self, heads=part.stop - part.start, columns=columns)
 
@@ -57,7 +57,7 @@ class BlockLayout:
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)  # the first call may be in inference mode, whose tensors training could not use
 def make_layout(sparse: Sparse, length: int, causal: bool, device: torch.device) -> BlockLayout | None:
-    """Layout for one sequence length, or None if dense attention is at least as fast."""
+    """Build the layout for a sequence length, or None if dense attention is at least as fast."""
     if not sparse.patterns:
         return None
     size, step = sparse.block_size, sparse.step
@@ -96,20 +96,20 @@ def make_layout(sparse: Sparse, length: int, causal: bool, device: torch.device)
 
 
 def _column(column: Tensor) -> int | Tensor:
-    """Constant offset of (heads, blocks) key blocks from their query blocks, or the column; ends are masked anyway."""
+    """Return the offset of (heads, blocks) key blocks from their query blocks if it is constant, else the column."""
     offsets = (column - torch.arange(column.shape[1], device=column.device))[column >= 0]
     first = int(offsets[0]) if len(offsets) else 0
     return first if bool((offsets == first).all()) else column
 
 
 class Blocked(nn.Module):
-    """``softmax(query key^T / sqrt(head_dim)) value`` over the keys that a union of patterns allows.
+    """Sparse attention ``softmax(query key^T / sqrt(head_dim)) value`` over the keys that a union of patterns allows.
 
     Uses `homespun.attention.flex` on a GPU that supports it, and `DotProduct` with a cache and for short sequences.
 
     Args:
         sparse: patterns and global tokens.
-        dropout: of the attention probabilities, in training.
+        dropout: dropout probability of the attention probabilities, in training.
     """
 
     def __init__(self, sparse: Sparse, *, dropout: float = 0.0) -> None:
@@ -120,7 +120,7 @@ class Blocked(nn.Module):
         self.groups = sparse.groups()
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, queries, head_dim), and twice (batch, heads, keys, head_dim) -> the shape of ``query``."""
+        """Attend from (batch, heads, queries, head_dim) queries to (batch, heads, keys, head_dim) keys and values."""
         dropout = self.dropout if self.training else 0.0
         if flex.is_usable(self.sparse, query, key, mask, dropout):
             values: Tensor = flex.attend(self.sparse, query, key, value, mask)
@@ -186,7 +186,7 @@ def _attend(
 def attend_from_global(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask, global_tokens: GlobalTokens, dropout: float
 ) -> Tensor:
-    """(batch, heads, n, head_dim) queries of global tokens -> the same, over all keys that the mask allows."""
+    """Attend from (batch, heads, n, head_dim) queries of global tokens to all keys that the mask allows."""
     table = mask.global_token_table(global_tokens, key.shape[2])
     values = attend(query, key, value, table=table, dropout=dropout)
     return zero_fully_masked(values, table)
@@ -201,7 +201,7 @@ def _attend_blocks(
     bias: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """Values of each block of queries, in the layout of `_query_blocks`."""
+    """Compute the values of each block of queries, in the layout of `_query_blocks`."""
     return attend(*_blocks(query, key, value, layout, global_tokens), table=bias, dropout=dropout)
 
 
@@ -281,7 +281,7 @@ def _split_heads(
 
 
 def _query_blocks(query: Tensor, layout: BlockLayout) -> Tensor:
-    """(batch * blocks, heads, size, head_dim), or (batch, heads * blocks, size, head_dim) if heads differ."""
+    """Return (batch * blocks, heads, size, head_dim), or (batch, heads * blocks, size, head_dim) if heads differ."""
     batch, heads, _, head_dim = query.shape
     tokens = _to_slots(query.transpose(1, 2), layout)  # (batch, slots, heads, head_dim)
     if layout.heads == 1:
@@ -290,7 +290,7 @@ def _query_blocks(query: Tensor, layout: BlockLayout) -> Tensor:
 
 
 def _key_blocks(key: Tensor, layout: BlockLayout, global_tokens: GlobalTokens | None) -> Tensor:
-    """The layout of `_query_blocks`, with the keys of a block in place of ``size``."""
+    """Return the keys of each block in the layout of `_query_blocks`, with keys in place of ``size``."""
     batch, heads, _, head_dim = key.shape
     tokens = key.transpose(1, 2)
     offsets = [column for column in layout.columns if isinstance(column, int)]
@@ -327,7 +327,7 @@ class _Gather(torch.autograd.Function):
         before: int,
         count: int,
     ) -> Tensor:
-        """(batch, groups, all, size, width) -> (batch, groups, count, columns * size + n, width)."""
+        """Map (batch, groups, all, size, width) to (batch, groups, count, columns * size + n, width)."""
         batch, groups, _, size, width = blocks.shape
         num_global = 0 if global_keys is None else global_keys.shape[2]
         gathered = blocks.new_empty(batch, groups, count, len(columns) * size + num_global, width)
@@ -359,13 +359,13 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def index(column: Tensor, blocks: Tensor, before: int) -> Tensor:
-        """(groups * count,) int64 into flattened blocks; missing blocks read any block and are masked."""
+        """Return (groups * count,) int64 into flattened blocks; missing blocks read any block and are masked."""
         first = torch.arange(blocks.shape[1], device=column.device)[:, None] * blocks.shape[2] + before
         return (first + column.clamp(min=0)).flatten()
 
 
 def _to_slots(tokens: Tensor, layout: BlockLayout, before: int = 0, after: int = 0) -> Tensor:
-    """(batch, seq, heads, head_dim) -> (batch, before + slots + after, heads, head_dim); empty slots are zero."""
+    """Map (batch, seq, heads, head_dim) to (batch, before + slots + after, heads, head_dim); empty slots are zero."""
     if layout.order is not None:
         tokens = tokens.index_select(1, layout.order)
     missing = layout.blocks * layout.size - tokens.shape[1] + after
@@ -375,7 +375,7 @@ def _to_slots(tokens: Tensor, layout: BlockLayout, before: int = 0, after: int =
 def _bias(
     layout: BlockLayout, mask: Mask, global_tokens: GlobalTokens | None, batch: int, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Bias of the scores and mask of the queries that see a key, in block layout; None: no effect.
+    """Build the bias of the scores and the mask of queries that see a key, in block layout; None: no effect.
 
     Masked scores get the least finite number: with -inf, gradients of queries without a key would be NaN.
     """
@@ -408,12 +408,12 @@ def _bias(
 
 
 def _lookup(values: Tensor, positions: Tensor) -> Tensor:
-    """(batch or 1, seq) values -> (batch or 1, *positions); False or -2 in empty slots."""
+    """Map (batch or 1, seq) values to (batch or 1, *positions); False or -2 in empty slots."""
     return F.pad(values, (0, 1), value=False if values.dtype == torch.bool else -2)[:, positions]
 
 
 def _to_blocks(table: Tensor, layout: BlockLayout, batch: int) -> Tensor:
-    """(batch or 1, heads, blocks, size or 1, keys or 1) -> the layout of `_query_blocks`, to broadcast."""
+    """Broadcast (batch or 1, heads, blocks, size or 1, keys or 1) to the layout of `_query_blocks`."""
     if layout.heads == 1:
         return table.expand(batch, *table.shape[1:]).reshape(batch * layout.blocks, 1, *table.shape[3:])
     return table.expand(-1, layout.heads, -1, -1, -1).flatten(1, 2)

@@ -19,7 +19,7 @@ from homespun.nn.torch_private import FunctionContext
 
 
 def log_buckets(distance: Tensor, *, buckets: int, maximum: int) -> Tensor:
-    """Signed bucket of each distance: one distance a bucket up to ``buckets / 2``, then logarithmically wider buckets.
+    """Compute the signed bucket of each distance: exact up to ``buckets / 2``, then logarithmically wider buckets.
 
     Args:
         distance: int64 query position minus key position, any shape.
@@ -61,7 +61,7 @@ class RelativeEmbeddings(nn.Module):
         self.register_buffer("rows", rows.to(self.embedding.weight.device), persistent=False)
 
     def forward(self, queries: int, keys: int, start: int) -> tuple[Tensor, Tensor]:
-        """Embeddings of the distances between queries from ``start`` and keys from 0.
+        """Return the embeddings of the distances between queries from ``start`` and keys from 0.
 
         Returns:
             (distinct, hidden) embeddings and (queries + keys,) int64 indices into them, for distances from
@@ -78,11 +78,11 @@ class RelativeEmbeddings(nn.Module):
 
 
 class AddedScores(nn.Module):
-    """``softmax(scale * query key^T + added) value``; zeros for queries that see no key.
+    """Attention ``softmax(scale * query key^T + added) value``; zeros for queries that see no key.
 
     Args:
         scale: factor of the products.
-        dropout: of the attention probabilities, in training.
+        dropout: dropout probability of the attention probabilities, in training.
     """
 
     sparse: Sparse = FULL
@@ -93,7 +93,7 @@ class AddedScores(nn.Module):
         self.dropout = dropout
 
     def forward(self, query: Tensor, key: Tensor, added: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """``added`` is (batch, heads, queries, keys); returns (batch, heads, queries, head_dim)."""
+        """Return (batch, heads, queries, head_dim); ``added`` is (batch, heads, queries, keys)."""
         table = mask.dense(self.sparse, query.shape[-2], key.shape[-2], query.device)
         dropout = self.dropout if self.training else 0.0
         if table is not None:  # the least finite number: a row of -inf gives NaN
@@ -154,7 +154,7 @@ class DisentangledAttention(nn.Module):
         self.kernel = AddedScores(scale=self.scale, dropout=dropout)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> the same; keys and values are projected from ``mask.context`` if given."""
+        """Transform (batch, seq, hidden); keys and values are projected from ``mask.context`` if given."""
         context = hidden if mask.context is None else mask.context
         query, key, value = (
             split_heads(part(vectors), self.num_attention_heads)
@@ -168,7 +168,7 @@ class DisentangledAttention(nn.Module):
         return mixed
 
     def _position_scores(self, query: Tensor, key: Tensor, start: int) -> Tensor:
-        """(batch, heads, queries, keys) scaled scores of content to position and position to content."""
+        """Return (batch, heads, queries, keys) scaled scores of content to position and position to content."""
         queries, keys = query.shape[-2], key.shape[-2]
         vectors, index = self.relative(queries, keys, start)
         vectors = self.relative_dropout(vectors)
@@ -182,13 +182,13 @@ class DisentangledAttention(nn.Module):
         return terms[0] + terms[1] if len(terms) == 2 else terms[0]
 
     def _at(self, projected: Tensor, index: Tensor) -> Tensor:
-        """(distinct, width) -> (heads, head_size, distances), scaled."""
+        """Map (distinct, width) to (heads, head_size, distances), scaled."""
         heads = (projected * self.scale).view(projected.shape[0], self.num_attention_heads, -1)
         return heads.index_select(0, index).permute(1, 2, 0)
 
 
 def skewed(scores: Tensor, *, first: int, length: int) -> Tensor:
-    """(..., rows, length + rows) scores of distances -> (..., rows, length) scores of tokens, as a view.
+    """View (..., rows, length + rows) scores of distances as (..., rows, length) scores of tokens.
 
     Row ``i`` starts at column ``first - i``.
     """
@@ -238,7 +238,7 @@ def _in_order(terms: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class DisentangledAttentionConfig(AttentionSettings):
-    """Full attention with scores of content and relative position (He et al. 2021).
+    """Config of full attention with scores of content and relative position (He et al. 2021).
 
     DeBERTa V1: ``key_bias: false``. V2 and V3: ``position_buckets: 256``, ``share_att_key: true``, ``norm_rel_ebd:
     layer_norm``. Time and memory are quadratic in the sequence length.

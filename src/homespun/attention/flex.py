@@ -1,6 +1,6 @@
 """Attention under a union of patterns on a GPU by FlexAttention (Dong et al. 2024), a fused block-sparse kernel.
 
-It is used if a test run on the device equals dense attention.
+Used only if a test run on the device equals dense attention.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def is_usable(sparse: Sparse, query: Tensor, key: Tensor, mask: Mask, dropout: f
 
 @disable_compile
 def attend(sparse: Sparse, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-    """(batch, heads, seq, head_dim) each -> the same; equals `DotProduct`, with zeros for queries that see no key."""
+    """Compute `DotProduct` on (batch, heads, seq, head_dim) tensors, with zeros for queries that see no key."""
     batch, _, length, _ = query.shape
     blocks = mask.once(
         ("flex", sparse, batch, length), lambda: make_block_mask(sparse, mask, batch, length, query.device)
@@ -80,7 +80,7 @@ def works(sparse: Sparse, heads: int, head_dim: int, causal: bool, dtype: torch.
 def _relative_error(
     sparse: Sparse, heads: int, head_dim: int, causal: bool, dtype: torch.dtype, device: torch.device
 ) -> float:
-    """Largest relative error of values and gradients against dense attention, in norm."""
+    """Compute the largest relative error of values and gradients against dense attention, in norm."""
     length = 3 * SIZE + 29
     generator = torch.Generator().manual_seed(1)  # leaves the global random state unchanged
     draws = torch.randn(4, 2, heads, length, head_dim, generator=generator).to(device, dtype)
@@ -119,7 +119,7 @@ def _flex_attention(query: Tensor, key: Tensor, value: Tensor, block_mask: Block
 
 
 def make_block_mask(sparse: Sparse, mask: Mask, batch: int, length: int, device: torch.device) -> BlockMask:
-    """`BlockMask` of patterns and mask."""
+    """Build the `BlockMask` of patterns and mask."""
     needed = pattern_blocks(sparse, length, device)[None]  # (batch or 1, heads or 1, blocks, blocks)
     if sparse.global_tokens is not None:
         has_global = _in_blocks(mask.global_mask(sparse.global_tokens, length, device), False).any(-1)[:, None]
@@ -147,7 +147,7 @@ def make_block_mask(sparse: Sparse, mask: Mask, batch: int, length: int, device:
 
 @functools.lru_cache(maxsize=64)
 def pattern_blocks(sparse: Sparse, length: int, device: torch.device) -> Tensor:
-    """(heads or 1, blocks, blocks) bool: True where a query block sees a key of a key block."""
+    """Return a (heads or 1, blocks, blocks) mask of key blocks with a key that the query block sees."""
     blocks = -(-length // SIZE)
     needed = torch.zeros(sparse.heads, blocks, blocks, dtype=torch.bool)
     groups = sparse.groups()
@@ -165,13 +165,13 @@ def pattern_blocks(sparse: Sparse, length: int, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def pattern_rules(sparse: Sparse, device: torch.device) -> tuple[MaskMod, ...]:
-    """Mask function of each pattern, with its tables on the device."""
+    """Build the mask function of each pattern, with its tables on the device."""
     with torch.inference_mode(False):  # cached for training too
         return tuple(pattern.mask_mod(device) for pattern in sparse.patterns)
 
 
 def make_mask_mod(sparse: Sparse, mask: Mask, batch: int, length: int, device: torch.device) -> MaskMod:
-    """Mask function that equals `Mask.dense`."""
+    """Build a mask function that equals `Mask.dense`."""
     rules = pattern_rules(sparse, device)
     keep, documents, causal = mask.keep, mask.documents, mask.causal
     global_mask, queries = None, False
@@ -199,5 +199,5 @@ def make_mask_mod(sparse: Sparse, mask: Mask, batch: int, length: int, device: t
 
 
 def _in_blocks(values: Tensor, fill: int | bool) -> Tensor:
-    """(batch or 1, seq) -> (batch or 1, blocks, SIZE), padded with ``fill``."""
+    """Map (batch or 1, seq) to (batch or 1, blocks, SIZE), padded with ``fill``."""
     return F.pad(values, (0, -values.shape[-1] % SIZE), value=fill).view(len(values), -1, SIZE)

@@ -27,7 +27,7 @@ def attend(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """``softmax(scale * query key^T + table) value``: (batch, heads, queries, head_dim).
+    """Compute ``softmax(scale * query key^T + table) value``, (batch, heads, queries, head_dim).
 
     In half precision on a CPU, the fused backward pass over a few hundred keys takes three to six times as long as
     matrix products, and with dropout it stores all probabilities in float32. Matrix products are used there if they
@@ -38,7 +38,7 @@ def attend(
         key, value: (batch, heads, keys, head_dim).
         table: bool mask, True where a key is seen, or bias; broadcasts to (batch, heads, queries, keys). Results of
             queries without a key are undefined, NaN for -inf.
-        dropout: of the probabilities.
+        dropout: dropout probability of the attention probabilities.
         causal: mask later keys; only without a table.
         scale: factor of the products; None: ``1 / sqrt(head_dim)``.
     """
@@ -67,13 +67,13 @@ def _use_matrix_products(query: Tensor, key: Tensor, dropout: float) -> bool:
 
 
 class DotProduct(nn.Module):
-    """``softmax(query key^T / sqrt(head_dim)) value`` over the allowed keys (Vaswani et al. 2017, equation 1).
+    """Attention ``softmax(query key^T / sqrt(head_dim)) value`` (Vaswani et al. 2017, equation 1).
 
     Queries that see no key give zeros.
 
     Args:
         sparse: patterns of allowed keys; by default all keys.
-        dropout: of the attention probabilities, in training.
+        dropout: dropout probability of the attention probabilities, in training.
         scaled: divide by ``sqrt(head_dim)``; False in T5.
     """
 
@@ -84,7 +84,7 @@ class DotProduct(nn.Module):
         self.scale = None if scaled else 1.0  # None: SDPA divides by sqrt(head_dim)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, queries, head_dim), and twice (batch, heads, keys, head_dim) -> the shape of ``query``."""
+        """Attend from (batch, heads, queries, head_dim) queries to (batch, heads, keys, head_dim) keys and values."""
         queries, keys = query.shape[-2], key.shape[-2]
         dropout = self.dropout if self.training else 0.0
         unmasked = not self.sparse.patterns and mask.keep is None and mask.documents is None
@@ -99,7 +99,7 @@ class DotProduct(nn.Module):
 
 
 class FullAttentionConfig(AttentionSettings):
-    """Full softmax attention (Vaswani et al. 2017)."""
+    """Config of full softmax attention (Vaswani et al. 2017)."""
 
     kind: Literal["full"] = "full"
 

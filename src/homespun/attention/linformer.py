@@ -34,7 +34,7 @@ class LinearProjection(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, tokens: Tensor, keep: Tensor | None) -> Tensor:
-        """(batch, heads, seq, head_dim), zero at padding -> (batch, heads, k, head_dim)."""
+        """Project (batch, heads, seq, head_dim), zero at padding, to (batch, heads, k, head_dim)."""
         length, limit = tokens.shape[2], self.weight.shape[-1]
         if length > limit:
             raise UserError(f"sequence of {length} tokens exceeds max_position_embeddings={limit}; truncate it")
@@ -46,7 +46,7 @@ class LinearProjection(nn.Module):
         return split_heads(projected, tokens.shape[1])  # (batch, heads, k, head_dim)
 
     def projected_mask(self, keep: Tensor | None) -> Tensor | None:
-        """No mask: every projected key depends on all tokens."""
+        """Return None: every projected key depends on all tokens."""
         return None
 
 
@@ -58,13 +58,13 @@ class PooledProjection(nn.Module):
         self.window = window
 
     def forward(self, tokens: Tensor, keep: Tensor | None) -> Tensor:
-        """(batch, heads, seq, head_dim), zero at padding -> (batch, heads, windows, head_dim)."""
+        """Average (batch, heads, seq, head_dim), zero at padding, to (batch, heads, windows, head_dim)."""
         real = tokens.new_ones(1, tokens.shape[2]) if keep is None else keep.to(tokens.dtype)
         count = _windows(real[:, None, :, None], self.window).sum(3).clamp(min=1)  # (batch or 1, 1, windows, 1)
         return _windows(tokens, self.window).sum(3) / count
 
     def projected_mask(self, keep: Tensor | None) -> Tensor | None:
-        """(batch, windows) bool: True for windows with a real token; None: all windows."""
+        """Return a (batch, windows) mask of windows with a real token; None: all windows."""
         return None if keep is None else _windows_with_tokens(keep, self.window)
 
     def extra_repr(self) -> str:
@@ -88,11 +88,11 @@ class ConvolvedProjection(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, tokens: Tensor, keep: Tensor | None) -> Tensor:
-        """(batch, heads, seq, head_dim), zero at padding -> (batch, heads, windows, head_dim)."""
+        """Convolve (batch, heads, seq, head_dim), zero at padding, to (batch, heads, windows, head_dim)."""
         return _windows(tokens, self.window).flatten(3) @ self.weight
 
     def projected_mask(self, keep: Tensor | None) -> Tensor | None:
-        """(batch, windows) bool: True for windows with a real token; None: all windows."""
+        """Return a (batch, windows) mask of windows with a real token; None: all windows."""
         return None if keep is None else _windows_with_tokens(keep, self.window)
 
     def extra_repr(self) -> str:
@@ -110,7 +110,7 @@ class Linformer(nn.Module):
 
     Args:
         key_projection, value_projection: E and F of the paper; may be the same module.
-        dropout: of the attention probabilities, in training.
+        dropout: dropout probability of the attention probabilities, in training.
 
     Raises:
         UserError: `forward` with packed documents or a causal mask.
@@ -123,7 +123,7 @@ class Linformer(nn.Module):
         self.dropout = dropout
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, queries, head_dim), and twice (batch, heads, keys, head_dim) -> the shape of ``query``."""
+        """Attend from (batch, heads, queries, head_dim) queries to (batch, heads, keys, head_dim) keys and values."""
         keep = _checked_keep(mask)
         key, value = _zero_padding(key, keep), _zero_padding(value, keep)
         return self.attend(query, self.key_projection(key, keep), self.value_projection(value, keep), keep)
@@ -138,7 +138,7 @@ class Linformer(nn.Module):
         return attend(query, key, value, table=projected_mask, dropout=dropout)
 
     def bottleneck(self, length: int) -> str:
-        """Vectors that represent all ``length`` keys, in words."""
+        """Describe the vectors that represent all ``length`` keys."""
         return f"{self.key_projection(torch.zeros(1, 1, length, 1), None).shape[2]} projections"
 
     def extra_repr(self) -> str:
@@ -163,7 +163,7 @@ class LinformerAttention(nn.Module):
         self.kernel = cast(Linformer, attention.kernel)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+        """Map (batch, seq, hidden) to (batch, seq, hidden)."""
         keep = _checked_keep(mask)
         tokens = _zero_padding(hidden[:, None], keep)  # (batch, 1, seq, hidden): one head
         ones = _zero_padding(hidden.new_ones(1, 1, hidden.shape[1], 1), keep)  # factors of the biases
@@ -196,12 +196,12 @@ def _checked_keep(mask: Mask) -> Tensor | None:
 
 
 def _zero_padding(tokens: Tensor, keep: Tensor | None) -> Tensor:
-    """(batch, heads, seq, width) with zeros at padding."""
+    """Set padding of (batch, heads, seq, width) to zero."""
     return tokens if keep is None else torch.where(keep[:, None, :, None], tokens, 0.0)
 
 
 def _windows(tokens: Tensor, window: int) -> Tensor:
-    """(batch, heads, seq, width) -> (batch, heads, windows, window, width), zero-padded."""
+    """Map (batch, heads, seq, width) to (batch, heads, windows, window, width), zero-padded."""
     missing = -tokens.shape[2] % window
     if missing:
         tokens = F.pad(tokens, (0, 0, 0, missing))
@@ -209,16 +209,18 @@ def _windows(tokens: Tensor, window: int) -> Tensor:
 
 
 def _windows_with_tokens(keep: Tensor, window: int) -> Tensor:
-    """(batch, seq) bool -> (batch, windows) bool."""
+    """Map (batch, seq) bool to (batch, windows) bool."""
     return F.pad(keep, (0, -keep.shape[1] % window)).reshape(keep.shape[0], -1, window).any(-1)
 
 
 class LinformerAttentionConfig(AttentionSettings):
-    """Attention to ``k`` projections of all tokens (Wang et al. 2020); neither causal nor for packed documents.
+    """Config of attention to ``k`` projections of all tokens (Wang et al. 2020).
 
-    ``sharing`` (section 4): ``none``: matrices of each head for keys and for values; ``headwise``: one for keys and one
-    for values; ``key_value``: one for both; ``layerwise``: one for all layers. Windows (``pooled``, ``convolved``) have
-    ``max_position_embeddings / k`` tokens, rounded up.
+    Supports neither causal models nor packed documents. ``sharing`` (section 4): ``none``: matrices of each head for
+    keys
+    and for values; ``headwise``: one for keys and one for values; ``key_value``: one for both; ``layerwise``: one for
+    all
+    layers. Windows (``pooled``, ``convolved``) have ``max_position_embeddings / k`` tokens, rounded up.
     """
 
     kind: Literal["linformer"] = "linformer"

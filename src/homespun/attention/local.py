@@ -35,7 +35,11 @@ class ChunkWindow:
     chunks: Chunks
 
     def windows(self, chunked: Tensor) -> Tensor:
-        """(batch or 1, rounds * chunks, heads or 1, length) -> (batch, rounds * chunks, heads or 1, slots * length)."""
+        """Gather (batch or 1, rounds * chunks, heads or 1, length) values for each window.
+
+        Returns:
+            (batch, rounds * chunks, heads or 1, slots * length).
+        """
         batch = max(len(chunked), len(self.source))
         rows = torch.arange(batch, device=chunked.device)[:, None, None]
         found = chunked.expand(batch, -1, -1, -1)[rows, self.source.expand(batch, -1, -1)]
@@ -65,7 +69,7 @@ class Chunks:
             )
 
     def within(self, tokens: int) -> Chunks:
-        """Limit the length of chunks to ``tokens``, the length of a row."""
+        """Return a copy whose chunks have at most ``tokens`` tokens, the length of a row."""
         return dataclasses.replace(self, length=max(1, min(self.length, tokens)))
 
     def check(self, longest: int) -> None:
@@ -79,11 +83,11 @@ class Chunks:
 
     @property
     def slots(self) -> int:
-        """Chunks of keys in a window."""
+        """Number of chunks of keys in a window."""
         return self.before + 1 + self.after
 
     def neighbours(self, real: Tensor, tokens: int, rounds: int = 1) -> ChunkWindow:
-        """Windows for rows of ``tokens`` positions with ``real`` real tokens, (batch or 1,) int64."""
+        """Find the windows of rows of ``tokens`` positions with ``real`` real tokens, (batch or 1,) int64."""
         count = -(-tokens // self.length)
         device = real.device
         size = (-(-real // self.length)).clamp(min=1)[:, None, None, None]  # chunks in the ring of a row
@@ -97,7 +101,7 @@ class Chunks:
         return ChunkWindow(source.flatten(1, 2), wrapped.flatten(1, 2), self)
 
     def split(self, values: Tensor, fill: int) -> Tensor:
-        """(batch or 1, rounds, heads or 1, tokens) -> (batch or 1, rounds * chunks, heads or 1, length).
+        """Map (batch or 1, rounds, heads or 1, tokens) to (batch or 1, rounds * chunks, heads or 1, length).
 
         The last chunk of a round is padded with ``fill``.
         """
@@ -106,7 +110,7 @@ class Chunks:
         return chunked.flatten(1, 2)  # (batch, rounds * chunks, heads, length)
 
     def result_index(self, inverse: Tensor, batch: int, heads: int) -> Tensor:
-        """Index of each token's result in the flattened results of all chunks.
+        """Compute the index of each token's result in the flattened results of all chunks.
 
         Args:
             inverse: (batch or 1, rounds, heads or 1, tokens) int64 position of each token in the round.
@@ -124,12 +128,12 @@ class Chunks:
 
 
 def as_rows(vectors: Tensor) -> Tensor:
-    """(batch, heads, tokens, head_dim) -> (batch * tokens * heads, head_dim), a view of a projection."""
+    """Map (batch, heads, tokens, head_dim) to (batch * tokens * heads, head_dim), a view of a projection."""
     return vectors.transpose(1, 2).reshape(-1, vectors.shape[-1])
 
 
 def row_index(positions: Tensor, vectors: Tensor) -> Tensor:
-    """(batch * n, heads, m) int64 indices of positions in ``as_rows(vectors)``.
+    """Return (batch * n, heads, m) int64 indices of positions in ``as_rows(vectors)``.
 
     Args:
         positions: (batch or 1, n, heads or 1, m) int64. Positions beyond the row get the last index; mask them.
@@ -142,19 +146,19 @@ def row_index(positions: Tensor, vectors: Tensor) -> Tensor:
 
 
 def take(rows: Tensor, index: Tensor) -> Tensor:
-    """Select rows (n, head_dim) by an index of any shape -> (*index.shape, head_dim)."""
+    """Select rows of a (n, head_dim) table; returns (*index.shape, head_dim)."""
     return rows.index_select(0, index.flatten()).view(*index.shape, rows.shape[-1])
 
 
 def _lookup(table: Tensor, positions: Tensor, default: int) -> Tensor:
-    """Values of ``table`` (batch, tokens) at ``positions`` (batch or 1, ...); ``default`` beyond its end."""
+    """Look up (batch, tokens) values at ``positions`` (batch or 1, ...); ``default`` beyond the end."""
     padded = F.pad(table, (0, 1), value=default)
     rows = torch.arange(len(table), device=table.device).view(-1, *[1] * (positions.dim() - 1))
     return padded[rows, positions]
 
 
 def allowed(query: Tensor, key: Tensor, mask: Mask, *, tokens: int) -> Tensor:
-    """Mask of the keys of each window by padding, causality and documents.
+    """Build the mask of the keys of each window by padding, causality and documents.
 
     Args:
         query: (batch or 1, n, heads or 1, length) int64 positions; ``tokens`` in empty slots.
@@ -174,8 +178,11 @@ def allowed(query: Tensor, key: Tensor, mask: Mask, *, tokens: int) -> Tensor:
 
 
 def bias(table: Tensor, itself: Tensor, self_bias: float, *, batch: int, dtype: torch.dtype) -> Tensor:
-    """(batch * n, heads or 1, length, slots * length) bias: ``self_bias`` at the token itself, 0 at other keys of
-    ``table``, -inf elsewhere. Every row has a finite value, which avoids NaN.
+    """Build a (batch * n, heads or 1, length, slots * length) bias from a mask.
+
+    The bias is ``self_bias`` at the token itself, 0 at other keys of ``table`` and -inf elsewhere. Every row has a
+    finite
+    value, which avoids NaN.
     """
     scores = torch.zeros(table.shape, dtype=dtype, device=table.device).masked_fill_(~table, -torch.inf)
     scores.masked_fill_(itself, self_bias)
@@ -189,7 +196,7 @@ class LocalAttention(nn.Module):
 
     Args:
         chunks: length and neighbours.
-        dropout: of the attention probabilities, in training.
+        dropout: dropout probability of the attention probabilities, in training.
     """
 
     def __init__(self, chunks: Chunks, *, dropout: float = 0.0) -> None:
@@ -198,7 +205,7 @@ class LocalAttention(nn.Module):
         self.dropout = dropout
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, seq, head_dim) each -> the same shape.
+        """Attend from queries to keys and values, (batch, heads, seq, head_dim) each.
 
         Raises:
             UserError: queries and keys have different lengths, or there is a cache.
@@ -244,7 +251,7 @@ class LocalAttention(nn.Module):
 
 
 class LocalAttentionConfig(AttentionSettings):
-    """Local attention to a chunk and its neighbours; bidirectional chunks form a ring (see `Chunks`)."""
+    """Config of local attention to a chunk and its neighbours; bidirectional chunks form a ring (see `Chunks`)."""
 
     kind: Literal["local"] = "local"
     chunk_length: int = Field(default=64, ge=1, description="tokens a chunk")

@@ -24,7 +24,7 @@ _SCORES = 2**20  # scores computed at once, so that they stay in the cache of a 
 
 
 def default_num_buckets(max_position_embeddings: int, chunk_length: int) -> tuple[int, ...]:
-    """Power of two of about two buckets a chunk, in two factors if large, as in `transformers`."""
+    """Return a power of two near two buckets a chunk, in two factors if large, as in `transformers`."""
     chunks = max_position_embeddings // chunk_length
     power = max((2 * chunks).bit_length() - 1, 1)
     if 2**power > 2 * max(math.isqrt(chunks), chunk_length):
@@ -33,7 +33,7 @@ def default_num_buckets(max_position_embeddings: int, chunk_length: int) -> tupl
 
 
 def draw_rotations(heads: int, head_dim: int, num_hashes: int, num_buckets: Sequence[int], *, seed: int) -> Tensor:
-    """(heads, head_dim, num_hashes, sum(num_buckets) / 2) normal numbers, equal to `transformers` for a seed."""
+    """Draw (heads, head_dim, num_hashes, sum(num_buckets) / 2) normal numbers, equal to `transformers` for a seed."""
     factors = _even(num_buckets)
     generator = torch.Generator().manual_seed(seed)
     # on the CPU even if the model is built on another device or on meta
@@ -66,14 +66,14 @@ class HashedAttention(Function):
         scores: Tensor,
         dropout: float,
     ) -> tuple[Tensor, Tensor]:
-        """Attention values and logsumexp of the scores.
+        """Compute attention values and the logsumexp of the scores.
 
         Args:
             query_key, value: (rows, head_dim).
             rows: (chunks, heads, length) int64 rows of the queries.
             window: (chunks, heads, slots * length) int64 rows of the keys.
             scores: (chunks, heads or 1, length, slots * length) bias of the scores.
-            dropout: of the weights.
+            dropout: dropout probability of the weights.
 
         Returns:
             (chunks, heads, length, head_dim), and (chunks, heads, length) in float32 or wider.
@@ -115,7 +115,7 @@ class HashedAttention(Function):
 
 
 def _normalise(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, head_dim) rows of length 1 and their factors (n, 1), with the epsilon of `transformers`."""
+    """Normalise (n, head_dim) rows, with the epsilon of `transformers`; returns rows and factors (n, 1)."""
     inverse = (rows.square().mean(-1, keepdim=True) + 1e-6).rsqrt() / math.sqrt(rows.shape[-1])
     return rows * inverse, inverse
 
@@ -127,7 +127,7 @@ def _scores(query: Tensor, key: Tensor, added: Tensor) -> Tensor:
 
 
 def _parts(ctx: FunctionContext, rows: Tensor, width: int) -> Iterator[tuple[slice, Tensor | None]]:
-    """Slices of the chunks with the dropout mask of their weights, the same in both passes."""
+    """Yield slices of the chunks with the dropout mask of their weights, equal in both passes."""
     generator = torch.Generator(rows.device).manual_seed(ctx.seed) if ctx.dropout else None
     step = max(_SCORES // (rows[0].numel() * width), 1)
     for first in range(0, len(rows), step):
@@ -153,7 +153,7 @@ class LSH(nn.Module):
         attend_across_buckets: see all keys of the window as in `transformers`, where later tokens change the window of
             earlier ones. False: see only keys of the same bucket among the ``chunks.before * chunks.length`` positions
             before; results do not depend on later tokens.
-        dropout: of the attention probabilities, in training.
+        dropout: dropout probability of the attention probabilities, in training.
 
     Raises:
         UserError: odd ``num_buckets``, ``rotations`` of the wrong shape, or ``chunks.before`` 0 inside buckets.
@@ -185,7 +185,7 @@ class LSH(nn.Module):
         self.register_buffer("rotations", rotations, persistent=False)
 
     def forward(self, query_key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, seq, head_dim) each -> the same shape."""
+        """Attend from queries to keys and values, (batch, heads, seq, head_dim) each."""
         batch, heads, tokens, _ = query_key.shape
         chunks = self.chunks.within(tokens)
         # recomputed vectors of reversible layers differ by rounding, which would change some buckets
@@ -214,7 +214,7 @@ class LSH(nn.Module):
 
     @torch.no_grad()
     def buckets(self, vectors: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, seq, head_dim) -> (batch, rounds, heads, seq) int64; padding is in the last bucket."""
+        """Map (batch, heads, seq, head_dim) to (batch, rounds, heads, seq) int64; padding is in the last bucket."""
         rotated = vectors @ self.rotations.flatten(2).to(vectors.dtype)
         rotated = rotated.reshape(*vectors.shape[:-1], *self.rotations.shape[2:])  # (batch, heads, seq, rounds, axes)
         buckets, product = torch.zeros_like(rotated[..., 0], dtype=torch.int64), 1
@@ -228,13 +228,13 @@ class LSH(nn.Module):
         return buckets if mask.keep is None else buckets.masked_fill(~mask.keep[:, None, None], product)
 
     def hash_order(self, vectors: Tensor, mask: Mask) -> Tensor:
-        """(1, heads, seq, head_dim) -> (heads, seq) int64: tokens as the first round of hashing sorts them."""
+        """Return the (heads, seq) order of (1, heads, seq, head_dim) vectors in the first round of hashing."""
         return self.buckets(vectors, mask)[0, 0].argsort(dim=-1, stable=True)
 
     def _bias(
         self, vectors: Tensor, buckets: Tensor, positions: Tensor, windows: Tensor, neighbours: ChunkWindow, mask: Mask
     ) -> Tensor:
-        """Bias of the scores, (batch * rounds * chunks, heads or 1, length, slots * length)."""
+        """Build the bias of the scores, (batch * rounds * chunks, heads or 1, length, slots * length)."""
         tokens, rounds, chunks = buckets.shape[-1], buckets.shape[1], neighbours.chunks
         if not self.attend_across_buckets:
             return self._bias_in_buckets(vectors, buckets, positions, windows, neighbours, mask)
@@ -252,7 +252,10 @@ class LSH(nn.Module):
     def _bias_in_buckets(
         self, vectors: Tensor, buckets: Tensor, positions: Tensor, windows: Tensor, neighbours: ChunkWindow, mask: Mask
     ) -> Tensor:
-        """Bias that allows keys of the same bucket, at most ``before * length`` sorted positions before the query."""
+        """Build a bias that allows keys of the same bucket.
+
+        These are at most ``before * length`` sorted positions before the query.
+        """
         chunks = neighbours.chunks
         length, before = chunks.length, chunks.before
         offset = torch.arange(length, device=positions.device)
@@ -277,7 +280,7 @@ class LSH(nn.Module):
 
 
 def _real(vectors: Tensor, mask: Mask) -> Tensor:
-    """(batch or 1,) int64 number of real tokens."""
+    """Return (batch or 1,) int64 number of real tokens."""
     if mask.keep is None:
         return torch.full((1,), vectors.shape[-2], device=vectors.device)
     return mask.keep.sum(-1)
@@ -308,7 +311,7 @@ class SharedQueryKeyAttention(nn.Module):
         self.kernel = kernel
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+        """Map (batch, seq, hidden) to (batch, seq, hidden)."""
         mask.refuse_cache("LSH attention")
         query_key, value = (
             split_heads(part(hidden), self.num_attention_heads) for part in (self.query_key, self.value)
@@ -319,10 +322,10 @@ class SharedQueryKeyAttention(nn.Module):
 
 
 class LSHAttentionConfig(AttentionSettings):
-    """LSH attention over shared queries and keys (Kitaev et al. 2020).
+    """Config of LSH attention over shared queries and keys (Kitaev et al. 2020).
 
-    Hashes of each layer are drawn from the model's seed. Causal attention sees earlier tokens of the same bucket only;
-    across buckets, as in `transformers`, later tokens would change what earlier ones see.
+    Hashes of each layer are drawn from the model's seed. Causal attention sees only earlier tokens of the same bucket;
+    across buckets, as in `transformers`, later tokens would change the attention of earlier tokens.
     """
 
     kind: Literal["lsh"] = "lsh"

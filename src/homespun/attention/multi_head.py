@@ -59,7 +59,7 @@ class MultiHeadAttention(nn.Module):
         self.kernel = kernel
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+        """Map (batch, seq, hidden) to (batch, seq, hidden)."""
         query = split_heads(self.query(hidden), self.num_attention_heads)
         key = split_heads(self.key(hidden), self.num_key_value_heads)
         value = split_heads(self.value(hidden), self.num_key_value_heads)
@@ -79,7 +79,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def inner_size(hidden_size: int, num_attention_heads: int, head_size: int) -> int:
-    """Total width of the heads; ``head_size`` 0 means ``hidden_size / num_attention_heads``.
+    """Return the total width of the heads; ``head_size`` 0 means ``hidden_size / num_attention_heads``.
 
     Raises:
         UserError: ``hidden_size`` is not a multiple of ``num_attention_heads``.
@@ -95,12 +95,12 @@ def inner_size(hidden_size: int, num_attention_heads: int, head_size: int) -> in
 
 
 def split_heads(hidden: Tensor, heads: int) -> Tensor:
-    """(batch, seq, hidden) -> (batch, heads, seq, head_dim), without copying."""
+    """Map (batch, seq, hidden) to (batch, heads, seq, head_dim), without copying."""
     return hidden.reshape(*hidden.shape[:2], heads, -1).transpose(1, 2)
 
 
 class CrossAttention(nn.Module):
-    """Cross-attention: queries from the decoder, keys and values from the encoder, which a cache projects once.
+    """Cross-attention: queries from the decoder; keys and values from the encoder, which a cache projects once.
 
     Arguments and errors as in `MultiHeadAttention`; ``source_size`` is the width of the encoder's hidden states.
     """
@@ -125,7 +125,7 @@ class CrossAttention(nn.Module):
         self.kernel = kernel
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) or (batch, streams, seq, hidden) -> the same.
+        """Transform (batch, seq, hidden) or (batch, streams, seq, hidden), keeping the shape.
 
         ``batch`` is a multiple of the rows of the source; adjacent rows (beams) share keys and values without a copy.
 
@@ -163,12 +163,12 @@ class AttentionSpec:
         max_position_embeddings: maximum sequence length.
         layer: index of the layer, from 0.
         causal: no token sees a later one; `build` raises `UserError` if the attention does not support it.
-        dropout: of the attention probabilities, in training.
-        seed: of random blocks, hash rotations and random features; see `draw` for a seed of each layer.
+        dropout: dropout probability of the attention probabilities, in training.
+        seed: random seed of random blocks, hash rotations and random features; see `draw` for a seed of each layer.
         head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
         bias: projections have biases, unless the attention defines it.
         scaled: scores are divided by ``sqrt(head_size)``.
-        hidden_dropout, layer_norm_eps: of embeddings and norms inside the attention.
+        hidden_dropout, layer_norm_eps: values of embeddings and norms inside the attention.
         num_key_value_heads: heads of keys and values; 0: ``num_attention_heads``.
         rotary: width of a head -> rotation of queries and keys; None: no rotation.
         qk_norm: width of a head -> norm of queries or keys; None: no norm.
@@ -225,7 +225,7 @@ class AttentionSpec:
 
     @property
     def draw(self) -> int:
-        """Seed of this layer's random numbers."""
+        """Compute the seed of this layer's random numbers."""
         return (self.seed * 1009 + self.layer) % 2**63
 
     def check_scaled(self, kind: str) -> None:
@@ -256,16 +256,16 @@ class AttentionSettings(Config):
 
     @property
     def num_global_tokens(self) -> int:
-        """Tokens at the start of each text that are always global."""
+        """Number of tokens at the start of each text that are always global."""
         return 0
 
     def fixed_length_setting(self, max_position_embeddings: int) -> str | None:
-        """Setting that keeps the shapes of the weights for longer sequences; None: there is no such setting."""
+        """Return the setting that keeps weight shapes for longer sequences; None if there is none."""
         return None
 
 
 def of_layer(value: int | list[int], layer: int, name: str) -> int:
-    """Value of a setting in one layer; a setting is one number or a list with one number a layer.
+    """Return the value of a setting in a layer; the setting is one number, or a list with a number for each layer.
 
     Raises:
         UserError: the list is shorter than the number of layers.

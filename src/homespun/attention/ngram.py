@@ -19,8 +19,9 @@ from homespun.nn.patterns import FULL
 class NgramAttention(nn.Module):
     """Causal main stream and prediction streams with relative position biases (Qi et al. 2020, section 3.2).
 
-    Prediction stream ``s`` sees, at position ``t``, the main stream up to ``t - s``, its first token, and itself at
-    ``t``. Biases of distance buckets are a linear function of the query's hidden state. The main stream alone is an
+    At position ``t``, prediction stream ``s`` attends to the main stream up to ``t - s``, to the first token, and to
+    itself.
+    Biases of distance buckets are a linear function of the query's hidden state. The main stream alone is an
     ordinary decoder.
 
     Args:
@@ -60,7 +61,7 @@ class NgramAttention(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, streams, seq, hidden), main stream first, or (batch, seq, hidden) of the main stream -> the same."""
+        """Transform (batch, streams, seq, hidden), main stream first, or (batch, seq, hidden) of the main stream."""
         if not mask.causal:
             raise ValueError("n-gram attention needs a causal mask")
         if hidden.dim() == 3:
@@ -91,7 +92,7 @@ class NgramAttention(nn.Module):
     def _predict(
         self, query: Tensor, key: Tensor, value: Tensor, biases: Tensor, keys: Tensor, values: Tensor, mask: Mask
     ) -> Tensor:
-        """Attention of the prediction streams, (batch, heads, streams, seq, head_dim).
+        """Compute the attention of the prediction streams, (batch, heads, streams, seq, head_dim).
 
         ``query``, ``key``, ``value`` are of the prediction streams, ``keys`` and ``values`` of the main stream.
         """
@@ -114,7 +115,7 @@ class NgramAttention(nn.Module):
         return result
 
     def _distance_bias(self, biases: Tensor, mask: Mask, keys: int, *, ahead: int) -> Tensor:
-        """(..., seq, buckets) -> (..., seq, keys), with ``ahead`` added to the positions of queries."""
+        """Map (..., seq, buckets) to (..., seq, keys), with ``ahead`` added to the positions of queries."""
         queries = biases.shape[-2]
 
         def build() -> Tensor:
@@ -129,14 +130,14 @@ class NgramAttention(nn.Module):
         return biases.gather(-1, buckets.expand(*biases.shape[:-1], keys))
 
     def _allowed(self, mask: Mask, queries: int, keys: Tensor) -> Tensor:
-        """(batch or 1, 1, seq, keys) bool mask of the main stream."""
+        """Return (batch or 1, 1, seq, keys) bool mask of the main stream."""
         allowed = mask.dense(self.sparse, queries, keys.shape[2], keys.device)
         if allowed is None:
             return torch.ones(1, 1, queries, keys.shape[2], dtype=torch.bool, device=keys.device)
         return allowed
 
     def _heads(self, vectors: Tensor) -> Tensor:
-        """(batch, streams, seq, width) -> (batch, heads, streams, seq, head_dim)."""
+        """Map (batch, streams, seq, width) to (batch, heads, streams, seq, head_dim)."""
         batch, streams, seq = vectors.shape[:3]
         heads = split_heads(vectors.flatten(1, 2), self.num_attention_heads)
         return heads.reshape(batch, self.num_attention_heads, streams, seq, -1)
@@ -151,7 +152,7 @@ def _masked(scores: Tensor, allowed: Tensor) -> Tensor:
 
 
 class NgramAttentionConfig(AttentionSettings):
-    """Causal attention with relative position biases from the query's hidden state (Qi et al. 2020).
+    """Config of causal attention with relative position biases from the query's hidden state (Qi et al. 2020).
 
     `EncoderDecoderConfig.ngram` adds prediction streams.
     """

@@ -26,7 +26,10 @@ class Membership:
 
     @classmethod
     def of(cls, mask: Mask, hidden: Tensor) -> Membership:
-        """Membership by `Mask.documents`; a row without documents is one paragraph. Padding is in no paragraph."""
+        """Build the membership from `Mask.documents`; a row without documents is one paragraph.
+
+        Padding is in no paragraph.
+        """
         shape = hidden.shape[:2]
         numbers = hidden.new_zeros(shape, dtype=torch.long) if mask.documents is None else mask.documents
         keep = numbers >= 0 if mask.keep is None else (numbers >= 0) & mask.keep
@@ -38,10 +41,13 @@ class Membership:
 
 
 class ParagraphAttention(nn.Module):
-    """Attention between paragraphs: pool each paragraph, attend, return the result of its paragraph to each token.
+    """Attention between paragraphs (Liu and Lapata 2019, section 3.2).
 
-    Liu and Lapata 2019, section 3.2. Sinusoidal embeddings of paragraph numbers are added to the pooled vectors.
-    Projections of queries, keys and values read all heads; in the paper they read one head each.
+    Each paragraph is pooled, paragraphs attend to each other, and each token gets the result of its paragraph.
+    Sinusoidal
+    embeddings of paragraph numbers are added to the pooled vectors. Projections of queries, keys and values read all
+    heads;
+    in the paper each reads one head.
 
     Args:
         hidden_size: width of input and output.
@@ -75,11 +81,11 @@ class ParagraphAttention(nn.Module):
         return kernel
 
     def bottleneck(self, length: int) -> str:
-        """Vectors that represent all tokens, in words."""
+        """Describe the vectors that represent all tokens."""
         return "a vector a head\nand paragraph"
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden); `Mask.documents` holds paragraph numbers."""
+        """Map (batch, seq, hidden) to (batch, seq, hidden); `Mask.documents` holds paragraph numbers."""
         mask.refuse_cache("paragraphs attention")
         members = mask.once("paragraphs", lambda: Membership.of(mask, hidden))
         paragraphs = self.pool(hidden, members.tokens)
@@ -89,7 +95,7 @@ class ParagraphAttention(nn.Module):
         return result
 
     def pool(self, hidden: Tensor, members: Tensor) -> Tensor:
-        """(batch, seq, hidden) and (batch, paragraphs, seq) bool -> (batch, paragraphs, hidden)."""
+        """Map (batch, seq, hidden) and (batch, paragraphs, seq) bool to (batch, paragraphs, hidden)."""
         # paragraphs without a token get a mean of all tokens, which no token reads
         scores = self.weight(hidden).transpose(1, 2)[:, :, None]  # (batch, heads, 1, seq)
         scores = scores.masked_fill(~members[:, None], torch.finfo(scores.dtype).min)
@@ -100,7 +106,7 @@ class ParagraphAttention(nn.Module):
 
 
 def _sinusoids(paragraphs: Tensor) -> Tensor:
-    """Sinusoidal embeddings (paragraphs, hidden) for (batch, paragraphs, hidden)."""
+    """Compute sinusoidal embeddings (paragraphs, hidden) for (batch, paragraphs, hidden)."""
     count, width = paragraphs.shape[1:]
     half = torch.arange(math.ceil(width / 2), device=paragraphs.device, dtype=torch.float32)
     rates = torch.exp(half * (-2 * math.log(_MAX_WAVELENGTH) / width))
@@ -109,7 +115,7 @@ def _sinusoids(paragraphs: Tensor) -> Tensor:
 
 
 class ParagraphsAttentionConfig(AttentionSettings):
-    """Attention between pooled paragraphs (Liu and Lapata 2019).
+    """Config of attention between pooled paragraphs (Liu and Lapata 2019).
 
     For upper layers: use ``alternating`` attention with a cycle of all layers.
     """

@@ -37,7 +37,7 @@ class _State:
 
 
 class Performer(nn.Module):
-    """FAVOR+: estimate ``softmax(query key^T)`` by positive orthogonal random features (sections 2.2 to 2.4).
+    """FAVOR+ attention: positive orthogonal random features estimate ``softmax(query key^T)`` (sections 2.2 to 2.4).
 
     Features are ``exp(w x - |x|^2 / 2 - largest) + epsilon`` for random directions ``w``, or ``relu(w x) + epsilon``
     (generalised attention). The stabiliser ``largest`` prevents overflow: the maximum of ``w x`` of the query, or over
@@ -87,7 +87,7 @@ class Performer(nn.Module):
             self._drawn = number
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, queries, head_dim), and twice (batch, heads, keys, head_dim) -> the shape of ``query``."""
+        """Attend from (batch, heads, queries, head_dim) queries to (batch, heads, keys, head_dim) keys and values."""
         if mask.documents is not None:
             raise UserError("Performer does not support packed documents: it sums over all keys of a row")
         with torch.autocast(query.device.type, enabled=False):
@@ -120,7 +120,7 @@ class Performer(nn.Module):
     def _causal_chunk(
         self, state: _State, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None
     ) -> tuple[Tensor, _State]:
-        """Values of a chunk of queries over the keys of ``state`` and earlier keys of the chunk, and the next state."""
+        """Attend from a chunk of queries to the keys of ``state`` and earlier keys; returns values and next state."""
         value = _with_ones(value, keep)
         features = self._query_features(query)  # (batch, heads, chunk, features)
         scores, norm, stabiliser = self._key_scores(key, keep)
@@ -157,14 +157,14 @@ class Performer(nn.Module):
         return state
 
     def _query_features(self, query: Tensor) -> Tensor:
-        """(batch, heads, seq, head_dim) -> features e, (batch, heads, seq, features)."""
+        """Map (batch, heads, seq, head_dim) to features e, (batch, heads, seq, features)."""
         scores, norm = self._scores(query)
         if self.feature_map == "relu":
             return scores.relu_()
         return scores.sub_(norm + scores.detach().amax(-1, keepdim=True)).exp_()
 
     def _key_scores(self, key: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores (batch, heads, seq, features), norms and stabilisers (batch, heads, seq, 1) of keys."""
+        """Compute scores (batch, heads, seq, features), norms and stabilisers (batch, heads, seq, 1) of keys."""
         scores, norm = self._scores(key)
         if self.feature_map == "relu":
             return scores, norm, torch.zeros_like(norm)
@@ -179,14 +179,17 @@ class Performer(nn.Module):
         return scores.relu_() if self.feature_map == "relu" else scores.sub_(offset).exp_()
 
     def _scores(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """``w x`` (batch, heads, seq, features) and ``|x|^2 / 2`` (..., seq, 1) of ``x = token / head_dim^(1/4)``."""
+        """Compute ``w x`` (batch, heads, seq, features) and ``|x|^2 / 2`` (..., seq, 1).
+
+        ``x`` is ``token / head_dim^(1/4)``.
+        """
         width = tokens.shape[-1]
         scores = tokens @ (self.projection.to(tokens.dtype).t() * width**-0.25)
         norm: Tensor = tokens.square().sum(-1, keepdim=True) * (0.5 * width**-0.5)
         return scores, norm
 
     def bottleneck(self, length: int) -> str:
-        """Vectors that represent all keys, in words."""
+        """Describe the vectors that represent all keys."""
         return f"{self.num_features} random features"
 
     def extra_repr(self) -> str:
@@ -194,14 +197,14 @@ class Performer(nn.Module):
 
 
 def redraw(model: nn.Module, step: int) -> None:
-    """Call `Performer.redraw` of every module in training mode, before ``step`` (from 0)."""
+    """Call `Performer.redraw` for every module in training mode, before ``step`` (from 0)."""
     for module in model.modules():
         if isinstance(module, Performer) and module.training:
             module.redraw(step)
 
 
 def orthogonal_directions(count: int, width: int, generator: torch.Generator) -> Tensor:
-    """(count, width) float32 rows, orthogonal in groups of ``width``, of the length of Gaussians (section 2.4)."""
+    """Draw (count, width) float32 rows, orthogonal in groups of ``width``, with lengths of Gaussians (section 2.4)."""
     groups = -(-count // width)
     # float64: rounding to float32 hides differences between implementations of LAPACK
     gaussian = torch.randn(groups, width, width, generator=generator, dtype=torch.float64)
@@ -219,7 +222,7 @@ def _generator(seed: int, layer: int, number: int) -> torch.Generator:
 
 
 def _with_ones(value: Tensor, keep: Tensor | None) -> Tensor:
-    """(batch, heads, seq, head_dim) -> (..., head_dim + 1) with a column of ones, zero at padding."""
+    """Map (batch, heads, seq, head_dim) to (..., head_dim + 1) with a column of ones, zero at padding."""
     value = F.pad(value, (0, 1), value=1.0)
     return value if keep is None else torch.where(keep[:, None, :, None], value, 0.0)
 
@@ -231,7 +234,7 @@ def _normalised(values: Tensor) -> Tensor:
 
 
 class PerformerAttentionConfig(AttentionSettings):
-    """Linear attention by random features (Choromanski et al. 2021); does not support packed documents."""
+    """Config of linear attention by random features (Choromanski et al. 2021); no packed documents."""
 
     kind: Literal["performer"] = "performer"
     num_features: int | None = Field(

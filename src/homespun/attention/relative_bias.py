@@ -23,10 +23,10 @@ _SCORES = 2**19  # scores in memory at once in the backward pass
 
 
 def bucket_of(distance: Tensor, *, num_buckets: int, max_distance: int, causal: bool) -> Tensor:
-    """Bucket of each relative position, key minus query (Raffel et al. 2020, section 2.1).
+    """Compute the bucket of each relative position, key minus query (Raffel et al. 2020, section 2.1).
 
     Half of the buckets have one position each, the others grow logarithmically up to ``max_distance``; greater
-    distances share the last. Unless causal, half of all buckets are for later keys.
+    distances share the last bucket. Unless causal, half of all buckets are for later keys.
     """
     later = torch.zeros_like(distance)
     if not causal:
@@ -71,13 +71,13 @@ class RelativeBias(nn.Module):
         self.register_buffer("buckets", buckets, persistent=False)
 
     def between(self, mask: Mask, queries: int, keys: int) -> Tensor:
-        """(queries + keys - 1,) int64 buckets of all distances in increasing order."""
+        """Return (queries + keys - 1,) int64 buckets of all distances in increasing order."""
         return self.buckets[self.longest - mask.start - queries : self.longest - 1 - mask.start + keys]
 
     def table(self, mask: Mask, query: Tensor, keys: int) -> Tensor:
-        """(batch or 1, heads, queries, keys) biases in the dtype of ``query``, -inf where masked, without gradient.
+        """Compute (batch or 1, heads, queries, keys) biases in the dtype of ``query``, -inf where masked.
 
-        Computed once for all layers. Rows of queries that see no key are not masked.
+        Computed once for all layers, without gradient. Rows of queries that see no key are not masked.
         """
         queries = query.shape[-2]
         name = ("relative_bias", self, str(queries), str(keys), query.dtype)  # sizes may be symbols without a hash
@@ -98,11 +98,11 @@ class RelativeBias(nn.Module):
 
 
 class BiasedDotProduct(nn.Module):
-    """``softmax(query key^T + bias) value`` over the allowed keys; zeros for queries that see no key.
+    """Attention ``softmax(query key^T + bias) value`` over the allowed keys; zeros for queries that see no key.
 
     Args:
         bias: biases, shared by the layers of a stack.
-        dropout: of the attention probabilities, in training; stores the table of probabilities.
+        dropout: dropout probability of the attention probabilities, in training; stores the table of probabilities.
         scaled: divide products by ``sqrt(head_dim)``; False in T5.
     """
 
@@ -114,7 +114,7 @@ class BiasedDotProduct(nn.Module):
         self.scaled = scaled
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """(batch, heads, queries, head_dim), and twice (batch, heads, keys, head_dim) -> the shape of ``query``."""
+        """Attend from (batch, heads, queries, head_dim) queries to (batch, heads, keys, head_dim) keys and values."""
         queries, keys = query.shape[-2], key.shape[-2]
         dropout = self.dropout if self.training else 0.0
         scale = query.shape[-1] ** -0.5 if self.scaled else 1.0
@@ -134,7 +134,7 @@ class BiasedDotProduct(nn.Module):
 
 
 class _TableWithGrad(torch.autograd.Function):
-    """Identity of the table with a gradient for the biases; saves no tensors, so that layers can be recomputed."""
+    """Identity on the table with a gradient for the biases; saves no tensors, so that layers can be recomputed."""
 
     @staticmethod
     def forward(ctx: FunctionContext, weight: Tensor, table: Tensor, buckets: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class _TableWithGrad(torch.autograd.Function):
 
 
 class _Attend(torch.autograd.Function):
-    """Attention with a learned bias that recomputes scores in the backward pass, as flash attention (Dao et al. 2022).
+    """Attention with a learned bias that recomputes scores in the backward pass (flash attention, Dao et al. 2022).
 
     PyTorch on a CPU stores scores and probabilities of every layer if the bias needs a gradient.
     """
@@ -198,7 +198,7 @@ class _Attend(torch.autograd.Function):
 
 
 def _parts(shape: torch.Size, keys: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of batch rows and queries with about `_SCORES` scores."""
+    """Yield slices of batch rows and queries with about `_SCORES` scores."""
     batch, heads, queries, _ = shape
     rows = max(1, _SCORES // (heads * queries * keys))
     count = queries if rows > 1 else max(1, min(queries, _SCORES // (heads * keys)))
@@ -208,7 +208,7 @@ def _parts(shape: torch.Size, keys: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _sum_diagonals(table: Tensor) -> Tensor:
-    """(heads, queries, keys) -> (heads, queries + keys - 1) sums over diagonals, smallest distance first."""
+    """Map (heads, queries, keys) to (heads, queries + keys - 1) sums over diagonals, smallest distance first."""
     heads, queries, keys = table.shape
     # shift each row by one more column, so that diagonals become columns
     skewed = F.pad(table.flip(1), (0, queries)).flatten(1)[:, :-queries]
@@ -216,7 +216,7 @@ def _sum_diagonals(table: Tensor) -> Tensor:
 
 
 class RelativeBiasAttentionConfig(AttentionSettings):
-    """Full attention with learned relative position biases (Raffel et al. 2020).
+    """Config of full attention with learned relative position biases (Raffel et al. 2020).
 
     Each head learns one bias a bucket, shared by all layers; set positions to ``none``.
     """

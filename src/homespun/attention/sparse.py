@@ -25,7 +25,7 @@ class GlobalAttention(nn.Module):
 
     Args:
         sparse: patterns and global tokens.
-        dropout: of the attention probabilities, in training.
+        dropout: dropout probability of the attention probabilities, in training.
     """
 
     def __init__(self, hidden_size: int, num_attention_heads: int, sparse: Sparse, *, dropout: float = 0.0) -> None:
@@ -45,7 +45,7 @@ class GlobalAttention(nn.Module):
         self.kernel = Blocked(local, dropout=dropout)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+        """Map (batch, seq, hidden) to (batch, seq, hidden)."""
         mask.refuse_cache("attention with global projections")
         query, key, value = (self._heads(part(hidden)) for part in (self.query, self.key, self.value))
         values: Tensor = self.kernel(query, key, value, mask).transpose(1, 2).flatten(2)  # (batch, seq, hidden)
@@ -62,7 +62,7 @@ class GlobalAttention(nn.Module):
         return mixed
 
     def _attend_from_global(self, query: Tensor, hidden: Tensor, mask: Mask, global_tokens: GlobalTokens) -> Tensor:
-        """(batch, heads, n, head_dim) queries of global tokens -> the same, over all keys."""
+        """Transform (batch, heads, n, head_dim) queries of global tokens, keeping the shape, over all keys."""
         dropout = self.kernel.dropout if self.training else 0.0
         batch, heads, count, head_dim = query.shape
         if dropout or count >= head_dim:
@@ -88,7 +88,10 @@ class GlobalAttention(nn.Module):
 
 
 class WindowConfig(Config):
-    """``radius`` tokens on each side (half of Longformer's window size), ``dilation`` positions apart."""
+    """Config of windows of ``radius`` tokens on each side, ``dilation`` positions apart.
+
+    ``radius`` is half of Longformer's window size.
+    """
 
     kind: Literal["window"] = "window"
     radius: int | list[int] = Field(default=64, description="tokens seen on each side; one number, or one a layer")
@@ -131,7 +134,7 @@ class WindowConfig(Config):
 
 
 class BandConfig(Config):
-    """The token itself and ``width - 1`` tokens before it (GPT-3)."""
+    """Config of bands: the token itself and ``width - 1`` tokens before it (GPT-3)."""
 
     kind: Literal["band"] = "band"
     width: int = Field(default=128, ge=1)
@@ -141,7 +144,7 @@ class BandConfig(Config):
 
 
 class BlocksConfig(Config):
-    """Own block of ``size`` tokens, ``before`` blocks before and ``after`` blocks after it (BigBird: 1 and 1)."""
+    """Config of blocks: own block of ``size`` tokens, and neighbours ``before`` and ``after`` it (BigBird: 1 each)."""
 
     kind: Literal["blocks"] = "blocks"
     size: int = Field(default=64, ge=1)
@@ -153,7 +156,7 @@ class BlocksConfig(Config):
 
 
 class RandomBlocksConfig(Config):
-    """``count`` random blocks of ``size`` tokens for each block and head (BigBird).
+    """Config of ``count`` random blocks of ``size`` tokens for each block and head (BigBird).
 
     Drawn from the model's seed among blocks that are not neighbours; fewer if there are not enough.
     """
@@ -182,9 +185,9 @@ class RandomBlocksConfig(Config):
 
 
 class PermutedBlocksConfig(Config):
-    """``blocks`` equal blocks, each of which sees one block a head (BlockBERT, Qiu et al. 2020, section 3).
+    """Config of ``blocks`` equal blocks, each of which sees one block a head (BlockBERT, Qiu et al. 2020, section 3).
 
-    ``shifts`` has the distance of that block for each group of heads: with [0, 1] half of the heads see the own block
+    ``shifts`` has the distance of that block for each group of heads: with [0, 1] half of the heads see their own block
     and the others the next one.
     """
 
@@ -209,7 +212,7 @@ PatternConfig = Annotated[
 
 
 class GlobalConfig(Config):
-    """Tokens that see all and are seen by all tokens, in addition to global tokens of the data."""
+    """Config of tokens that see and are seen by all tokens, in addition to global tokens of the data."""
 
     first: int = Field(default=1, ge=0, description="tokens at the start of a document")
     positions: list[Annotated[int, Field(ge=0)]] = Field(
@@ -231,7 +234,7 @@ class GlobalConfig(Config):
 
 
 class SparseAttentionConfig(AttentionSettings):
-    """Softmax attention over the union of ``patterns`` and ``global_tokens``.
+    """Config of softmax attention over the union of ``patterns`` and ``global_tokens``.
 
     Windows, bands and blocks are limited to ``max_position_embeddings``.
     """
