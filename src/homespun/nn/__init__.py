@@ -1,1 +1,1 @@
-"""Layers other than attention, masks, sparsity patterns, vocabulary losses. They take plain arguments, no configs."""
+"""Layers other than attention, masks, sparsity patterns and vocabulary losses, with plain arguments."""

@@ -15,11 +15,11 @@ _ROOM = 32  # free tokens in a new buffer
 
 
 class NoCacheError(UserError):
-    """Attention that does not support a cache, so that each new token needs a pass over the full text."""
+    """Error of attention that does not support a cache, so that each new token needs a pass over the full text."""
 
 
 class Cache:
-    """Keys and values of each attention module; each call of a decoder adds those of its new tokens.
+    """Keys and values of each attention module; each call of a decoder appends those of its new tokens.
 
     Buffers double in size when full and are written in place. No gradient flows into earlier calls.
 
@@ -39,7 +39,7 @@ class Cache:
         self._uses.clear()
 
     def extend(self, owner: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values of new tokens, (batch, heads, seq, head_dim), and return those of all tokens."""
+        """Append keys and values of new tokens, (batch, heads, seq, head_dim), and return those of all tokens."""
         slot = owner, self._uses[owner]  # layers with shared weights are one owner with several slots
         self._uses[owner] += 1
         past = self._past.get(slot)
@@ -49,21 +49,21 @@ class Cache:
         return past.extend(key, value)
 
     def once(self, owner: nn.Module, build: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Keys and values of the source, built by the first call."""
+        """Return keys and values of the source, built by the first call."""
         if owner not in self._source:
             self._source[owner] = build()
         return self._source[owner]
 
     def state(self, owner: nn.Module) -> tuple[Tensor, ...] | None:
-        """State of a recurrent layer after previous tokens, each part (batch, size); None: there are none."""
+        """Return the state of a recurrent layer after previous tokens, each part (batch, size), or None."""
         return self._states.get(owner)
 
     def keep_state(self, owner: nn.Module, state: tuple[Tensor, ...]) -> None:
-        """Replace the state of a recurrent layer, detached."""
+        """Store the state of a recurrent layer, detached."""
         self._states[owner] = tuple(part.detach() for part in state)
 
     def branch(self, rows: Tensor) -> Cache:
-        """Copy of the cache with these rows, (new batch,) int64."""
+        """Copy the cache with these rows, (new batch,) int64."""
         cache = Cache()
         cache.length = self.length
         for owner, past in self._past.items():
@@ -76,7 +76,8 @@ class Cache:
     def follow(self, rows: Tensor) -> None:
         """Select rows in place, (new batch,) int64, as beams end and split.
 
-        Keys and values of the source stay, since adjacent beams of a text share them. If the number of rows does not
+        Keys and values of the source are unchanged, since adjacent beams of a text share them. If the number of rows
+        does not
         change, only rows that moved are copied.
         """
         self._states = self._select_states(rows)
@@ -132,11 +133,11 @@ class _Buffer:
 
     @property
     def written(self) -> Tensor:
-        """(2, rows, heads, tokens, head_dim) view."""
+        """(2, rows, heads, tokens, head_dim) view of the written part."""
         return self.buffer[:, : self.rows, :, self.start : self.end]
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Cache.extend`."""
+        """Append keys and values, see `Cache.extend`."""
         seq, length = key.shape[2], self.end - self.start
         if self.end + seq > self.buffer.shape[3]:
             self._move(self.buffer.shape[1], 0, max(length + seq, 2 * length))

@@ -34,7 +34,7 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, values: Tensor) -> Tensor:
-        """Any shape -> the same; the identity in evaluation mode."""
+        """Apply dropout to a tensor of any shape; the identity in evaluation mode."""
         return drop(values, self.p if self.training else 0.0)
 
     def extra_repr(self) -> str:
@@ -56,10 +56,10 @@ def drop(values: Tensor, p: float) -> Tensor:
 
 
 class RMSNorm(nn.RMSNorm):
-    """`torch.nn.RMSNorm` (Zhang and Sennrich 2019) in a fifth of the time, in float32 on a CPU."""
+    """`torch.nn.RMSNorm` (Zhang and Sennrich 2019), five times as fast on a CPU in float32."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(..., size) -> the same."""
+        """Transform (..., size), keeping the shape."""
         if not _is_faster_by_hand(hidden):
             return super().forward(hidden)
         normalised: Tensor = _RMSNorm.apply(hidden, self.eps)  # type: ignore[no-untyped-call]
@@ -67,10 +67,10 @@ class RMSNorm(nn.RMSNorm):
 
 
 class ReLUSquared(nn.Module):
-    """``max(0, x)^2`` (So et al. 2021)."""
+    """Activation ``max(0, x)^2`` (So et al. 2021)."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Any shape -> the same."""
+        """Apply the activation to a tensor of any shape."""
         if not _is_faster_by_hand(hidden):
             return F.relu(hidden).square()
         squared: Tensor = _ReLUSquared.apply(hidden)  # type: ignore[no-untyped-call]
@@ -157,7 +157,7 @@ class FeedForward(nn.Module):
         self.outer = nn.Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(..., seq, hidden) -> (..., seq, hidden)."""
+        """Map (..., seq, hidden) to (..., seq, hidden)."""
         if not self.chunk or hidden.shape[-2] <= self.chunk:
             return self._apply_to(hidden)
         parts = torch.split(hidden, self.chunk, -2)
@@ -195,7 +195,7 @@ class PostNorm(nn.Module):
         self.sublayer, self.norm, self.dropout = sublayer, norm, dropout
 
     def forward(self, hidden: Tensor, *mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> the same; ``mask`` is an argument of attention sublayers."""
+        """Transform (batch, seq, hidden), keeping the shape; ``mask`` is an argument of attention sublayers."""
         result: Tensor = self.norm(hidden + self.dropout(self.sublayer(hidden, *mask)))
         return result
 
@@ -208,7 +208,7 @@ class PreNorm(nn.Module):
         self.sublayer, self.norm, self.dropout = sublayer, norm, dropout
 
     def forward(self, hidden: Tensor, *mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> the same; ``mask`` is an argument of attention sublayers."""
+        """Transform (batch, seq, hidden), keeping the shape; ``mask`` is an argument of attention sublayers."""
         result: Tensor = hidden + self.dropout(self.sublayer(self.norm(hidden), *mask))
         return result
 
@@ -221,7 +221,7 @@ class Layer(nn.Module):
         self.attention, self.feedforward, self.cross_attention = attention, feedforward, cross_attention
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+        """Map (batch, seq, hidden) to (batch, seq, hidden)."""
         hidden = self.attention(hidden, mask)
         if self.cross_attention is not None:
             hidden = self.cross_attention(hidden, mask)
@@ -230,7 +230,7 @@ class Layer(nn.Module):
 
 
 class LayerStack(Protocol):
-    """Interface that runs a stack of layers."""
+    """Interface of functions that run a stack of layers."""
 
     copies: int
     """Width of the residual stream divided by the width of the input."""
@@ -238,7 +238,7 @@ class LayerStack(Protocol):
     """True if `run` calls each layer, so that its hooks run."""
 
     def expand(self, hidden: Tensor) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, copies * hidden)."""
+        """Map (batch, seq, hidden) to (batch, seq, copies * hidden)."""
 
     def run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask, *, recompute: bool) -> Tensor:
         """Apply the layers to (batch, seq, copies * hidden); ``recompute``: gradient checkpointing of each layer."""
@@ -251,11 +251,11 @@ class SequentialStack:
     calls_layers = True
 
     def expand(self, hidden: Tensor) -> Tensor:
-        """(batch, seq, hidden) -> the same."""
+        """Transform (batch, seq, hidden), keeping the shape."""
         return hidden
 
     def run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask, *, recompute: bool) -> Tensor:
-        """(batch, seq, hidden) -> the same."""
+        """Transform (batch, seq, hidden), keeping the shape."""
         for layer in layers:
             hidden = checkpoint(layer, hidden, mask, use_reentrant=False) if recompute else layer(hidden, mask)
         return hidden

@@ -1,4 +1,4 @@
-"""Attention masks: `Mask` holds what depends on the batch, `homespun.nn.patterns` what depends on the model.
+"""Attention masks: `Mask` for properties of the batch, `homespun.nn.patterns` for those of the model.
 
 Only dense attention builds a ``queries x keys`` table. ``True`` means that a key is seen, as in
 `torch.nn.functional.scaled_dot_product_attention`.
@@ -58,7 +58,7 @@ class Mask:
     _built: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     def once(self, name: Hashable, build: Callable[[], T]) -> T:
-        """Result of ``build()``, computed once a batch under ``name`` and shared by all layers."""
+        """Return ``build()``, computed once a batch under ``name`` and shared by all layers."""
         if name not in self._built:
             self._built[name] = build()
         return cast(T, self._built[name])
@@ -72,7 +72,7 @@ class Mask:
             )
 
     def dense(self, sparse: Sparse, queries: int, keys: int, device: torch.device) -> Tensor | None:
-        """(batch or 1, heads or 1, queries or 1, keys) bool, or None if every query sees every key."""
+        """Return a (batch or 1, heads or 1, queries or 1, keys) bool mask, or None if every query sees every key."""
         name = ("dense", sparse, str(queries), str(keys))  # sizes in an exported graph are symbols without a hash
         return self.once(name, lambda: self._dense(sparse, queries, keys, device))
 
@@ -98,7 +98,7 @@ class Mask:
         return functools.reduce(Tensor.__and__, tables) if tables else None
 
     def global_mask(self, global_tokens: Global, keys: int, device: torch.device) -> Tensor:
-        """(batch or 1, keys) bool: True at global tokens, whose positions count from the start of each document."""
+        """Return a (batch or 1, keys) mask of global tokens, whose positions count from the start of each document."""
         return self.once(
             ("global_mask", global_tokens, str(keys)), lambda: self._global_mask(global_tokens, keys, device)
         )
@@ -119,7 +119,7 @@ class Mask:
         return global_mask if self.keep is None else global_mask & self.keep
 
     def _last_block(self, position: Tensor, block: int) -> Tensor:
-        """(batch or 1, keys) bool: True in the block of the last real token of each document."""
+        """Return a (batch or 1, keys) mask of the block of the last real token of each document."""
         real = position if self.keep is None else torch.where(self.keep, position, -1)
         if self.documents is None:
             last = real.amax(-1, keepdim=True)
@@ -132,7 +132,7 @@ class Mask:
     def find_global_tokens(
         self, global_tokens: Global | None, batch: int, length: int, device: torch.device
     ) -> GlobalTokens | None:
-        """Positions of global tokens, found once for all layers; None if there are none."""
+        """Find the positions of global tokens, once for all layers; None if there are none."""
         if global_tokens is None:
             return None
         global_mask = self.global_mask(global_tokens, length, device)
@@ -148,7 +148,7 @@ class Mask:
         return self.once(("global_tokens", global_tokens, batch, length), find)
 
     def global_token_table(self, global_tokens: GlobalTokens, keys: int) -> Tensor | None:
-        """(batch or 1, 1, n or 1, keys) bool: keys that global tokens see; None: all keys."""
+        """Return a (batch or 1, 1, n or 1, keys) mask of the keys that global tokens see; None: all keys."""
 
         def build() -> Tensor | None:
             index, tables = global_tokens.index, []
@@ -165,7 +165,7 @@ class Mask:
 
 
 def zero_fully_masked(values: Tensor, table: Tensor | None) -> Tensor:
-    """Set the values of queries that see no key to zero; attention kernels differ in what they return for them.
+    """Set the values of queries that see no key to zero, since attention kernels differ there.
 
     Args:
         values: (batch, heads, queries, head_dim).

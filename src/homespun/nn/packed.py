@@ -1,4 +1,4 @@
-"""Linear layers in float32 with weights that oneDNN has packed, for inference on a CPU.
+"""Float32 linear layers with weights packed by oneDNN, for inference on a CPU.
 
 On a core of an AMD EPYC with AVX-512, PyTorch's product computes 100 GFLOP/s, and reads weights at a third of the speed
 of memory when there are few rows. Packed weights give 240 GFLOP/s, and half the time for one row and 50,257 words.
@@ -20,15 +20,15 @@ _ROWS = 8  # weights packed for 8 rows are as fast with 1 to 2,048 rows as weigh
 
 
 def packed_product(weight: Tensor, bias: Tensor | None, *, min_numbers: int) -> Product | None:
-    """Function ``values weight^T + bias`` with a packed copy of the weights, without gradients.
+    """Build a function ``values weight^T + bias`` with a packed copy of the weights, without gradients.
 
     Args:
         weight: (out, in).
         bias: (out,).
-        min_numbers: of a matrix for which packing pays.
+        min_numbers: minimum number of weights for which packing saves time.
 
     Returns:
-        The function; ``None`` if it is not supported for such weights, or does not pay.
+        The function; ``None`` if packing is not supported for the weights or saves no time.
     """
     operations = packed_linear_ops()
     suitable = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= min_numbers
@@ -41,7 +41,7 @@ def packed_product(weight: Tensor, bias: Tensor | None, *, min_numbers: int) -> 
 
 
 def pack_linear(layer: torch.nn.Linear, *, min_numbers: int) -> None:
-    """Compute a layer by `packed_product` where gradients are off and its weights are as now."""
+    """Compute a layer by `packed_product` if gradients are off and its weights have not changed."""
     product = packed_product(layer.weight, layer.bias, min_numbers=min_numbers)
     if product is None:
         return

@@ -1,4 +1,4 @@
-"""Sparsity patterns of attention, and their tables of key blocks for each query block; -1 stands for no block."""
+"""Sparsity patterns of attention, and their tables of key blocks for each query block; -1: no block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 def neighbour_blocks(length: int, size: int, before: int, after: int) -> Tensor:
-    """(1, blocks, n) int64: each block with ``before`` and ``after`` neighbours; -1 beyond the ends."""
+    """Return (1, blocks, n) int64: each block with ``before`` and ``after`` neighbours; -1 beyond the ends."""
     blocks = -(-length // size)
     block = torch.arange(blocks)[:, None] + torch.arange(-min(before, blocks - 1), min(after, blocks - 1) + 1)
     return torch.where((block >= 0) & (block < blocks), block, -1)[None]
@@ -30,9 +30,9 @@ def rescale_blocks(table: Tensor, table_size: int, length: int, size: int) -> Te
 
 
 def drop_repeats(table: Tensor) -> Tensor:
-    """Remove repeated key blocks of each query block: (heads, blocks, n) -> (heads, blocks, 1 or more).
+    """Remove repeated key blocks of each query block: (heads, blocks, n) to (heads, blocks, 1 or more).
 
-    Columns with a constant offset from the query block stay; other columns are compacted.
+    Columns with a constant offset from the query block are kept; other columns are compacted.
     """
     value, order = table.sort(dim=-1, stable=True)
     repeated = F.pad(value[..., 1:] == value[..., :-1], (1, 0))
@@ -48,7 +48,7 @@ def drop_repeats(table: Tensor) -> Tensor:
 
 
 def _overlapping(length: int, size: int, other: int) -> Tensor:
-    """(blocks, n) int64: blocks of ``other`` tokens that overlap each block of ``size`` tokens."""
+    """Return (blocks, n) int64 blocks of ``other`` tokens that overlap each block of ``size`` tokens."""
     start = torch.arange(0, length, size)[:, None]
     first, last = start // other, ((start + size).clamp(max=length) - 1) // other
     index = first + torch.arange(int((last - first).max()) + 1)
@@ -89,10 +89,10 @@ class Pattern(Protocol):
 
     @property
     def block_size(self) -> int:
-        """Block size with the least time."""
+        """Block size of the fastest computation."""
 
     def allowed(self, query: Tensor, key: Tensor) -> Tensor:
-        """True where the query sees the key, (heads, ...).
+        """Return a mask, (heads, ...), of the keys that the queries see.
 
         Args:
             query, key: (heads or 1, ...) int64 positions that broadcast against each other.
@@ -107,11 +107,11 @@ class Pattern(Protocol):
         """
 
     def of_heads(self, heads: tuple[int, ...]) -> Pattern:
-        """Pattern of a subset of the heads."""
+        """Return the pattern of a subset of the heads."""
         return self
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
-        """(heads or 1, blocks, n) int64: blocks of ``size`` keys that each block of ``size`` queries sees.
+        """Return (heads or 1, blocks, n) int64 blocks of ``size`` keys that each block of ``size`` queries sees.
 
         -1 stands for no block, and blocks may repeat. The ``length`` tokens are sorted by position modulo ``step``.
         """
@@ -324,7 +324,7 @@ class Sparse:
         return max((pattern.heads for pattern in self.patterns), default=1)
 
     def allowed(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """Keys that the patterns allow, without global tokens; None: all keys."""
+        """Return the keys that the patterns allow, without global tokens; None: all keys."""
         tables = [pattern.allowed(query, key) for pattern in self.patterns]
         if not tables:
             return None
@@ -361,7 +361,7 @@ class Sparse:
         )
 
     def key_blocks(self, length: int, size: int) -> Tensor:
-        """(heads or 1, blocks, n) int64: key blocks of the union of patterns without repeats; -1: no block."""
+        """Return (heads or 1, blocks, n) int64 key blocks of the union of patterns without repeats; -1: no block."""
         tables = [pattern.key_blocks(length, size, self.step) for pattern in self.patterns]
         return drop_repeats(torch.cat([table.expand(self.heads, -1, -1) for table in tables], dim=-1))
 

@@ -28,7 +28,7 @@ class LearnedPositions(nn.Module):
         self.embedding = nn.Embedding(max_position_embeddings + offset, embedding_size)
 
     def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
-        """(batch, seq) ids, or None for positions from 0 -> (batch or 1, seq, embedding)."""
+        """Map (batch, seq) ids, or None for positions from 0 to (batch or 1, seq, embedding)."""
         _check(length, self.max_position_embeddings)
         if position_ids is None:
             return self.embedding.weight[None, self.offset : self.offset + length]
@@ -47,13 +47,13 @@ class NoPositions(nn.Module):
         self.register_buffer("nothing", torch.zeros(1, 1, 1), persistent=False)
 
     def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
-        """(1, 1, 1) zero."""
+        """Return a (1, 1, 1) zero."""
         _check(length, self.max_position_embeddings)
         return self.nothing
 
 
 def _only_shapes() -> bool:
-    """Return whether a model is built on the device ``meta``, where arithmetic imports torch's compiler (1.3 s)."""
+    """True if a model is built on the ``meta`` device, where arithmetic imports torch's compiler (1.3 s)."""
     return bool(torch.get_default_device().type == "meta")
 
 
@@ -85,7 +85,7 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("table", table.float(), persistent=False)
 
     def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
-        """(batch, seq) ids, or None for positions from 0 -> (batch or 1, seq, embedding)."""
+        """Map (batch, seq) ids, or None for positions from 0 to (batch or 1, seq, embedding)."""
         _check(length, self.max_position_embeddings)
         return self.table[None, :length] if position_ids is None else self.table[position_ids]
 
@@ -125,7 +125,7 @@ class AxialPositions(nn.Module):
         self.column = nn.Embedding(self.columns, sizes[1])
 
     def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
-        """(batch, seq) ids, or None for positions from 0 -> (batch or 1, seq, embedding)."""
+        """Map (batch, seq) ids, or None for positions from 0 to (batch or 1, seq, embedding)."""
         _check(length, self.max_position_embeddings)
         if position_ids is None:
             position_ids = torch.arange(length, device=self.row.weight.device)[None]
@@ -160,7 +160,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", sin.float(), persistent=False)
 
     def forward(self, heads: Tensor, *, start: int = 0, position_ids: Tensor | None = None) -> Tensor:
-        """(batch, heads, seq, head_size) -> the same; computed in float32.
+        """Transform (batch, heads, seq, head_size), keeping the shape; computed in float32.
 
         Positions count from ``start``, or are ``position_ids``, (batch, seq) or (1, seq).
         """

@@ -40,7 +40,7 @@ Groups = tuple[tuple[int, int], ...]
 class Bridge(nn.Module):
     """Initial state of a decoder: ``tanh(W [first; last])`` of the first and last vectors of the source.
 
-    They are the final states of both directions (Bahdanau et al. 2015, A.2.2, use the first only).
+    These are the final states of both directions (Bahdanau et al. 2015, A.2.2, use only the first).
     """
 
     def __init__(self, source_size: int, size: int, *, states: int) -> None:
@@ -49,7 +49,7 @@ class Bridge(nn.Module):
         self.linear = nn.Linear(2 * source_size, states * size)
 
     def forward(self, source: Source, rows: int) -> State:
-        """``states`` tensors (rows, size); rows of one text (beams) are adjacent."""
+        """Compute ``states`` tensors (rows, size); rows of one text (beams) are adjacent."""
         hidden, keep = source.hidden, source.mask.keep
         texts = torch.arange(len(hidden), device=hidden.device)
         if keep is None:
@@ -65,7 +65,7 @@ class Bridge(nn.Module):
 
 
 class RecurrentLayer(nn.Module):
-    """Layer of an RNN, LSTM or GRU in one or both directions, and dropout.
+    """RNN, LSTM or GRU layer in one or both directions, with dropout.
 
     Padding is skipped: if padding or packed documents would be read, each text becomes one row (`PaddedBatches`) or
     tokens are packed (`torch.nn.utils.rnn.PackedSequence`). Outputs at padding are zero.
@@ -75,7 +75,7 @@ class RecurrentLayer(nn.Module):
         size: width of the output, half of it for each of two directions.
         cell: one of `CELLS`.
         bidirectional: read in both directions.
-        dropout: of the output, never of the state (Zaremba et al. 2014).
+        dropout: dropout probability of the output, never of the state (Zaremba et al. 2014).
         bridge: initial state of a decoder.
         cell_size: width of an LSTM's memory, projected to ``size`` (Sak et al. 2014); 0: no projection.
 
@@ -106,7 +106,7 @@ class RecurrentLayer(nn.Module):
         self.bridge = bridge
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, input) -> (batch, seq, size)."""
+        """Map (batch, seq, input) to (batch, seq, size)."""
         before = self._initial_state(mask, len(hidden))
         seq = hidden.shape[1]
         keep = None if mask.keep is None else mask.keep[:, -seq:]  # with a cache, the mask includes previous tokens
@@ -152,7 +152,7 @@ class RecurrentLayer(nn.Module):
         return vectors, tuple(end[-1] for end in ends)
 
     def _run_direction(self, inputs: Tensor, direction: int) -> Tensor:
-        """(texts, seq, input) -> (texts, seq, width) of one direction, from zero states."""
+        """Map (texts, seq, input) to (texts, seq, width) of one direction, from zero states."""
         states = tuple(inputs.new_zeros(1, len(inputs), width) for width in self.state_sizes)
         initial = states if self.states == 2 else states[0]
         weights = self.network.all_weights[direction]
@@ -164,7 +164,7 @@ class RecurrentLayer(nn.Module):
 class PaddedBatches:
     """Padded batches of texts of similar length, one text a row.
 
-    On a CPU much faster than packed sequences, whose backward pass is quadratic in the length and which oneDNN's LSTM
+    Much faster on a CPU than packed sequences, whose backward pass is quadratic in the length and which oneDNN's LSTM
     does not support.
 
     Args:
@@ -182,7 +182,7 @@ class PaddedBatches:
     tokens: Tensor
 
     def run(self, network: Callable[[Tensor, int], Tensor], hidden: Tensor, *, both: bool) -> Tensor:
-        """(batch, seq, input) -> (batch, seq, size), zero at padding."""
+        """Map (batch, seq, input) to (batch, seq, size), zero at padding."""
         batch, seq = hidden.shape[:2]
         texts = hidden.flatten(0, 1).index_select(0, self.sources)
         vectors = self._run_groups(network, texts, 0)
@@ -219,7 +219,7 @@ class Packing:
         hidden: Tensor,
         before: State | None,
     ) -> tuple[Tensor, State]:
-        """(batch, seq, input) -> (batch, seq, size), zero at padding, and the state after each row.
+        """Map (batch, seq, input) to (batch, seq, size), zero at padding, and the state after each row.
 
         ``before`` is the state of rows with one text each; a row without tokens keeps its state.
         """
@@ -241,9 +241,9 @@ class Packing:
 def _plan(
     keep: Tensor | None, mask: Mask, *, read_back: bool, group: Callable[[list[int]], Groups]
 ) -> PaddedBatches | Packing | None:
-    """Indices of the texts of a batch, or None if the network can read the rows directly.
+    """Return the indices of the texts of a batch, or None if the network can read the rows directly.
 
-    ``group`` makes groups of decreasing lengths for `PaddedBatches`; no groups: the texts are packed.
+    ``group`` makes groups of decreasing lengths for `PaddedBatches`; without groups the texts are packed.
     """
     documents = mask.documents
     if documents is None and (keep is None or bool(keep.all())):
@@ -304,11 +304,11 @@ class DirectionStack:
     calls_layers = True
 
     def expand(self, hidden: Tensor) -> Tensor:
-        """(batch, seq, size) -> (batch, seq, 2 * size)."""
+        """Map (batch, seq, size) to (batch, seq, 2 * size)."""
         return torch.cat([hidden, hidden], dim=-1)
 
     def run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask, *, recompute: bool) -> Tensor:
-        """(batch, seq, 2 * size) -> the same."""
+        """Transform (batch, seq, 2 * size), keeping the shape."""
         return SequentialStack().run(layers, hidden, mask, recompute=recompute)
 
 
@@ -321,7 +321,7 @@ class IndependentDirections(nn.Module):
     Args:
         forwards, backwards: causal ``(hidden, mask) -> hidden``.
         residual: add the input to the output.
-        dropout: of the output.
+        dropout: dropout probability of the output.
     """
 
     def __init__(self, forwards: nn.Module, backwards: nn.Module, *, residual: bool, dropout: float) -> None:
@@ -330,7 +330,7 @@ class IndependentDirections(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, 2 * input) -> (batch, seq, 2 * size)."""
+        """Map (batch, seq, 2 * input) to (batch, seq, 2 * size)."""
         index = mask.once(("reverse", hidden.shape[1]), lambda: _reverse_index(hidden.shape[1], mask, hidden.device))
         left, right = hidden.chunk(2, dim=-1)
         backward = self.backwards(_reverse(right, index), mask)
@@ -348,7 +348,10 @@ def _reverse(hidden: Tensor, index: Tensor | None) -> Tensor:
 
 
 def _reverse_index(seq: int, mask: Mask, device: torch.device) -> Tensor | None:
-    """(batch * seq,) int64 indices that reverse each text in place; None if each row is one text without padding."""
+    """Return (batch * seq,) int64 indices that reverse each text in place.
+
+    None if each row is one text without padding.
+    """
     keep, documents = mask.keep, mask.documents
     table = keep if keep is not None else documents
     if table is None:

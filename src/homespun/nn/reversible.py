@@ -36,7 +36,7 @@ class ReversibleSublayer(nn.Module):
         self.sublayer, self.norm, self.dropout = sublayer, norm, dropout
 
     def forward(self, hidden: Tensor, *mask: Mask) -> Tensor:
-        """(batch, seq, width) -> the same; ``mask`` is an argument of attention sublayers."""
+        """Transform (batch, seq, width), keeping the shape; ``mask`` is an argument of attention sublayers."""
         result: Tensor = self.dropout(self.sublayer(self.norm(hidden), *mask))
         return result
 
@@ -52,14 +52,14 @@ class ReversibleLayer(nn.Module):
         self.attention, self.feedforward, self.cross_attention = attention, feedforward, cross_attention
 
     def steps(self, mask: Mask) -> Iterator[tuple[nn.Module, tuple[Mask, ...]]]:
-        """Sublayers in order, each with its arguments after the stream."""
+        """Yield the sublayers in order, each with its arguments after the stream."""
         yield self.attention, (mask,)
         if self.cross_attention is not None:
             yield self.cross_attention, (mask,)
         yield self.feedforward, ()
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, 2 width) -> (batch, seq, 2 width)."""
+        """Map (batch, seq, 2 width) to (batch, seq, 2 width)."""
         first, second = hidden.chunk(2, -1)
         for module, arguments in self.steps(mask):
             first, second = second, first + module(second, *arguments)
@@ -84,13 +84,13 @@ class ReversibleStack:
         self.copies = copies
 
     def expand(self, hidden: Tensor) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, copies * hidden): both streams, concatenated."""
+        """Return (batch, seq, copies * hidden): both streams, concatenated."""
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.float()
         return torch.cat([hidden] * self.copies, -1)
 
     def run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask, *, recompute: bool) -> Tensor:
-        """(batch, seq, 2 width) -> the same; always recomputes if gradients are enabled."""
+        """Transform (batch, seq, 2 width), keeping the shape; always recomputes if gradients are enabled."""
         if not torch.is_grad_enabled():
             for layer in layers:
                 hidden = layer(hidden, mask)
@@ -103,7 +103,7 @@ _choice: ContextVar[Callable[[Choose], Tensor]] = ContextVar("choice", default=l
 
 
 def record_choice(choose: Choose) -> Tensor:
-    """Result of ``choose()`` in the forward pass, replayed when a reversible layer is recomputed.
+    """Return ``choose()`` in the forward pass, and replay the result when a reversible layer is recomputed.
 
     For discrete choices such as hash buckets, which rounding of recomputed activations could change.
     """
@@ -154,7 +154,7 @@ def _recomputed(layers: Iterable[nn.Module], hidden: Tensor, mask: Mask) -> Tens
 
 
 class _Step(torch.autograd.Function):
-    """``a + f(b)`` without stored activations; ``streams`` holds ``b`` and the sum in the backward pass.
+    """Compute ``a + f(b)`` without stored activations; ``streams`` holds ``b`` and the sum in the backward pass.
 
     The parameters of ``f`` are inputs, so that autograd accumulates their gradients and calls their hooks.
     """

@@ -1,4 +1,4 @@
-"""Private functions and classes of PyTorch, all in one module; `tests/nn/test_torch_private.py` names each.
+"""Private functions and classes of PyTorch, collected in one module; `tests/nn/test_torch_private.py` tests each.
 
 Checked with PyTorch 2.11 and 2.13; `pyproject.toml` has the upper bound.
 """
@@ -85,12 +85,12 @@ def packed_linear_ops() -> tuple[Callable[..., Tensor], Callable[..., Tensor]] |
 
 
 def cpu_has_vnni() -> bool:
-    """Return whether this processor adds products of 8-bit integers in 32 bits (AVX512-VNNI)."""
+    """True if this processor adds products of 8-bit integers in 32 bits (AVX512-VNNI)."""
     return bool(torch.cpu._is_vnni_supported())
 
 
 def mkldnn_has_bf16() -> bool:
-    """Return whether oneDNN computes in bfloat16 on this processor."""
+    """True if oneDNN computes in bfloat16 on this processor."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
@@ -106,7 +106,7 @@ def recompile_limit(limit: int) -> AbstractContextManager[None]:
 
 
 def is_compile_error(error: BaseException) -> bool:
-    """Return whether ``torch.compile`` raised the error; never imports the compiler."""
+    """True if ``torch.compile`` raised the error; never imports the compiler."""
     return "torch._dynamo" in sys.modules and isinstance(error, torch._dynamo.exc.TorchDynamoException)
 
 

@@ -1,8 +1,8 @@
-"""Cross entropy, samples and distillation loss of a projection to the vocabulary, in bounded memory.
+"""Cross-entropy, samples and distillation loss of a projection to the vocabulary, in bounded memory.
 
-Logits of 600 targets and 30,522 tokens take 75 MB, and autograd stores about four such tables. Here targets are
-processed in chunks, and the gradient of each chunk is computed in the forward pass. `torch.compile` would compile the
-loop again for each number of targets, so it is excluded.
+The logits of 600 targets and 30,522 tokens take 75 MB, and autograd stores about four such tables. Here targets are
+processed in chunks, and the gradient of each chunk is computed in the forward pass. `torch.compile` would recompile the
+loop for each number of targets, so it is disabled here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ counts it n times."""
 
 @dataclass(frozen=True)
 class TokenPrediction:
-    """Results of `predict_tokens`."""
+    """Result of `predict_tokens`."""
 
     loss: Tensor  # () sum of the cross entropies
     correct: Tensor  # () int64 number of labels with the highest logit
@@ -49,7 +49,9 @@ def predict_tokens(
     uniforms: Tensor | None = None,
     label_smoothing: float = 0.0,
 ) -> TokenPrediction:
-    """Sum of the cross entropies of ``softmax(hidden weight^T + bias)`` and ``labels``, in bounded memory.
+    """Compute the sum of the cross-entropies of ``softmax(hidden weight^T + bias)`` and ``labels``.
+
+    Memory is bounded.
 
     Args:
         hidden: (targets, size).
@@ -148,7 +150,7 @@ def _scaled_gradients(ctx: FunctionContext, scale: Tensor) -> list[Tensor | None
 
 
 def _iterations(starts: range) -> Iterable[int]:
-    """``starts``; while a step is traced, the first, the second for all equal iterations, and the last."""
+    """Yield ``starts``; while a step is traced, only the first, the second for all equal iterations, and the last."""
     repeat = repeat_context.get()
     return starts if repeat is None or len(starts) < 4 else _distinct(starts, repeat)
 
@@ -161,9 +163,9 @@ def _distinct(starts: range, repeat: Callable[[int], AbstractContextManager[None
 
 
 def as_in_autocast(hidden: Tensor) -> Tensor:
-    """Cast float32 to bfloat16 if autocast would for a linear layer; autocast does not apply to custom functions.
+    """Cast float32 to bfloat16 if autocast would do so for a linear layer.
 
-    Not to float16, whose range is too small for the gradients.
+    Autocast does not apply to custom functions. Does not cast to float16, whose range is too small for the gradients.
     """
     device = hidden.device.type
     narrow = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
@@ -171,7 +173,7 @@ def as_in_autocast(hidden: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """``total += left^T right``; bfloat16 factors are multiplied in bfloat16, others in the dtype of ``total``."""
+    """Add ``left^T right`` to ``total``; bfloat16 factors are multiplied in bfloat16, others as ``total``."""
     if left.dtype == torch.bfloat16:
         total += left.T @ right
     else:
@@ -179,7 +181,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(rows, size) -> (rows, vocab) in the dtype of ``hidden``."""
+    """Map (rows, size) to (rows, vocab) in the dtype of ``hidden``."""
     weight, bias = weight.to(hidden.dtype), bias.to(hidden.dtype)
     if hidden.device.type != "cpu":
         return F.linear(hidden, weight, bias)
@@ -191,9 +193,11 @@ def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _invert(exponentials: Tensor, uniforms: Tensor) -> Tensor:
-    """(rows,) ids: first index where the running sum exceeds ``uniforms * total``, by blocks of 128 tokens.
+    """Return (rows,) ids: the first index where the running sum exceeds ``uniforms * total``.
 
-    Writes only sums of blocks, where a running sum over all tokens would write a second table.
+    Computed by blocks of 128 tokens: only their sums are written, where a running sum over all tokens would write a
+    second
+    table.
     """
     vocab = exponentials.shape[1]
     width = 128
@@ -230,13 +234,13 @@ class VocabLogits:
     bias: Tensor
 
     def first(self, words: int) -> VocabLogits:
-        """Logits of the first words only, since released vocabularies are padded to different sizes."""
+        """Restrict the logits to the first words, since released vocabularies are padded to different sizes."""
         return VocabLogits(self.features, self.weight[:words], self.bias[:words])
 
 
 @disable_compile
 def soft_token_loss(student: VocabLogits, teacher: VocabLogits, *, temperature: float) -> Tensor:
-    """() sum over targets of ``T^2 KL(teacher || student)`` at temperature ``T`` (Hinton et al. 2015, section 2)."""
+    """Sum ``T^2 KL(teacher || student)`` at temperature ``T`` over the targets (Hinton et al. 2015, section 2)."""
     words = min(len(student.weight), len(teacher.weight))
     student, teacher = student.first(words), teacher.first(words)
     enabled = torch.is_grad_enabled()  # inside the function it is always off
@@ -250,13 +254,13 @@ def soft_token_loss(student: VocabLogits, teacher: VocabLogits, *, temperature: 
 
 
 def soft_label_loss(logits: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
-    """(texts, classes) of each -> (texts,) ``T^2 KL(teacher || student)``."""
+    """Compute the (texts,) ``T^2 KL(teacher || student)`` of two (texts, classes) logits."""
     student, target = (F.log_softmax(values.float() / temperature, dim=-1) for values in (logits, teacher.detach()))
     return F.kl_div(student, target, log_target=True, reduction="none").sum(-1) * temperature**2
 
 
 def binary_log_probs(logits: Tensor) -> Tensor:
-    """(texts, labels) multi-label logits -> (texts, labels, 2) logits of no and yes."""
+    """Map (texts, labels) multi-label logits to (texts, labels, 2) logits of no and yes."""
     return torch.stack([torch.zeros_like(logits), logits], dim=-1)
 
 
