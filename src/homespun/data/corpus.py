@@ -1,7 +1,7 @@
-"""Corpus: token ids of documents in a folder of memory-mapped Arrow files.
+"""Corpus of tokenized documents in a folder of memory-mapped Arrow files.
 
-A folder has ``tokens-00000.arrow`` and on, ``tokenizer/``, and ``corpus.json``, which is written last and makes it a
-corpus. During a build, ``building.jsonl`` records the progress, one line for each shard.
+A folder has ``tokens-00000.arrow`` and further shards, ``tokenizer/``, and ``corpus.json``, which is written last and
+marks a complete corpus. During a build, ``building.jsonl`` records the progress, one line for each shard.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _COUNTED = 1 << 20  # documents counted at a time
 
 
 def random_keys(*parts: int, count: int = 1) -> np.ndarray:
-    """(count,) uint64 random numbers from integers, equal on every machine."""
+    """Derive (count,) uint64 random numbers from integers, equal on every machine."""
     name = "/".join(map(str, parts))
     digests = (hashlib.blake2b(f"{name}#{i}".encode(), digest_size=8).digest() for i in range(count))
     return np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
 
 
 class Corpus:
-    """A corpus open for reading. Documents are numbered from 0 in the order of the build.
+    """Corpus open for reading. Documents are numbered from 0 in the order of the build.
 
-    Made by `build_corpus`, opened by `Corpus.open`. Holds a few numbers for each shard and no text; pickles as its
+    Made by `build_corpus`, opened by `Corpus.open`. Stores a few numbers for each shard and no text; pickles as its
     path, so that worker processes map the same files.
     """
 
@@ -68,7 +68,7 @@ class Corpus:
 
     @classmethod
     def open(cls, path: str | Path, *, tokenizer: Tokenizer | None = None) -> Corpus:
-        """Open the corpus in the folder ``path``, built with ``tokenizer`` if one is given.
+        """Open the corpus in the folder ``path``, and check that it was built with ``tokenizer`` if given.
 
         Raises:
             UserError: no complete corpus, a truncated or altered file, or another tokenizer.
@@ -101,7 +101,7 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer in the corpus folder. Raises `UserError` if the corpus was built with another."""
+        """Tokenizer in the corpus folder. Raises `UserError` if the corpus was built with another one."""
         tokenizer = Tokenizer.load(self.path / TOKENIZER)
         if tokenizer.fingerprint != self._tokenizer.fingerprint:
             raise UserError(
@@ -112,11 +112,11 @@ class Corpus:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """(documents,) int64: tokens in each document."""
+        """(documents,) int64 number of tokens of each document."""
         return self.sizes(0, self.num_documents)
 
     def sizes(self, first: int, stop: int) -> np.ndarray:
-        """(stop - first,) int64: tokens in each document from ``first`` to ``stop`` - 1."""
+        """Return the (stop - first,) int64 numbers of tokens of the documents from ``first`` to ``stop`` - 1."""
         sizes = np.empty(stop - first, np.int64)
         at = first
         while at < stop:
@@ -128,7 +128,7 @@ class Corpus:
         return sizes
 
     def count_tokens(self, documents: DocumentSet) -> int:
-        """Tokens in some of the documents."""
+        """Count the tokens of a set of documents."""
         total = 0
         for first in range(0, self.num_documents, _COUNTED):
             stop = min(first + _COUNTED, self.num_documents)
@@ -136,7 +136,7 @@ class Corpus:
         return total
 
     def tokens(self, index: int) -> np.ndarray:
-        """(tokens,) uint16 or uint32 ids of a document, a read-only view of the file."""
+        """Return (tokens,) uint16 or uint32 ids of a document, a read-only view of the file."""
         shard, local = self._find(index)
         return shard.tokens(local)
 
@@ -148,7 +148,7 @@ class Corpus:
         return [label for shard in self.shards for label in shard.labels()]
 
     def sentence_ends(self, index: int) -> np.ndarray:
-        """(sentences,) uint32 end of each sentence of a document, in tokens, exclusive.
+        """Return (sentences,) uint32 end of each sentence of a document, in tokens, exclusive.
 
         Raises:
             UserError: the corpus was built without sentences.
@@ -159,14 +159,14 @@ class Corpus:
         return ends
 
     def counts(self, first: int) -> np.ndarray:
-        """(vocabulary - first,) int64 counts of the tokens with ids from ``first`` on."""
+        """Return (vocabulary - first,) int64 counts of the tokens with ids from ``first`` on."""
         counts = np.zeros(self._tokenizer.vocab_size - first, np.int64)
         for shard in self.shards:
             counts += np.bincount(shard.ids[shard.ids >= first] - first, minlength=len(counts))
         return counts
 
     def split(self, validation: float, seed: int) -> tuple[DocumentSet, DocumentSet]:
-        """Documents of training and validation, at least one each, by a hash of seed and index.
+        """Split documents into training and validation by a hash of seed and index, at least one each.
 
         Raises:
             UserError: ``validation`` is not between 0 and 1, or there are fewer than two documents.
@@ -192,7 +192,7 @@ class Corpus:
 
 
 class Progress(Protocol):
-    """Called during a build with the totals, including those before a restart."""
+    """Callback of a build that gets the totals, including those before a restart."""
 
     def __call__(self, done_bytes: int, done_documents: int) -> None: ...
 
@@ -216,10 +216,10 @@ def build_corpus(
     Args:
         documents: read once.
         tokenizer: encodes the documents; saved with the corpus.
-        out: new folder, or that of an interrupted build.
+        out: new folder, or folder of an interrupted build.
         inputs: name of the stream (files and options); a build of other inputs is not resumed.
         workers: threads that encode, outside Python's lock; None: one for each core.
-        sentences: record sentence ends, for next sentence prediction. Sentences are then encoded one by one, each with
+        sentences: record sentence ends, for next sentence prediction. Sentences are then encoded separately, each with
             the space before it.
         progress: see `Progress`.
 
@@ -255,7 +255,7 @@ def _encode(
     workers: int,
     progress: Progress | None,
 ) -> None:
-    """Encode the documents that are not in a shard yet."""
+    """Encode the documents that are not yet in a shard."""
     stream = iter(documents)
     if sum(1 for _ in islice(stream, building.consumed)) < building.consumed:
         raise UserError(
@@ -285,7 +285,7 @@ def start_over(folder: Path, record: str) -> None:
 
 
 class _Building:
-    """A corpus during its build: the shards in its manifest, and the one in memory."""
+    """Corpus during its build: the shards in its manifest, and the shard in memory."""
 
     def __init__(self, folder: Path, written: list[Line], *, sentences: bool) -> None:
         self.folder, self.sentences = folder, sentences
@@ -404,7 +404,7 @@ def write_description(folder: Path, description: Description) -> None:
 
 
 def _short(value: object, other: object) -> str:
-    """At most 60 characters of a value, around the first difference from the other."""
+    """Shorten a value to 60 characters around its first difference from another."""
     text = str(value)
     if len(text) <= 60:
         return text

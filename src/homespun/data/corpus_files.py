@@ -1,4 +1,4 @@
-"""Files of a corpus in JSON: its description, and the manifest of a build."""
+"""JSON files of a corpus: its description, and the manifest of a build."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ShardRecord(BaseModel):
 
 
 class TokenizerFacts(BaseModel):
-    """The tokenizer of a corpus."""
+    """Facts that identify the tokenizer of a corpus."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -41,7 +41,7 @@ class TokenizerFacts(BaseModel):
 
 
 class Description(BaseModel):
-    """``corpus.json``."""
+    """Content of ``corpus.json``."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -63,7 +63,7 @@ class Description(BaseModel):
 
 
 class Line(BaseModel):
-    """A line of ``building.jsonl`` after the first: a shard, and totals up to its end."""
+    """Line of ``building.jsonl`` after the first: a shard, and totals up to its end."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 

@@ -1,4 +1,4 @@
-"""Documents of a side of a split, found by arithmetic: memory does not depend on their number."""
+"""Documents of a side of a split, selected by hash: memory does not depend on their number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class DocumentSet:
-    """Documents of a corpus whose hash of key and index lies in a range; by default all.
+    """Documents of a corpus whose hash of key and index lies in a range; by default all documents.
 
     ``numpy.asarray`` gives their ascending indices.
 
@@ -45,13 +45,13 @@ class DocumentSet:
         return self.size
 
     def between(self, first: int, stop: int) -> NDArray[np.int64]:
-        """Ascending indices of the documents of the set from ``first`` to ``stop`` - 1."""
+        """Return the ascending indices of documents of the set from ``first`` to ``stop`` - 1."""
         inside = self._inside[first:stop] if self.total <= _CHUNK * 16 else self._contains(first, stop)
         return first + inside.nonzero()[0]
 
     @cached_property
     def _inside(self) -> NDArray[np.bool_]:
-        """(total,) True for documents of the set: a row is read in half of the time."""
+        """(total,) mask of the documents of the set; halves the time to read a row."""
         return self._contains(0, self.total)
 
     def _contains(self, first: int, stop: int) -> NDArray[np.bool_]:
@@ -59,7 +59,7 @@ class DocumentSet:
         return (hashes >= np.uint64(self.lowest)) & (hashes <= np.uint64(self.highest))
 
     def indices(self, first: int = 0) -> Iterator[int]:
-        """Ascending indices of the documents from ``first`` on."""
+        """Yield the ascending indices of the documents from ``first`` on."""
         for begin in range(first, self.total, _READ):
             yield from self.between(begin, begin + _READ).tolist()
 
@@ -72,7 +72,7 @@ Documents = DocumentSet | NDArray[np.int64]
 
 
 def split_documents(total: int, held_out: int, key: int) -> tuple[DocumentSet, DocumentSet]:
-    """Training documents, and the ``held_out`` documents of ``total`` with the lowest hashes, at least one each."""
+    """Hold out the ``held_out`` of ``total`` documents with the lowest hashes, at least one on each side."""
     bins = np.zeros(1 << _BITS, np.int64)
     chunks = [(first, min(first + _CHUNK, total)) for first in range(0, total, _CHUNK)]
     for first, stop in chunks:
@@ -89,7 +89,7 @@ def split_documents(total: int, held_out: int, key: int) -> tuple[DocumentSet, D
 
 
 def _hashes(first: int, stop: int, key: int) -> NDArray[np.uint64]:
-    """Hashes of documents, all different."""
+    """Compute distinct hashes of documents."""
     return splitmix64(np.arange(first, stop, dtype=np.uint64) ^ np.uint64(key))
 
 

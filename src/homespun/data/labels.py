@@ -33,8 +33,10 @@ class Labels:
 
     @classmethod
     def collect(cls, labels: LabelNames, *, multi_label: bool = False) -> Labels:
-        """Classes in ``labels``: numbers by value, then names alphabetically. Raises `UserError` for fewer than two
-        classes.
+        """Collect the classes in ``labels``: numbers by value, then names alphabetically.
+
+        Raises:
+            UserError: there are fewer than two classes.
         """
         names = {name for label in labels for name in (label if multi_label else (str(label),))}
         if len(names) < 2:
@@ -46,14 +48,14 @@ class Labels:
         return len(self.names)
 
     def index(self, name: str) -> int:
-        """Class number of ``name``. Raises `UserError` for an unknown class."""
+        """Return the class number of ``name``. Raises `UserError` for an unknown class."""
         try:
             return self.names.index(name)
         except ValueError:
             raise UserError(f"label {name!r} is not in the training data, which has: {', '.join(self.names)}") from None
 
     def encode(self, labels: LabelNames) -> NDArray[np.int64]:
-        """(texts,) int64 class numbers, or (texts, classes) int64 zeros and ones if multi-label.
+        """Return (texts,) int64 class numbers, or (texts, classes) int64 zeros and ones if multi-label.
 
         Raises:
             UserError: an unknown class.
@@ -77,13 +79,13 @@ class Labels:
             yield from ((targets == number).astype(np.int64) for number in range(len(self)))
 
     def decode(self, target: int | NDArray[np.int64]) -> str | tuple[str, ...]:
-        """Name of a class number, or names of (classes,) zeros and ones."""
+        """Return the name of a class number, or the names of (classes,) zeros and ones."""
         if self.multi_label:
             return tuple(self.names[index] for index in np.flatnonzero(target))
         return self.names[int(target)]
 
     def to_dict(self) -> dict[str, object]:
-        """Values for JSON; read by `from_dict`."""
+        """Return values for JSON, read by `from_dict`."""
         return {"names": list(self.names), "multi_label": self.multi_label}
 
     @classmethod
@@ -107,11 +109,12 @@ def _number_or_name(name: str) -> tuple[bool, float, str]:
 
 
 class LabelledRows:
-    """A row for each text: ``[CLS] text [SEP]``, or ``[CLS] text [SEP] pair [SEP]``, of at most ``length`` tokens.
+    """Rows of texts: ``[CLS] text [SEP]``, or ``[CLS] text [SEP] pair [SEP]``, of at most ``length`` tokens.
 
     Special tokens are those of `Tokenizer.template` and `Tokenizer.pair_template`. If ``long_inputs`` splits texts into
     chunks, a row is ``[CLS] chunk [SEP] [CLS] chunk [SEP] ...`` and its ``documents`` number the chunks. The longer
-    text of a pair is cut first. Token ids are in one flat array, 2 or 4 bytes a token. The row of an empty text is
+    text of a pair is truncated first. Token ids are in one flat array, 2 or 4 bytes a token. The row of an empty text
+    is
     ``[CLS] [SEP]``, or a padding token without a template.
 
     Args:
@@ -197,14 +200,12 @@ class LabelledRows:
 
     @property
     def truncated(self) -> int:
-        """Number of texts of which tokens were left out."""
+        """Number of truncated texts."""
         return int(self.cut.sum())
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of texts ``longer`` than ``length``, of ``truncated`` and ``chunked`` ones, and of ``one_sided``
-        pairs.
-        """
+        """Numbers of ``longer``, ``truncated`` and ``chunked`` texts, and of ``one_sided`` pairs."""
         chunked = self.lengths > self.length
         return {
             "longer": int((self.cut | chunked).sum()),
@@ -232,7 +233,7 @@ class LabelledRows:
 
 
 def _cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
-    """Tokens to keep of each text so that both fit into ``room``, cutting the longer one first.
+    """Return the tokens to keep of each text so that both fit into ``room``, truncating the longer text first.
 
     An odd token goes to the longer text, or to the second, as in transformers' ``longest_first``.
     """
@@ -247,7 +248,7 @@ def _cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
 def read_rows(
     inputs: Sequence[str], *, columns: Sequence[str] | None = None, encoding: str | None = None
 ) -> Iterator[tuple[Record, str]]:
-    """Each record of ``inputs`` (see `homespun.text.sources.read_records`), and its location for error messages."""
+    """Yield each record of ``inputs`` (see `homespun.text.sources.read_records`) and its location for errors."""
     for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
         yield record, f"row {number} of {', '.join(inputs)}"
 
@@ -270,12 +271,12 @@ def read_labelled_texts(
         label: a column; if ``multi_label``, of lists, or of names separated by ``separator`` (by default a comma), and
             possibly empty.
         columns: names of the columns of files without a header.
-        encoding: of the files; None: detected.
+        encoding: character encoding of the files; None: detected.
         multi_label: return a tuple of labels for each text.
-        separator: between the labels of a text.
+        separator: separator of the labels of a text.
 
     Raises:
-        UserError: a missing column, a value that is no text, a row without a label, or no rows.
+        UserError: a missing column, a value that is not text, a row without a label, or no rows.
     """
     text_columns = [text] if isinstance(text, str) else list(text)
     texts: list[str] = []
@@ -295,7 +296,7 @@ def read_labelled_texts(
 def read_labelled_records(
     inputs: Sequence[str], *, label: str, columns: Sequence[str] | None = None, encoding: str | None = None
 ) -> Iterator[tuple[Record, str, str]]:
-    """Each record of ``inputs`` with its label, and its location for error messages.
+    """Yield each record of ``inputs`` with its label, and its location for error messages.
 
     Raises:
         UserError: a missing column, or a record without a label.
@@ -312,10 +313,10 @@ def _single_label(record: Record, column: str, where: str) -> str:
 
 
 def get_text(record: Record, columns: Sequence[str], *, where: str) -> str:
-    """Text of a record: its ``columns`` joined with a space, without empty ones.
+    """Join the non-empty ``columns`` of a record with a space.
 
     Raises:
-        UserError: a missing column, or a value that is no text or number; begins with ``where``.
+        UserError: a missing column, or a value that is not text or a number; the message begins with ``where``.
     """
     parts = []
     for column in columns:
@@ -329,14 +330,18 @@ def get_text(record: Record, columns: Sequence[str], *, where: str) -> str:
 
 
 def get_field(record: Record, column: str, *, where: str) -> Any:
-    """Value of a column of a record. Raises `UserError` beginning with ``where`` if it is missing."""
+    """Return the value of a column of a record.
+
+    Raises:
+        UserError: the column is missing; the message begins with ``where``.
+    """
     if column not in record:
         raise UserError(f"{where} has no column {column!r}; there are: {', '.join(map(str, record))}")
     return record[column]
 
 
 def label_name(value: object) -> str:
-    """Name of a class; empty for a missing value."""
+    """Convert a value to the name of a class; empty for a missing value."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return ""
     if isinstance(value, bool):
@@ -352,7 +357,7 @@ def _label_set(value: object, separator: str) -> tuple[str, ...]:
 
 
 def parse_numbers(labels: Sequence[str]) -> NDArray[np.float64]:
-    """Parse ``labels`` as finite numbers. Raises `UserError` with the row of another label."""
+    """Parse ``labels`` as finite numbers. Raises `UserError` that names the row of an invalid label."""
     numbers = np.empty(len(labels))
     for index, label in enumerate(labels):
         try:
@@ -365,12 +370,12 @@ def parse_numbers(labels: Sequence[str]) -> NDArray[np.float64]:
 
 
 class RegressionRows:
-    """Rows with a number each as label.
+    """Rows with a number as label.
 
     Args:
         rows: the rows.
         numbers: (rows,) labels; NaN if unknown.
-        counts: for the result file.
+        counts: counts for the result file.
     """
 
     def __init__(self, rows: Rows, numbers: NDArray[np.float64], counts: dict[str, int]) -> None:

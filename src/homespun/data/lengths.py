@@ -20,10 +20,10 @@ def length_statistics(
     classes: Sequence[str | None] | None = None,
     limits: Sequence[int] = LIMITS,
 ) -> list[Tree]:
-    """Statistics of document lengths, by split and by class.
+    """Compute statistics of document lengths, by split and by class.
 
     Args:
-        lengths: (documents,) tokens of each: `Corpus.lengths`, or those of labelled rows.
+        lengths: (documents,) tokens of each, from `Corpus.lengths` or of labelled rows.
         splits: document indices of each split; by default one split, ``all``.
         classes: class of each document, or None.
         limits: lengths in ``above``.
@@ -70,7 +70,7 @@ def _row(lengths: np.ndarray, edges: np.ndarray, limits: Sequence[int]) -> Tree:
 
 
 def _edges(lengths: np.ndarray) -> np.ndarray:
-    """(bins + 1,) int64 ascending edges, from the shortest length to above the longest."""
+    """Compute (bins + 1,) int64 ascending edges, from the shortest length to above the longest."""
     shortest, longest = int(lengths.min()), int(lengths.max())
     edges = np.geomspace(max(shortest, 1), longest + 1, BINS + 1).round().astype(np.int64)
     edges[0], edges[-1] = shortest, longest + 1

@@ -1,4 +1,4 @@
-"""Batches of rows. Row i of epoch e is a function of (seed, e, i), so that any step can be computed at any time."""
+"""Batches of rows. Row i of epoch e is a function of (seed, e, i), so any step can be computed without earlier ones."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ Order = Literal["shuffled", "bucketed", "in_order"]
 
 
 class Collate(Protocol):
-    """Function from rows to a batch: corrupts, pads and finds targets. Picklable; all randomness comes from the row
-    seeds.
+    """Interface of functions from rows to a batch, which corrupt, pad and find targets.
+
+    Picklable; all randomness comes from the row seeds.
     """
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch: ...
@@ -47,12 +48,13 @@ class Loader:
         rows: the rows.
         collate: function from rows to a batch.
         batch_size: rows of a step, over all processes.
-        seed: of the order and of each row.
+        seed: random seed of the order and of each row.
         micro_batch_size: rows in the model at a time; None: all rows of this process.
         rank: number of this process.
         world_size: number of processes.
-        order: ``shuffled``; ``bucketed``: shuffled, divided into windows of at least 64 steps, sorted by length in
-            each, with the steps of a window in random order, for little padding; or ``in_order``.
+        order: ``shuffled``; ``bucketed``: shuffled, divided into windows of at least 64 steps, and sorted by length in
+            each
+            window, whose steps are in random order, to reduce padding; or ``in_order``.
         workers: processes that prepare batches ahead; they do not change the batches.
 
     Raises:
@@ -82,7 +84,7 @@ class Loader:
             raise UserError(f"a step of {smallest} rows is too small for {self.world_size} processes; raise batch_size")
 
     def step(self, number: int) -> list[Batch]:
-        """Micro-batches of this process in step ``number`` (0, 1, 2, ...)."""
+        """Return the micro-batches of this process in step ``number`` (0, 1, 2, ...)."""
         epoch, place = divmod(number, self.steps_per_epoch)
         indices = self._indices(epoch, place)
         first, last = (len(indices) * rank // self.world_size for rank in (self.rank, self.rank + 1))
@@ -90,23 +92,23 @@ class Loader:
         return [self._batch(indices[start : min(start + size, last)], epoch) for start in range(first, last, size)]
 
     def steps(self, start: int = 0) -> Iterator[list[Batch]]:
-        """Micro-batches of step ``start``, ``start + 1``, ..., prepared ahead by the workers."""
+        """Yield the micro-batches of step ``start``, ``start + 1``, ..., prepared ahead by the workers."""
         return self._prefetched(self.step, count(start))
 
     def once(self) -> Iterator[Batch]:
-        """All rows once, in order, with the seeds of epoch 0, for validation and prediction; equal in all processes.
+        """Yield all rows once, in order, with the seeds of epoch 0, for validation and prediction.
 
-        Batches have ``micro_batch_size`` rows, or ``batch_size`` without it.
+        Batches are equal in all processes and have ``micro_batch_size`` rows, or ``batch_size`` without it.
         """
         size = self.micro_batch_size or self.batch_size
         return self._prefetched(self._batch_in_order, range(-(-len(self.rows) // size)))
 
     def with_micro_batch_size(self, size: int) -> Loader:
-        """The same steps, split into micro-batches of ``size`` rows."""
+        """Return a loader of the same steps, split into micro-batches of ``size`` rows."""
         return dataclasses.replace(self, micro_batch_size=size)
 
     def _begin(self, place: int) -> int:
-        """Position of the first row of step ``place`` in the epoch."""
+        """Return the position in the epoch of the first row of step ``place``."""
         if place < self.steps_per_epoch - 1 or place == 0:
             return place * self.batch_size
         if place == self.steps_per_epoch:
@@ -114,7 +116,7 @@ class Loader:
         return (self._begin(place - 1) + len(self.rows) + 1) // 2
 
     def _indices(self, epoch: int, place: int) -> np.ndarray:
-        """(rows of the step,) int64 row numbers of step ``place``."""
+        """Return (rows of the step,) int64 row numbers of step ``place``."""
         if self.order == "bucketed":
             return self._bucketed(epoch, place)
         positions = np.arange(self._begin(place), self._begin(place + 1))
@@ -161,7 +163,7 @@ class Loader:
 
 
 class _Items(Dataset[T]):
-    """Map-style data set of a function of a number."""
+    """Map-style data set of a function of an index."""
 
     def __init__(self, read: Callable[[int], T]) -> None:
         self._read = read
@@ -175,16 +177,19 @@ def _identity(item: T) -> T:
 
 
 def _ignore_signals(worker: int) -> None:
-    """Leave signals that reach all processes of a terminal or a service to the trainer."""
+    """Ignore signals in a worker, since the trainer handles those sent to all processes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def feistel_shuffle(positions: np.ndarray, count: int, *, key: tuple[int, ...]) -> np.ndarray:
-    """(positions,) int64 elements at ``positions`` of a random permutation of ``range(count)``, seeded by ``key``.
+    """Compute the elements at ``positions`` of a random permutation of ``range(count)``, seeded by ``key``.
 
     A Feistel network permutes numbers of ``2 * half`` bits; values outside ``range(count)`` pass through it again
     (cycle walking, Black and Rogaway 2002). No permutation is stored.
+
+    Returns:
+        (positions,) int64.
     """
     # 4 ** half < 4 * count: on average at most four passes
     half = max((max(count - 1, 1).bit_length() + 1) // 2, 1)

@@ -1,6 +1,6 @@
 """Treatment of texts longer than a model input.
 
-A text is a row. If it is split into chunks, the row has all of them, each with its special tokens, numbered by
+A text is a row. If it is split into chunks, the row has all chunks, each with its special tokens, numbered by
 `Row.documents`; `pad_chunks` makes a sequence of each chunk, and `Batch.chunks` maps texts to sequences.
 """
 
@@ -24,25 +24,25 @@ Overlap = Annotated[float, Field(ge=0, le=0.9, description="share of a chunk tha
 
 
 class Truncate(Config):
-    """First tokens of the text."""
+    """Truncation: the first tokens of the text are read."""
 
     kind: Literal["truncate"] = "truncate"
     chunks: ClassVar[int] = 1
     layers: ClassVar[int] = 0  # transformer layers over the chunks
 
     def reach(self, room: int) -> int:
-        """Maximum tokens of a text that are read, with ``room`` in a sequence."""
+        """Return the maximum number of tokens of a text that are read, with ``room`` in a sequence."""
         return room
 
     def pieces(self, ids: Ids, room: int) -> list[Ids]:
-        """Sequences of at most ``room`` tokens, in order; all but the last are full."""
+        """Split ids into sequences of at most ``room`` tokens, in order; all but the last are full."""
         return [ids[:room]]
 
 
 class HeadTail(Config):
     """First and last tokens of the text in one sequence (Sun et al. 2019, section 5.3.1).
 
-    ``head`` is the share of the first tokens: a quarter in the paper (128 of 510); 0 reads the end only.
+    ``head`` is the share of the first tokens: a quarter in the paper (128 of 510); with 0 only the end is read.
     """
 
     kind: Literal["head_tail"] = "head_tail"
@@ -61,7 +61,7 @@ class HeadTail(Config):
 
 
 class _Chunked(Config):
-    """Overlapping chunks of the text, each encoded separately."""
+    """Base of overlapping chunks of the text, each encoded separately."""
 
     kind: str
     chunks: Chunks = 8
@@ -76,12 +76,12 @@ class _Chunked(Config):
         return [ids[start : start + room] for start in range(0, min(count, self.chunks) * step, step)]
 
     def _step(self, room: int) -> int:
-        """Tokens between the starts of two chunks."""
+        """Return the number of tokens between the starts of two chunks."""
         return max(1, room - round(self.overlap * room))
 
 
 class ChunkMean(_Chunked):
-    """Chunks whose logits are averaged; their mean has the loss."""
+    """Chunks whose logits are averaged before the loss."""
 
     kind: Literal["chunk_mean"] = "chunk_mean"
     layers: ClassVar[int] = 0
@@ -106,16 +106,16 @@ class _Saved(Config):
 
 
 def saved_long_inputs(task: Mapping[str, object], *, source: str) -> LongInputs:
-    """Treatment of long texts in the ``task`` of a stored model; by default truncation.
+    """Read the treatment of long texts from the ``task`` of a stored model; by default truncation.
 
     Raises:
-        UserError: an unknown setting; begins with ``source``.
+        UserError: an unknown setting; the message begins with ``source``.
     """
     return validate(_Saved, {k: task[k] for k in ("truncation",) if k in task}, source=source).truncation
 
 
 def pad_chunks(rows: Sequence[Row], pad_id: int) -> Batch:
-    """`homespun.data.rows.pad` with a sequence for each chunk; `Batch.chunks` is None if no row has several."""
+    """Pad each chunk as a sequence, see `homespun.data.rows.pad`; `Batch.chunks` is None if no row has several."""
     import torch
 
     sequences: list[Row] = []

@@ -1,4 +1,4 @@
-"""Rows of packed documents, found by packing a few documents again: memory does not grow with documents or rows."""
+"""Rows of packed documents, computed by packing a few documents on access: memory does not grow with the corpus."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _CHUNK = 1 << 16  # documents that are packed at a time
 class PackedRows:
     """Rows of ``length`` tokens: ``[CLS] piece [SEP] [CLS] piece [SEP] ...``; ``documents`` numbers the pieces.
 
-    Documents follow each other without loss: one that does not fit continues in the next row. A row ends early if its
-    room is under `SHORTEST_PIECE` or an eighth of ``length``. `Row.cut` marks rows whose first [CLS] or last [SEP] is
-    inside a document.
+    Documents follow each other without loss: a document that does not fit continues in the next row. A row ends early
+    if its room is under `SHORTEST_PIECE` or an eighth of ``length``. `Row.cut` marks rows whose first [CLS] or last
+    [SEP] is inside a document.
 
-    For each block of documents, 12 bytes are kept: the number of rows that begin before it, and the room in the last of
-    them. A row is found by packing its block again. With `lengths` and the documents of the split,
-    memory stays below 80 MB.
+    For each block of documents, 12 bytes are stored: the number of rows that begin before it, and the room in the last
+    of them. A row is found by packing its block again. With `lengths` and the documents of the split, memory stays
+    below 80 MB.
 
     Args:
         corpus: source of the tokens.
@@ -101,7 +101,7 @@ class PackedRows:
         return Row(ids[:at], documents=numbers[:at] if number > 1 else None, cut=(cut_begin, cut_end))
 
     def _find(self, index: int) -> tuple[int, int]:
-        """Document in which a row begins, and the token."""
+        """Return the document and the token at which a row begins."""
         block = int(self._rows.searchsorted(index, side="right")) - 1
         begin, rows, room = block * self._block, int(self._rows[block]), int(self._rooms[block])
         sizes = self._corpus.sizes(begin, min(begin + self._block, self._documents.total))
@@ -119,7 +119,7 @@ class PackedRows:
         raise IndexError(f"row {index} is not in its block")
 
     def _pack(self, sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:
-        """(n + 1,) room in the last row before each document, and after the last one."""
+        """Return (n + 1,) room in the last row before each document, and after the last one."""
         rooms = array("q", (room,))
         length, shortest, body = self.length, self._shortest, self.length - 2
         for size in sizes.tolist():

@@ -1,4 +1,4 @@
-"""Extractive question answering: readers of questions, and rows of windows of their texts."""
+"""Extractive question answering: readers of questions, and windowed rows of their texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK = 1024  # texts encoded at a time
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, its text, and the reference answers.
+    """Question with its text and reference answers.
 
     Attributes:
         spans: (start, end) of the answers in characters; answers that are not in the text have none.
@@ -62,7 +62,7 @@ def read_questions(
     moved to the nearest occurrence.
 
     Raises:
-        UserError: a missing column, answers of another form, or no question.
+        UserError: a missing column, answers in another format, or no question.
     """
     names = {"question": question, "context": context, "answers": answers}
     rows = read_rows(inputs, encoding=encoding, columns=columns)
@@ -120,13 +120,13 @@ def _is_impossible(record: Record, where: str) -> bool:
 
 
 def _nearest(context: str, text: str, start: int | None) -> int | None:
-    """Start of the occurrence of ``text`` nearest to ``start``; None if there is none."""
+    """Return the start of the occurrence of ``text`` nearest to ``start``, or None."""
     starts = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
     return min(starts, key=lambda position: (abs(position - (start or 0)), position), default=None)
 
 
 def _answers(value: object, column: str, where: str) -> list[tuple[str, int | None]]:
-    """(text, start) of each answer that is not blank; start is None if unknown."""
+    """Return (text, start) of each answer that is not blank; start is None if unknown."""
     if isinstance(value, Mapping) and isinstance(value.get("text"), list):
         texts = value["text"]
         starts = value.get("answer_start")
@@ -162,7 +162,7 @@ def _objects(value: object, key: str, where: str) -> list[Record]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """``tokens`` tokens of a question's text from ``start``, at position ``place`` of their row."""
+    """Window of ``tokens`` tokens of a question's text from ``start``, at position ``place`` of its row."""
 
     question: int
     start: int
@@ -171,10 +171,10 @@ class Window:
 
 
 class QuestionRows:
-    """A row for each window of a question's text, ``[CLS] question [SEP] window [SEP]``.
+    """Rows of windows of the texts of questions, ``[CLS] question [SEP] window [SEP]``.
 
     Special tokens are those of `Tokenizer.pair_template`. ``label`` has the positions of the first and last token of
-    the first answer, or 0 and 0 if the window does not contain all of it (Devlin et al. 2019, section 4.3).
+    the first answer, or 0 and 0 if the window does not contain the complete answer (Devlin et al. 2019, section 4.3).
     ``sentence_ends`` has the end of the question. Questions about a blank text have no row.
 
     Args:
@@ -182,7 +182,7 @@ class QuestionRows:
         tokenizer: encodes questions and texts.
         length: maximum tokens of a row, special tokens included.
         stride: tokens that two consecutive windows share.
-        question_length: maximum tokens of a question; further ones are cut.
+        question_length: maximum tokens of a question; longer questions are truncated.
         segments: rows have ``token_type_ids``.
 
     Raises:
@@ -236,7 +236,7 @@ class QuestionRows:
         }
 
     def _tokens_of_answer(self, question: Question) -> tuple[int, int] | None:
-        """First and last token of the first answer in the text."""
+        """Return the first and last token of the first answer in the text."""
         if not question.spans:
             return None
         start, end = question.spans[0]
@@ -246,13 +246,13 @@ class QuestionRows:
 
     @property
     def trainable_rows(self) -> NDArray[np.int64]:
-        """Numbers of the rows to train on: all but those whose answers are not in the text."""
+        """Return the numbers of the training rows: all except questions whose answers are not in the text."""
         pairs = zip(self._answers, self.questions, strict=True)
         trainable = [answer is not None or not question.answers for answer, question in pairs]
         return np.array([i for i, window in enumerate(self.windows) if trainable[window.question]], dtype=np.int64)
 
     def offsets(self, window: Window) -> NDArray[np.int64]:
-        """(tokens, 2) start and end of each token of a window, in characters."""
+        """Return (tokens, 2) start and end of each token of a window, in characters."""
         _, offsets = self._texts[self.questions[window.question].context]
         return offsets[window.start : window.start + window.tokens]
 

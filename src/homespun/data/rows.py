@@ -22,7 +22,7 @@ SHORTEST_LENGTH = 8
 
 @dataclass(frozen=True)
 class Row:
-    """A training row before corruption, with special tokens."""
+    """Training row before corruption, with special tokens."""
 
     input_ids: np.ndarray  # (seq,) int64
     documents: np.ndarray | None = None  # (seq,) int64, from 0 in each row; None: one document
@@ -35,11 +35,11 @@ class Row:
 
 
 class Rows(Protocol):
-    """Interface of map-style collections of rows. ``rows[i]`` is always the same row."""
+    """Interface of map-style collections of rows. ``rows[i]`` always returns the same row."""
 
     @property
     def lengths(self) -> np.ndarray:
-        """(rows,) int: tokens in each row, known without reading it; of packed rows, in each of the first million."""
+        """(rows,) int number of tokens of each row, known without reading it; for packed rows, of the first million."""
 
     def __len__(self) -> int: ...
 
@@ -48,7 +48,7 @@ class Rows(Protocol):
 
 @dataclass
 class UnsegmentedRows:
-    """Rows without document numbers, for attentions that cannot mask documents."""
+    """Rows without document numbers, for attention that cannot mask documents."""
 
     rows: Rows
 
@@ -63,7 +63,7 @@ class UnsegmentedRows:
 
 
 class SubsetRows:
-    """The rows at ``places`` (n,), in that order, possibly repeated."""
+    """Rows at ``places`` (n,), in this order, possibly repeated."""
 
     def __init__(self, rows: Rows, places: NDArray[np.int64]) -> None:
         self.rows = rows
@@ -80,10 +80,11 @@ class SubsetRows:
 class NextSentenceRows:
     """Rows for next sentence prediction (Devlin et al. 2019): ``[CLS] A [SEP] B [SEP]``.
 
-    A is consecutive sentences of a document. B is their continuation (label 0), or, in half of the rows, a span of
+    A is consecutive sentences of a document. B is the continuation of A (label 0), or, in half of the rows, a span of
     another document (label 1). Rows fill ``length``, except one in ten, which is shorter. A random B is as long as the
-    continuation if its document has enough tokens, so that lengths do not reveal labels. The sentences after A begin a
-    later row if B is random. Documents of one sentence are never an A.
+    continuation if its document has enough tokens, so that lengths do not reveal labels. If B is random, the sentences
+    after
+    A begin a later row. Documents of one sentence are never an A.
 
     Raises:
         UserError: ``length`` is below 8, the corpus has no sentence ends, there are fewer than two documents, or none
@@ -131,7 +132,7 @@ class NextSentenceRows:
 
 
 def _pairs(corpus: Corpus, documents: np.ndarray, place: int, room: int, random: np.random.Generator) -> Iterator[int]:
-    """Rows whose A is from the document at ``place``, seven integers each."""
+    """Yield the rows whose A is from the document at ``place``, seven integers each."""
     document = int(documents[place])
     ends: list[int] = corpus.sentence_ends(document).tolist()
     sentence = 0  # the first sentence of the next row
@@ -159,7 +160,7 @@ def _pairs(corpus: Corpus, documents: np.ndarray, place: int, room: int, random:
 def _span(
     corpus: Corpus, documents: np.ndarray, place: int, length: int, random: np.random.Generator
 ) -> tuple[int, int, int]:
-    """A random document other than the one at ``place``, and a span of ``length`` tokens from a sentence start.
+    """Draw a document other than the one at ``place``, and a span of ``length`` tokens from a sentence start.
 
     The span is shorter if the document is.
     """
@@ -175,8 +176,8 @@ def _span(
 class SentenceRows:
     """Rows of complete sentences of one document, for sequence-to-sequence objectives; no token is lost.
 
-    A row has as many complete sentences as fit; a sentence longer than a row is cut and continues in the next. In a
-    corpus without sentence ends, documents are cut into equal parts, and rows have no ``sentence_ends``. A decoder
+    A row has as many complete sentences as fit; a sentence longer than a row is split and continues in the next. In a
+    corpus without sentence ends, documents are split into equal parts, and rows have no ``sentence_ends``. A decoder
     attends to all of its encoder's input, so a row has one document; rows of short documents are short, so batch them
     by length (`Loader`'s order ``bucketed``).
 
@@ -221,7 +222,7 @@ class SentenceRows:
 
 
 def _sentence_pieces(corpus: Corpus, document: int, body: int) -> Iterator[tuple[int, int, int]]:
-    """(start, end, sentences) of each row of a document, of at most ``body`` tokens."""
+    """Yield (start, end, sentences) of each row of a document, of at most ``body`` tokens."""
     size = int(corpus.lengths[document])
     start = 0
     if not corpus.has_sentences:
@@ -251,14 +252,14 @@ def check_corpus_rows(length: int, documents: Sized) -> None:
 
 
 def check_index(index: int, count: int) -> int:
-    """Return ``index``, or raise `IndexError` unless ``0 <= index < count``, which ends iteration."""
+    """Return ``index``; raise `IndexError` unless ``0 <= index < count``, which ends iteration."""
     if not 0 <= index < count:
         raise IndexError(f"row {index} of {count}")
     return index
 
 
 def pad(rows: Sequence[Row], pad_id: int) -> Batch:
-    """Pad rows at the right to the longest: ids, mask, documents, positions, token types.
+    """Pad rows on the right to the longest: ids, mask, documents, positions, token types.
 
     In packed rows ``documents`` numbers the documents (padding: -1) and positions restart at each. Inputs that no row
     needs are None.

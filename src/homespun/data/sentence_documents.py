@@ -21,7 +21,7 @@ Vector = Literal["separator", "first", "mean"]
 
 @dataclass(frozen=True, slots=True)
 class LabelledDocument:
-    """Sentences of a document, with a label for each, or without labels for prediction."""
+    """Sentences of a document with labels, or without labels for prediction."""
 
     sentences: tuple[str, ...]
     labels: tuple[str, ...] = ()
@@ -88,12 +88,12 @@ def _name(label: object, where: str) -> str:
 
 
 class SentenceWindows:
-    """Rows of complete sentences; each sentence is predicted in one row.
+    """Rows of complete sentences; each sentence is predicted in exactly one row.
 
     A row is ``[CLS] sentence [SEP] sentence [SEP] ...``; with ``vector=first`` each sentence has a [CLS] (BERTSUM, Liu
     and Lapata 2019). ``row.sentence_ends`` has the end of each sentence with its [SEP], and ``row.label`` (sentences,)
     its class, 0 if unknown, or `CONTEXT`. A longer document continues in the next row, after as many previous sentences
-    as fit into the share ``context``. A sentence longer than a row is cut.
+    as fit into the share ``context``. A sentence longer than a row is truncated.
 
     Args:
         documents: documents; those without sentences have no row.
@@ -161,7 +161,7 @@ class SentenceWindows:
 
 
 def _windows(sizes: NDArray[np.int64], begin: int, end: int, room: int, context: float) -> list[tuple[int, int, int]]:
-    """Windows (first sentence, first predicted sentence, end) of the sentences from ``begin`` to ``end``."""
+    """Return windows (first sentence, first predicted sentence, end) of the sentences from ``begin`` to ``end``."""
     windows = []
     predicted = begin
     while predicted < end:

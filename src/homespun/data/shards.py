@@ -1,4 +1,4 @@
-"""Shards of token ids on disk, and the threads that encode them."""
+"""Shards of token ids on disk, and multi-threaded encoding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_PIECES = 2**16
 
 @dataclass
 class ShardBuffer:
-    """Documents of the next shard."""
+    """Documents of the next shard, in memory."""
 
     pieces: list[np.ndarray] = field(default_factory=list)  # token ids; a document may be several pieces
     lengths: list[int] = field(default_factory=list)
@@ -82,12 +82,12 @@ def _lists(values: np.ndarray, lengths: list[int]) -> pa.Array:
 
 
 def _array(values: np.ndarray) -> pa.Array:
-    """Arrow array of numbers, without a copy; see `ShardBuffer.write`."""
+    """Build an Arrow array of numbers without a copy; see `ShardBuffer.write`."""
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
 class Shard:
-    """A shard open for reading. Arrays are read-only views of the mapped file.
+    """Shard open for reading. Arrays are read-only views of the mapped file.
 
     Raises:
         UserError: the file is missing, or is not a shard.
@@ -130,9 +130,10 @@ MAX_OPEN = 1024
 
 
 class OpenShards:
-    """Shards of a corpus in their order, of which at most `MAX_OPEN` are mapped at a time.
+    """Shards of a corpus in order, of which at most `MAX_OPEN` are mapped at a time.
 
-    All are opened at once if they are not more, so that damage is found at the beginning; of more, each is opened when
+    With at most `MAX_OPEN` shards all are opened immediately, so that damage is found early; otherwise each is opened
+    when
     it is read.
 
     Raises:
@@ -185,7 +186,7 @@ def _parts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _view(numbers: pa.Array) -> np.ndarray:
-    """Read-only numpy array of the same memory; `pyarrow.Array.to_numpy` imports pandas."""
+    """View an Arrow array as a read-only numpy array; `pyarrow.Array.to_numpy` imports pandas."""
     dtype = np.dtype(numbers.type.to_pandas_dtype())
     if not len(numbers):
         return np.empty(0, dtype)
@@ -198,7 +199,7 @@ PIECE_CHARACTERS = 50_000  # longer documents are encoded in pieces, on all core
 
 @dataclass(frozen=True)
 class Encoded:
-    """An encoded document."""
+    """Encoded document."""
 
     pieces: list[np.ndarray]  # token ids, in order; the sentences, with `sentences`
     label: str | None
@@ -255,7 +256,7 @@ _WORD = re.compile(r"\S+")
 
 
 def _cuts(text: str, *, sentences: bool) -> Iterator[int]:
-    """Ends of the pieces of a document, ascending; the last is the end of the text."""
+    """Yield the ends of the pieces of a document, ascending; the last is the end of the text."""
     start = 0
     ends = [end for _, end in sentence_spans(text)][:-1] if sentences else []
     for end in [*ends, len(text)]:
@@ -273,7 +274,7 @@ def _in_threads(
 ) -> Iterator[tuple[list[_Piece], list[np.ndarray]]]:
     """Encode batches in threads, outside Python's lock, while this thread reads and cleans the next texts.
 
-    A third faster on two cores than one batch at a time on all cores: converting ids to arrays needs Python's lock.
+    On two cores a third faster than one batch at a time on all cores: converting ids to arrays needs Python's lock.
     """
     waiting: deque[tuple[list[_Piece], Future[list[np.ndarray]]]] = deque()
     with _one_core_a_call(), ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:

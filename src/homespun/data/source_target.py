@@ -24,8 +24,9 @@ BREAK = "\n"
 class Paragraphs(Config):
     """Selection of the paragraphs (lines) of a source (Liu and Lapata 2019, section 3.1).
 
-    Paragraphs are ranked by TF-IDF similarity to a title, or to all paragraphs without one; the paper learns its ranker
-    and has this one as a baseline.
+    Paragraphs are ranked by TF-IDF similarity to a title, or to all paragraphs without a title. This is a baseline in
+    the
+    paper, which learns its ranker.
     """
 
     max_paragraphs: int = Field(default=24, ge=1, description="maximum paragraphs; 24 in the paper")
@@ -74,7 +75,10 @@ class NumberedParagraphs:
 
 
 def rank_paragraphs(lines: Sequence[str], title: str) -> list[int]:
-    """Numbers of ``lines`` by TF-IDF similarity to ``title``, or to all lines without one; ties keep their order."""
+    """Rank ``lines`` by TF-IDF similarity to ``title``, or to all lines without a title.
+
+    Ties keep their order. Returns line numbers.
+    """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     try:
@@ -94,7 +98,7 @@ Listed = Literal["references", "sentences"]
 
 @dataclass(frozen=True, slots=True)
 class SourceTargetPair:
-    """A source text and its reference targets, possibly empty."""
+    """Source text with its reference targets, possibly empty."""
 
     source: str
     targets: tuple[str, ...]
@@ -109,7 +113,7 @@ class SourceTargetPair:
 
 @dataclass(frozen=True)
 class SourceTargetTemplate:
-    """Tokens around texts: before source and target, after the source, after the target.
+    """Special tokens around texts: before source and target, after the source, after the target.
 
     For a decoder ``after_source`` is the separator, and ``glue`` is put before each target, so that its first word is
     tokenized as inside a text.
@@ -125,7 +129,10 @@ class SourceTargetTemplate:
     def for_encoder_decoder(
         cls, tokenizer: Tokenizer, *, bos_id: int | None, eos_id: int | None
     ) -> SourceTargetTemplate:
-        """``[bos] text eos`` for source and target; ``bos`` only if the tokenizer's template has it."""
+        """Build the template ``[bos] text eos`` for source and target.
+
+        ``bos`` is only used if the tokenizer's template has it.
+        """
         begins, _ = tokenizer.template
         before = (bos_id,) if bos_id is not None and bos_id in begins else ()
         end = (tokenizer.sep_id if eos_id is None else eos_id,)
@@ -133,7 +140,7 @@ class SourceTargetTemplate:
 
     @classmethod
     def for_decoder(cls, tokenizer: Tokenizer, separator: str) -> SourceTargetTemplate:
-        """``[bos] source separator target eos`` in one row (Radford et al. 2019, with the separator "TL;DR:")."""
+        """Build the template ``[bos] source separator target eos`` (Radford et al. 2019, with separator "TL;DR:")."""
         begins, _ = tokenizer.template
         stripped = separator.rstrip()
         between = tuple(int(i) for i in tokenizer.encode_batch([stripped])[0])
@@ -141,7 +148,7 @@ class SourceTargetTemplate:
 
 
 class SourceTargetRows:
-    """A row for each target of each pair that is not empty; longer texts are truncated.
+    """Rows of pairs that are not empty, one for each target; longer texts are truncated.
 
     ``row.input_ids`` is the source and ``row.target_ids`` the target, with their special tokens. Source tokens are
     stored once, 2 or 4 bytes each.
@@ -208,7 +215,7 @@ class SourceTargetRows:
         }
 
     def source(self, place: int) -> Row:
-        """Source number ``place`` of `usable` with its special tokens, and its paragraph numbers."""
+        """Return source number ``place`` of `usable` with its special tokens and paragraph numbers."""
         template = self._template
         ids = _joined(template.before, self._sources[place], template.after_source)
         if self._documents is None or not len(self._documents[place]):
@@ -229,7 +236,7 @@ class SourceTargetRows:
 def mix_rows(
     rows: Rows, data_sets: NDArray[np.int64], *, weights: Sequence[float], limit: int | None = None
 ) -> SubsetRows:
-    """Rows of several data sets in proportion to their sizes (Raffel et al. 2020, section 3.5.2).
+    """Mix rows of several data sets in proportion to their sizes (Raffel et al. 2020, section 3.5.2).
 
     An epoch has all rows; rows of data sets with a higher rate are repeated.
 
@@ -237,7 +244,7 @@ def mix_rows(
         rows: rows of all data sets.
         data_sets: (rows,) number of the data set.
         weights: factor of the size of each data set.
-        limit: maximum size that a data set counts for; ``None``: no limit.
+        limit: maximum size that counts for a data set; ``None``: no limit.
     """
     places = [np.flatnonzero(data_sets == number) for number in range(len(weights))]
     sizes = np.array(list(map(len, places)))
@@ -265,11 +272,11 @@ def read_source_target(
 ) -> list[SourceTargetPair]:
     """Read pairs from all records of ``inputs`` (see `homespun.text.sources.read_records`), including empty ones.
 
-    Several source columns, or a list in one, are joined with ``between``; several target columns are alternative
-    targets, and ``listed`` says what a list in one is. ``title`` is a column, or empty.
+    Several source columns, or a list in one column, are joined with ``between``. Several target columns are alternative
+    targets; ``listed`` is the meaning of a list in one column. ``title`` is a column, or empty.
 
     Raises:
-        UserError: a missing column, a value that is no text, or no rows.
+        UserError: a missing column, a value that is not text, or no rows.
     """
     pairs = []
     for record, where in read_rows(inputs, encoding=encoding, columns=columns):
@@ -286,7 +293,11 @@ def read_source_target(
 
 
 def get_source(record: Record, columns: Sequence[str], *, where: str, between: str = " ") -> str:
-    """Source text of a record. Raises `UserError` beginning with ``where`` for a missing column or another value."""
+    """Return the source text of a record.
+
+    Raises:
+        UserError: a missing column or another type of value; the message begins with ``where``.
+    """
     return between.join(text for column in columns for text in _texts(record, column, where=where))
 
 

@@ -1,4 +1,4 @@
-"""Stratified splits of labelled rows: training and validation, or folds."""
+"""Stratified splits of labelled rows into training and validation, or into folds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ logger = logging.getLogger(__name__)
 
 
 def stratified_split(targets: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
-    """Ascending row indices of training and validation, with equal class proportions.
+    """Split row indices into training and validation with equal class proportions.
 
     Args:
         targets: from `Labels.encode`. A class with one row stays in training; multi-label rows are split at random;
             (rows, 1) are groups, such as articles of questions, which are not divided.
         share: share of the validation.
-        seed: of the split.
+        seed: random seed of the split.
+
+    Returns:
+        Ascending row indices of training and validation.
 
     Raises:
         UserError: the share is not between 0 and 1, or a side would have fewer rows than there are classes.
@@ -56,9 +59,9 @@ def stratified_split(targets: Rows, share: float, seed: int) -> tuple[Rows, Rows
 
 
 def stratified_folds(targets: Rows, folds: int, seed: int) -> Iterator[tuple[Rows, Rows]]:
-    """Row indices of training and test of each of ``folds`` folds; each row is in one test part.
+    """Yield row indices of training and test for each of ``folds`` folds; each row is in one test part.
 
-    Rows that are the only ones of their class are spread over the test parts; the class is then not in training.
+    Rows that are the only ones of their class are distributed over the test parts; the class is then not in training.
 
     Raises:
         UserError: fewer than two folds, or more than the smallest class with several rows has.
@@ -103,7 +106,7 @@ def _are_groups(targets: Rows) -> bool:
 
 
 def stratified_order(targets: Rows, seed: int) -> Rows:
-    """(rows,) order of the rows in which each prefix has about the class proportions.
+    """Order the rows so that each prefix has about the class proportions; returns (rows,) indices.
 
     ``targets`` as in `stratified_split`; multi-label rows are in random order.
     """

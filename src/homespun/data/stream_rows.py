@@ -1,4 +1,4 @@
-"""Rows of a stream of documents, found by arithmetic: memory and opening do not depend on the number of documents."""
+"""Rows of a stream of documents, computed from the manifest: memory and opening do not depend on the corpus size."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from homespun.text.clean import splitmix64
 class StreamRows:
     """Rows of exactly ``length`` tokens from the stream ``[CLS] document [SEP] [CLS] document [SEP] ...`` of a shard.
 
-    A row begins where the one before ends, also inside a document, and gets no [CLS] there; the last row of a shard
-    is filled with tokens of the one before. Shards shorter than a row are left out.
+    A row begins at the end of the previous row, possibly inside a document, and then has no [CLS] there. The last row
+    of a shard is filled with tokens of the previous row. Shards shorter than a row are left out.
     `homespun.data.packed_rows.PackedRows` reads the lengths of all documents first; here a row is found by arithmetic
     on the manifest and a binary search in its shard.
 
@@ -70,7 +70,10 @@ class StreamRows:
 
 
 def split_shards(corpus: Corpus, validation: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ascending shard numbers (int64) of training and validation, at least one each, by a hash of seed and number.
+    """Split shards into training and validation by a hash of seed and number, at least one each.
+
+    Returns:
+        Ascending int64 shard numbers of both sides.
 
     Raises:
         UserError: the corpus has one shard.

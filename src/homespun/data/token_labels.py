@@ -23,7 +23,7 @@ _CHUNK = 1024  # sentences encoded at a time
 
 @dataclass(frozen=True, slots=True)
 class TaggedWords:
-    """Words of a sentence with a tag each, or without tags for prediction."""
+    """Words of a sentence with tags, or without tags for prediction."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ def read_tagged_words(
     CoNLL.
 
     Raises:
-        UserError: a missing column, another number of tags than of words, or no sentence.
+        UserError: a missing column, different numbers of words and tags, or no sentence.
     """
     sentences = []
     for record, where in read_rows(inputs, encoding=encoding, columns=columns):
@@ -66,7 +66,11 @@ def _sentence(record: Record, words: str, tags: str, where: str) -> TaggedWords:
 
 
 def get_list(record: Record, column: str, *, where: str) -> tuple[str, ...]:
-    """Words or tags in a column. Raises `UserError` beginning with ``where`` for a missing column or another value."""
+    """Return the words or tags in a column.
+
+    Raises:
+        UserError: a missing column or another type of value; the message begins with ``where``.
+    """
     value = get_field(record, column, where=where)
     if isinstance(value, str):
         return tuple(value.split())
@@ -76,7 +80,7 @@ def get_list(record: Record, column: str, *, where: str) -> tuple[str, ...]:
 
 
 def word_spans(words: Sequence[str]) -> list[tuple[int, int]]:
-    """(start, end) in characters of each word, in the words joined by a space."""
+    """Compute (start, end) in characters of each word in the words joined by a space."""
     ends = accumulate((len(word) for word in words), lambda end, size: end + 1 + size)
     return [(end - len(word), end) for word, end in zip(words, ends, strict=True)]
 
@@ -134,11 +138,15 @@ class TokenLabelRows:
             self._rows.append((sentence, ids[start : start + room], places[mask] - start + self._first, of_word[mask]))
 
     def owner(self, index: int) -> int:
-        """Number of the sentence of a row."""
+        """Return the number of the sentence of a row."""
         return self._rows[index][0]
 
     def first_pieces(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(words,) positions of the first pieces of the words of a row, and (words,) the numbers of these words."""
+        """Find the first pieces of the words of a row.
+
+        Returns:
+            (words,) positions of the pieces, and (words,) numbers of the words.
+        """
         _, _, places, words = self._rows[index]
         return places, words
 
@@ -146,7 +154,7 @@ class TokenLabelRows:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Row:
-        """``label`` is (tokens,), with `IGNORE_INDEX` without a tag; None for a sentence without tags."""
+        """Return a row whose ``label`` is (tokens,), with `IGNORE_INDEX` without a tag; None without tags."""
         sentence, ids, places, words = self._rows[index]
         before, after = self._template
         input_ids = np.concatenate([before, ids, after], dtype=np.int64, casting="unsafe")
@@ -159,7 +167,11 @@ class TokenLabelRows:
 
 
 def _first_pieces(words: Sequence[str], offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(words,) first piece of each word that has pieces, and (words,) the ascending numbers of these words."""
+    """Find the first piece of each word that has pieces.
+
+    Returns:
+        (words,) positions of the pieces, and (words,) ascending numbers of the words.
+    """
     if not words or not len(offsets):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     begins = np.array([start for start, _ in word_spans(words)], dtype=np.int64)
@@ -171,13 +183,13 @@ def _first_pieces(words: Sequence[str], offsets: NDArray[np.int64]) -> tuple[NDA
 
 
 def window_starts(tokens: int, room: int, step: int) -> NDArray[np.int64]:
-    """Starts of windows of ``room`` tokens, every ``step`` tokens, until all tokens are in one."""
+    """Compute the starts of windows of ``room`` tokens, every ``step`` tokens, that cover all tokens."""
     count = 1 + max(0, -(-(tokens - room) // step))
     return np.arange(count, dtype=np.int64) * step
 
 
 def assign_windows(places: NDArray[np.int64], starts: NDArray[np.int64], tokens: int, room: int) -> NDArray[np.int64]:
-    """(places,) number of the first window with the most context on the shorter side of each token."""
+    """Return the (places,) number of the first window with the most context on the shorter side of each token."""
     ends = np.minimum(starts + room, tokens)
     around = np.minimum(places[:, None] - starts, ends - 1 - places[:, None])  # (places, windows), negative outside
     owners: NDArray[np.int64] = around.argmax(axis=1)
