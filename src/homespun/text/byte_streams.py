@@ -1,4 +1,4 @@
-"""Streams of decompressed and downloaded bytes that raise `EOFError` on truncated data."""
+"""Streams of decompressed and downloaded bytes, which raise `EOFError` on truncated data."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def download(url: str) -> BinaryIO:
 
 
 class CompleteTar(tarfile.TarInfo):
-    """Members of a tar archive that raise an error without the end block, which `tarfile` accepts.
+    """Tar archive that raises an error without the end block, which `tarfile` accepts.
 
     An archive written without an end block cannot be distinguished from a truncated one and is refused too.
     """
@@ -107,7 +107,7 @@ FREE_BYTES, MAX_RATIO = 64_000_000, 250
 
 
 def check_ratio(size: int, compressed: int) -> None:
-    """Refuse ``size`` bytes that were, or will be, decompressed from ``compressed`` bytes, if they are too many.
+    """Raise an error if ``compressed`` bytes decompress to too many (``size``) bytes.
 
     Raises:
         UserError: the ratio is above `MAX_RATIO`.
@@ -120,7 +120,7 @@ def check_ratio(size: int, compressed: int) -> None:
 
 
 class _Counted:
-    """Compressed bytes, and the number of those that were read."""
+    """Stream of compressed bytes that counts the bytes read."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self.count = stream, 0
@@ -132,7 +132,7 @@ class _Counted:
 
 
 class _Limited(io.RawIOBase):
-    """Decompressed bytes; raises `UserError` if they are too many, see `check_ratio`."""
+    """Stream of decompressed bytes that raises `UserError` if they are too many, see `check_ratio`."""
 
     def __init__(self, stream: BinaryIO, decompress: Callable[[BinaryIO], BinaryIO]) -> None:
         self._compressed, self._size = _Counted(stream), 0

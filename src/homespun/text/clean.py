@@ -30,7 +30,7 @@ _UNSPACED = re.compile(
 def normalise(text: str) -> str:
     r"""Normalise to NFC with single spaces, ``\n`` line ends and at most one blank line, without control characters.
 
-    Idempotent. Removes indentation, so use it for prose only.
+    Idempotent. Removes indentation, so it suits only prose.
     """
     # Substring tests are far cheaper than regular expressions, and most texts need no change.
     if not text.isascii():
@@ -48,8 +48,9 @@ def normalise(text: str) -> str:
 
 
 class ExactDuplicates:
-    """Filter of texts that are equal after `normalise`. Stores a digest of 16 bytes a text (about 100 as Python
-    objects).
+    """Filter of texts that are equal after `normalise`.
+
+    Stores a digest of 16 bytes a text (about 100 bytes as Python objects).
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class ExactDuplicates:
 
     @staticmethod
     def digest(text: str) -> bytes:
-        """Digest of 16 bytes of the normalised text."""
+        """Compute a digest of 16 bytes of the normalised text."""
         return hashlib.blake2b(normalise(text).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     def is_new(self, text: str) -> bool:
@@ -72,7 +73,7 @@ class NearDuplicates:
 
     Texts are near-duplicates if the Jaccard similarity of their shingles is at least ``threshold``; in scripts without
     spaces a shingle is five characters. With 240 hashes in bands, about half of the pairs at the threshold are found,
-    nearly all of those 0.1 above it and hardly any 0.2 below it. Deterministic in the order of the texts; rejected
+    nearly all pairs 0.1 above it and hardly any 0.2 below it. Deterministic in the order of the texts; rejected
     texts are not stored.
 
     Memory is constant: 4 bytes for each band and slot, with 17 bands at 0.8, at most 143 MB for a ``capacity`` of a
@@ -109,7 +110,7 @@ class NearDuplicates:
         return True
 
     def keys(self, text: str) -> NDArray[np.uint64]:
-        """(bands,) uint64 keys; texts that share one are candidates. Stores nothing."""
+        """Compute (bands,) uint64 keys; texts that share a key are candidates. Stores nothing."""
         shingles = _shingles(text)
         minima = np.full(len(self._multipliers), np.iinfo(np.uint64).max, dtype=np.uint64)
         for start in range(0, len(shingles), 512):  # (hashes, 512) fits the cache
@@ -122,7 +123,7 @@ class NearDuplicates:
 
 
 def similarity(text: str, other: str) -> float:
-    """Jaccard similarity that `NearDuplicates` estimates."""
+    """Compute the Jaccard similarity that `NearDuplicates` estimates."""
     first, second = np.unique(_shingles(text)), np.unique(_shingles(other))
     shared = len(np.intersect1d(first, second, assume_unique=True))
     return shared / (len(first) + len(second) - shared)
@@ -135,7 +136,7 @@ _POWERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 
 
 
 def _banding(threshold: float) -> tuple[int, int]:
-    """(bands, rows) with at most `_HASHES` hashes that detect a pair at ``threshold`` with probability 1/2."""
+    """Choose (bands, rows) with at most `_HASHES` hashes that detect a pair at ``threshold`` with probability 1/2."""
 
     def detected(rows: int) -> float:
         return float((1.0 - 0.5 ** (1.0 / (_HASHES // rows))) ** (1.0 / rows))
@@ -145,7 +146,7 @@ def _banding(threshold: float) -> tuple[int, int]:
 
 
 def _shingles(text: str) -> NDArray[np.uint64]:
-    """(shingles,) uint64 hashes of each five consecutive words; a shorter text is padded to one shingle.
+    """Compute (shingles,) uint64 hashes of each five consecutive words; a shorter text is padded to one shingle.
 
     In scripts without spaces each character is a word.
     """
@@ -164,7 +165,7 @@ def _shingles(text: str) -> NDArray[np.uint64]:
 
 
 def splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Mix the bits of each value: the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Mix the bits of each value by the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -240,7 +241,7 @@ def _candidates(
     order: np.ndarray[tuple[int, int], np.dtype[np.int64]],
     keys: np.ndarray[tuple[int, int], np.dtype[np.uint64]],
 ) -> list[tuple[int, int]]:
-    """(training index, test row) pairs with equal keys in a band, each once, sorted.
+    """Find (training index, test row) pairs with equal keys in a band, each once, sorted.
 
     Args:
         ordered: (rows, bands) keys of the test texts, each band sorted; ``order`` are their rows.
@@ -292,11 +293,11 @@ _STARTERS = _words(
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """(start, end) of each sentence in characters, without surrounding white space, in order; no other character is
-    lost.
+    """Split a text into sentences, as (start, end) in characters without surrounding white space.
 
-    Rules for English, and for scripts without capitals: abbreviations, initials, decimals, quotes, ellipses and list
-    numbers do not end a sentence; a blank line always does.
+    Other characters belong to exactly one sentence. The rules are for English, and for scripts without capitals:
+    abbreviations, initials, decimals, quotes, ellipses and list numbers do not end a sentence; a blank line always
+    does.
     """
     spans = []
     start = len(text) - len(text.lstrip())

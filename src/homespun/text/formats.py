@@ -1,4 +1,4 @@
-"""Readers of one file, as a stream of records: plain text, csv, tsv, JSON, JSON lines, parquet, CoNLL."""
+"""Streaming readers of single files: plain text, csv, tsv, JSON, JSON lines, parquet, CoNLL."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class ReadOptions(NamedTuple):
     """Options of the readers.
 
     Args:
-        encoding: of the files; None: detected.
+        encoding: character encoding of the files; None: detected.
         columns: column names for csv and tsv files without a header.
         max_characters: maximum length of a text file, of a line and of a JSON value.
-        skipped: gets the locations of longer text files and JSON lines; None: they are errors.
+        skipped: collects the locations of longer text files and JSON lines; None: they are errors.
     """
 
     encoding: str | None = None
@@ -35,7 +35,7 @@ class ReadOptions(NamedTuple):
     skipped: list[str] | None = None
 
     def skip(self, where: str) -> None:
-        """Note what is longer than ``max_characters``.
+        """Record the location of content longer than ``max_characters``.
 
         Raises:
             UserError: ``skipped`` is None.
@@ -61,7 +61,7 @@ _BYTE_ORDER_MARKS = (  # UTF-32 first: its marks begin with those of UTF-16
 
 
 def without_surrogates(text: str) -> str:
-    """Replace each lone surrogate, which JSON escapes can contain, by ``?``. Keeps the length."""
+    """Replace each lone surrogate, which JSON escapes can contain, by ``?``; keeps the length."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -115,7 +115,7 @@ def decode_stream(stream: BinaryIO, name: str, encoding: str | None) -> Iterator
 
 
 def _lines(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[str]:
-    r"""Lines without their ends; only ``\n``, ``\r\n`` and ``\r`` end a line. One that is skipped is empty."""
+    r"""Yield lines without their ends, ``\n``, ``\r\n`` or ``\r``; skipped lines are empty."""
     limit = max(options.max_characters, CHUNK)  # the lines of a chunk are in memory anyway
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     parts: list[str] = []  # of the current line, joined once: a huge line takes linear time
@@ -154,7 +154,7 @@ def read_text(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[Num
 
 
 def read_csv(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
-    """Read RFC 4180 csv. The separator is a comma unless the first line has more of ``;``, tab or ``|``."""
+    """Read RFC 4180 csv; the separator is a comma unless the first line has more of ``;``, tab or ``|``."""
     rows = _lines(stream, name, options._replace(skipped=None))
     first = next(rows, "")
     separator = max(",;\t|", key=first.count)  # the comma wins a tie
@@ -162,14 +162,14 @@ def read_csv(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[Numb
 
 
 def read_tsv(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
-    """Read cells between tabs, verbatim unless the first lines look quoted by a program."""
+    """Read cells between tabs, verbatim unless the first lines seem quoted."""
     rows = _lines(stream, name, options._replace(skipped=None))
     sample = list(itertools.islice(rows, SAMPLE_LINES))
     return _table(itertools.chain(sample, rows), name, options.columns, delimiter="\t", quoted=_is_quoted(sample))
 
 
 def read_jsonl(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
-    """One JSON object a line; empty lines are skipped."""
+    """Read a JSON object from each line; empty lines are skipped."""
     for number, line in enumerate(_lines(stream, name, options), start=1):
         if line and not line.isspace():
             try:
@@ -212,11 +212,11 @@ def read_conll(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[Nu
 
 
 def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | None) -> Iterator[NumberedRecord]:
-    """Yield a record for each sentence, with a list for each column: a line for each word, a blank line after a
-    sentence.
+    """Yield a record for each sentence, with a list for each column.
 
-    Columns are called ``words``, ``column_2`` and on, ``tags`` unless ``columns`` names them. Lines that begin with
-    -DOCSTART-, and comments before a sentence (``# text = ``), are skipped.
+    The input has a line for each word, and a blank line after a sentence. Columns are called ``words``, ``column_2``,
+    ``column_3`` ... and ``tags`` unless ``columns`` names them. Lines that begin with -DOCSTART-, and comments before a
+    sentence (``# text = ``), are skipped.
 
     Raises:
         UserError: a line with more or fewer cells than the others.

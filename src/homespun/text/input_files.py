@@ -1,4 +1,4 @@
-"""Files of inputs: files, folders, globs, object stores and pages of the web."""
+"""Input files: files, folders, globs, object stores and web pages."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<configuration>[\w.-]+))?(
 
 
 class InputFile(NamedTuple):
-    """Name of a file, and a function that opens it."""
+    """Name of a file, with a function that opens it."""
 
     name: str
     open: Callable[[], BinaryIO]
 
 
 def check_inputs(inputs: Sequence[str]) -> None:
-    """Refuse local inputs of which there is no file.
+    """Check that each local input has a file.
 
     Raises:
-        UserError: naming the first of them.
+        UserError: naming the first input without a file.
     """
     for entry in filter(is_local, inputs):
         next(local_files(entry))
 
 
 def list_files(inputs: Sequence[str]) -> list[tuple[str, int]]:
-    """Names and sizes in bytes of all files of ``inputs``, in the order in which they are read.
+    """List names and sizes in bytes of all files of ``inputs``, in reading order.
 
     Raises:
-        UserError: an input is missing, a pipe, a page of the web or a data set of the hub.
+        UserError: an input is missing, a pipe, a web page or a data set of the hub.
     """
     files = []
     for entry in inputs:
@@ -68,7 +68,7 @@ def list_files(inputs: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def digest_files(inputs: Sequence[str]) -> str:
-    """Digest of the names, sizes and modification times of all local files; pipes and remote files are left out.
+    """Compute a digest of the names, sizes and modification times of all local files, except pipes.
 
     Raises:
         UserError: an input is missing.
@@ -98,7 +98,7 @@ def is_local(entry: str) -> bool:
 
 
 def local_files(entry: str) -> Iterator[InputFile]:
-    """Files of a path, folder or glob, sorted by name; raises `UserError` if there is none."""
+    """Yield the files of a path, folder or glob, sorted by name. Raises `UserError` if there are none."""
     path = Path(entry).expanduser()
     if path.is_dir():
         paths = sorted(p for p in _inside(path) if not is_hidden(Path(p.name)) and _is_known(p.name))
@@ -119,7 +119,7 @@ def local_files(entry: str) -> Iterator[InputFile]:
 
 
 def _inside(root: Path) -> Iterator[Path]:
-    """Files of a folder and its subfolders that are not hidden, each folder once; links to folders last."""
+    """Yield the files of a folder and its subfolders that are not hidden, each folder once; links to folders last."""
 
     def refuse(error: OSError) -> NoReturn:
         raise UserError(f"cannot read the folder {error.filename}: {error.strerror}; name the files to read") from error
@@ -142,7 +142,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def remote_files(entry: str) -> Iterator[InputFile]:
-    """Files of a URL or of an object store of fsspec; raises `UserError` if it cannot be reached."""
+    """Yield the files of a URL or of an object store of fsspec. Raises `UserError` if it cannot be reached."""
     if entry.startswith(_WEB):
         yield InputFile(entry, functools.partial(download, entry))
         return
@@ -170,17 +170,17 @@ def _is_known(name: str) -> bool:
 
 
 def is_hidden(path: Path | PurePosixPath) -> bool:
-    """True for hidden files and folders, and the metadata of macOS in archives."""
+    """True for hidden files and folders, and for macOS metadata in archives."""
     return any((part.startswith(".") and part != "..") or part == "__MACOSX" for part in path.parts)
 
 
 def known_kinds() -> str:
-    """Suffixes of the formats that are read, for messages."""
+    """Return the suffixes of supported formats, for messages."""
     return " ".join([*READERS, *_ARCHIVES, *(f"+{suffix}" for suffix in DECOMPRESSORS)])
 
 
 def suffixes(name: str) -> tuple[str, list[str]]:
-    """Suffix of the format, and those of the compressions, outermost first."""
+    """Return the suffix of the format, and the suffixes of compressions, outermost first."""
     path = PurePosixPath(re.sub(r"[?#].*$", "", name) if name.startswith(_WEB) else Path(name).name)
     found = [s.lower() for s in path.suffixes]
     if found and found[-1] in _SHORT:

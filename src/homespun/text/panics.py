@@ -1,4 +1,7 @@
-"""Panics of `tokenizers` as errors: a regular expression panics after ten million steps, a damaged table at once."""
+"""Conversion of Rust panics in `tokenizers` to errors.
+
+A regular expression panics after ten million steps, a damaged table immediately.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ _MAY_PANIC = re.compile('"(Regex|Precompiled)"')
 
 @contextmanager
 def refuse_panics(tokenizer: str) -> Iterator[None]:
-    """Turn a panic of ``tokenizer``, a tokenizer.json, into a `UserError`.
+    """Convert a panic of ``tokenizer``, a tokenizer.json, to a `UserError`.
 
-    Rust prints panics on standard error, before Python gets the exception. With regular expressions or a table of
-    characters in the tokenizer, standard error is therefore withheld until the block ends, and dropped if it panics.
+    Rust prints panics on standard error before Python gets the exception. If the tokenizer has regular expressions or a
+    character table, standard error is therefore buffered until the block ends, and discarded after a panic.
     """
     with _withheld() if _MAY_PANIC.search(tokenizer) else nullcontext():
         try:
@@ -45,7 +48,7 @@ _output: BinaryIO
 
 @contextmanager
 def _withheld() -> Iterator[None]:
-    """Withhold what is written to the descriptor of standard error while a thread is in a block."""
+    """Buffer what is written to the descriptor of standard error while a thread is in a block."""
     global _blocks, _panicked, _copy, _output
     with _lock:
         if _blocks == 0:

@@ -19,12 +19,14 @@ _WORD = 1 << 10  # bytes of a text that may be in any number of rows, such as a 
 def parquet_rows(stream: BinaryIO) -> Iterator[dict[str, Any]]:
     """Yield the rows of a seekable file.
 
-    The file has a text that is in many rows once, in a dictionary. Arrow keeps it once too, few long texts are decoded
-    at a time, and their sum is limited as that of a compressed file. So is the number of elements of all lists, which a
-    file can repeat for a few bytes, before the first row is read.
+    A file stores repeated texts once, in a dictionary, and so does Arrow. Few long texts are decoded at a time, and
+    their
+    total size is limited as for a compressed file. The number of list elements, which a file can repeat for a few
+    bytes, is
+    also limited before the first row is read.
 
     Raises:
-        UserError: the texts or lists grow too much.
+        UserError: the texts or lists are too large.
         pyarrow.ArrowException: the file is damaged.
     """
     compressed = stream.seek(0, io.SEEK_END)
@@ -43,14 +45,14 @@ def parquet_rows(stream: BinaryIO) -> Iterator[dict[str, Any]]:
 
 
 def _count_elements(file: pyarrow.parquet.ParquetFile) -> int:
-    """Elements of all columns of lists."""
+    """Count the elements of all list columns."""
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     lists = [number for number, column in enumerate(file.schema) if column.max_repetition_level]
     return sum(group.column(number).num_values for group in groups for number in lists)
 
 
 def _text_sizes(batch: pa.RecordBatch) -> tuple[int, int]:
-    """Bytes of the longest text, and of all texts that are longer than words."""
+    """Compute the bytes of the longest text, and of all texts longer than words."""
     longest = total = 0
     for column in batch.columns:
         for texts in _dictionaries(column):
@@ -61,7 +63,7 @@ def _text_sizes(batch: pa.RecordBatch) -> tuple[int, int]:
 
 
 def _dictionaries(column: pa.Array) -> Iterator[pa.DictionaryArray]:
-    """Texts in a column, also those in lists, maps and structs."""
+    """Yield the dictionaries of texts in a column, including those in lists, maps and structs."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         yield column

@@ -1,6 +1,6 @@
 """Documentation of installed Python packages, labelled by package.
 
-Docstrings are parsed with `ast`, help pages found by their suffix: no package is imported or run.
+Docstrings are parsed with `ast`, help pages are found by their suffix: no package is imported or executed.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class _Source(NamedTuple):
 def python_documentation(
     packages: Sequence[str] | None = None, *, min_characters: int = 200, workers: int = 1
 ) -> Iterator[Document]:
-    """Docstrings and help pages of installed packages, in the order of ``packages`` and of their files.
+    """Yield docstrings and help pages of installed packages, in the order of ``packages`` and of their files.
 
     A document is the docstring of a module, class or function; a text passed to `add_newdoc`, `add_docstr` and similar
     functions, or assigned to a variable called ``...doc...``; or a ``.rst``, ``.md`` or ``.txt`` page in the package.
     Its label is the package, its source ``package.module:qualified.name``. Tests and vendored packages are left out.
 
     Args:
-        packages: importable names; None: the installed ones of `PACKAGES`.
+        packages: importable names; None: the installed packages of `PACKAGES`.
         min_characters: minimum length of a document.
         workers: processes that parse files; they do not change the order.
 
@@ -84,7 +84,7 @@ def python_documentation(
 
 
 def _folders(package: str) -> list[str]:
-    """Folders, or the one file, of an installed top-level package, found without an import."""
+    """Find the folders, or the single file, of an installed top-level package without an import."""
     try:
         spec = importlib.util.find_spec(package) if package.isidentifier() else None
     except (ImportError, ValueError):
@@ -134,7 +134,7 @@ def _documents(sources: Sequence[_Source], min_characters: int) -> list[Document
 
 
 def _page(data: bytes) -> str | None:
-    """Help page, or None for a table, a word list or a template with the suffix ``.txt``."""
+    """Decode a help page; None for a table, a word list or a template with the suffix ``.txt``."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -144,7 +144,7 @@ def _page(data: bytes) -> str | None:
 
 
 def _docstrings(data: bytes) -> Iterator[tuple[str, str]]:
-    """(qualified name, text) of the documentation in a Python file; none if it does not parse."""
+    """Yield (qualified name, text) of the documentation in a Python file; none if it does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes
@@ -169,7 +169,7 @@ def _docstrings(data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _documentation_strings(scope: str, statement: ast.Expr | ast.Assign) -> Iterator[tuple[str, str]]:
-    """Texts in ``add_newdoc(...)``, ``add_docstr(...)``, ``__doc__ = ...``, ``_shared_docs["..."] = ...``."""
+    """Yield texts in ``add_newdoc(...)``, ``add_docstr(...)``, ``__doc__ = ...``, ``_shared_docs["..."] = ...``."""
     if isinstance(statement, ast.Expr):
         if not isinstance(statement.value, ast.Call):
             return
@@ -190,7 +190,7 @@ def _documentation_strings(scope: str, statement: ast.Expr | ast.Assign) -> Iter
 
 
 def _strings(node: ast.AST) -> Iterator[str]:
-    """String constants below ``node``, concatenated if they are joined by ``+``."""
+    """Yield string constants below ``node``, concatenated if they are joined by ``+``."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

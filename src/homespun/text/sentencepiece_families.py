@@ -36,7 +36,7 @@ def is_sentencepiece(folder: Path) -> bool:
 
 
 def convert_sentencepiece(folder: Path) -> tuple[str, dict[str, str]]:
-    """Convert the SentencePiece file in ``folder`` to a tokenizer.json, and return it with the token of each role.
+    """Convert the SentencePiece file in ``folder`` to a tokenizer.json; also returns the token of each role.
 
     The family is ``tokenizer_class`` in ``tokenizer_config.json``, else ``model_type`` in ``config.json``; without both
     the pieces are used unchanged. Added tokens come from ``added_tokens.json``, ``tokenizer_config.json`` and
@@ -101,7 +101,7 @@ def _family(folder: Path, settings: Tree) -> _Family:
 
 
 def _added(folder: Path, settings: Tree, roles: Mapping[str, str]) -> list[tuple[AddedToken, int | None]]:
-    """Added tokens, each once, with their ids if the files have them."""
+    """Read the added tokens, each once, with their ids if the files have them."""
     tokens: dict[str, tuple[AddedToken, int | None]] = {}
 
     def add(value: object, number: object, *, special: bool) -> None:
@@ -176,7 +176,7 @@ def _count(settings: Tree, name: str, default: int) -> int:
 
 
 def _albert_pieces(pieces: Pieces, roles: dict[str, str], settings: Tree) -> Pieces:
-    """Tokenize a comma after a digit separately, as ALBERT's postprocessing."""
+    """Tokenize a comma after a digit separately, as ALBERT's postprocessing does."""
     merged = [
         replace(p, score=p.score - 100) if len(p.text) > 1 and p.text[-1] == "," and p.text[-2].isdigit() else p
         for p in pieces.pieces

@@ -1,10 +1,10 @@
-"""SentencePiece models, ``spm.model`` or ``spiece.model``, of ALBERT, BigBird, DeBERTa-v2 and v3, PEGASUS,
-BigBird-Pegasus, Reformer and T5 (Kudo and Richardson 2018).
+"""Reader of SentencePiece models (Kudo and Richardson 2018), ``spm.model`` or ``spiece.model``.
 
-The package ``sentencepiece`` parses the file; sizes and values are checked, and a `tokenizers.Tokenizer` with the same
-ids is built. `transformers.convert_slow_tokenizer` gives other ids: it omits the character table of BigBird and
-DeBERTa, and splits ALBERT's pieces differently. Special tokens are in `homespun.text.sentencepiece_families`. Two
-differences to SentencePiece: a control token in a text is read as characters; combining marks are in NFC order.
+For ALBERT, BigBird, DeBERTa-v2 and v3, PEGASUS, BigBird-Pegasus, Reformer and T5. The package ``sentencepiece`` parses
+the file; sizes and values are checked, and a `tokenizers.Tokenizer` with the same ids is built.
+`transformers.convert_slow_tokenizer` gives other ids: it omits the character table of BigBird and DeBERTa, and splits
+ALBERT's pieces differently. Special tokens are in `homespun.text.sentencepiece_families`. There are two differences to
+SentencePiece: a control token in a text is read as characters; combining marks are in NFC order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PRIVATE = 0xF0000  # private characters, which replace user-defined pieces duri
 
 @dataclass(frozen=True)
 class Piece:
-    """A token, its log probability (unigram) or negative rank (BPE), and its type in SentencePiece."""
+    """Token with its log probability (unigram) or negative rank (BPE), and its type in SentencePiece."""
 
     text: str
     score: float
@@ -162,7 +162,7 @@ def _unigram(pieces: Pieces) -> models.Unigram:
 
 
 def _byte_pairs(pieces: Pieces, word_first: bool) -> models.BPE:
-    """Byte-pair merges: all pairs of pieces that make a piece, in the order of the scores.
+    """Build the byte-pair merges: all pairs of pieces that make a piece, in the order of the scores.
 
     ``word_first`` looks up complete words before merging, which finds user-defined pieces.
     """
@@ -207,7 +207,7 @@ def _normalizer(
 
 
 def _precompiled(charsmap: bytes, path: Path) -> list[normalizers.Normalizer]:
-    """Character table that looks up each code point of a grapheme separately."""
+    """Build a character table that looks up each code point of a grapheme separately."""
     if (damage := _damage(charsmap)) is not None:
         raise UserError(f"{path} is damaged: its table of characters {damage}")
     try:
@@ -221,7 +221,7 @@ def _precompiled(charsmap: bytes, path: Path) -> list[normalizers.Normalizer]:
 
 
 def _damage(charsmap: bytes) -> str | None:
-    """Damage of a character table, or None; `tokenizers` panics on a damaged one when a text reaches the damage.
+    """Describe the damage of a character table, or return None; `tokenizers` panics when a text reaches the damage.
 
     The table is the size of a trie in bytes, the trie as a double array (Aoe 1989) of 4-byte units, and zero-terminated
     texts that its leaves point to.

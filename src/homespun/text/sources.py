@@ -1,4 +1,4 @@
-"""Records and documents of files, folders, globs, archives, URLs and hub names, as a stream."""
+"""Streams of records and documents from files, folders, globs, archives, URLs and hub names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from homespun.text.input_files import (
 
 @dataclass(frozen=True)
 class Document:
-    """A text, its label if any, and its location (``file:line``)."""
+    """Text with its label, if any, and its location (``file:line``)."""
 
     text: str
     label: str | None = None
@@ -39,11 +39,11 @@ class Document:
 
 
 class EmptyInput(UserError):
-    """An input has no record, or none that is short enough."""
+    """Error of an input without a record that is short enough."""
 
 
 class ReadProgress:
-    """Bytes read of local input files, as they are on disk (compressed)."""
+    """Number of bytes read of local input files, as they are on disk (compressed)."""
 
     def __init__(self, inputs: Sequence[str]) -> None:
         self.done = 0
@@ -51,7 +51,7 @@ class ReadProgress:
 
     @property
     def share(self) -> float | None:
-        """From 0 to 1; None if the size of the inputs is unknown."""
+        """Finished share, 0 to 1; None if the size of the inputs is unknown."""
         return min(1.0, self.done / self.total) if self.total else None
 
 
@@ -89,7 +89,7 @@ def read_records(
 
     Args:
         inputs: see above.
-        encoding: of all inputs; None: detected for each file.
+        encoding: character encoding of all inputs; None: detected for each file.
         columns: names of the columns of csv and tsv files without a header.
         max_characters: maximum length of a text file, of a line and of a JSON value.
         read_progress: updated while reading.
@@ -118,7 +118,7 @@ def read_documents(
     of more than ``max_characters`` are left out; a warning has their number.
 
     Raises:
-        UserError: as `read_records`; a missing field; a text that is no string; no text.
+        UserError: as in `read_records`; a missing field; a text that is not a string; no text.
     """
     is_empty = True
     skipped: list[str] = []
@@ -207,7 +207,7 @@ def _files_records(entry: str, options: ReadOptions, read_progress: ReadProgress
 def _file_records(
     name: str, stream: BinaryIO, options: ReadOptions, *, member: str | None = None
 ) -> Iterator[_Located]:
-    """Records of a file, or of the ``member`` of an archive that ``stream`` is."""
+    """Yield the records of a file, or of the ``member`` of an archive in ``stream``."""
     suffix, compressions = suffixes(name if member is None else member)
     for compression in compressions:
         stream = DECOMPRESSORS[compression](stream)

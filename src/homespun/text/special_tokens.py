@@ -1,4 +1,4 @@
-"""Special tokens: their roles in a vocabulary, and the template that puts them around texts."""
+"""Special tokens: their roles in a vocabulary, and their template around texts."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FALLBACK_ROLES = {"cls": ("bos",), "sep": ("eos",), "pad": ("eos", "unk")}
 
 
 def find_token(role: str, roles: Mapping[str, str]) -> str | None:
-    """Token of a role, or of its fallback."""
+    """Return the token of a role, or of its fallback."""
     return next((roles[name] for name in (role, *FALLBACK_ROLES.get(role, ())) if name in roles), None)
 
 
 def find_roles(tree: Tree, vocabulary: Mapping[str, int], folder: Path) -> dict[str, str]:
-    """Token of each role in the vocabulary: the one that ``folder`` configures, or a default name.
+    """Find the token of each role in the vocabulary: the one that ``folder`` configures, or a default name.
 
     A tokenizer that configures bos or eos, but no cls or sep, has no cls or sep.
     """
@@ -53,7 +53,7 @@ def find_roles(tree: Tree, vocabulary: Mapping[str, int], folder: Path) -> dict[
 
 
 def _read_roles(folder: Path) -> dict[str, str]:
-    """Roles in the files next to a tokenizer.json: values are the token, or an object with its content."""
+    """Read roles from the files next to a tokenizer.json, where values are the token or an object with its content."""
     roles: dict[str, str] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         config = read_json(folder / name) if (folder / name).is_file() else {}
@@ -66,7 +66,7 @@ def _read_roles(folder: Path) -> dict[str, str]:
 
 
 def _model_unknown(role: str, tree: Tree) -> list[str]:
-    """The unknown token of the model, for the role ``unk``."""
+    """Return the unknown token of the model, for the role ``unk``."""
     model = tree["model"]
     if role != "unk":
         return []
@@ -93,11 +93,11 @@ class SpecialTokensTemplate:
 
     @classmethod
     def between(cls, begin: int, end: int) -> SpecialTokensTemplate:
-        """``begin A end``, and ``begin A end B end``."""
+        """Build the template ``begin A end`` and ``begin A end B end``."""
         return cls(([begin], [end]), ([begin], [end], [end]))
 
     def add_to(self, tree: Tree, tokens: Sequence[str]) -> None:
-        """Set the template of the tokenizer.json ``tree``, which has none; ``tokens`` are the tokens by id."""
+        """Set the template of the tokenizer.json ``tree``, which has none; ``tokens`` are ordered by id."""
 
         def special(ids: list[int], segment: int) -> list[object]:
             return [{"SpecialToken": {"id": tokens[i], "type_id": segment}} for i in ids]
@@ -116,7 +116,7 @@ class SpecialTokensTemplate:
 
 
 def _around(encoding: Encoding) -> list[list[int]]:
-    """Special tokens before, between and after texts of one token each."""
+    """Return the special tokens before, between and after texts of one token each."""
     positions = [position for position, text in enumerate(encoding.sequence_ids) if text is not None]
     edges = [-1, *positions, len(encoding.ids)]
     return [encoding.ids[begin + 1 : end] for begin, end in pairwise(edges)]

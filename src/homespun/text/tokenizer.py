@@ -38,7 +38,7 @@ __all__ = ["KINDS", "SPECIAL_TOKENS", "Kind", "Tokenizer"]
 
 
 def sentinel(number: int) -> str:
-    """Sentinel token of the span ``number``, from 0 (T5)."""
+    """Return the sentinel token of the span ``number``, from 0 (T5)."""
     return f"<extra_id_{number}>"
 
 
@@ -185,13 +185,17 @@ class Tokenizer:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size}, fingerprint={self.fingerprint!r})"
 
     def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
-        """Ids of each text, without special tokens, not truncated; parallel in `tokenizers`."""
+        """Encode each text without special tokens and without truncation; parallel in `tokenizers`."""
         dtype = self.dtype
         encodings = self._encodings(self._engine.encode_batch_fast, texts)
         return [np.array(encoding.ids, dtype=dtype) for encoding in encodings]
 
     def encode_truncated(self, texts: Sequence[str], length: int) -> tuple[list[TokenIds], NDArray[np.bool_]]:
-        """The first ``length`` ids of each text, and (texts,) True if there are more. Encodes in chunks."""
+        """Encode the first ``length`` tokens of each text, in chunks.
+
+        Returns:
+            Ids of each text, and (texts,) True if the text is longer.
+        """
         ids: list[TokenIds] = []
         cut: list[bool] = []
         for start in range(0, len(texts), _CHUNK):
@@ -201,7 +205,7 @@ class Tokenizer:
         return ids, np.array(cut, dtype=np.bool_)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[TokenIds, NDArray[np.int64]]]:
-        """Ids as `encode_batch`, and (tokens, 2) start and end of each token in characters.
+        """Encode as `encode_batch`, with the (tokens, 2) start and end of each token in characters.
 
         Leading white space is not part of a token's span; a token of white space has an empty span.
         """
@@ -215,12 +219,12 @@ class Tokenizer:
         return encoded
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ``ids``."""
+        """Decode ``ids``."""
         with refuse_panics(self._content):
             return str(self._engine.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
 
     def decode_batch(self, batch: Sequence[TokenIds]) -> list[str]:
-        """Text of each, without special tokens; parallel in `tokenizers`."""
+        """Decode each sequence without special tokens; parallel in `tokenizers`."""
         with refuse_panics(self._content):
             return list(self._engine.decode_batch([ids.tolist() for ids in batch], skip_special_tokens=True))
 
@@ -244,7 +248,7 @@ class Tokenizer:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The smallest of ``uint16`` and ``uint32`` that holds every id."""
+        """Smaller of ``uint16`` and ``uint32`` that holds every id."""
         return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
     @property
@@ -274,7 +278,7 @@ class Tokenizer:
 
     @property
     def template(self) -> tuple[list[int], list[int]]:
-        """Ids before and after a text: of the template, else cls and sep, or none."""
+        """Ids before and after a text: from the template, else cls and sep, or none."""
         return self._template.single
 
     @property
@@ -291,7 +295,7 @@ class Tokenizer:
         return template
 
     def for_transformers(self) -> Tokenizer:
-        """The tokenizer with an explicit template and padding token, which transformers needs."""
+        """Return the tokenizer with an explicit template and padding token, which transformers needs."""
         tree = json.loads(self._content)
         if self._template != SpecialTokensTemplate.of(self._engine):
             self._template.add_to(tree, self.tokens)
@@ -305,7 +309,7 @@ class Tokenizer:
 
     @cached_property
     def special_mask(self) -> NDArray[np.bool_]:
-        """(vocab_size,) bool: roles, special added tokens and unused ids, which are never masked or sampled."""
+        """(vocab_size,) mask of roles, special added tokens and unused ids, which are never masked or sampled."""
         mask = np.ones(self.vocab_size, dtype=np.bool_)
         mask[list(self._vocabulary.values())] = False
         mask[[self._vocabulary[token] for token in self._roles.values()]] = True
@@ -314,7 +318,7 @@ class Tokenizer:
 
     @cached_property
     def word_starts(self) -> NDArray[np.bool_]:
-        """(vocab_size,) bool: the token begins a word.
+        """(vocab_size,) mask of tokens that begin a word.
 
         The first token of a text and the first after a special token begin a word too (byte-level vocabularies have no
         space there). In vocabularies that mark the *end* of words, as GPT-1's ``</w>``, each token counts as a word.
@@ -333,7 +337,7 @@ class Tokenizer:
         return starts
 
     def _encodings(self, encode: Callable[..., list[Encoding]], texts: Sequence[str]) -> list[Encoding]:
-        """Encode; lone surrogates, which `tokenizers` refuses, are replaced."""
+        """Encode texts after replacing lone surrogates, which `tokenizers` refuses."""
         with refuse_panics(self._content):
             try:
                 return encode(list(texts), add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Vocabularies: training of each kind, and files older than tokenizer.json (BERT, ProphetNet, GPT-2)."""
+"""Training of vocabularies of each kind, and vocabulary files older than tokenizer.json (BERT, ProphetNet, GPT-2)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORD_START = "▁"  # U+2581, as in SentencePiece
 
 
 class TextStream:
-    """Texts up to ``limit`` characters; counts the characters."""
+    """Texts up to ``limit`` characters, with a count of the characters."""
 
     def __init__(self, texts: Iterable[str], limit: int) -> None:
         self._texts = texts
@@ -130,7 +130,7 @@ LEARN: dict[Kind, Callable[[TextStream, int, bool], str]] = {
 
 
 def _marked_words(model: models.Model, lowercase: bool) -> Engine:
-    """Engine that marks word starts by ``▁`` and splits punctuation from letters (as SentencePiece, by script)."""
+    """Build an engine that marks word starts by ``▁`` and splits punctuation from letters, as SentencePiece."""
     engine = Engine(model)
     engine.normalizer = _normalizer(lowercase)
     engine.pre_tokenizer = pre_tokenizers.Sequence(
@@ -149,8 +149,9 @@ def _normalizer(lowercase: bool) -> normalizers.Normalizer:
 
 
 def _alphabet_limit(vocab_size: int) -> int:
-    """Alphabet size: BERT's 1,000, or a quarter of a smaller vocabulary, at least 128; rarer characters are
-    ``[UNK]``.
+    """Return the alphabet size: BERT's 1,000, or a quarter of a smaller vocabulary, at least 128.
+
+    Rarer characters are ``[UNK]``.
     """
     return min(1000, max(128, (vocab_size - len(SPECIAL_TOKENS)) // 4))
 
@@ -168,7 +169,7 @@ def _trained(engine: Engine, trainer: Any, stream: TextStream) -> str:
 
 
 def _with_template(engine: Engine) -> str:
-    """The tokenizer.json with the template [CLS] A [SEP] B [SEP]."""
+    """Return the tokenizer.json with the template [CLS] A [SEP] B [SEP]."""
     ids = engine.get_vocab(with_added_tokens=True)
     if CLS in ids:
         engine.post_processor = _bert_template((CLS, ids[CLS]), (SEP, ids[SEP]))
@@ -214,7 +215,7 @@ def load_vocabulary_files(folder: Path) -> VocabularyFiles | None:
 
 
 def with_special_tokens(files: VocabularyFiles, roles: Mapping[str, str]) -> str:
-    """tokenizer.json of ``files`` with the special tokens of ``roles``, and its template if all its tokens exist.
+    """Build the tokenizer.json of ``files`` with the special tokens of ``roles``, and the template if its tokens exist.
 
     Raises:
         UserError: a token cannot be in a template.
@@ -236,7 +237,7 @@ def with_special_tokens(files: VocabularyFiles, roles: Mapping[str, str]) -> str
 def refuse_duplicates(content: str, engine: Engine, *, source: str) -> None:
     """Raise `UserError` for a duplicate token or id in a tokenizer.json.
 
-    ``engine`` was made from ``content``; an added token whose id differs in it is an error too.
+    ``engine`` was made from ``content``; an added token with different ids in both is an error too.
     """
     tree = json.loads(content, object_pairs_hook=lambda pairs: unique(pairs, source))
     vocabulary = tree["model"].get("vocab")

@@ -20,7 +20,7 @@ _BETWEEN = str.maketrans("", "", "-'’")
 
 @dataclass(frozen=True)
 class Word:
-    """A new word: its token, its number of occurrences, and the pieces of it before the extension."""
+    """New word: its token, its number of occurrences, and its pieces before the extension."""
 
     token: str
     count: int
@@ -34,9 +34,9 @@ class Word:
 
 @dataclass(frozen=True)
 class AddedTokens:
-    """Ids from ``first`` on that another tokenizer lacks, each with its ``pieces`` in that tokenizer.
+    """Added ids from ``first`` on, each with its ``pieces`` in the original tokenizer.
 
-    Pieces are empty if the other tokenizer has none, as WordPiece for a line end.
+    Pieces are empty if the original tokenizer has none, as WordPiece for a line end.
     """
 
     first: int
@@ -46,19 +46,22 @@ class AddedTokens:
 def extend(
     tokenizer: Tokenizer, texts: Iterable[str], count: int, *, capacity: int = 1_000_000, least: int = 2
 ) -> tuple[Tokenizer, list[Word]]:
-    """Add the ``count`` words of ``texts`` that save the most tokens; returns the tokenizer and these words.
+    """Add the ``count`` words of ``texts`` that save the most tokens.
 
-    All ids stay the same. Byte-pair encoding then looks up complete words first (``ignore_merges``), so a new word
+    Existing ids are unchanged. Byte-pair encoding then looks up complete words first (``ignore_merges``), so a new word
     needs no merges and no other word changes. In WordPiece and unigram vocabularies a new word can also begin a longer
-    one.
+    word.
 
     Args:
         tokenizer: tokenizer to extend.
         texts: read once.
         count: number of words.
         capacity: distinct words to count. Beyond it, all counts are lowered by that of the rarest (Misra and Gries
-            1982): no word is missed that is more than one in ``capacity``.
+            1982): every word with a share above 1 / ``capacity`` is found.
         least: minimum count of a word.
+
+    Returns:
+        The tokenizer and the new words.
 
     Raises:
         UserError: too few words, or the tokenizer cannot be extended.
@@ -89,7 +92,7 @@ def extend(
 
 
 def find_added_tokens(before: Tokenizer, after: Tokenizer) -> AddedTokens | None:
-    """Tokens that ``after`` has and ``before`` lacks; None unless ``after`` is an extension of ``before``."""
+    """Find tokens that ``after`` has and ``before`` lacks; None unless ``after`` extends ``before``."""
     first = before.vocab_size
     if before.fingerprint == after.fingerprint:
         return AddedTokens(first)
@@ -119,7 +122,7 @@ def _refuse(tree: Tree, tokenizer: Tokenizer) -> None:
 
 
 def _words(engine: Engine, texts: Iterable[str]) -> Iterator[str]:
-    """Words in the form that the model gets: normalised, with their marks."""
+    """Yield words in the form that the model gets: normalised, with their marks."""
     for text in texts:
         normal = text if engine.normalizer is None else engine.normalizer.normalize_str(text)
         yield from (word for word, _ in engine.pre_tokenizer.pre_tokenize_str(normal))
@@ -165,7 +168,7 @@ def _with_words(tokenizer: Tokenizer, tree: Tree, engine: Engine, words: list[Wo
 def with_sentinels(tokenizer: Tokenizer, count: int) -> Tokenizer:
     """Add ``count`` sentinels after the other ids, in descending order, as in T5's released tokenizers.
 
-    All other ids stay the same. Sentinels are special tokens, so no text can contain one.
+    Existing ids are unchanged. Sentinels are special tokens, so no text can contain one.
 
     Raises:
         UserError: the tokenizer has sentinels, or cannot be extended.
