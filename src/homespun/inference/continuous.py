@@ -1,7 +1,7 @@
 """Continuous batching: texts of many requests are generated together, and join and leave between steps.
 
 Texts of a causal model with a cache share each step: one product of the weights with a row for each text. Other models
-(encoder-decoders, attention without a cache, patterns of absolute positions) advance one text after the other.
+(encoder-decoders, attention without a cache, patterns of absolute positions) advance one text at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Finish = Literal["stop", "length", "cancelled"]
 
 
 class GenerationRequest:
-    """A text to generate, made by `ContinuousGenerator.request`.
+    """Text to generate, made by `ContinuousGenerator.request`.
 
     Attributes:
         prompt_tokens: number of tokens of the prompt.
@@ -76,7 +76,7 @@ class GenerationRequest:
         return piece if self.finish_reason is None else piece + self._pieces.rest()
 
     def end(self, reason: Finish) -> str:
-        """End the text before its next token and return the held back text."""
+        """End the text before its next token, and return the text that was held back."""
         if self.finish_reason is not None:
             return ""
         self.finish_reason = reason
@@ -84,9 +84,9 @@ class GenerationRequest:
 
 
 class ContinuousGenerator:
-    """Generator of many texts at once with a language model, for one thread.
+    """Generator of many concurrent texts with a language model, for one thread.
 
-    The text of a request is that of `homespun.inference.generation.TextGenerator`, whichever requests run with it.
+    The text of a request equals that of `homespun.inference.generation.TextGenerator`, whichever requests run with it.
     Packs the weights of linear layers for a CPU until `close`, which stores a second copy of them.
 
     Args:
@@ -139,7 +139,7 @@ class ContinuousGenerator:
     def request(
         self, prompt: str, *, stop: Sequence[str] = (), **arguments: Unpack[GenerationArguments]
     ) -> GenerationRequest:
-        """Validate a request, in any thread.
+        """Validate a request; callable from any thread.
 
         Raises:
             UserError: as in `homespun.inference.generation.TextGenerator.stream`.
@@ -158,7 +158,7 @@ class ContinuousGenerator:
         first: int = 1,
         **arguments: Unpack[GenerationArguments],
     ) -> Iterator[GeneratedText]:
-        """Yield a text for each prompt, in order; texts run together and reading is ``2 max_rows`` prompts ahead.
+        """Yield a text for each prompt, in order; texts run together, and ``2 max_rows`` prompts are read ahead.
 
         Args:
             prompts: the prompts.
@@ -189,9 +189,12 @@ class ContinuousGenerator:
         yield from advance(0)
 
     def step(self) -> list[tuple[GenerationRequest, str]]:
-        """Read prompts, or add a token to each text; return the requests that advanced and their new pieces of text.
+        """Read prompts, or add a token to each text.
 
-        Requests that ended, by a token, by their length or by `GenerationRequest.end`, leave.
+        Removes requests that ended, by a token, by their length or by `GenerationRequest.end`.
+
+        Returns:
+            The requests that advanced, and their new pieces of text.
         """
         self._waiting = deque(request for request in self._waiting if request.finish_reason is None)
         self._leave()
@@ -204,7 +207,7 @@ class ContinuousGenerator:
         return pieces
 
     def _read(self) -> list[tuple[GenerationRequest, str]]:
-        """Read some tokens of prompts, after the last ones with their first new tokens."""
+        """Read tokens of prompts; returns the prompts that are complete, with their first new tokens."""
         if self._reading is None:
             requests = [self._waiting.popleft()]
             longest = requests[0].prompt_tokens
@@ -266,6 +269,6 @@ class _Reading:
 
 
 def _take(requests: Sequence[GenerationRequest], logits: Tensor) -> list[tuple[GenerationRequest, str]]:
-    """Next pieces of running requests by the logits of their next tokens, (requests, vocab)."""
+    """Choose the next pieces of running requests from (requests, vocab) logits."""
     pairs = zip(requests, logits[:, None], strict=True)
     return [(request, request.take(row)) for request, row in pairs if request.finish_reason is None]

@@ -46,7 +46,7 @@ class PromptTemplate(Config):
         return example
 
     def before(self, examples: Sequence[tuple[str, str]]) -> str:
-        """Common prefix of all prompts: the instruction and ``examples``, texts with their answers."""
+        """Build the common prefix of all prompts: the instruction and ``examples``, texts with their answers."""
         parts = [self.instruction] if self.instruction else []
         parts += [
             self.example.replace(_ANSWER, _line(answer)).replace(_TEXT, _line(text), 1) for text, answer in examples
@@ -54,11 +54,11 @@ class PromptTemplate(Config):
         return "".join(f"{part}{self.separator}" for part in parts)
 
     def question(self, text: str) -> str:
-        """Prompt of a text up to the space before its answer."""
+        """Build the prompt of a text up to the space before its answer."""
         return self.example.partition(_ANSWER)[0].rstrip(" ").replace(_TEXT, _line(text))
 
     def answer(self, word: str) -> str:
-        """Answer as it follows `question`, with the space before it."""
+        """Build the answer that follows `question`, with the space before it."""
         prefix = self.example.partition(_ANSWER)[0]
         return " " * (len(prefix) - len(prefix.rstrip(" "))) + _line(word)
 
@@ -106,10 +106,11 @@ class Prompts:
         )
 
     def max_length(self, *, seq2seq: bool) -> int:
-        """Length of the longest input in tokens.
+        """Return the length of the longest input in tokens.
 
         Args:
-            seq2seq: of an encoder, with the end token; else of a decoder, with the longest answer without its last
+            seq2seq: length for an encoder, with the end token; else for a decoder, with the longest answer without its
+                last
                 token.
         """
         extra = 1 if seq2seq else max(map(len, self.answers)) - 1
@@ -117,14 +118,14 @@ class Prompts:
 
 
 def score_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> NDArray[np.float64]:
-    """Log-probability of each answer after each prompt, summed over its tokens.
+    """Compute the log-probability of each answer after each prompt, summed over its tokens.
 
-    Answers with a common prefix share a row of the batch. The model is put into evaluation mode.
+    Answers with a common prefix share a row of the batch. The model is set to evaluation mode.
 
     Args:
         model: a language model.
         prompts: encoded by ``tokenizer``.
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         batch_size: questions at a time.
 
     Returns:
@@ -150,7 +151,7 @@ def score_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch
 
 
 def generate_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> list[str]:
-    """Greedy continuations of the prompts, at most as long as the longest answer."""
+    """Generate greedy continuations of the prompts, at most as long as the longest answer."""
     texts = []
     max_new_tokens = max(map(len, prompts.answers))
     has_encoder = model.backbone.has_decoder
@@ -172,7 +173,7 @@ def generate_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, ba
 
 
 def match_answers(texts: Sequence[str], answers: Sequence[str]) -> NDArray[np.int64]:
-    """Index of the longest answer that each text begins with, (texts,); -1 for none."""
+    """Return the (texts,) index of the longest answer that each text begins with; -1 for none."""
     lines = [_line(answer).casefold() for answer in answers]
     chosen = []
     for text in texts:
@@ -182,13 +183,13 @@ def match_answers(texts: Sequence[str], answers: Sequence[str]) -> NDArray[np.in
 
 
 def normalize_by_length(scores: NDArray[np.float64], answers: Sequence[Ids]) -> NDArray[np.float64]:
-    """Log-probabilities (questions, answers), each divided by the number of tokens of its answer."""
+    """Divide (questions, answers) log-probabilities by the number of tokens of the answer."""
     mean: NDArray[np.float64] = scores / np.array([len(ids) for ids in answers])
     return mean
 
 
 def calibrate_scores(scores: NDArray[np.float64], content_free: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Scores minus the log prior of each answer after the prompt (Zhao et al. 2021, section 5).
+    """Subtract the log prior of each answer after the prompt (Zhao et al. 2021, section 5).
 
     Args:
         scores: (questions, answers).
@@ -200,21 +201,21 @@ def calibrate_scores(scores: NDArray[np.float64], content_free: NDArray[np.float
 
 
 def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Softmax over the answers, (questions, answers)."""
+    """Compute the softmax over the answers, (questions, answers)."""
     shares: NDArray[np.float64] = np.exp(scores - scores.max(1, keepdims=True))
     shares /= shares.sum(1, keepdims=True)
     return shares
 
 
 def _stems(answers: Sequence[Ids]) -> list[Ids]:
-    """Answers without their last tokens, except prefixes of others."""
+    """Return the answers without their last tokens, except prefixes of others."""
     stems = {tuple(ids[:-1].tolist()) for ids in answers}
     kept = [s for s in stems if not any(s != other and other[: len(s)] == s for other in stems)]
     return [np.array(stem, dtype=np.int64) for stem in sorted(kept)]
 
 
 class _DecoderScorer:
-    """Scores by a decoder, which reads the common prefix once if its attention supports a cache."""
+    """Scorer with a decoder, which reads the common prefix once if its attention supports a cache."""
 
     def __init__(self, backbone: Backbone, head: LanguageModelHead, before: Ids, pad_id: int) -> None:
         self.backbone, self.head, self.before, self.pad_id = backbone, head, before, pad_id
@@ -229,7 +230,7 @@ class _DecoderScorer:
             self.cache = None
 
     def __call__(self, questions: Sequence[Ids], stems: Sequence[Ids]) -> Tensor:
-        """Log-probabilities of the next token after each question and stem, (questions, stems, tokens + 1, vocab)."""
+        """Compute next-token log-probabilities after each question and stem, (questions, stems, tokens + 1, vocab)."""
         rows = [Row(np.concatenate([ids, stem])) for ids in questions for stem in stems]
         hidden = self._hidden(rows)  # (rows, seq, hidden)
         positions = torch.tensor([len(ids) - 1 for ids in questions]).repeat_interleave(len(stems))[:, None]
@@ -254,7 +255,7 @@ class _DecoderScorer:
 
 
 class _EncoderDecoderScorer:
-    """Scores by an encoder-decoder: the encoder reads the prompt, the decoder the answers."""
+    """Scorer with an encoder-decoder: the encoder reads the prompt, the decoder the answers."""
 
     def __init__(self, backbone: Backbone, head: LanguageModelHead, before: Ids, tokenizer: Tokenizer) -> None:
         self.backbone, self.head, self.before = backbone, head, before
@@ -262,7 +263,7 @@ class _EncoderDecoderScorer:
         self.device = head.weight.device
 
     def __call__(self, questions: Sequence[Ids], stems: Sequence[Ids]) -> Tensor:
-        """Log-probabilities of the next token after each stem, (questions, stems, tokens + 1, vocab)."""
+        """Compute next-token log-probabilities after each stem, (questions, stems, tokens + 1, vocab)."""
         prompts = [Row(np.concatenate([self.before, ids, self.end])) for ids in questions for _ in stems]
         batch = pad(prompts, self.pad_id).to(self.device)
         source = self.backbone.encode(batch.input_ids, attention_mask=batch.attention_mask)

@@ -1,4 +1,4 @@
-"""Text generation: full texts or streamed pieces from prompts, and batches of rows."""
+"""Text generation: complete texts or streamed pieces from prompts, and batches of rows."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class GeneratedText:
 class TextPieces:
     """Text of new tokens in pieces, up to a stop string.
 
-    A possible prefix of a stop string or of a character is held back until the next tokens.
+    A possible prefix of a stop string, or an incomplete character, is held back until the next tokens.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         prompt: ids that the new tokens continue; None: the new tokens are a text without the prompt.
         stop: strings that end a text and are removed from it.
     """
@@ -60,7 +60,7 @@ class TextPieces:
         return self._emit(text, safe)
 
     def rest(self) -> str:
-        """Return the held back text at the end."""
+        """Return the text that was held back, at the end."""
         text = self.text(self._new)
         return self._emit(text, len(text))
 
@@ -71,7 +71,7 @@ class TextPieces:
         return piece
 
     def text(self, new: Sequence[int]) -> str:
-        """Text of ``new`` tokens after the prompt, up to a stop string."""
+        """Decode ``new`` tokens after the prompt, up to a stop string."""
         text = self.tokenizer.decode(new)
         if self._prompt:
             full = self.tokenizer.decode([*self._prompt, *new])
@@ -81,7 +81,7 @@ class TextPieces:
 
 
 def encode_prompt(model: Model, tokenizer: Tokenizer, prompt: str, *, subject: str = "the prompt is") -> list[int]:
-    """Ids of a prompt with the special tokens before it, for an encoder also after it.
+    """Encode a prompt with the special tokens before it, for an encoder also after it.
 
     Raises:
         UserError: the prompt has no tokens.
@@ -95,7 +95,7 @@ def encode_prompt(model: Model, tokenizer: Tokenizer, prompt: str, *, subject: s
 
 
 def stop_condition(tokenizer: Tokenizer, stop: Sequence[str]) -> Ends | None:
-    """Condition that new tokens contain a stop string; None without stop strings.
+    """Build a condition that new tokens contain a stop string; None without stop strings.
 
     Raises:
         UserError: an empty stop string.
@@ -155,7 +155,7 @@ class TextGenerator:
     def stream(self, prompt: str, **arguments: Unpack[GenerationArguments]) -> Iterator[str]:
         """Yield the text of `generate` for one prompt in pieces.
 
-        A possible prefix of a stop string or of a character is held back until the next tokens.
+        A possible prefix of a stop string, or an incomplete character, is held back until the next tokens.
         """
         ids = self._encode(prompt, "the prompt is")
         input_ids = torch.tensor([ids], device=next(self.model.parameters()).device)
@@ -181,7 +181,7 @@ class TextGenerator:
 
 
 def _overlap(text: str, string: str) -> int:
-    """Length of the longest suffix of ``text`` that is a proper prefix of ``string``."""
+    """Return the length of the longest suffix of ``text`` that is a proper prefix of ``string``."""
     return next((size for size in range(min(len(string) - 1, len(text)), 0, -1) if text.endswith(string[:size])), 0)
 
 
@@ -211,7 +211,7 @@ def generate_batch(
     Args:
         model: a language model, used on its device.
         sources: token ids with special tokens.
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         end_id: token that ends a text.
         max_new_tokens: maximum length of a text.
         generation: settings of generation.

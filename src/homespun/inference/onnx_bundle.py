@@ -1,4 +1,4 @@
-"""Export of a classifier to a folder that needs no torch: graph or linear model, tokenizer, labels and a script."""
+"""Export of a classifier to a folder that works without torch: graph or linear model, tokenizer, labels, script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MIN_LENGTH = 2  # tokens of a padded batch; the minimum of the graph
 def write_network(
     folder: Path, stored: ModelBundle, labels: Labels, decision: DecisionRule, *, max_length: int
 ) -> tuple[OnnxReport, dict[str, object]]:
-    """Write ``model.onnx`` (outputs ``probabilities`` and ``logits``) and ``tokenizer.json`` of a classifier of texts.
+    """Write ``model.onnx`` (outputs ``probabilities`` and ``logits``) and ``tokenizer.json`` of a text classifier.
 
     The tokenizer adds special tokens and truncates texts.
 
@@ -30,7 +30,7 @@ def write_network(
         folder: an existing folder.
         stored: model and tokenizer.
         labels: classes of the logits.
-        decision: its temperature becomes a part of the graph.
+        decision: decision rule, whose temperature becomes a part of the graph.
         max_length: maximum number of tokens, special tokens included.
 
     Returns:
@@ -53,13 +53,14 @@ def write_network(
 
 
 def write_runner(folder: Path, labels: Labels, decision: DecisionRule, settings: Mapping[str, object]) -> None:
-    """Write ``labels.json`` and ``predict.py``, which averages the graph and the linear model that it finds.
+    """Write ``labels.json`` and ``predict.py``, which averages the graph and the linear model in the folder.
 
     Args:
         folder: with the files of `write_network`, or the folder ``linear`` of a linear model, or both.
         labels: the classes.
         decision: thresholds.
-        settings: of `write_network`; of an average also ``weights`` of ``network`` and ``linear``, and ``temperature``.
+        settings: result of `write_network`; for an average also ``weights`` of ``network`` and ``linear``, and
+            ``temperature``.
     """
     import jinja2
 

@@ -1,7 +1,7 @@
-"""Export to ONNX, for programs without torch and transformers, with a check against the model.
+"""Export to ONNX for programs without torch and transformers, with a comparison of the outputs.
 
 Sparse attention is exported as full attention with a mask, because block plans depend on the length of a text: memory
-grows with the square of the length, and not with the length as in the model.
+is quadratic in the length, and not linear as in the model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from homespun.nn.recurrent import RecurrentLayer
 
 
 def make_small_batch(model: Model, config: ModelConfig, lengths: tuple[int, int] = (23, 17)) -> dict[str, Tensor]:
-    """Random tokens: two texts of at most these lengths, padded to the longer; for an encoder-decoder, targets too."""
+    """Draw two random texts of at most these lengths, padded to the longer; for an encoder-decoder, targets too."""
     backbone = config.backbone
     generator = torch.Generator().manual_seed(0)
 
@@ -55,7 +55,7 @@ def make_small_batch(model: Model, config: ModelConfig, lengths: tuple[int, int]
 
 
 def select_real_tokens(result: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-    """Outputs of real tokens: ``result`` of the inputs ``given`` without padding."""
+    """Select the outputs of real tokens: ``result`` of the inputs ``given`` without padding."""
     keep = given.get("decoder_attention_mask", given["attention_mask"]).bool()
     return result[keep] if result.shape[:2] == keep.shape else result
 
@@ -73,7 +73,7 @@ _TRIED = ((23, 17), (11, 5))  # lengths of two texts
 
 
 class Comparison(TypedDict):
-    """Shape of a batch, and the largest difference of the outputs."""
+    """Shape of a batch, with the largest difference of the outputs."""
 
     shape: list[int]
     largest_difference: float
@@ -85,10 +85,10 @@ class OnnxReport:
 
     Args:
         file: the ONNX file.
-        inputs: names of the inputs, each (batch, length) int64; none of a linear model.
+        inputs: names of the inputs, each (batch, length) int64; none for a linear model.
         output: name of the output, ``logits`` or ``last_hidden_state``; ``probabilities``, before ``logits``.
-        length: length that texts must be padded to; None for any up to ``max_length``.
-        max_length: maximal length in tokens; None for any.
+        length: length that texts must be padded to; None for any length up to ``max_length``.
+        max_length: maximum length in tokens; None: no limit.
         checked: comparisons with the model.
         notes: limits of the file.
     """
@@ -103,14 +103,14 @@ class OnnxReport:
 
 
 class Probabilities(nn.Module):
-    """Probabilities and logits of single texts by a classifier, with the temperature of its decision rule."""
+    """Module that returns probabilities and logits of a classifier, with the temperature of its decision rule."""
 
     def __init__(self, model: Model, temperature: float, *, multi_label: bool) -> None:
         super().__init__()
         self.model, self.temperature, self.multi_label = model, temperature, multi_label
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, seq) -> (batch, labels) probabilities and logits."""
+        """Compute (batch, labels) probabilities and logits from (batch, seq) ids and mask."""
         logits: Tensor = self.model(input_ids, attention_mask)
         scaled = logits / self.temperature
         return scaled.sigmoid() if self.multi_label else scaled.softmax(dim=1), logits
@@ -119,16 +119,17 @@ class Probabilities(nn.Module):
 def export_onnx(
     path: str | Path, model: Model, config: ModelConfig, *, probabilities: Callable[[Model], nn.Module] | None = None
 ) -> OnnxReport:
-    """Write the model's forward pass in evaluation mode to ``path``, atomically, for batches of any size.
+    """Export the model's forward pass in evaluation mode to ``path``, atomically, for batches of any size.
 
-    First onnxruntime runs the file, at two lengths with padding and for one text, and the outputs are compared with the
-    model's. An attention that cannot be exported for any length is exported for texts that are padded to
-    ``max_position_embeddings`` tokens.
+    Before the file is renamed to ``path``, onnxruntime runs it at two lengths with padding and for one text, and its
+    outputs are compared with the model's. An attention that cannot be exported for any length is exported for texts
+    padded
+    to ``max_position_embeddings`` tokens.
 
     Args:
-        path: a file that ends in ``.onnx``; an older one is replaced.
-        model, config: of the model.
-        probabilities: makes `Probabilities` of a classifier of single texts, which are then written.
+        path: a file that ends in ``.onnx``; an existing file is replaced.
+        model, config: parts of the model.
+        probabilities: builds the `Probabilities` module of a classifier of single texts, which is then exported.
 
     Raises:
         UserError: the extra ``export`` is not installed; ``path`` does not end in ``.onnx``; the model has layers that
@@ -180,15 +181,15 @@ def export_onnx(
 
 
 def onnx_unsupported_reason(model: Model) -> str:
-    """Reason why the model cannot be exported, with an alternative; empty if it can."""
+    """Return the reason why the model cannot be exported, with an alternative; empty if it can."""
     found = next((_UNWRITABLE[type(module)] for module in model.modules() if type(module) in _UNWRITABLE), None)
     return f"{found[0]} cannot be written as ONNX: {found[1]}, or homespun itself" if found else ""
 
 
 class _DenseGlobalAttention(nn.Module):
-    """`GlobalAttention` that computes all tokens as global ones, and then selects those that are.
+    """`GlobalAttention` that computes all tokens as global tokens, and then selects the global ones.
 
-    The number of global tokens depends on the data, and the shapes of a graph may not.
+    The number of global tokens depends on the data, and the shapes of a graph must not.
     """
 
     def __init__(self, attention: GlobalAttention) -> None:
@@ -201,7 +202,7 @@ class _DenseGlobalAttention(nn.Module):
         self.global_tokens = members
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+        """Map (batch, seq, hidden) to (batch, seq, hidden)."""
         own = self.attention
         heads = own.num_attention_heads
         query, key, value = (split_heads(part(hidden), heads) for part in (own.query, own.key, own.value))
@@ -216,7 +217,7 @@ class _DenseGlobalAttention(nn.Module):
 
 
 def _exportable_copy(model: Model) -> Model:
-    """Copy with the same weights, without block plans."""
+    """Copy a model with the same weights, without block plans."""
     memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     model = copy.deepcopy(model, memo).eval()
     for module in list(model.modules()):
@@ -264,7 +265,7 @@ def _write(
 
 
 def _check(path: Path, module: nn.Module, given: Mapping[str, Tensor]) -> Comparison:
-    """Run the file, and compare its outputs with those of the model."""
+    """Run the file, and compare its outputs with the model's."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -284,7 +285,7 @@ def _check(path: Path, module: nn.Module, given: Mapping[str, Tensor]) -> Compar
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Suppress the output of the exporters, which concerns their internals."""
+    """Suppress the output of the exporters, which only concerns their internals."""
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),

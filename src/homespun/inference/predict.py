@@ -1,4 +1,4 @@
-"""Forward passes over rows: logits, vectors of texts, and classification of a stream of texts."""
+"""Forward passes over rows: logits, text vectors, and classification of a stream of texts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _CPU_TOKENS, _CPU_NUMBERS = 256, 2**17
 def forward_logits(
     model: Model, rows: Rows, to_batch: Callable[[Sequence[Row]], Batch], *, batch_size: int
 ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
-    """Yield row indices and logits (rows, ...) of each batch, in evaluation mode.
+    """Yield row indices and (rows, ...) logits of each batch, in evaluation mode.
 
-    Rows are sorted by length to save padding, the longest first, so that a batch that is too large fails immediately.
+    Rows are sorted by length to reduce padding, the longest first, so that a batch that is too large fails immediately.
 
     Raises:
         NotFinite: a logit is not finite.
@@ -93,7 +93,7 @@ _CHUNK = 4096  # texts that are sorted by length together: enough to save paddin
 
 @dataclass(frozen=True)
 class Prediction:
-    """Prediction of a classifier for one text."""
+    """Prediction of a classifier for a text."""
 
     label: str | tuple[str, ...]  # the most probable class; multi-label: those above their thresholds
     probability: float | None  # of `label`; None for multi-label
@@ -106,7 +106,7 @@ class Predictor:
 
     Args:
         model: returns (batch, classes) logits; used on its device.
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         labels: classes of the logits.
         length: maximum number of tokens, special tokens included.
         long_inputs: strategy for longer texts.
@@ -155,7 +155,7 @@ class Predictor:
 
 
 def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 32) -> NDArray[np.float32]:
-    """Logits (rows, classes) in the order of the rows, by `forward_logits`."""
+    """Compute (rows, classes) logits in the order of the rows, by `forward_logits`."""
     if not len(rows):
         raise ValueError("no rows to predict")
     result: NDArray[np.float32] | None = None

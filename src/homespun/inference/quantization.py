@@ -1,4 +1,4 @@
-"""Linear layers for inference on a CPU: in float32 with packed weights, in bfloat16, or in 8-bit integers."""
+"""Linear layers for inference on a CPU: float32 with packed weights, bfloat16, or 8-bit integers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _MIN_NUMBERS = 2**14  # of a matrix for which packing pays with the 64 tokens of
 
 
 def quantize(networks: Collection[ModelBundle], precision: Precision, *, source: str) -> None:
-    """Compute the linear layers of ``networks`` in bfloat16 or 8-bit integers; everything else stays float32.
+    """Compute the linear layers of ``networks`` in bfloat16 or 8-bit integers; other layers stay float32.
 
     ``int8`` is dynamic quantization: weights have a scale for each output, activations one for each batch, so that a
-    result depends slightly on the other texts of its batch. The float32 weights are kept, for the parts of a model that
+    result depends slightly on the other texts of its batch. The float32 weights are kept for the parts of a model that
     read them.
 
     Args:
         networks: moved to the CPU.
-        precision: of the products.
+        precision: precision of the products.
         source: name of the model in errors.
 
     Raises:
@@ -47,7 +47,7 @@ def quantize(networks: Collection[ModelBundle], precision: Precision, *, source:
 
 
 def pack_networks(networks: Collection[ModelBundle]) -> None:
-    """Compute the linear layers of ``networks`` with packed weights, where that is faster and without gradients."""
+    """Compute the linear layers of ``networks`` with packed weights where that is faster, without gradients."""
     for network in networks:
         for part in network.model.modules():
             if type(part) is nn.Linear:

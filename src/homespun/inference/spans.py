@@ -1,4 +1,4 @@
-"""Predictions from logits of tokens: spans that answer questions, tags of words, and entities."""
+"""Predictions from token logits: answer spans, tags of words, and entities."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def find_answers(
 def _spans(
     scores: NDArray[np.float64], offsets: NDArray[np.int64], count: int, max_length: int
 ) -> list[tuple[int, int, float]]:
-    """First token, last token and score of the best ``count`` spans of (tokens, 2) scores."""
+    """Find the ``count`` best spans of (tokens, 2) scores, as first token, last token and score."""
     blank = offsets[:, 0] >= offsets[:, 1]  # no answer starts or ends with white space
     scores = np.where(blank[:, None], -np.inf, scores)
     tokens = len(scores)
@@ -122,7 +122,7 @@ def _rank(
 def predict_tag_probabilities(
     model: Model, rows: TokenLabelRows, *, tags: int, pad_id: int, batch_size: int = 32
 ) -> list[NDArray[np.float64]]:
-    """Tag probabilities (words, tags) of each sentence; zeros for a word without tokens."""
+    """Compute (words, tags) probabilities of each sentence; zeros for a word without tokens."""
     tables = [np.zeros((len(sentence.words), tags)) for sentence in rows.sentences]
     for numbers, logits in forward_logits(model, rows, partial(pad, pad_id=pad_id), batch_size=batch_size):
         for number, values in zip(numbers, logits, strict=True):
@@ -134,7 +134,7 @@ def predict_tag_probabilities(
 
 
 def decode_tags(probabilities: NDArray[np.float64], labels: Labels) -> list[str]:
-    """Most probable tag of each word; ``O`` or the first tag for a word without tokens."""
+    """Return the most probable tag of each word; ``O`` or the first tag for a word without tokens."""
     unseen = labels.names.index("O") if "O" in labels.names else 0
     numbers = np.where(probabilities.any(axis=1), probabilities.argmax(axis=1), unseen)
     return [labels.names[number] for number in numbers.tolist()]
