@@ -1,4 +1,4 @@
-"""Atomic writes and digests: a reader finds the old or the new content, also after a power cut."""
+"""Atomic writes and digests: a reader finds the old or the new content, also after a power failure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def entries(folder: Path) -> list[Path]:
-    """Entries of a folder without temporary ones, sorted; none if there is no such folder."""
+    """List the entries of a folder, sorted, without temporary ones; empty if there is no such folder."""
     found = folder.iterdir() if folder.is_dir() else ()
     return sorted(entry for entry in found if not entry.name.startswith(TEMPORARY))
 
@@ -81,7 +81,7 @@ def sync(path: Path) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """BLAKE2b digest of a file, 16 bytes in hexadecimal.
+    """Compute the BLAKE2b digest of a file, 16 bytes in hexadecimal.
 
     Raises:
         OSError: the file cannot be read.

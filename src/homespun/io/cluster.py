@@ -14,7 +14,7 @@ _SECONDS = 5.0  # for the cluster to answer
 
 
 def connect() -> Any:
-    """Join the Ray cluster of ``RAY_ADDRESS``, or start one on this machine; returns the module ``ray``.
+    """Connect to the Ray cluster of ``RAY_ADDRESS``, or start one on this machine; returns the module ``ray``.
 
     Raises:
         UserError: Ray is not installed, or the cluster cannot be reached.
@@ -42,14 +42,14 @@ def connect() -> Any:
 
 
 def _check_port(address: str | None) -> None:
-    """Raise `OSError` at once if nothing listens at an address with a port; Ray itself waits for minutes."""
+    """Raise `OSError` immediately if nothing listens at an address with a port; Ray itself waits for minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), timeout=_SECONDS).close()
 
 
 def refusal(error: Exception) -> UserError:
-    """The `UserError` of a task, or one with the last line of another error of Ray."""
+    """Return the `UserError` of a task, or a new one with the last line of another error of Ray."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, UserError):
         return UserError(str(cause))

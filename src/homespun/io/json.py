@@ -1,4 +1,4 @@
-"""Reading of JSON files, which are not trusted."""
+"""Readers of untrusted JSON files."""
 
 from __future__ import annotations
 

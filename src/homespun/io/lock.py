@@ -1,4 +1,4 @@
-"""Locks: one process at a time writes an output folder or file."""
+"""Locks of output folders and files, for one process at a time."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _WRITTEN_BY = re.compile(rf"{re.escape(TEMPORARY)}(?P<pid>\d+)-(?:old-)?(?P<targ
 
 @contextmanager
 def locked(out: Path, *, as_one: bool = False, patience: float = 0.0) -> Iterator[tuple[int, ...]]:
-    """Hold the lock of an output; yields the file descriptors that a child process inherits to hold it too.
+    """Hold the lock of an output; yields the file descriptors that a child process must inherit to hold it too.
 
-    The lock is an advisory one (``flock``) on a file, which names the process and is removed at the end. The system
-    releases it when the last process that holds it ends, so that the file of a killed process is taken over. NFS
-    passes such locks on to other hosts; on a file system without them a warning is logged.
+    The lock is advisory (``flock``), on a file that names the process and is removed at the end. The system
+    releases it when the last process that holds it ends, so a new process can take over the file of a killed one. NFS
+    supports such locks across hosts; on a file system without them a warning is logged.
 
-    When the block ends without an error, temporary files of killed processes are removed from the output. Without
-    effect in all processes of a distributed training but the first, and on Windows.
+    When the block ends without an error, temporary files of killed processes are removed from the output. No effect
+    in distributed processes except the first, and on Windows.
 
     Args:
         out: folder or file. A folder is created, and removed if it stays empty.
-        as_one: ``out`` is replaced as one; the lock is then in the folder around it.
+        as_one: ``out`` is replaced as a unit; the lock is then in the parent folder.
         patience: seconds to wait for another process; at least 30 in a process that torchrun has restarted.
 
     Raises:
@@ -77,7 +77,7 @@ def locked(out: Path, *, as_one: bool = False, patience: float = 0.0) -> Iterato
 
 
 def _acquire(file: Path, out: Path, deadline: float) -> int | None:
-    """Lock ``file`` and write who holds it; None on a file system without locks."""
+    """Lock ``file`` and write the holder into it; None on a file system without locks."""
     import fcntl
 
     while True:

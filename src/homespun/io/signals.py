@@ -12,7 +12,7 @@ from contextlib import contextmanager
 def ignored_interrupts() -> Iterator[None]:
     """Ignore Ctrl-C, also in processes that are started in the block and set no handler.
 
-    Without effect outside the main thread, the only one that receives signals.
+    No effect outside the main thread, the only one that receives signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

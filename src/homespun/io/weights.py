@@ -1,4 +1,4 @@
-"""Arrays as safetensors beside a JSON description that holds their digest."""
+"""Safetensors files of arrays, with a JSON description that has their digest."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def save_weights(path: Path, arrays: Arrays, description: Mapping[str, object]) -> None:
-    """Write arrays into ``path``, and their description with the digest, ``weights``, into ``path`` with .json."""
+    """Write arrays to ``path``, and their description with the digest, ``weights``, to ``path`` with suffix .json."""
     save_file(dict(arrays), path)
     text = json.dumps({**description, "weights": file_digest(path)}, ensure_ascii=False)
     path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 
 def load_weights(path: Path, digest: str) -> dict[str, NDArray[Any]]:
-    """Read arrays that `save_weights` wrote.
+    """Read arrays written by `save_weights`.
 
     Raises:
         UserError: the file is missing, truncated or altered.
