@@ -217,10 +217,8 @@ class LinformerAttentionConfig(AttentionSettings):
     """Config of attention to ``k`` projections of all tokens (Wang et al. 2020).
 
     Supports neither causal models nor packed documents. ``sharing`` (section 4): ``none``: matrices of each head for
-    keys
-    and for values; ``headwise``: one for keys and one for values; ``key_value``: one for both; ``layerwise``: one for
-    all
-    layers. Windows (``pooled``, ``convolved``) have ``max_position_embeddings / k`` tokens, rounded up.
+    keys and for values; ``headwise``: one for keys and one for values; ``key_value``: one for both; ``layerwise``: one
+    for all layers. Windows (``pooled``, ``convolved``) have ``max_position_embeddings / k`` tokens, rounded up.
     """
 
     kind: Literal["linformer"] = "linformer"

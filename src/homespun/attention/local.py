@@ -181,8 +181,7 @@ def bias(table: Tensor, itself: Tensor, self_bias: float, *, batch: int, dtype: 
     """Build a (batch * n, heads or 1, length, slots * length) bias from a mask.
 
     The bias is ``self_bias`` at the token itself, 0 at other keys of ``table`` and -inf elsewhere. Every row has a
-    finite
-    value, which avoids NaN.
+    finite value, which avoids NaN.
     """
     scores = torch.zeros(table.shape, dtype=dtype, device=table.device).masked_fill_(~table, -torch.inf)
     scores.masked_fill_(itself, self_bias)

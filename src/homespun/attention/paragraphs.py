@@ -44,10 +44,8 @@ class ParagraphAttention(nn.Module):
     """Attention between paragraphs (Liu and Lapata 2019, section 3.2).
 
     Each paragraph is pooled, paragraphs attend to each other, and each token gets the result of its paragraph.
-    Sinusoidal
-    embeddings of paragraph numbers are added to the pooled vectors. Projections of queries, keys and values read all
-    heads;
-    in the paper each reads one head.
+    Sinusoidal embeddings of paragraph numbers are added to the pooled vectors. Projections of queries, keys and values
+    read all heads; in the paper each reads one head.
 
     Args:
         hidden_size: width of input and output.

@@ -114,8 +114,7 @@ class LabelledRows:
     Special tokens are those of `Tokenizer.template` and `Tokenizer.pair_template`. If ``long_inputs`` splits texts into
     chunks, a row is ``[CLS] chunk [SEP] [CLS] chunk [SEP] ...`` and its ``documents`` number the chunks. The longer
     text of a pair is truncated first. Token ids are in one flat array, 2 or 4 bytes a token. The row of an empty text
-    is
-    ``[CLS] [SEP]``, or a padding token without a template.
+    is ``[CLS] [SEP]``, or a padding token without a template.
 
     Args:
         texts: the texts.

@@ -53,8 +53,7 @@ class Loader:
         rank: number of this process.
         world_size: number of processes.
         order: ``shuffled``; ``bucketed``: shuffled, divided into windows of at least 64 steps, and sorted by length in
-            each
-            window, whose steps are in random order, to reduce padding; or ``in_order``.
+            each window, whose steps are in random order, to reduce padding; or ``in_order``.
         workers: processes that prepare batches ahead; they do not change the batches.
 
     Raises:

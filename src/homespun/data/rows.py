@@ -83,8 +83,7 @@ class NextSentenceRows:
     A is consecutive sentences of a document. B is the continuation of A (label 0), or, in half of the rows, a span of
     another document (label 1). Rows fill ``length``, except one in ten, which is shorter. A random B is as long as the
     continuation if its document has enough tokens, so that lengths do not reveal labels. If B is random, the sentences
-    after
-    A begin a later row. Documents of one sentence are never an A.
+    after A begin a later row. Documents of one sentence are never an A.
 
     Raises:
         UserError: ``length`` is below 8, the corpus has no sentence ends, there are fewer than two documents, or none

@@ -133,8 +133,7 @@ class OpenShards:
     """Shards of a corpus in order, of which at most `MAX_OPEN` are mapped at a time.
 
     With at most `MAX_OPEN` shards all are opened immediately, so that damage is found early; otherwise each is opened
-    when
-    it is read.
+    when it is read.
 
     Raises:
         UserError: a file is missing, has another size than recorded, is outside of the folder, or is not a shard.

@@ -25,8 +25,7 @@ class Paragraphs(Config):
     """Selection of the paragraphs (lines) of a source (Liu and Lapata 2019, section 3.1).
 
     Paragraphs are ranked by TF-IDF similarity to a title, or to all paragraphs without a title. This is a baseline in
-    the
-    paper, which learns its ranker.
+    the paper, which learns its ranker.
     """
 
     max_paragraphs: int = Field(default=24, ge=1, description="maximum paragraphs; 24 in the paper")

@@ -110,8 +110,7 @@ class Prompts:
 
         Args:
             seq2seq: length for an encoder, with the end token; else for a decoder, with the longest answer without its
-                last
-                token.
+                last token.
         """
         extra = 1 if seq2seq else max(map(len, self.answers)) - 1
         return len(self.before) + max(map(len, self.questions), default=0) + extra

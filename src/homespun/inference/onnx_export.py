@@ -123,8 +123,7 @@ def export_onnx(
 
     Before the file is renamed to ``path``, onnxruntime runs it at two lengths with padding and for one text, and its
     outputs are compared with the model's. An attention that cannot be exported for any length is exported for texts
-    padded
-    to ``max_position_embeddings`` tokens.
+    padded to ``max_position_embeddings`` tokens.
 
     Args:
         path: a file that ends in ``.onnx``; an existing file is replaced.

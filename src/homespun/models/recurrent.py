@@ -37,8 +37,7 @@ class RecurrentConfig(StackSettings):
 
     A stack of one direction is causal, a stack of both directions is an encoder. ``independent_directions`` and
     ``characters`` give ELMo's language models (Peters et al. 2018; `homespun.models.elmo`). A decoder starts from the
-    first
-    and last hidden states of its source. The state is reset at each packed document.
+    first and last hidden states of its source. The state is reset at each packed document.
     """
 
     kind: Literal["recurrent"] = "recurrent"

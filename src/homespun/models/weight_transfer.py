@@ -80,8 +80,7 @@ def extend_context(
     """Extend a model to longer texts, as in Longformer and LED (Beltagy et al. 2020, section 5).
 
     Learned positions are repeated, and the projections of another attention are kept. The result needs further
-    training. A
-    smaller length truncates the positions.
+    training. A smaller length truncates the positions.
 
     Args:
         stored: from `homespun.hf.open.open_model`.

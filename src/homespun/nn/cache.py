@@ -77,8 +77,7 @@ class Cache:
         """Select rows in place, (new batch,) int64, as beams end and split.
 
         Keys and values of the source are unchanged, since adjacent beams of a text share them. If the number of rows
-        does not
-        change, only rows that moved are copied.
+        does not change, only rows that moved are copied.
         """
         self._states = self._select_states(rows)
         for past in self._past.values():

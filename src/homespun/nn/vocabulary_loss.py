@@ -196,8 +196,7 @@ def _invert(exponentials: Tensor, uniforms: Tensor) -> Tensor:
     """Return (rows,) ids: the first index where the running sum exceeds ``uniforms * total``.
 
     Computed by blocks of 128 tokens: only their sums are written, where a running sum over all tokens would write a
-    second
-    table.
+    second table.
     """
     vocab = exponentials.shape[1]
     width = 128

@@ -38,12 +38,9 @@ def infill(
     """Replace each sampled span of (seq,) ids by one mask token; an empty span inserts one.
 
     The lengths of spans are Poisson with mean ``mean_span``, drawn until they cover ``round(probability * seq)``
-    tokens;
-    the last span is truncated to that number. Spans do not overlap, but may be adjacent. All layouts are equally
-    likely, so
-    the first and last tokens of a text are masked less often than others. Empty spans are dropped if there are more
-    spans
-    than masked tokens, so that a text never grows.
+    tokens; the last span is truncated to that number. Spans do not overlap, but may be adjacent. All layouts are
+    equally likely, so the first and last tokens of a text are masked less often than others. Empty spans are dropped if
+    there are more spans than masked tokens, so that a text never grows.
     """
     count = round(probability * len(ids))
     if not count:

@@ -134,8 +134,7 @@ class GapSentenceGeneration(PretrainingConfig):
     """Generate the 30 % of sentences most similar to the rest, as PEGASUS-large (Ind-Orig).
 
     The released "mixed and stochastic" model has ``ratio: 0.15, highest_ratio: 0.45, noise: 0.2``. To keep a fifth of
-    the
-    selected sentences in the source, set ``ratio: 0.45, intact: 0.2``.
+    the selected sentences in the source, set ``ratio: 0.45, intact: 0.2``.
     """
 
     kind: Literal["gap_sentences"] = "gap_sentences"

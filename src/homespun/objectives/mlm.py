@@ -62,8 +62,7 @@ def choose_positions(
         generator: random generator.
         probability: share of the ordinary tokens.
         word_starts: (vocab,) bool, True if the token begins a word. If given, complete words are chosen until the count
-            is
-            reached; a word that would exceed it is skipped, unless it is the first.
+            is reached; a word that would exceed it is skipped, unless it is the first.
 
     Returns:
         (chosen,) ascending positions.

@@ -41,8 +41,7 @@ class PretrainingConfig(Config):
     """Interface of the configs of pretraining objectives.
 
     Defaults are those of objectives without a decoder. A config also has ``collate(tokenizer)``, the function from rows
-    to
-    a batch, and ``build(model, tokenizer)``, which returns the `Objective`.
+    to a batch, and ``build(model, tokenizer)``, which returns the `Objective`.
 
     Attributes:
         row_order: order of the rows of an epoch; ``bucketed`` rows have one document each, others are packed.

@@ -35,9 +35,8 @@ def choose_spans(length: int, generator: torch.Generator, *, probability: float,
     """Draw a (length,) bool noise mask, as the authors' ``random_spans_noise_mask``.
 
     The numbers of noise tokens and spans depend only on the length (`count_noise_and_spans`). Noise tokens and other
-    tokens
-    are each partitioned into that many parts of at least one token, all partitions equally likely. The parts alternate,
-    with noise last.
+    tokens are each partitioned into that many parts of at least one token, all partitions equally likely. The parts
+    alternate, with noise last.
     """
     noise, spans = count_noise_and_spans(length, probability=probability, mean_span=mean_span)
     if not spans:
@@ -104,8 +103,7 @@ class SpanCorruption(PretrainingConfig):
         """Build rows of sentences of one document, if the corpus has sentence ends.
 
         A text begins with the special token of the tokenizer's template: none with T5's tokenizer, ``[CLS]`` with
-        tokenizers
-        trained here.
+        tokenizers trained here.
 
         Raises:
             UserError: the tokenizer has no sentinels, or fewer than a row has spans.

@@ -33,10 +33,8 @@ class TbpttRows:
 
     Row ``piece * streams + stream``: ``streams`` consecutive rows are the same piece of all streams, and the next
     ``streams`` rows are the next pieces. Documents are ``[CLS] text [SEP]``, in the given order. A row has one more
-    token,
-    which is only a label; ``documents`` numbers its documents. The last pieces may be shorter, and fewer than
-    ``streams``
-    tokens at the end of the corpus are dropped.
+    token, which is only a label; ``documents`` numbers its documents. The last pieces may be shorter, and fewer than
+    ``streams`` tokens at the end of the corpus are dropped.
 
     Args:
         corpus: source of the tokens.

@@ -115,8 +115,7 @@ class ClassTraining(TaskObjective):
         """Compute the weight of each class, in the order of ``labels``, from the ``targets`` of the training rows.
 
         ``balanced`` is ``rows / (classes * rows of the class)`` as in scikit-learn. In multi-label training, the
-        positives of
-        each label have the same total weight as its negatives. Classes without a weight have 1.
+        positives of each label have the same total weight as its negatives. Classes without a weight have 1.
 
         Raises:
             UserError: a weight for an unknown class.

@@ -2,8 +2,7 @@
 
 A task is a file of this package. It has a `TaskObjective` (a member of the union `FinetuneObjective`) that builds a
 `Task`, and the `TaskData` that it reads (a member of `FinetuneData`). *Examples* are read by `TaskData` and divided by
-a
-split; *rows* are inputs of the model, more (windows of a long text) or fewer than examples.
+a split; *rows* are inputs of the model, more (windows of a long text) or fewer than examples.
 """
 
 from __future__ import annotations
@@ -132,8 +131,7 @@ class TrainingSetup:
         loss_from_metrics: validation loss from the metrics; ``None``: the objective's loss on the validation rows.
         labelled_rows: selects the validation rows that have a loss.
         calibrate: function from validation rows, settings and batch size to the calibrated task; ``None``: the task has
-            no
-            calibration.
+            no calibration.
     """
 
     objective: nn.Module

@@ -305,8 +305,7 @@ def span_baselines(
     """Answer questions without training; spans are in characters.
 
     ``tfidf-sentence`` is the sentence with the highest TF-IDF cosine similarity to the question. ``random-span`` is a
-    random
-    span with as many words as a random training answer, seeded by the index of the question.
+    random span with as many words as a random training answer, seeded by the index of the question.
 
     Args:
         texts: training texts, for the inverse document frequencies.

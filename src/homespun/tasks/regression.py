@@ -44,8 +44,7 @@ class Regression(NumberObjective):
     """Regression by squared error.
 
     Targets are standardized by their mean and standard deviation in training, so that the learning rate does not depend
-    on
-    their scale; the stored model predicts in the original scale.
+    on their scale; the stored model predicts in the original scale.
     """
 
     description = "regression"

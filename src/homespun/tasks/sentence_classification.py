@@ -76,8 +76,7 @@ class SentenceClassification(ClassTraining):
     """Classification of each sentence of a document by cross-entropy, in one pass over the document.
 
     The vector of a sentence is that of the [SEP] after it (Cohan et al. 2019), of a [CLS] before it (Liu and Lapata
-    2019),
-    or the mean of its tokens.
+    2019), or the mean of its tokens.
     """
 
     data_kinds = ("sentences",)

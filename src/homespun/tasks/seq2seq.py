@@ -316,9 +316,8 @@ def sentence_baselines(targets: Sequence[str], sources: Sequence[str]) -> dict[s
 
     ``lead-3`` is its first three sentences, ``random-3`` three random sentences, seeded by the index of the source,
     ``central-3`` the result of `central_sentences`, and ``copy`` the complete source. If the median number of sentences
-    N of
-    the training ``targets`` is not 3, ``lead-N``, ``random-N`` and ``central-N`` are added: three sentences are a weak
-    baseline for targets of one.
+    N of the training ``targets`` is not 3, ``lead-N``, ``random-N`` and ``central-N`` are added: three sentences are a
+    weak baseline for targets of one.
     """
     sentences = [[source[begin:end] for begin, end in sentence_spans(source)] for source in sources]
     typical = round(median(len(sentence_spans(target)) for target in targets)) if targets else 3

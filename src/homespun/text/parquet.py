@@ -20,10 +20,8 @@ def parquet_rows(stream: BinaryIO) -> Iterator[dict[str, Any]]:
     """Yield the rows of a seekable file.
 
     A file stores repeated texts once, in a dictionary, and so does Arrow. Few long texts are decoded at a time, and
-    their
-    total size is limited as for a compressed file. The number of list elements, which a file can repeat for a few
-    bytes, is
-    also limited before the first row is read.
+    their total size is limited as for a compressed file. The number of list elements, which a file can repeat for a few
+    bytes, is also limited before the first row is read.
 
     Raises:
         UserError: the texts or lists are too large.

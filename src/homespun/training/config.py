@@ -179,8 +179,7 @@ class Soap(_OptimizerConfig):
     """One-sided SOAP (Vyas et al. 2025), see `homespun.training.optim.OneSidedSoap`.
 
     Reaches a lower pretraining loss than AdamW on the same tokens. AdamW trains norms, biases, and matrices with more
-    than
-    1,024 rows and columns.
+    than 1,024 rows and columns.
     """
 
     kind: Literal["soap"] = "soap"

@@ -147,8 +147,7 @@ def disable_malloc_trim() -> None:
 
     By default glibc allocates tensors above several megabytes as new pages, which the kernel zeroes. Measured on a CPU:
     saves 4 % of a small ELECTRA step (23,000 page faults to none) and a quarter of BigBird attention at 4,096 tokens;
-    the
-    peak memory is equal within 2 %. No effect with other C libraries.
+    the peak memory is equal within 2 %. No effect with other C libraries.
     """
     mallopt = _glibc("mallopt")
     if mallopt is not None:

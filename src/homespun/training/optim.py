@@ -279,8 +279,7 @@ def _refine(basis: Tensor, covariance: Tensor) -> Tensor:
 
     Eigenvector j gains ``d_ij / (d_j - d_i)`` of eigenvector i, where d is the covariance in the earlier basis, damped
     where the eigenvalues are close. A Cholesky decomposition makes the columns orthogonal again. A GPU computes this
-    for
-    many matrices at once. The order of the columns is preserved; a basis for which the decomposition fails is kept.
+    for many matrices at once. The order of the columns is preserved; a basis for which the decomposition fails is kept.
     """
     refined = basis
     with torch.autocast(basis.device.type, enabled=False):

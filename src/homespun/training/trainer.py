@@ -65,9 +65,8 @@ class Trainer:
 
     A run with checkpoints resumes from the last one. Each step is a function of the weights and of (seed, step,
     process). A resumed run is therefore bit-identical to an uninterrupted one under budgets of steps, tokens or epochs,
-    and
-    code between two steps does not change the training. The gradient of a step is the gradient of `Loss.total` over all
-    its targets, for any split into micro-batches and processes. Leaving the loop early saves a checkpoint.
+    and code between two steps does not change the training. The gradient of a step is the gradient of `Loss.total` over
+    all its targets, for any split into micro-batches and processes. Leaving the loop early saves a checkpoint.
 
     Args:
         objective: maps a batch to its `Loss`; moved to the device and trained in place.

@@ -176,8 +176,7 @@ class Beams:
     """Beam search over a batch, with the results of `transformers`.
 
     Each step takes the ``2 * num_beams`` best continuations of the beams of a text. Finished continuations among the
-    first
-    ``num_beams`` are stored with their score, the log-probability divided by ``length^length_penalty``. The best
+    first ``num_beams`` are stored with their score, the log-probability divided by ``length^length_penalty``. The best
     unfinished ones are the next beams, in the row of their parent if possible, which reduces copies of the cache.
     """
 

@@ -143,8 +143,7 @@ class RaggedSteps:
     """Cached decoding of texts of different lengths, which may join and leave between calls.
 
     The newest tokens of all texts are aligned; shorter texts are padded on the left. Requires a single stack whose
-    attention
-    depends only on distances. `read` raises `NoCacheError` if an attention does not support a cache.
+    attention depends only on distances. `read` raises `NoCacheError` if an attention does not support a cache.
 
     Attributes:
         lengths: (rows,) int64 tokens of each text.

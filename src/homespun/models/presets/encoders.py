@@ -1,12 +1,9 @@
 """Presets of single stacks: encoders, and the GPT family of causal decoders.
 
 Sources of the sizes: Turc et al. 2019 for smaller BERT models; Devlin et al. 2019, Liu et al. 2019 and Clark et al.
-2020
-for base and large; Lan et al. 2020 for ALBERT base; Radford et al. 2018 for GPT, Radford et al. 2019 for GPT-2, Brown
-et
-al. 2020, table 2.1, for GPT-3, with heads of 128 in XL and 13B, whose printed heads and widths disagree. Other tiny,
-mini
-and small sizes are our own.
+2020 for base and large; Lan et al. 2020 for ALBERT base; Radford et al. 2018 for GPT, Radford et al. 2019 for GPT-2,
+Brown et al. 2020, table 2.1, for GPT-3, with heads of 128 in XL and 13B, whose printed heads and widths disagree. Other
+tiny, mini and small sizes are our own.
 """
 
 from __future__ import annotations
