@@ -13,6 +13,9 @@ import killed
 import pytest
 from comparing import records
 
+from homespun.compare.sharing import Baselines
+from homespun.io.lock import LOCK
+
 pytestmark = pytest.mark.slow
 CONTEXT = multiprocessing.get_context("forkserver")
 TIMES = {"time", "seconds", "tokens/s", "seconds per iteration", "peak memory, training", "peak memory, inference"}
@@ -123,3 +126,11 @@ def test_a_cut_off_trial_shows_its_steps_once(folders: tuple[Path, Path]) -> Non
     lines = (again / "trials/good/seed-0/topics/metrics.jsonl").read_text().splitlines()
     steps = [event["step"] for event in map(json.loads, lines) if event["event"] == "step"]
     assert steps == list(range(1, 31))
+
+
+def test_the_lock_of_killed_baselines_with_a_result_is_removed(tmp_path: Path) -> None:
+    lock = tmp_path / "topics" / LOCK
+    lock.parent.mkdir()
+    lock.touch()
+    Baselines(tmp_path)
+    assert not lock.exists()

@@ -14,6 +14,7 @@ from homespun.compare.executor import Command
 from homespun.compare.folder import Record
 from homespun.compare.trials import Stage
 from homespun.io.atomic import write_text
+from homespun.io.lock import LOCK
 from homespun.results import RunResult
 
 _STAGE = "pretrain"
@@ -77,6 +78,8 @@ class Baselines:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        for lock in folder.glob(f"*/{LOCK}"):  # of killed processes, which do not run again if they have a result
+            lock.unlink()
         self._settings: dict[str, Mapping[str, object]] = {}  # by folder name
         self._started: set[str] = set()
 
