@@ -45,6 +45,13 @@ def test_exact_duplicates() -> None:
     assert [seen.is_new(t) for t in ("a b", "a  b\r\n", "a b.", "a b", "A b")] == [True, False, True, False, True]
 
 
+def test_exact_duplicates_among_many_texts() -> None:
+    seen, known = ExactDuplicates(), set[str]()
+    for number in random.Random(1).choices(range(20_000), k=30_000):
+        assert seen.is_new(str(number)) == (str(number) not in known)
+        known.add(str(number))
+
+
 def words(rng: random.Random, count: int) -> list[str]:
     return [f"word{rng.randrange(5003)}" for _ in range(count)]
 

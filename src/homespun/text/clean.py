@@ -7,6 +7,7 @@ import re
 import string
 import unicodedata
 import zlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,11 +51,12 @@ def normalise(text: str) -> str:
 class ExactDuplicates:
     """Filter of texts that are equal after `normalise`.
 
-    Stores a digest of 16 bytes a text (about 100 bytes as Python objects).
+    Stores 8 bytes of a digest of each text in an open hash table: 12 to 24 bytes a text, where a set takes 100. Among a
+    billion texts, the expected number that is rejected by mistake is below 0.1.
     """
 
     def __init__(self) -> None:
-        self._seen: set[bytes] = set()
+        self._table, self._count = _slots(1 << 12), 0
 
     @staticmethod
     def digest(text: str) -> bytes:
@@ -62,10 +64,31 @@ class ExactDuplicates:
         return hashlib.blake2b(normalise(text).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     def is_new(self, text: str) -> bool:
-        digest = self.digest(text)
-        before = len(self._seen)
-        self._seen.add(digest)
-        return len(self._seen) > before
+        key = int.from_bytes(self.digest(text)[:8], "little") or 1  # 0 marks a free slot
+        slot = _find(self._table, key)
+        if self._table[slot]:
+            return False
+        self._table[slot] = key
+        self._count += 1
+        if 3 * self._count > 2 * len(self._table):
+            larger = _slots(2 * len(self._table))
+            for known in filter(None, self._table):
+                larger[_find(larger, known)] = known
+            self._table = larger
+        return True
+
+
+def _slots(count: int) -> array[int]:
+    return array("Q", bytes(8 * count))
+
+
+def _find(table: array[int], key: int) -> int:
+    """Slot of ``key``, or the free slot for it (linear probing)."""
+    mask = len(table) - 1
+    slot = key & mask
+    while table[slot] not in (0, key):
+        slot = (slot + 1) & mask
+    return slot
 
 
 class NearDuplicates:
