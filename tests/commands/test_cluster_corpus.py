@@ -1,22 +1,26 @@
+import dataclasses
 import json
 import os
 import random
 import socket
-from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ray_in_process import InProcess
 
-from homespun.commands import cluster_corpus
+from homespun.commands import cluster_corpus, cluster_text
 from homespun.commands.cluster_corpus import UNITS, build_on_cluster
+from homespun.commands.cluster_text import SharedText, draw_texts, run_tasks, sample_texts
 from homespun.commands.preparation import make_corpus, reading, train_tokenizer
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY
 from homespun.io.cluster import refusal
 from homespun.text.clean import NearDuplicates
+from homespun.text.sources import ReadProgress
 from homespun.text.tokenizer import Tokenizer
 
 
@@ -46,75 +50,12 @@ def tokenizer(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenize
 
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch, files: Path) -> None:
-    monkeypatch.setattr(cluster_corpus, "_UNIT_BYTES", 3 * (files / "0.jsonl").stat().st_size)
+    monkeypatch.setattr(cluster_text, "_UNIT_BYTES", 3 * (files / "0.jsonl").stat().st_size)
     monkeypatch.setattr(cluster_corpus, "_ROWS", 17)
 
 
 def contents(corpus: Corpus) -> list[tuple[list[int], str | None]]:
     return [(corpus.tokens(index).tolist(), corpus.label(index)) for index in range(len(corpus))]
-
-
-class InProcess:
-    """The functions of Ray that a build calls, one after the other in this process."""
-
-    class data:
-        class DataContext:
-            @staticmethod
-            def get_current() -> "InProcess.data.DataContext":
-                return InProcess.data.DataContext()
-
-        class context:
-            class ShuffleStrategy:
-                SORT_SHUFFLE_PULL_BASED = "sort"
-
-        @staticmethod
-        def from_items(items: list[dict[str, int]], override_num_blocks: int) -> "Rows":
-            return Rows([{"unit": np.array([item["unit"]])} for item in items])
-
-    class exceptions:
-        class RayError(Exception):
-            cause: Exception | None = None
-
-    @staticmethod
-    def remote(num_cpus: int):
-        return lambda function: type("Task", (), {"remote": staticmethod(function)})
-
-    @staticmethod
-    def put(value: object) -> object:
-        return value
-
-    @staticmethod
-    def cluster_resources() -> dict[str, float]:
-        return {"CPU": 2.0}
-
-    @staticmethod
-    def wait(running: list[str]) -> tuple[list[str], list[str]]:
-        return running[-1:], running[:-1]  # in another order
-
-    @staticmethod
-    def get(done: list[str]) -> list[str]:
-        return done
-
-
-class Rows:
-    def __init__(self, batches: list[dict[str, np.ndarray]]) -> None:
-        self.batches = batches
-
-    def map_batches(self, function, *, fn_kwargs, batch_size, batch_format) -> "Rows":
-        return Rows([made for batch in self.batches for made in function(batch, **fn_kwargs)])
-
-    def groupby(self, name: str) -> "Rows":
-        whole = {key: np.concatenate([batch[key] for batch in self.batches]) for key in self.batches[0]}
-        order = np.random.default_rng(1).permutation(len(whole[name]))  # a shuffle keeps no order
-        whole = {key: values[order] for key, values in whole.items()}
-        buckets = [whole[name] == bucket for bucket in np.unique(whole[name])]
-        return Rows([{key: values[mine] for key, values in whole.items()} for mine in buckets])
-
-    def map_groups(self, function, *, batch_format) -> "Rows":
-        return Rows([function(batch) for batch in self.batches])
-
-    def iter_batches(self, *, batch_size, batch_format) -> Iterator[dict[str, np.ndarray]]:
-        return iter(self.batches)
 
 
 @pytest.mark.usefixtures("small_units")
@@ -229,12 +170,11 @@ def test_the_first_of_equal_texts_stays() -> None:
 
 def test_what_is_refused(files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_corpus, "connect", lambda: InProcess)
-    job = cluster_corpus._Job(reading([str(files)]), ((str(files / "0.jsonl"),),), str(tmp_path), False, "keep", "0")
+    text = SharedText.divide(reading([str(files)]))
     with pytest.raises(UserError, match="not 0; install one version"):
-        next(job.documents(0))
-    job = cluster_corpus._Job(job.reading, job.units, job.folder, False, "keep", cluster_corpus.version("homespun"))
+        next(dataclasses.replace(text, version="0").documents(0))
     with pytest.raises(UserError, match=r"does not see .* share"):
-        next(job.documents(0))
+        next(cluster_corpus._Job(text, str(tmp_path), False, "keep").documents(0))
     for entry, problem in (("owner/name", "hub"), ("https://a.b/c.txt", "web page")):
         with pytest.raises(UserError, match=problem):
             build_on_cluster(reading([entry]), tokenizer, tmp_path / "new")
@@ -256,6 +196,48 @@ def test_a_cluster_that_does_not_answer(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.usefixtures("small_units")
+def test_a_sample_of_all_text_trains_the_tokenizer_of_one_machine(
+    files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_text, "connect", lambda: InProcess)
+    text = reading([str(files)], duplicates="keep")
+    calls, read = [], ReadProgress([str(files)])
+    texts = sample_texts(text, progress=lambda *call: calls.append(call), read_progress=read)
+    assert texts == [document.text for document in text.documents()]
+    assert calls[-1] == (sum(map(len, texts)), 450)
+    assert read.done == sum(file.stat().st_size for file in files.iterdir())
+    alone, together = (
+        train_tokenizer(text, tmp_path / str(ray), vocab_size=500, ray=ray).fingerprint for ray in (False, True)
+    )
+    assert alone == together
+
+
+@pytest.mark.usefixtures("small_units")
+def test_a_sample_is_bounded_and_a_function_of_the_files(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_text, "connect", lambda: InProcess)
+    text = reading([str(files)], duplicates="keep")
+    longest = max(len(document.text) for document in text.documents())
+    texts = sample_texts(text, characters=5_000)
+    units = SharedText.divide(text)
+    assert 5_000 <= sum(map(len, texts)) < 5_000 + len(units.units) * (1 + longest)
+    monkeypatch.setattr(InProcess, "wait", lambda running: (running[:1], running[1:]))  # in another order
+    assert sample_texts(text, characters=5_000) == texts
+    # a larger share has the documents of a smaller one
+    shares = [draw_texts(units, 1, share)[1] for share in (1, 500, 2_000)]
+    assert len(shares[0]) == 1
+    assert set(shares[0]) < set(shares[1]) < set(shares[2])
+
+
+def test_a_sample_that_a_worker_refuses(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_text, "connect", lambda: InProcess)
+    other = dataclasses.replace(SharedText.divide(reading([str(files)])), version="0")
+    with pytest.raises(UserError, match="not 0; install one version"):
+        draw_texts(other, 0, 1)
+    with pytest.raises(UserError, match="web page"):
+        sample_texts(reading(["https://a.b/c.txt"]))
+
+
 def test_bands_are_those_of_one_machine() -> None:
     assert np.array_equal(NearDuplicates(capacity=1).keys("a b c"), NearDuplicates().keys("a b c"))
 
@@ -263,22 +245,22 @@ def test_bands_are_those_of_one_machine() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_units")
 @pytest.mark.filterwarnings("ignore")  # of Ray's own processes and files
-def test_a_corpus_is_built_by_workers_of_ray(files: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_corpus_is_built_by_workers_of_ray(
+    files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         text = reading([str(files)], label_field="label", duplicates="near")
         together = make_corpus(text, tokenizer, tmp_path / "together", ray=True)
         assert contents(together) == contents(make_corpus(text, tokenizer, tmp_path / "alone"))
-        job = _job(files / "missing.jsonl", tmp_path / "together")
+        monkeypatch.setattr(cluster_text, "_UNIT_BYTES", 1)
+        text = dataclasses.replace(text, duplicates="keep")
+        sampled = train_tokenizer(text, tmp_path / "sampled", vocab_size=500, ray=True)
+        assert sampled.fingerprint == train_tokenizer(text, tmp_path / "all", vocab_size=500).fingerprint
+        missing = cluster_text.SharedText(text, ((str(files / "missing.jsonl"),),), (1,), version("homespun"))
         with pytest.raises(ray.exceptions.RayError) as error:
-            list(cluster_corpus._encode(ray, job, [0], {}))
+            list(run_tasks(ray, draw_texts, missing, [(0, 1)]))
         assert str(refusal(error.value)).startswith(f"{files}/missing.jsonl: no such file")
     finally:
         ray.shutdown()
-
-
-def _job(file: Path, folder: Path) -> cluster_corpus._Job:
-    (folder / UNITS).write_text("")
-    names = ((str(file),),)
-    return cluster_corpus._Job(reading(["x"]), names, str(folder), False, "keep", cluster_corpus.version("homespun"))

@@ -44,6 +44,10 @@ def tokenizer_train(
     columns: Columns = None,
     normalise: Normalise = True,
     max_characters: MaxCharacters = "64M",
+    ray: Annotated[
+        bool,
+        typer.Option("--ray", help="Train on a sample that the Ray cluster of RAY_ADDRESS draws; see docs/scaling."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a tokenizer on your text."""
@@ -71,6 +75,7 @@ def tokenizer_train(
             vocab_size=vocab_size,
             lowercase=lowercase,
             sentinels=sentinels,
+            ray=ray,
             progress=counter(display, "reading for the tokenizer", read_progress),
             read_progress=read_progress,
         )

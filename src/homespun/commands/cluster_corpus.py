@@ -15,7 +15,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from homespun.commands.cluster_text import SharedText, run_tasks
 from homespun.commands.preparation import Duplicates, Reading
 from homespun.data.corpus import (
     DESCRIPTION,
@@ -41,13 +41,11 @@ from homespun.errors import UserError
 from homespun.io.atomic import entries, write_text
 from homespun.io.cluster import connect, refusal
 from homespun.text.clean import ExactDuplicates, NearDuplicates
-from homespun.text.input_files import list_files
-from homespun.text.sources import Document, EmptyInput, ReadProgress
+from homespun.text.sources import Document, ReadProgress
 from homespun.text.tokenizer import Tokenizer
 
 UNITS = "units.jsonl"
 """Record of a build: its settings, then a line for each unit that is written."""
-_UNIT_BYTES = 64 * 2**20  # of files
 _BUCKET_BYTES = (
     16 * 2**20
 )  # of files whose hashes a worker groups at a time: about 70 MB of them if documents are short
@@ -72,24 +70,16 @@ class Unit(BaseModel):
 class _Job:
     """Settings of every task."""
 
-    reading: Reading  # of one unit, with `inputs` from `units`
-    units: tuple[tuple[str, ...], ...]
+    text: SharedText  # with duplicates
     folder: str
     sentences: bool
     duplicates: Duplicates
-    version: str
 
     def documents(self, unit: int) -> Iterator[Document]:
         """Documents of a unit, with duplicates; raises `UserError` if this worker cannot be right."""
-        if (here := version("homespun")) != self.version:
-            raise UserError(f"a worker has homespun {here}, not {self.version}; install one version on all machines")
         if not (Path(self.folder) / UNITS).is_file():
             raise UserError(f"a worker does not see {self.folder}; give --out in a folder that all machines share")
-        for name in self.units[unit]:
-            try:
-                yield from dataclasses.replace(self.reading, inputs=(name,)).documents()
-            except EmptyInput:  # one of several files
-                continue
+        return self.text.documents(unit)
 
 
 def build_on_cluster(
@@ -119,20 +109,13 @@ def build_on_cluster(
         UserError: as there; the cluster cannot be reached; a worker has another version or does not see the files.
     """
     ray, folder = connect(), Path(out).absolute()
-    units = _units(reading.inputs)
-    job = _Job(
-        dataclasses.replace(reading, duplicates="keep"),
-        tuple(tuple(name for name, _ in unit) for unit in units),
-        str(folder),
-        sentences,
-        reading.duplicates,
-        version("homespun"),
-    )
+    text = SharedText.divide(dataclasses.replace(reading, duplicates="keep"))
+    job = _Job(text, str(folder), sentences, reading.duplicates)
     written = _begin(folder, job, tokenizer, reading.describe())
     if not (folder / DESCRIPTION).exists():  # or it was killed after the last write
         tokenizer.save(folder / TOKENIZER)
         try:
-            _write_units(ray, job, [sum(size for _, size in unit) for unit in units], written, progress, read_progress)
+            _write_units(ray, job, written, progress, read_progress)
             if not _documents(written.values()):
                 raise UserError("there is no text to build a corpus from: all documents are empty; give other inputs")
         except UserError:
@@ -140,7 +123,7 @@ def build_on_cluster(
                 start_over(folder, UNITS)
             raise
         remove_leftovers(folder)  # of workers that were killed
-        _describe(folder, [written[unit] for unit in range(len(units))], tokenizer, sentences=sentences)
+        _describe(folder, [written[unit] for unit in range(len(text.units))], tokenizer, sentences=sentences)
     (folder / UNITS).unlink()
     return Corpus.open(folder, tokenizer=tokenizer)
 
@@ -148,16 +131,17 @@ def build_on_cluster(
 def _write_units(
     ray: Any,
     job: _Job,
-    sizes: Sequence[int],
     written: dict[int, Unit],
     progress: Progress | None,
     read_progress: ReadProgress | None,
 ) -> None:
     """Write the units that are missing, and add them to ``written`` and to the record."""
+    sizes = job.text.sizes
     missing = [unit for unit in range(len(sizes)) if unit not in written]
     try:
-        dropped = _duplicates(ray, job, sum(sizes)) if missing else {}
-        for line in _encode(ray, job, missing, dropped):
+        dropped = _duplicates(ray, job) if missing else {}
+        calls = ((unit, dropped.get(unit, np.empty(0, np.int64))) for unit in missing)
+        for line in map(Unit.model_validate_json, run_tasks(ray, encode_unit, job, calls)):
             with open(Path(job.folder) / UNITS, "a", encoding="utf-8") as file:
                 file.write(line.model_dump_json() + "\n")
                 file.flush()
@@ -175,23 +159,9 @@ def _documents(units: Iterable[Unit]) -> int:
     return sum(shard.documents for unit in units for shard in unit.shards)
 
 
-def _units(inputs: Sequence[str]) -> list[list[tuple[str, int]]]:
-    """Consecutive files of about `_UNIT_BYTES`, with their sizes."""
-    units: list[list[tuple[str, int]]] = []
-    room = 0
-    for name, size in list_files(inputs):
-        name = name if "://" in name else os.path.abspath(name)  # workers have another working directory
-        if size > room or not units:
-            units.append([])
-            room = _UNIT_BYTES
-        units[-1].append((name, size))
-        room -= size
-    return units
-
-
 def _begin(folder: Path, job: _Job, tokenizer: Tokenizer, described: str) -> dict[int, Unit]:
     """Create the record of the build, or read that of an interrupted one."""
-    inputs = hashlib.blake2b(repr((described, job.units)).encode(), digest_size=16).hexdigest()
+    inputs = hashlib.blake2b(repr((described, job.text.units)).encode(), digest_size=16).hexdigest()
     header = {"version": 1, "inputs": inputs, "tokenizer": tokenizer.fingerprint, "sentences": job.sentences}
     path = folder / UNITS
     if not path.exists():
@@ -216,7 +186,7 @@ def _begin(folder: Path, job: _Job, tokenizer: Tokenizer, described: str) -> dic
     return {line.unit: line for line in lines}
 
 
-def _duplicates(ray: Any, job: _Job, num_bytes: int) -> dict[int, NDArray[np.int64]]:
+def _duplicates(ray: Any, job: _Job) -> dict[int, NDArray[np.int64]]:
     """Positions of the documents that are left out, ascending, by unit."""
     if job.duplicates == "keep":
         return {}
@@ -226,9 +196,9 @@ def _duplicates(ray: Any, job: _Job, num_bytes: int) -> dict[int, NDArray[np.int
     context.shuffle_strategy = (
         ray.data.context.ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
     )  # others need several processors
-    buckets = max(1, num_bytes // _BUCKET_BYTES)
+    num_units, buckets = len(job.text.units), max(1, sum(job.text.sizes) // _BUCKET_BYTES)
     shared = (
-        ray.data.from_items([{"unit": unit} for unit in range(len(job.units))], override_num_blocks=len(job.units))
+        ray.data.from_items([{"unit": unit} for unit in range(num_units)], override_num_blocks=num_units)
         .map_batches(_hash_units, fn_kwargs={"job": job, "buckets": buckets}, batch_size=1, batch_format="numpy")
         .groupby("bucket")
         .map_groups(_shared, batch_format="numpy")
@@ -315,21 +285,6 @@ def resolve(documents: NDArray[np.int64], groups: NDArray[np.int64], near: NDArr
         else:
             taken[mine] = True
     return np.sort(np.concatenate([equal, np.array(left_out, dtype=np.int64)]))
-
-
-def _encode(ray: Any, job: _Job, units: Sequence[int], dropped: dict[int, NDArray[np.int64]]) -> Iterator[Unit]:
-    """Units as tasks write them, at most two for each processor at a time."""
-    task = ray.remote(num_cpus=1)(encode_unit)
-    shared = ray.put(job)
-    most = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
-    waiting, running = iter(units), list[Any]()
-    while True:
-        for unit in islice(waiting, most - len(running)):
-            running.append(task.remote(shared, unit, dropped.get(unit, np.empty(0, np.int64))))
-        if not running:
-            return
-        done, running = ray.wait(running)
-        yield from map(Unit.model_validate_json, ray.get(done))
 
 
 def encode_unit(job: _Job, unit: int, dropped: NDArray[np.int64]) -> str:

@@ -137,6 +137,7 @@ def train_tokenizer(
     vocab_size: int = 16_000,
     lowercase: bool = False,
     sentinels: int = 0,
+    ray: bool = False,
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
 ) -> Tokenizer:
@@ -149,6 +150,7 @@ def train_tokenizer(
         vocab_size: number of tokens, special tokens and sentinels included.
         lowercase: convert all text to lower case.
         sentinels: number of sentinel tokens for span corruption (T5, `homespun.text.vocabulary_extension`).
+        ray: train on a sample that a Ray cluster draws, see `homespun.commands.cluster_text.sample_texts`.
         progress: called with numbers of characters and documents.
         read_progress: updated with the bytes that are read.
 
@@ -156,7 +158,13 @@ def train_tokenizer(
         UserError: there is no text, the vocabulary is too large for the text, or ``out`` has other files.
     """
     folder = tokenizer_folder(out)
-    texts = reading.texts(progress=progress, read_progress=read_progress)
+    texts: Iterable[str]
+    if ray:
+        from homespun.commands.cluster_text import sample_texts
+
+        texts = sample_texts(reading, progress=progress, read_progress=read_progress)
+    else:
+        texts = reading.texts(progress=progress, read_progress=read_progress)
     tokenizer = Tokenizer.train(texts, kind=kind, vocab_size=vocab_size - sentinels, lowercase=lowercase)
     if sentinels:
         tokenizer = with_sentinels(tokenizer, sentinels)
