@@ -1,13 +1,15 @@
 """Sharded training: the losses and weights of one process, and checkpoints for any number of processes."""
 
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from launch_targets import train_sharded
 from pydantic import ValidationError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from training_parts import Objective, events, make_trainer, sharded_config, train_config
 
@@ -15,6 +17,7 @@ from homespun.errors import UserError
 from homespun.models.bundle import weights_of
 from homespun.training.checkpoint import read_checkpoint
 from homespun.training.processes import launch
+from homespun.training.step import TrainingStep
 
 
 def losses(run: Path) -> list[float]:
@@ -68,3 +71,69 @@ def test_settings_that_cannot_be_sharded_are_refused(changes: dict[str, object])
     with pytest.raises(ValidationError, match="parallel=fsdp"):
         train_config(parallel="fsdp", **changes)
     train_config(**changes)
+
+
+@pytest.fixture
+def writers(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[Path], None]]:
+    """Writers that steps call for their shards, one for each save; the tensors are those of the time of the save."""
+    made: list[Callable[[Path], None]] = []
+
+    def shards_writer(step: TrainingStep) -> Callable[[Path], None]:
+        tensors = {
+            name: {key: t.detach().clone() for key, t in group.items()} for name, group in step.tensors().items()
+        }
+        hook = made.pop(0) if made else lambda folder: None
+
+        def write(folder: Path) -> None:
+            hook(folder)
+            folder.mkdir()
+            for name, group in tensors.items():
+                save_file(group, folder / f"{name}.safetensors")
+
+        return write
+
+    monkeypatch.setattr(TrainingStep, "shards_writer", shards_writer)
+    return made
+
+
+def saved_steps(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").glob("step-*"))
+
+
+def test_training_goes_on_while_shards_are_written(tmp_path: Path, writers: list[Callable[[Path], None]]) -> None:
+    config = train_config(checkpoint_every=3.0)
+    expected = list(make_trainer(tmp_path / "expected", config, clock=lambda: 0.0))
+    go, seconds = threading.Event(), iter(range(1000))
+    writers.append(lambda folder: go.wait(60))
+    trainer = make_trainer(tmp_path / "run", config, clock=lambda: float(next(seconds)))
+    found = []
+    for step in trainer:
+        found.append(step.loss)
+        if step.number == 2:
+            assert trainer._saved  # a save has started
+            assert saved_steps(tmp_path / "run") == []
+            go.set()
+        if step.number == 5:
+            break
+    last = saved_steps(tmp_path / "run")[-1]
+    assert last == "step-5"
+    state = read_checkpoint(tmp_path / "run" / "checkpoints" / last).state
+    assert len((tmp_path / "run" / "metrics.jsonl").read_bytes()) > state["metrics_bytes"] > 0
+    found += [step.loss for step in make_trainer(tmp_path / "run", config, resume=True)]
+    assert found == [step.loss for step in expected]
+
+
+def test_an_error_of_writing_ends_the_training(tmp_path: Path, writers: list[Callable[[Path], None]]) -> None:
+    def full(folder: Path) -> None:
+        raise UserError("cannot write the checkpoint")
+
+    seconds = iter(range(1000))
+    writers.append(full)
+    trainer = make_trainer(tmp_path / "run", train_config(checkpoint_every=3.0), clock=lambda: float(next(seconds)))
+    with pytest.raises(UserError, match="cannot write the checkpoint"):
+        list(trainer)
+    assert saved_steps(tmp_path / "run") == []
+    writers.append(full)  # of the last step
+    trainer = make_trainer(tmp_path / "last", train_config(checkpoint_every=1e9))
+    with pytest.raises(UserError, match="cannot write the checkpoint"):
+        list(trainer)

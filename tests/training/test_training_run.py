@@ -15,7 +15,8 @@ from homespun.training.run import Run
 
 
 def save(run: Run, step: int, *, score: float | None = None, keep: int = 2) -> None:
-    run.save_checkpoint({"model": {"w": torch.full((3,), float(step))}}, {"step": step, "score": score}, keep=keep)
+    state = {"step": step, "score": score, "metrics_bytes": run.sync_metrics()}
+    run.save_checkpoint({"model": {"w": torch.full((3,), float(step))}}, state, keep=keep)
 
 
 def steps(run: Run) -> list[str]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,33 @@ from homespun.io.atomic import atomic_path, file_digest
 State = dict[str, Any]
 
 _STATE = "state.json"
+
+
+class Background:
+    """A thread that writes a checkpoint while training goes on."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Call ``write`` in a thread; the one before must have ended, see `wait`."""
+        self._thread = threading.Thread(target=self._call, args=(write,), daemon=True)  # may wait for a lost process
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the last call has ended, and raise its error."""
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, error, self._error = None, self._error, None
+        if error is not None:
+            raise error
+
+    def _call(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BaseException as error:
+            self._error = error
 
 
 @dataclass(frozen=True)

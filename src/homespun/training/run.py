@@ -147,6 +147,21 @@ class Run:
         with (self.path / _METRICS).open("ab", buffering=0) as file:
             file.write(line.encode() + b"\n")
 
+    def sync_metrics(self) -> int:
+        """Flush ``metrics.jsonl`` to the disk; returns its bytes, which a checkpoint stores to `rewind` to.
+
+        Raises:
+            UserError: the disk is full.
+        """
+        if not self.main:
+            return 0
+        try:
+            with (self.path / _METRICS).open("ab") as metrics:
+                os.fsync(metrics.fileno())
+                return metrics.tell()
+        except OSError as error:
+            raise UserError(f"cannot write {self.path / _METRICS}: {error}; free disk space, then --resume") from error
+
     def save_checkpoint(
         self, tensors: Mapping[str, Mapping[str, Tensor]], state: State, *, keep: int, shards: Path | None = None
     ) -> None:
@@ -154,7 +169,8 @@ class Run:
 
         Args:
             tensors: written to one file per name, ``model`` and ``optimizer``.
-            state: plain values: ``step``, and ``score`` (greater is better; ``None`` without a validation).
+            state: plain values: ``step``, ``score`` (greater is better; ``None`` without a validation), and
+                ``metrics_bytes`` of `sync_metrics`.
             keep: number of last checkpoints to keep besides the best.
             shards: a folder of tensors that all processes have written, see `shards_folder`.
         """
@@ -166,10 +182,7 @@ class Run:
                 remove(shards)
             return
         try:
-            with (self.path / _METRICS).open("ab") as metrics:
-                os.fsync(metrics.fileno())  # must be on disk before the checkpoint that stores its size
-                logged = metrics.tell()
-            write_checkpoint(folder, tensors, state | {"metrics_bytes": logged}, shards=shards)
+            write_checkpoint(folder, tensors, state, shards=shards)
         except (OSError, SafetensorError) as error:
             raise UserError(f"cannot write the checkpoint {folder}: {error}; free disk space, then --resume") from error
         self._remove_old(keep)

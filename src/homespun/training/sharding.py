@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
@@ -44,6 +45,7 @@ class ShardedObjective(nn.Module):
         for layer in sharded_layers(objective):
             fully_shard(layer, mesh=mesh)
         fully_shard(self, mesh=mesh)
+        self._writing = torch.distributed.new_group(backend="gloo")  # of threads that write during training
 
     def forward(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor | float, float]]:
         """Compute the loss terms as tuples: the hooks of FSDP find tensors only in built-in containers."""
@@ -85,8 +87,15 @@ class ShardedObjective(nn.Module):
         """Gather a sharded tensor. All processes must call this."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
+    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copy the parts of this process to memory of the CPU, to write them while training goes on."""
+        stager = DefaultStager(StagingOptions(False, False, False, False))  # no pinned or shared memory, no thread
+        copied = stager.stage(dict(tensors))
+        assert isinstance(copied, dict)
+        return copied
+
     def write(self, groups: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
-        """Write the shards of this process into ``folder/<group>``. All processes must call this.
+        """Write the shards of this process into ``folder/<group>``. All processes must call this, in a thread or not.
 
         Raises:
             UserError: a process could not write.
@@ -94,7 +103,7 @@ class ShardedObjective(nn.Module):
         for name, tensors in groups.items():
             writer = HuggingFaceStorageWriter(str(folder / name), save_distributed=True)
             try:
-                save(dict(tensors), storage_writer=writer)
+                save(dict(tensors), storage_writer=writer, process_group=self._writing)
             except CheckpointException as error:
                 causes = "; ".join(str(cause) for cause, _ in error.failures.values())
                 raise UserError(

@@ -201,17 +201,18 @@ class TrainingStep:
         with self.autocast(), contextlib.nullcontext() if self._sharded is None else self._sharded.gathered():
             yield
 
-    def tensors(self, shards: Path) -> dict[str, dict[str, Tensor]]:
-        """Return the tensors for a checkpoint; empty with FSDP, where every process writes to ``shards``.
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors for a checkpoint."""
+        return {"model": weights_of(self.objective), "optimizer": optimizer_tensors(self._optimizer)}
 
-        Raises:
-            UserError: a process could not write.
+    def shards_writer(self) -> Callable[[Path], None] | None:
+        """A function that writes the state of now into a folder, in a thread of every process; None without shards.
+
+        It raises `UserError` if a process could not write.
         """
-        groups = {"model": weights_of(self.objective), "optimizer": optimizer_tensors(self._optimizer)}
         if self._sharded is None:
-            return groups
-        self._sharded.write(groups, shards)
-        return {}
+            return None
+        return partial(self._sharded.write, {name: self._sharded.copy(group) for name, group in self.tensors().items()})
 
     def end(self) -> None:
         """Make the objective an ordinary module again, with all weights in the main process."""

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType
@@ -20,6 +21,7 @@ from homespun.attention.performer import redraw
 from homespun.batch import Batch
 from homespun.data.loader import Loader
 from homespun.errors import NotFinite, UserError
+from homespun.training.checkpoint import Background, State
 from homespun.training.config import Limits, Progress, TrainConfig
 from homespun.training.devices import DistributedContext, PeakMemory, disable_malloc_trim, is_worth_compiling
 from homespun.training.precision import PRECISIONS, Precision, choose_precision, recorded_precision
@@ -126,6 +128,7 @@ class Trainer:
         self._validated = 0.0  # end of the last one
         self._score: float | None = None  # of the validation at the last step, if any
         self._started = self._saved = 0.0
+        self._saving = Background()
 
     def __iter__(self) -> Iterator[StepResult]:
         """Yield steps until the budget is used or ``early_stopping`` applies."""
@@ -147,6 +150,7 @@ class Trainer:
                     yield step
                     if self.loader is not loader:  # out of memory: smaller micro-batches
                         loader, batches = self.loader, self.loader.steps(self.progress.steps)
+                self._saving.wait()
                 self._training_step.end()
             except NotFinite:
                 reason = "not_finite"
@@ -154,6 +158,7 @@ class Trainer:
             except (Interrupted, GeneratorExit):
                 reason = "interrupted"
                 self._save()
+                self._saving.wait()
                 self._training_step.end()
                 raise
             except RuntimeError as error:
@@ -275,6 +280,7 @@ class Trainer:
             raise self._not_finite(str(error), number) from error
 
     def _not_finite(self, problem: str, step: int) -> NotFinite:
+        self._saving.wait()
         checkpoint = self.run.latest_checkpoint()
         last = "no checkpoint was written" if checkpoint is None else f"the last checkpoint is {checkpoint.path}"
         return NotFinite(
@@ -346,6 +352,7 @@ class Trainer:
     def _save(self) -> None:
         if not self.progress.steps:
             return
+        self._saving.wait()
         self._update_peak()
         state = self._training_step.state() | {
             "step": self.progress.steps,
@@ -358,12 +365,19 @@ class Trainer:
             "since_best": self._since_best,
             "score": self._score,
             "peak_bytes": self.peak_bytes,
+            "metrics_bytes": self.run.sync_metrics(),
         }
-        shards = self.run.shards_folder(self.progress.steps)
-        tensors = self._training_step.tensors(shards)
-        keep = self.config.keep_checkpoints
-        self.run.save_checkpoint(tensors, state, keep=keep, shards=None if tensors else shards)
+        write, keep = self._training_step.shards_writer(), self.config.keep_checkpoints
+        if write is None:
+            self.run.save_checkpoint(self._training_step.tensors(), state, keep=keep)
+        else:
+            self._saving.start(lambda: self._save_shards(write, state))
         self._saved = self.progress.seconds
+
+    def _save_shards(self, write: Callable[[Path], None], state: State) -> None:
+        shards = self.run.shards_folder(state["step"])
+        write(shards)
+        self.run.save_checkpoint({}, state, keep=self.config.keep_checkpoints, shards=shards)
 
     def _update_peak(self) -> None:
         self.peak_bytes = max(self.peak_bytes, self._memory.peak_bytes)
