@@ -26,6 +26,10 @@ def drawn(*what: object) -> random.Random:
     return random.Random(hashlib.blake2b(repr(what).encode()).digest())
 
 
+def loss_of(settings: list[str], step: int) -> float:
+    return 3.0 / step + drawn(settings, step).random()
+
+
 def answers(out: pathlib.Path, name: str, right: float, *what: object) -> float:
     truth = [drawn("truth", row).choice(LABELS) for row in range(ROWS)]
     predicted = [
@@ -44,12 +48,13 @@ def train(verb: str, out: pathlib.Path, settings: list[str], right: float, start
         step, size, seconds = json.loads(checkpoint.read_text())
     if metrics.is_file():
         os.truncate(metrics, size)
+    now = seconds
     (out / "calls.txt").open("a").write(f"from {step}\n")
     while step < STEPS:
         step += 1
-        time.sleep(0.01)
+        time.sleep(float(os.environ.get("FAKE_PAUSE", "0.01")))
         now = round(seconds + time.monotonic() - started, 3)
-        loss = 3.0 / step + drawn(settings, step).random()
+        loss = loss_of(settings, step)
         event = {"event": "step", "step": step, "tokens": 17 * step, "time": now, "loss": loss}
         event |= {"losses": {"mlm": loss}, "seconds": 0.01, "learning_rate": 1e-3, "share": step / STEPS}
         lines = [event]
@@ -60,6 +65,7 @@ def train(verb: str, out: pathlib.Path, settings: list[str], right: float, start
             file.write("".join(json.dumps(line) + "\n" for line in lines))
         if step % EVERY == 0:
             replace(checkpoint, json.dumps([step, metrics.stat().st_size, now]))
+    loss = loss_of(settings, STEPS)
     result = {"kind": verb, "name": out.name, "parameters": 7001, "flops_per_token": 42_006, "steps": STEPS}
     result |= {"tokens": 17 * STEPS, "seconds": now, "tokens_per_second": 17 * STEPS / now, "seconds_per_step": 0.01}
     result |= {"peak_bytes": 10**8 + os.getpid(), "validation": {"loss": loss, "losses": {"mlm": loss}}}

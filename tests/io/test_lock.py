@@ -11,7 +11,7 @@ import pytest
 
 from homespun.errors import UserError
 from homespun.io.atomic import atomic_path, write_text
-from homespun.io.lock import LOCK, locked
+from homespun.io.lock import LOCK, PATIENCE, locked
 
 
 def _refused(out: Path, **options: bool) -> str:
@@ -108,8 +108,9 @@ def test_only_the_first_process_of_a_distributed_training_locks(
         monkeypatch.setenv("RANK", "0")
 
 
-def test_a_process_that_torchrun_restarted_waits_for_the_children_of_the_killed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "value"), [("TORCHELASTIC_RESTART_COUNT", "1"), (PATIENCE, "30")])
+def test_a_process_that_is_restarted_waits_for_the_children_of_the_killed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     code = f"import fcntl, time; file = open({str(tmp_path / LOCK)!r}, 'w'); fcntl.flock(file, fcntl.LOCK_EX)"
     command = [sys.executable, "-c", f"{code}; print(flush=True); time.sleep(0.5)"]
@@ -117,7 +118,7 @@ def test_a_process_that_torchrun_restarted_waits_for_the_children_of_the_killed_
         assert holder.stdout is not None
         holder.stdout.readline()
         assert _refused(tmp_path)
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        monkeypatch.setenv(name, value)
         with locked(tmp_path):
             assert holder.wait() == 0
 

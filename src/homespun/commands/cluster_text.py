@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 from homespun.commands.preparation import Reading
 from homespun.data.corpus import Progress
-from homespun.errors import UserError
-from homespun.io.cluster import connect, refusal
+from homespun.io.cluster import check_version, connect, refusal
 from homespun.text.input_files import list_files
 from homespun.text.sources import Document, EmptyInput, ReadProgress
 
@@ -55,8 +54,7 @@ class SharedText:
 
     def documents(self, unit: int) -> Iterator[Document]:
         """Documents of a unit, with duplicates among files; raises `UserError` if this worker has another version."""
-        if (here := version("homespun")) != self.version:
-            raise UserError(f"a worker has homespun {here}, not {self.version}; install one version on all machines")
+        check_version(self.version)
         for name in self.units[unit]:
             try:
                 yield from dataclasses.replace(self.reading, inputs=(name,)).documents()

@@ -2,55 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from homespun.compare.executor import START, Command, Outcome, Process, Running
-from homespun.io.cluster import connect
+from homespun.errors import UserError
+from homespun.io.cluster import check_version, connect, refusal
+from homespun.io.lock import PATIENCE
+
+logger = logging.getLogger(__name__)
 
 _POLL = 0.2  # seconds between polls of a process
+_RESTARTS = 3  # of a stage whose worker or machine was lost
+_LEASE = "120"  # seconds after which a file server releases the locks of a lost machine
 
 
 class Cluster:
     """A Ray cluster: that of ``RAY_ADDRESS``, one that this process has joined, or a new local one.
 
     Args:
-        slots: tasks at a time, by default one for each node. Each gets an equal share of the processors, and a GPU if
-            there are enough.
+        slots: tasks at a time, by default one for each node that is there at the time. Each gets an equal share of the
+            processors, and a GPU if there are enough.
 
     Raises:
         UserError: Ray is not installed, or the cluster cannot be reached.
     """
 
     def __init__(self, slots: int | None = None) -> None:
-        self._ray = ray = connect()
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        resources = ray.cluster_resources()
-        self.slots = slots or max(1, len(nodes))
-        most = min(node["Resources"].get("CPU", 1.0) for node in nodes)
-        options = {
-            "num_cpus": max(1, min(int(most), int(resources.get("CPU", 1.0) // self.slots))),
-            "num_gpus": 1 if resources.get("GPU", 0) >= self.slots else 0,
-            "max_retries": 0,  # a failed trial is reported; the next attempt resumes from its checkpoint
-        }
-        self._task = ray.remote(**options)(run_command)
+        self._ray, self._slots = connect(), slots
+
+    @property
+    def slots(self) -> int:
+        """Tasks at a time."""
+        return self._slots or max(1, len(self._nodes()))
 
     def start(self, command: Command) -> Running:
-        """Start a task; its process ends with it."""
+        """Start a task; its process ends with it. If its worker is lost, another one resumes from the checkpoint."""
+        command.log.parent.mkdir(parents=True, exist_ok=True)
+        command.log.touch()  # a worker that does not see it has another folder
         arguments, log = list(command.arguments), str(command.log.absolute())
-        reference = self._task.remote(arguments, log, dict(command.environment), str(command.folder))
-        return _Remote(self._ray, reference)
+
+        def submit(variables: Mapping[str, str]) -> Any:
+            task = self._ray.remote(**self._resources())(run_command)
+            environment = {**command.environment, **variables}
+            return task.remote(arguments, log, environment, str(command.folder), version("homespun"))
+
+        return _Remote(self._ray, submit, log)
+
+    def _nodes(self) -> list[dict[str, float]]:
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+
+    def _resources(self) -> dict[str, int]:
+        nodes, slots = self._nodes(), self.slots
+        processors = [node.get("CPU", 1.0) for node in nodes] or [1.0]
+        return {
+            "num_cpus": max(1, int(min(*processors, sum(processors) // slots))),
+            "num_gpus": 1 if sum(node.get("GPU", 0.0) for node in nodes) >= slots else 0,
+            "max_retries": 0,  # Ray would repeat without end what it has killed because memory ran out
+        }
 
 
-def run_command(arguments: list[str], log: str, environment: Mapping[str, str], folder: str) -> dict[str, object]:
+def run_command(
+    arguments: list[str], log: str, environment: Mapping[str, str], folder: str, version: str
+) -> dict[str, object]:
     """Run one command in a worker of the cluster; returns the `Outcome` as a dict.
 
     A cancelled task lets its command write a checkpoint.
+
+    Raises:
+        UserError: this worker has another version of homespun, or does not see the folder of the comparison.
     """
     import time
 
+    check_version(version)
+    if not Path(log).is_file():
+        raise UserError(f"a worker does not see {Path(log).parent}; give --out in a folder that all machines share")
     command = Command(tuple(arguments), Path(log), environment, Path(folder))
     process = Process(command, START, environment)
     while (outcome := process.poll()) is None:
@@ -62,29 +92,42 @@ def run_command(arguments: list[str], log: str, environment: Mapping[str, str], 
 
 
 class _Remote:
-    """A task of the cluster."""
+    """A task of the cluster, submitted again when its worker or machine is lost."""
 
-    def __init__(self, ray: Any, reference: Any) -> None:
-        self._ray = ray
-        self._reference = reference
+    def __init__(self, ray: Any, submit: Callable[[Mapping[str, str]], Any], log: str) -> None:
+        self._ray, self._submit, self._log = ray, submit, log
+        self._reference = submit({})
+        self._restarts = _RESTARTS
 
     def poll(self) -> Outcome | None:
-        """Outcome, or None while the task runs or waits for a worker."""
+        """Outcome, or None while the task runs or waits for a worker.
+
+        Raises:
+            UserError: of a worker that cannot run any task.
+        """
         done, _ = self._ray.wait([self._reference], timeout=0)
         if not done:
             return None
+        errors = self._ray.exceptions
         try:
             return Outcome(**self._ray.get(self._reference))
-        # of the task, its worker or its machine
-        except (self._ray.exceptions.RayError, OSError) as error:
+        except (errors.RayError, OSError) as error:
+            if isinstance(error, errors.WorkerCrashedError | errors.NodeDiedError) and self._restarts:
+                self._restarts -= 1
+                logger.warning("the worker that wrote %s was lost; another one resumes its stage", self._log)
+                self._reference = self._submit({PATIENCE: _LEASE})
+                return None
+            if isinstance(getattr(error, "cause", None), UserError | RuntimeError):  # of the worker, not of the stage
+                raise refusal(error) from error
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return Outcome(why=f"{type(error).__name__} of Ray: {lines[-1] if lines else 'without a message'}")
 
     def stop(self) -> None:
         """Cancel the task; its command writes a checkpoint."""
+        self._restarts = 0
         self._ray.cancel(self._reference, force=False)
 
     def kill(self) -> None:
         """Cancel the task by force."""
-        if self.poll() is None:
-            self._ray.cancel(self._reference, force=True)
+        self._restarts = 0
+        self._ray.cancel(self._reference, force=True)

@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import socket
+from importlib.metadata import version
 from typing import Any
 
 from homespun.errors import UserError, first_line
@@ -41,6 +42,12 @@ def connect() -> Any:
     return ray
 
 
+def check_version(expected: str) -> None:
+    """Raise `UserError` in a worker that has another version of homespun than ``expected``."""
+    if (here := version("homespun")) != expected:
+        raise UserError(f"a worker has homespun {here}, not {expected}; install one version on all machines")
+
+
 def _check_port(address: str | None) -> None:
     """Raise `OSError` immediately if nothing listens at an address with a port; Ray itself waits for minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
@@ -51,6 +58,8 @@ def _check_port(address: str | None) -> None:
 def refusal(error: Exception) -> UserError:
     """Return the `UserError` of a task, or a new one with the last line of another error of Ray."""
     cause = getattr(error, "cause", None)
+    if "No module named 'homespun'" in str(error):
+        return UserError(f"a worker has no homespun; install homespun {version('homespun')} on all machines")
     if isinstance(cause, UserError):
         return UserError(str(cause))
     if isinstance(cause, OSError):

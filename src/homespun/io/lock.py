@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 LOCK = f"{TEMPORARY}lock"
 _RESTART_PATIENCE = 30.0  # seconds
+PATIENCE = "HOMESPUN_LOCK_PATIENCE"
+"""Environment variable: the least seconds to wait for another process."""
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 # names of `homespun.io.atomic.atomic_path`, which can be nested
 _WRITTEN_BY = re.compile(rf"{re.escape(TEMPORARY)}(?P<pid>\d+)-(?:old-)?(?P<target>.+)")
@@ -52,6 +54,7 @@ def locked(out: Path, *, as_one: bool = False, patience: float = 0.0) -> Iterato
         return
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":  # children of the killed process end after seconds
         patience = max(patience, _RESTART_PATIENCE)
+    patience = max(patience, float(os.environ.get(PATIENCE, "0")))
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
