@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +114,7 @@ def test_plan_of_several_devices() -> None:
     assert ddp["weights"] > 7 * fsdp["weights"]
     assert ddp["micro_batch_size"] * ddp["accumulation"] == 2  # rows of each device
     assert ddp["seconds"]["communication"] == ddp["communicated_bytes"] / 50e9
+    assert ddp["training_seconds"] == 3 * ddp["seconds_per_step"]
 
 
 @pytest.mark.parametrize(("available", "chosen"), [(1e9, "ddp"), (3e8, "fsdp")])
@@ -129,9 +131,20 @@ def test_the_kind_follows_from_memory(monkeypatch: pytest.MonkeyPatch, available
     assert parallel.choose_parallel(with_soap, lambda: work) == "ddp"
 
 
+def test_time_and_cost_of_a_training() -> None:
+    step = {"seconds_per_step": 9.0}
+    planned = {"chosen": "ddp", "kinds": {"none": step, "ddp": step}}
+    found = parallel.training_totals(planned, Cluster(2, 5, "h100", price=3.0), 800)["kinds"]
+    assert found["none"] == {"seconds_per_step": 9.0, "training_seconds": 7200.0, "device_hours": 2.0, "cost": 6.0}
+    assert found["ddp"] == {"seconds_per_step": 9.0, "training_seconds": 7200.0, "device_hours": 20.0, "cost": 60.0}
+    without = parallel.training_totals(planned, Cluster(2, 5, "h100"), 800)["kinds"]["ddp"]
+    assert (without["device_hours"], without["cost"]) == (20.0, None)
+
+
 def test_impossible_clusters_are_refused() -> None:
-    for cluster in (lambda: Cluster(0, 2), lambda: Cluster(2, -1), lambda: Cluster(1, 1, "z80")):
-        with pytest.raises(UserError, match=r"--(nodes=0|gpus=-1|device=z80) "):
+    prices = (lambda: Cluster(1, 1, price=0.0), lambda: Cluster(1, 1, price=math.nan))
+    for cluster in (lambda: Cluster(0, 2), lambda: Cluster(2, -1), lambda: Cluster(1, 1, "z80"), *prices):
+        with pytest.raises(UserError, match=r"--(nodes=0|gpus=-1|device=z80|price=0|price=nan) "):
             cluster()
     with pytest.raises(UserError, match=r"batch_size=4 .*8 devices"):
         plan(recipe(), cluster=Cluster(2, 4))

@@ -31,6 +31,7 @@ def plan(
         str | None,
         typer.Option("--bandwidth", help="Bandwidth of a device in bytes per second, such as 25GB; with --gpus."),
     ] = None,
+    price: Annotated[float | None, typer.Option("--price", help="Price of an hour of a device; with --gpus.")] = None,
     as_json: Json = False,
 ) -> None:
     """Predict the memory and time of a recipe before training, and choose micro-batches."""
@@ -52,9 +53,9 @@ def plan(
     gc.enable()
 
     cluster = None
-    if nodes is not None or gpus is not None or device != "here" or bandwidth is not None:
+    if nodes is not None or gpus is not None or device != "here" or bandwidth is not None or price is not None:
         sent = parse_option(parse_bytes, bandwidth, "--bandwidth")
-        cluster = Cluster(1 if nodes is None else nodes, 1 if gpus is None else gpus, device, sent)
+        cluster = Cluster(1 if nodes is None else nodes, 1 if gpus is None else gpus, device, sent, price)
     with Display(json=as_json) as display:
         result = command(
             load_recipe(recipe, of_recipe),
@@ -127,6 +128,10 @@ def _format_parallel(parallel: dict[str, Any] | None) -> dict[str, str]:
         rows, rate = plan["micro_batch_size"], formats.count(round(plan["tokens_per_second"]))
         peak = f"{formats.memory(plan['peak'])} of {limit} a device, {rows} rows{checkpointing}"
         facts[f"parallel {kind}"] = f"{peak}: {parts}; sends {sent} a step of {step}, {rate} tokens/s"
+        if "training_seconds" in plan:
+            hours, cost = formats.count(plan["device_hours"]), plan["cost"]
+            facts[f"all steps {kind}"] = f"{formats.duration(plan['training_seconds'])}, {hours} hours of a device"
+            facts[f"all steps {kind}"] += "" if cost is None else f", price {formats.count(cost)}"
     return facts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -46,20 +47,25 @@ class Cluster:
         gpus: devices of each, or CPU processes.
         device: a name in `ACCELERATORS`, or ``here``: devices as this machine has.
         bandwidth: bytes a second that a device sends; None: of the data sheet, or `GLOO_BANDWIDTH`.
+        price: of an hour of a device, in any currency.
 
     Raises:
-        UserError: a number is below 1, the device is unknown, or GPUs of this machine have no ``bandwidth``.
+        UserError: a number is below 1, the price is not a positive number, the device is unknown, or GPUs of this
+            machine have no ``bandwidth``.
     """
 
     nodes: int
     gpus: int
     device: str = HERE
     bandwidth: float | None = None
+    price: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name}={getattr(self, name)} must be 1 or more; raise it")
+        if self.price is not None and not 0 < self.price < math.inf:
+            raise UserError(f"--price={self.price:g} must be a positive number: the price of an hour of a device")
         if self.device not in (HERE, *ACCELERATORS):
             raise UserError(f"--device={self.device} is unknown; use {', '.join((HERE, *ACCELERATORS))}")
         if self.device == HERE and self.bandwidth is None and torch.cuda.is_available():
@@ -118,6 +124,17 @@ def plan_parallel(work: Work, cluster: Cluster, rates: Rates, here: torch.device
     chosen = "none" if cluster.devices == 1 else "ddp" if kinds["ddp"]["fits"] else "fsdp"
     described = {"nodes": cluster.nodes, "gpus": cluster.gpus, "device": cluster.device, "limit": round(limit)}
     return described | {"bandwidth": cluster.sent_per_second, "chosen": chosen, "kinds": kinds}
+
+
+def training_totals(planned: Tree, cluster: Cluster, steps: int) -> Tree:
+    """Return a result of `plan_parallel` with the time and the cost of ``steps`` under each kind."""
+    kinds = {}
+    for kind, step in planned["kinds"].items():
+        seconds = steps * step["seconds_per_step"]
+        hours = seconds / 3600 * (1 if kind == "none" else cluster.devices)
+        cost = None if cluster.price is None else hours * cluster.price
+        kinds[kind] = step | {"training_seconds": seconds, "device_hours": hours, "cost": cost}
+    return planned | {"kinds": kinds}
 
 
 def choose_parallel(config: TrainConfig, work: Callable[[], Work]) -> Literal["ddp", "fsdp"]:

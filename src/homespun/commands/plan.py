@@ -19,7 +19,7 @@ from homespun.commands.machine import (
     with_precision,
     with_size,
 )
-from homespun.commands.parallel import Cluster, plan_parallel
+from homespun.commands.parallel import Cluster, plan_parallel, training_totals
 from homespun.commands.preflight import check_pretraining, training_warnings
 from homespun.commands.probe import Clock, LinearFit, probe_sizes
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe
@@ -108,6 +108,8 @@ def plan(
             if probe
             else _describe(recipe, work, choice, machine)
         )
+        if cluster is not None and shared is not None and result["expected"]["limit"] != "time":
+            shared = training_totals(shared, cluster, result["trainings"]["steps"])
         return (
             result
             | _check(recipe, work, result, work_of, machine, from_scratch=start_from is None)
