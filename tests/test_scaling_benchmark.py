@@ -1,9 +1,9 @@
-"""The simulated store: sparse shards, and rows that are drawn by arithmetic."""
+"""The simulated store: sparse shards, and rows that are drawn by arithmetic. A sharded checkpoint."""
 
 from pathlib import Path
 
 import pytest
-from benchmarks.scaling import simulation
+from benchmarks.scaling import saving, simulation
 
 
 def test_a_simulated_store_takes_no_disk_and_gives_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,3 +14,9 @@ def test_a_simulated_store_takes_no_disk_and_gives_rows(tmp_path: Path, monkeypa
     found = simulation.draw(tmp_path / "store")
     assert found["rows"] == 6 * -(-(200_000 + 2 * 100) // 128)
     assert found["row_ms"] > 0
+
+
+@pytest.mark.slow
+def test_saving_of_shards_is_measured() -> None:
+    found = saving.measure(8)
+    assert [len(found[name]) for name in ("copy", "thread", "copy, processor", "thread, processor")] == [3] * 4

@@ -27,39 +27,39 @@ _FILE_BYTES, _WORDS, _CHANGED = 8 * 2**20, 50_000, 3
 
 
 def measure(megabytes: int, rounds: int) -> dict[str, Any]:
-    """Build ``megabytes`` of text ``rounds`` times each way; peaks of memory are those of the last round."""
+    """Build ``megabytes`` of text ``rounds`` times each way, or once with Ray alone for 0 rounds.
+
+    Peaks of memory and seconds of processors are those of the last build.
+    """
     connect()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files = _write(folder / "text", megabytes * 10**6)
         text = reading([str(folder / "text")], duplicates="near")
         tokenizer = train_tokenizer(reading([str(files[0])]), folder / "tokenizer", vocab_size=8_000)
-        seconds: dict[str, list[float]] = {"one machine": [], "ray": []}
+        seconds: dict[str, list[float]] = {"one machine": [], "ray": []} if rounds else {"ray": []}
         digests: dict[str, str] = {}
-        for number in range(rounds):
+        for number in range(max(1, rounds)):
             for kind, times in seconds.items():
                 with _peaks() as memory:
                     start = time.perf_counter()
                     corpus = make_corpus(text, tokenizer, folder / f"{kind}-{number}", workers=2, ray=kind == "ray")
                     times.append(round(time.perf_counter() - start, 1))
-                digests[kind] = _digest(corpus)
-        equal = digests["ray"] == digests["one machine"]
-    return {
-        "megabytes": megabytes,
-        "documents": len(corpus),
-        "tokens": corpus.num_tokens,
-        "seconds": seconds,
-        "ratio": round(min(seconds["one machine"]) / min(seconds["ray"]), 3),
-        "equal": equal,
-        "peak_megabytes": memory,
-    }
+                digests[kind] = _digest(corpus) if rounds else ""
+        built = {"megabytes": megabytes, "documents": len(corpus), "tokens": corpus.num_tokens, "seconds": seconds}
+    if rounds:
+        built["ratio"] = round(min(seconds["one machine"]) / min(seconds["ray"]), 3)
+        built["equal"] = digests["ray"] == digests["one machine"]
+    processors = round(sum(memory.pop(kind) for kind in list(memory) if kind.startswith("pid ")))
+    return built | {"peak_megabytes": memory, "processor_seconds": processors}
 
 
 def _write(folder: Path, num_bytes: int) -> list[Path]:
     folder.mkdir()
     random = np.random.default_rng(0)
     words = np.array([f"w{number:x}" for number in range(_WORDS)])
-    weights = 1 / np.arange(1, _WORDS + 1)
+    shares = np.cumsum(1 / np.arange(1, _WORDS + 1))
+    shares /= shares[-1]
     recent: list[np.ndarray] = []
     files = []
     for number in range(max(1, round(num_bytes / _FILE_BYTES))):
@@ -73,7 +73,7 @@ def _write(folder: Path, num_bytes: int) -> list[Path]:
                         document[random.integers(len(document), size=_CHANGED)] = "changed"
                 else:
                     size = int(random.integers(50, 400))
-                    document = words[random.choice(_WORDS, size=size, p=weights / weights.sum())]
+                    document = words[shares.searchsorted(random.random(size), side="right")]
                     recent = [*recent[-999:], document]
                 file.write(json.dumps({"text": " ".join(document)}) + "\n")
     return files
@@ -88,21 +88,31 @@ def _digest(corpus: Corpus) -> str:
 
 @contextlib.contextmanager
 def _peaks() -> Iterator[dict[str, float]]:
-    """Most memory of this process and of a worker of Ray, in megabytes, without what they share."""
+    """Most memory of this process and of a worker of Ray, in megabytes, without what they share.
+
+    ``pid N``: seconds of processor time of each process of the build, without those of the start.
+    """
     found, done = {"driver": 0.0, "worker": 0.0}, threading.Event()
+    before: dict[str, float] = {}
 
     def sample() -> None:
-        while not done.wait(0.3):
-            for kind, processes in (
-                ("driver", [psutil.Process()]),
-                ("worker", psutil.Process().children(recursive=True)),
-            ):
-                for process in processes:
-                    with contextlib.suppress(psutil.Error):
-                        if kind == "driver" or process.cmdline()[0].startswith("ray::"):
-                            found[kind] = max(found[kind], round(process.memory_full_info().uss / 1e6))
+        here = psutil.Process()
+        for process in (here, *here.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                name, times = f"pid {process.pid}", process.cpu_times()
+                found[name] = times.user + times.system - before.get(name, 0.0)
+                if process == here or process.cmdline()[0].startswith("ray::"):
+                    kind = "driver" if process == here else "worker"
+                    found[kind] = max(found[kind], round(process.memory_full_info().uss / 1e6))
 
-    thread = threading.Thread(target=sample, daemon=True)
+    def watch() -> None:
+        while not done.wait(0.3):
+            sample()
+
+    sample()
+    before.update({name: value for name, value in found.items() if name.startswith("pid ")})
+    found.update(dict.fromkeys(before, 0.0))
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
         yield found
