@@ -106,7 +106,7 @@ def _peaks() -> Iterator[dict[str, float]]:
                     found[kind] = max(found[kind], round(process.memory_full_info().uss / 1e6))
 
     def watch() -> None:
-        while not done.wait(0.3):
+        while not done.wait(2.0):
             sample()
 
     sample()

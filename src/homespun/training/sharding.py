@@ -89,8 +89,10 @@ class ShardedObjective(nn.Module):
 
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copy the parts of this process to memory of the CPU, to write them while training goes on."""
-        stager = DefaultStager(StagingOptions(False, False, False, False))  # no pinned or shared memory, no thread
-        copied = stager.stage(dict(tensors))
+        plain = StagingOptions(
+            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+        )
+        copied = DefaultStager(plain).stage(dict(tensors))
         assert isinstance(copied, dict)
         return copied
 
