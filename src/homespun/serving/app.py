@@ -1,4 +1,4 @@
-"""The application: all routes, with limits, the key, metrics, logs and an orderly end."""
+"""ASGI application: routes with limits, API key, metrics, logs and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DISCARD_SECONDS = 5.0
 
 @dataclass(eq=False)
 class Traffic:
-    """Requests in work, and whether further ones are refused."""
+    """Number of active requests, and whether further requests are refused."""
 
     draining: bool = False
     active: int = 0
@@ -53,7 +53,7 @@ def create_app(models: Models, settings: ServingSettings, hosts: Collection[str]
     """Build the application.
 
     Args:
-        models: models to serve; requests for those that are not open yet get status 503.
+        models: models to serve; requests for models that are not open yet get status 503.
         settings: limits and batching.
         hosts: allowed names of the header ``Host``, in lower case and without a port; empty: any.
     """
@@ -89,11 +89,11 @@ def create_app(models: Models, settings: ServingSettings, hosts: Collection[str]
     for module in (prediction, completions, explanation, page):
         app.include_router(module.router(models, settings), dependencies=security)
 
-    @app.get("/health", summary="Answer that the process is alive")
+    @app.get("/health", summary="Liveness probe")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready", summary="Answer whether the models are open", responses=error_responses(503))
+    @app.get("/ready", summary="Readiness probe: whether the models are open", responses=error_responses(503))
     async def ready() -> Response:
         waiting = not models.loaded
         if traffic.draining or waiting:
@@ -114,7 +114,7 @@ def create_app(models: Models, settings: ServingSettings, hosts: Collection[str]
 
 
 async def _watch(models: Models, timeout: float) -> None:
-    """Replace models that change; the old ones are collected after the time of their last requests."""
+    """Replace models that change; old models are collected after the timeout of their last requests."""
     while True:
         await asyncio.sleep(REFRESH_SECONDS)
         replaced = await asyncio.to_thread(models.refresh) if models.loaded else []
@@ -124,13 +124,13 @@ async def _watch(models: Models, timeout: float) -> None:
 
 
 def freeze_objects() -> None:
-    """Exclude all objects from garbage collections, which took 0.14 s each, and a third of the time of a request."""
+    """Exclude all objects from garbage collection, which took 0.14 s each, and a third of the time of a request."""
     gc.collect()
     gc.freeze()
 
 
 class Gate:
-    """Middleware: name of the host, key, limit of the body, refusal while shutting down, metrics and log.
+    """Middleware: host name, API key, limit of the body, refusal during shutdown, metrics and log.
 
     A web page whose name resolves to the loopback address (DNS rebinding) sends its name in ``Host``.
     """
@@ -210,7 +210,7 @@ class Gate:
 
 
 class _Body:
-    """Body of a request.
+    """Body of a request, limited in size.
 
     Args:
         receive: messages of the request.
@@ -239,7 +239,7 @@ class _Body:
         return message
 
     async def discard(self) -> None:
-        """Read the rest, unless it is very large: a client that still sends does not read an answer."""
+        """Read and discard the rest, unless it is very large: a client that still sends does not read a response."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_SECONDS):
                 while not self._complete and self._size <= _DISCARD * self._limit:

@@ -1,7 +1,7 @@
-"""Batches of the texts of many requests: a bounded queue, read by worker threads.
+"""Dynamic batching of the texts of many requests: a bounded queue, read by worker threads.
 
 While a batch is computed, the texts of other requests collect in the queue. The next batch has the oldest texts for the
-same work. The model divides it by length (`homespun.inference.predict.forward_logits`), so that little is padded.
+same function. The model splits it by length (`homespun.inference.predict.forward_logits`) to reduce padding.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Item(Generic[Text, Result]):
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Texts and tokens of a computed batch, and its seconds."""
+    """Numbers of texts and tokens of a computed batch, and its seconds."""
 
     texts: int
     tokens: int
@@ -55,12 +55,12 @@ class Batcher:
     """Queue of texts, and threads that compute batches of them.
 
     Args:
-        max_queue: texts that may wait.
+        max_queue: maximum number of waiting texts.
         max_wait: seconds that the oldest text waits for more texts.
-        batch_tokens: tokens of a batch, unless its first text has more.
+        batch_tokens: maximum tokens of a batch, unless its first text has more.
         workers: number of threads.
         observe: called with the sizes of each batch, in a worker thread.
-        max_delay: seconds of computation that may wait: a server that accepts more answers too late.
+        max_delay: maximum seconds of queued computation; further texts are refused.
     """
 
     max_queue: int
@@ -85,7 +85,7 @@ class Batcher:
             thread.start()
 
     def close(self, timeout: float = 0.5) -> None:
-        """Stop the threads after their current batch; requests that still wait get an error.
+        """Stop the threads after their current batch; waiting requests get an error.
 
         Args:
             timeout: seconds to wait for each thread.
@@ -100,13 +100,13 @@ class Batcher:
 
     @property
     def queue_length(self) -> int:
-        """Number of texts that wait."""
+        """Number of waiting texts."""
         return len(self._waiting)
 
     def submit(
         self, compute: Callable[[Sequence[Text]], Sequence[Result]], texts: Sequence[Text], lengths: Sequence[int]
     ) -> asyncio.Future[list[Result]]:
-        """Add the texts of a request to the queue; a cancelled future takes them out.
+        """Add the texts of a request to the queue; cancelling the future removes them.
 
         Args:
             compute: computes the results of texts; texts with equal functions share batches.
@@ -185,7 +185,7 @@ class Batcher:
         return []
 
     def _compute(self, items: Sequence[_Item[object, object]], failed: dict[_Request[object], Exception]) -> None:
-        """Store the result of each text; if the batch fails, compute each request by itself."""
+        """Store the result of each text; if the batch fails, compute each request separately."""
         try:
             results = list(zip(items, items[0].compute([item.text for item in items]), strict=True))
         except Exception as error:
@@ -201,7 +201,7 @@ class Batcher:
             item.request.missing -= 1
 
     def _finish(self, requests: dict[_Request[object], Exception | None]) -> None:
-        """Give the complete and the failed requests to their event loops, at once for each loop."""
+        """Pass the complete and the failed requests to their event loops, in one call for each loop."""
         done = [(request, error) for request, error in requests.items() if error is not None or not request.missing]
         for loop in {request.future.get_loop() for request, _ in done}:
             mine = [(request, error) for request, error in done if request.future.get_loop() is loop]

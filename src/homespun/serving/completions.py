@@ -1,4 +1,4 @@
-"""Routes that generate text: `/generate`, and `/v1/completions` as in OpenAI's API."""
+"""Routes of text generation: `/generate`, and OpenAI's `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ Stop = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)
 
 
 class GenerateBody(Body):
-    """A prompt, and settings of generation; greedy without a setting of sampling."""
+    """Prompt and generation settings; greedy decoding without a sampling setting."""
 
     prompt: Annotated[str, Field(min_length=1, examples=["Revenue rose"])]
     model: str | None = Field(default=None, description="name of the model; default: the first one")
     stream: bool = Field(default=False, description="answer with server-sent events")
-    max_new_tokens: int = Field(default=50, ge=1, description="tokens to generate, at most")
+    max_new_tokens: int = Field(default=50, ge=1, description="maximum number of new tokens")
     temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="0: greedy")
     top_k: int | None = Field(default=None, ge=1)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    seed: int | None = Field(default=None, ge=0, le=2**63 - 1, description="of sampling; default: drawn at random")
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1, description="random seed of sampling; default: random")
     stop: Stop = Field(default=[], description="strings that end the text")
 
 
 class CompletionsBody(BaseModel):
-    """Body of ``/v1/completions`` of OpenAI's API; unknown fields are ignored."""
+    """Body of OpenAI's ``/v1/completions``; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -77,7 +77,7 @@ class CompletionsBody(BaseModel):
 
 
 class Generated(BaseModel):
-    """A generated text."""
+    """Generated text."""
 
     model: str
     text: str
@@ -194,7 +194,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
 
 
 def _arguments(most: int, sampling: dict[str, Any]) -> GenerationArguments:
-    """Return settings of generation: greedy without settings of sampling, or at a temperature near 0."""
+    """Build generation arguments: greedy without sampling settings, or at a temperature near 0."""
     arguments: GenerationArguments = {"max_new_tokens": most}
     if sampling and sampling.get("temperature", 1.0) >= _GREEDY:
         arguments |= {"do_sample": True, "seed": secrets.randbelow(2**31), **sampling}  # type: ignore[typeddict-item]
@@ -202,7 +202,7 @@ def _arguments(most: int, sampling: dict[str, Any]) -> GenerationArguments:
 
 
 async def _collect(streams: Sequence[TextStream], timeout: float) -> list[_Text]:
-    """Wait for the whole text of each stream."""
+    """Wait for the complete text of each stream."""
     texts = []
     for stream in streams:
         pieces = [piece async for piece in stream.pieces(timeout)]
@@ -212,7 +212,7 @@ async def _collect(streams: Sequence[TextStream], timeout: float) -> list[_Text]
 
 
 async def _merge(streams: Sequence[TextStream], timeout: float) -> AsyncIterator[tuple[int, str, str | None]]:
-    """Yield the pieces of several streams as they come, each with its number."""
+    """Yield the pieces of several streams as they arrive, each with the number of its stream."""
     found: asyncio.Queue[tuple[int, str, str | None] | Exception] = asyncio.Queue()
 
     async def follow(number: int, stream: TextStream) -> None:
@@ -237,7 +237,7 @@ async def _merge(streams: Sequence[TextStream], timeout: float) -> AsyncIterator
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events of texts; they end with the response, also if it is cancelled before its first event."""
+    """Server-sent events of texts, which end with the response even if it is cancelled before its first event."""
 
     def __init__(self, events: AsyncIterator[str], streams: Sequence[TextStream]) -> None:
         super().__init__(_with_errors(events), media_type=_STREAM, headers={"Cache-Control": "no-store"})
@@ -251,7 +251,7 @@ class _EventStream(StreamingResponse):
 
 
 async def _with_errors(events: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Yield events; an error is the last one."""
+    """Yield events; an exception becomes the last event."""
     try:
         async for event in events:
             yield event

@@ -1,4 +1,4 @@
-"""Errors of requests: a status and one JSON object, in the form of OpenAI's API."""
+"""Request errors: a status and a JSON object, in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ApiError(HTTPException):
     Args:
         status: HTTP status.
         message: what is wrong - value - allowed, in one line.
-        code: machine-readable name; default: the status's.
+        code: machine-readable name; default: that of the status.
     """
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
@@ -76,7 +76,7 @@ def error_response(
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return ``responses`` of a route for its errors; those of every route are included."""
+    """Build ``responses`` of a route for its errors and those of every route."""
     return {
         status: {"model": ErrorBody, "description": HTTPStatus(status).phrase}
         for status in sorted({400, 401, 413, 422, 503, *statuses})

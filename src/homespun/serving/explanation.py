@@ -48,7 +48,7 @@ R = TypeVar("R")
 
 
 class Word(BaseModel):
-    """A part of a text that was left out. ``score``: what its presence adds to the log-odds, or to the number."""
+    """Part of a text that was removed; ``score`` is its effect on the log-odds or on the number."""
 
     text: str
     start: int
@@ -62,10 +62,10 @@ class Explanation:
     """Effect of each part of a text on a prediction.
 
     Args:
-        label: the predicted class, of multi-label models the most probable one; ``None`` for numbers.
+        label: the predicted class, for multi-label models the most probable one; ``None`` for regression.
         value: its probability, or the number.
         words: the parts, in order.
-        words_a_part: words that were left out together.
+        words_a_part: number of words that were removed together.
         truncated: the text is longer than the model reads.
     """
 
@@ -83,7 +83,7 @@ _JOINERS = frozenset("'’-.,_/@\u200c\u200d")  # inside of words and numbers
 
 @functools.lru_cache(maxsize=4096)
 def _class_of(character: str) -> str:
-    """``w``: of a word, ``c``: a word alone in scripts without spaces, ``s``: symbol, ``j``: joins words, or other."""
+    """Classify a character: ``w`` of words, ``c`` scripts without spaces, ``s`` symbols, ``j`` joiners, or other."""
     if character in _JOINERS:
         return "j"
     category = unicodedata.category(character)[0]
@@ -93,15 +93,15 @@ def _class_of(character: str) -> str:
 
 
 def split_words(text: str) -> list[Span]:
-    """Return (start, end) of the words, numbers and symbols of a text, in characters; punctuation has none."""
+    """Return (start, end) of the words, numbers and symbols of a text in characters, without punctuation."""
     return [found.span() for found in _UNITS.finditer("".join(map(_class_of, text)))]
 
 
 def occlude(model: TextModel, example: LabelledText) -> Explanation:
-    """Compute the effect of each word on a prediction, by leaving it out (Zeiler and Fergus 2014; Li et al. 2016).
+    """Compute the effect of each word on a prediction by removing it (Zeiler and Fergus 2014; Li et al. 2016).
 
-    The score of a word is the log-odds of the predicted class with it minus the log-odds without it, so that a positive
-    score is a reason for the class. The texts without a word go through the model in batches.
+    The score of a word is the log-odds of the predicted class with the word minus the log-odds without it; a positive
+    score supports the class. The shortened texts are computed in batches.
     """
     parts, words_a_part = _parts(example)
     outputs = model.outputs([example, *(_leave_out(example, side, span) for side, span in parts)])
@@ -119,7 +119,7 @@ def occlude(model: TextModel, example: LabelledText) -> Explanation:
 
 
 def _parts(example: LabelledText) -> tuple[list[tuple[int, Span]], int]:
-    """Side and span of each part, and words a part."""
+    """Return the side and span of each part, and the number of words a part."""
     sides = [split_words(_side(example, side)) for side in range(1 if example.second is None else 2)]
     size = -(-sum(map(len, sides)) // MAX_PARTS) or 1
     parts = [
@@ -150,7 +150,7 @@ def _log_odds(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class AttentionTable:
-    """Attention of one text in one layer.
+    """Attention weights of a text in one layer.
 
     Args:
         tokens: text of each token.
@@ -166,7 +166,7 @@ class AttentionTable:
 
 
 def text_attention(bundle: ModelBundle, example: LabelledText, layer: int, *, max_length: int) -> AttentionTable:
-    """Compute the attention weights of a text, or of a pair, in a layer.
+    """Compute the attention weights of a text or pair in a layer.
 
     Raises:
         UserError: no such layer, or the attention of the model has no weights.
@@ -203,25 +203,25 @@ class TextBody(Body):
 
 
 class ExplainBody(TextBody):
-    """A text whose prediction is explained."""
+    """Text whose prediction is explained."""
 
     method: Literal["occlusion"] = "occlusion"
 
 
 class AttentionBody(TextBody):
-    """A text, and a layer from 0."""
+    """Text, and a layer from 0."""
 
     layer: int = Field(default=0, ge=0)
 
 
 class NeighboursBody(TextBody):
-    """A text, and how many training examples to return."""
+    """Text, and the number of training examples to return."""
 
     count: Annotated[int, Field(ge=1, le=100)] = 5
 
 
 class ExplainAnswer(BaseModel):
-    """Effect of the words of a text; ``label`` is null and ``number`` set for models that predict numbers."""
+    """Effect of the words of a text; for regression ``label`` is null and ``number`` is set."""
 
     model: str
     label: str | None
@@ -246,7 +246,7 @@ class AttentionAnswer(BaseModel):
 
 
 class NeighboursAnswer(BaseModel):
-    """The nearest of the ``indexed`` training examples; the others, up to ``examples``, are still being embedded."""
+    """Nearest of the ``indexed`` training examples; the rest of ``examples`` are still being embedded."""
 
     model: str
     neighbours: list[Neighbour]

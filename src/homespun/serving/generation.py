@@ -1,4 +1,4 @@
-"""Generation for many clients: one thread drives the generator of a model and hands out pieces of text."""
+"""Generation for concurrent clients: one thread runs the generator of a model and distributes pieces of text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRAIN_SECONDS = 6.0
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of text; the last one has the reason of the end."""
+    """Piece of text; the last one has the finish reason."""
 
     text: str
     finish_reason: Finish | None = None
@@ -30,11 +30,11 @@ class Piece:
 
 @dataclass(eq=False)
 class TextStream:
-    """Text of a request, in pieces, for the event loop that asked for it.
+    """Text of a request, in pieces, for the event loop that requested it.
 
     Attributes:
         request: the text in the generator.
-        cancelled: nobody waits for it; set by the request when it ends.
+        cancelled: no client waits for the text; set by the request when it ends.
     """
 
     request: GenerationRequest
@@ -43,7 +43,7 @@ class TextStream:
     _pieces: asyncio.Queue[Piece | Exception] = field(default_factory=asyncio.Queue)
 
     def put(self, piece: Piece | Exception) -> None:
-        """Add a piece, in any thread."""
+        """Add a piece, from any thread."""
         try:
             self.loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
         except RuntimeError:  # the loop is closed
@@ -94,7 +94,7 @@ class GenerationWorker:
 
     @property
     def busy(self) -> bool:
-        """True if texts are generated."""
+        """True if texts are being generated."""
         return bool(self._new or self._running)
 
     def submit(self, prompts: Sequence[str], stop: Sequence[str], arguments: GenerationArguments) -> list[TextStream]:
@@ -139,7 +139,7 @@ class GenerationWorker:
         self._generator.close()
 
     def _receive(self) -> bool:
-        """Start new texts; wait for one if there are none. False when closed."""
+        """Start new texts; wait for one if there are none. Returns False when closed."""
         with self._changed:
             while not (self._new or self._running or self._closed):
                 self._changed.wait()
@@ -174,7 +174,7 @@ class GenerationWorker:
 
 
 class GenerationWorkers:
-    """Workers of the models, each made at the first request of its model."""
+    """Workers of the models, each created at the first request of its model."""
 
     def __init__(self, max_queue: int, draining: Callable[[], bool]) -> None:
         self._max_queue, self._draining = max_queue, draining
@@ -182,7 +182,7 @@ class GenerationWorkers:
         self._lock = asyncio.Lock()
 
     async def get(self, model: ServedModel) -> GenerationWorker:
-        """Return the worker of a model; that of a replaced model ends after its texts."""
+        """Return the worker of a model; the worker of a replaced model ends after its texts."""
         async with self._lock:
             worker = self._workers.get(model.name)
             if worker is None or worker.model is not model:

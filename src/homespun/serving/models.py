@@ -1,4 +1,4 @@
-"""Models that are served, by name: opening, capabilities, predictions, replacement."""
+"""Served models by name: opening, capabilities, predictions, replacement."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ _ALLOWED: Mapping[InputKind, str] = {
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """An open model and what it can do.
+    """Open model with its capabilities.
 
     Args:
-        name: in requests.
-        source: folder, or name on the hub, as given.
+        name: name in requests.
+        source: folder or hub name, as given.
         pipeline: the model.
         task: kind of its fine-tuning, ``pairs`` for pairs of texts; ``None`` without.
-        capabilities: what it can do.
+        capabilities: supported operations.
         labels: classes; ``None`` without.
         parameters: number of parameters.
-        max_length: tokens that are read of a text; ``None`` without a limit.
+        max_length: maximum tokens of a text; ``None`` without a limit.
         run: folder with ``result.json``, if there is one.
         predictor: predicts records of tasks other than classification and regression of texts.
         input_kind: kind of the inputs of `predict`.
@@ -74,7 +74,7 @@ class ServedModel:
 
     @classmethod
     def open(cls, name: str, source: str | Path, *, quantize: Precision | None = None) -> ServedModel:
-        """Open a model, and check it by one prediction.
+        """Open a model, and test it by one prediction.
 
         Raises:
             UserError: there is no model, it is damaged, or cannot be quantized.
@@ -108,13 +108,13 @@ class ServedModel:
         return served
 
     def require(self, capability: Capability) -> None:
-        """Raise `ApiError` 409 that names the capabilities, if the model lacks one."""
+        """Raise `ApiError` 409, which names the capabilities, if the model lacks one."""
         if capability not in self.capabilities:
             able = ", ".join(sorted(self.capabilities)) or "nothing that is served"
             raise ApiError(409, f"model {self.name!r} cannot {capability}; it can: {able}")
 
     def check_inputs(self, inputs: Sequence[Input]) -> None:
-        """Raise `ApiError` 422 if an input is not of the kind that `predict` reads."""
+        """Raise `ApiError` 422 if an input does not have the kind of the model."""
         kind = self.input_kind
         for index, one in enumerate(inputs):
             single = isinstance(one, str)
@@ -123,12 +123,12 @@ class ServedModel:
                 raise ApiError(422, f"texts.{index} does not fit model {self.name!r}, which reads {_ALLOWED[kind]}")
 
     def estimate_tokens(self, inputs: Sequence[Input]) -> list[int]:
-        """Estimate the tokens of each input that the model reads; counting them would take as long as encoding them."""
+        """Estimate the number of tokens of each input; counting would take as long as encoding."""
         lengths = [sum(map(len, [one] if isinstance(one, str) else one)) // _CHARACTERS + 2 for one in inputs]
         return [min(length, self.max_length or length) for length in lengths]
 
     def count_tokens(self, inputs: Sequence[Input]) -> list[int]:
-        """Count the tokens of each input, before truncation; estimates those of a model without a tokenizer."""
+        """Count the tokens of each input before truncation; estimated for a model without a tokenizer."""
         if (bundle := self.pipeline.bundle) is None:
             return self.estimate_tokens(inputs)
         joined = [one if isinstance(one, str) else " ".join(one) for one in inputs]
@@ -145,7 +145,7 @@ class ServedModel:
 
     @cached_property
     def embedders(self) -> Mapping[str, Embedder]:
-        """Functions that compute vectors, by pooling; equal for equal poolings, so that texts share batches."""
+        """Functions that compute vectors, by pooling; always the same objects, so that texts share batches."""
         return {name: Embedder(self, name) for name in ("mean", "first", "last")}
 
     def _try(self) -> None:
@@ -157,7 +157,7 @@ class ServedModel:
 
 @dataclass(frozen=True, eq=False)
 class Embedder:
-    """Vectors of texts by one pooling."""
+    """Function that computes vectors of texts by one pooling."""
 
     model: ServedModel
     pooling: str
@@ -169,7 +169,7 @@ class Embedder:
 
 
 def _open_task(pipeline: Pipeline) -> TextModel | RecordPredictor | None:
-    """Rebuild the task of a model; ``None`` for a language model or an encoder that was not fine-tuned."""
+    """Rebuild the task of a model; ``None`` for a language model or a pretrained encoder."""
     try:
         return pipeline.text_model if pipeline.predictor is None else pipeline.predictor
     except UserError:
@@ -185,7 +185,7 @@ def _networks(pipeline: Pipeline) -> Sequence[ModelBundle]:
 
 
 def _copy_weights(bundle: ModelBundle) -> None:
-    """Copy memory-mapped weights, so that a change of their file does not change or stop the server."""
+    """Copy memory-mapped weights, so that a change of their file does not affect the server."""
     for tensor in (*bundle.model.parameters(), *bundle.model.buffers()):
         tensor.data = tensor.data.clone()
 
@@ -222,10 +222,10 @@ def _run_folder(source: Path) -> Path | None:
 
 
 class Models:
-    """Models by name; a model is replaced when its folder has changed.
+    """Models by name; a model is replaced when its folder changes.
 
     Args:
-        sources: folder, or name on the hub, by name.
+        sources: folder or hub name, by name.
         quantize: precision of linear layers, see `homespun.inference.quantization.quantize`.
     """
 
@@ -239,7 +239,7 @@ class Models:
 
     @property
     def names(self) -> list[str]:
-        """Names of the models, the default one first."""
+        """Names of the models, the default first."""
         return list(self._sources)
 
     @property
@@ -259,7 +259,7 @@ class Models:
             self._open[name] = ServedModel.open(name, source, quantize=self._quantize)
 
     def get(self, name: str | None) -> ServedModel:
-        """Return a model by name; ``None``: the first one.
+        """Return a model by name; ``None``: the default.
 
         Raises:
             ApiError: no model has the name (404), or the models are not open yet (503).
@@ -277,7 +277,7 @@ class Models:
     def refresh(self) -> list[str]:
         """Replace models whose folder has changed and is not being written; returns their names.
 
-        The new model is opened and checked while the old one serves. A model that cannot be opened is reported in one
+        The new model is opened and tested while the old one serves. A model that cannot be opened is logged in one
         line and does not replace the old one.
         """
         replaced = []
@@ -304,7 +304,7 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 
 def read_signature(source: str | Path) -> Signature:
-    """Read the signature of a model folder; empty for a name on the hub, or while the folder is being replaced."""
+    """Read the signature of a model folder; empty for a hub name, or while the folder is being replaced."""
     folder = Path(source).expanduser()
     folder = folder / "model" if (folder / "model").is_dir() else folder
     found = []

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, and one line of JSON for each request."""
+"""Prometheus metrics, and a line of JSON for each request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Monitor:
     """Counters of requests and batches.
 
     Args:
-        queue_length: returns the number of texts that wait.
+        queue_length: returns the number of waiting texts.
     """
 
     def __init__(self, queue_length: Callable[[], int]) -> None:
@@ -50,7 +50,7 @@ class Monitor:
     def observe_request(
         self, method: str, path: str, route: str, status: int, seconds: float, sizes: tuple[int, int]
     ) -> None:
-        """Count a request, and log it with its numbers of texts and tokens, but not its content."""
+        """Count a request, and log it with its numbers of texts and tokens, but without its content."""
         self._requests.labels(method if method in _METHODS else "other", route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
         if access_log.isEnabledFor(logging.INFO):

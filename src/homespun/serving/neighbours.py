@@ -1,4 +1,4 @@
-"""Nearest training examples of a text, by the cosine of vectors."""
+"""Nearest training examples of a text by cosine similarity."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHUNK = 64  # examples embedded at a time
 
 
 class Neighbour(BaseModel):
-    """A training example near to a text."""
+    """Training example near a text."""
 
     text: str
     label: str | list[str]
@@ -37,14 +37,14 @@ class Neighbour(BaseModel):
 
 @dataclass(eq=False)
 class NeighbourIndex:
-    """Training examples of a model with their vectors, which a thread computes.
+    """Training examples of a model with their vectors, computed in a thread.
 
     Args:
         model: embeds the examples.
         run: folder that names the training files.
-        rows: examples, when their files are read.
-        done: examples that `nearest` searches; they are a random part until all are embedded.
-        error: why there are none.
+        rows: examples, when their files have been read.
+        done: number of examples that `nearest` searches; a random subset until all are embedded.
+        error: reason for missing examples.
     """
 
     model: TextModel
@@ -74,7 +74,7 @@ class NeighbourIndex:
         self._usable.wait(seconds)
 
     def nearest(self, example: LabelledText, count: int) -> list[Neighbour]:
-        """Return the examples whose vectors have the greatest cosine with that of a text, the greatest first."""
+        """Return the ``count`` examples with the greatest cosine similarity to a text, the greatest first."""
         from sklearn.metrics.pairwise import cosine_similarity
 
         parts = list(self._vectors)
@@ -113,7 +113,7 @@ def training_examples(data: TextsData, run: Path) -> Iterator[LabelledText]:
     """Yield the training examples of a fit or a run.
 
     Raises:
-        UserError: the run does not name its training files, they are gone, or they have other columns.
+        UserError: the run does not name its training files, they are missing, or they have other columns.
     """
     files, columns, encoding = _training_files(run)
     for record, where in read_rows(files, columns=columns, encoding=encoding):
@@ -124,7 +124,7 @@ def training_examples(data: TextsData, run: Path) -> Iterator[LabelledText]:
 
 
 def _training_files(run: Path) -> tuple[list[str], list[str] | None, str | None]:
-    """Files, names of columns where the files have none, and encoding."""
+    """Return the files, column names of files without a header, and the encoding."""
     own = run / "data" / "train.jsonl"  # of a fit with networks
     if own.is_file():
         return [str(own)], None, None

@@ -1,4 +1,4 @@
-"""Routes of the page: its files, jobs that label a CSV file, reports and model cards."""
+"""Routes of the web page: its files, jobs that label a CSV file, reports and model cards."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ State = Literal["waiting", "running", "done", "failed"]
 
 
 class _Ended(Exception):
-    """The server shuts down."""
+    """Exception of jobs during shutdown."""
 
 
 @dataclass(eq=False)
 class FileJob:
-    """Labelling of one file."""
+    """Job that labels one file."""
 
     id: str
     rows: int
@@ -72,7 +72,7 @@ class FileJob:
 
 @dataclass(eq=False)
 class FileJobs:
-    """Jobs of one server, one at a time, in a temporary folder."""
+    """Jobs of a server, one at a time, in a temporary folder."""
 
     _folder: tempfile.TemporaryDirectory[str] | None = None
     _jobs: dict[str, FileJob] = field(default_factory=dict)
@@ -81,10 +81,10 @@ class FileJobs:
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def add(self, model: ServedModel, content: BinaryIO, column: str | None) -> FileJob:
-        """Store and check a CSV file, and queue its job.
+        """Store and validate a CSV file, and queue its job.
 
         Raises:
-            ApiError: too many jobs (429), the file is too large (413) or no CSV file with rows (422).
+            ApiError: too many jobs (429), the file is too large (413), or it is not a CSV file with rows (422).
         """
         job = FileJob(secrets.token_urlsafe(16), 0)
         with self._lock:
@@ -110,7 +110,7 @@ class FileJobs:
         return job
 
     def get(self, name: str) -> FileJob:
-        """Return a job. Raises `ApiError` 404 if there is none of this name."""
+        """Return a job. Raises `ApiError` 404 for an unknown name."""
         if name not in self._jobs:
             raise ApiError(404, f"there is no file {name!r}; it was removed, or the server was started again")
         return self._jobs[name]
@@ -123,7 +123,7 @@ class FileJobs:
         return Path(self._folder.name) / name / "predictions.csv"
 
     def close(self) -> None:
-        """End the jobs and remove their files."""
+        """Stop the jobs and remove their files."""
         self._ended.set()
         self._pool.shutdown(cancel_futures=True)
         if self._folder is not None:
@@ -192,7 +192,7 @@ def find_card(model: ServedModel) -> Path | None:
 
 
 class FileState(BaseModel):
-    """Progress of a file; ``error`` says why it failed."""
+    """Progress of a file; ``error`` is the reason of a failure."""
 
     id: str
     rows: int
@@ -202,7 +202,7 @@ class FileState(BaseModel):
 
 
 class FileAccepted(BaseModel):
-    """A file that is being labelled."""
+    """File that is being labelled."""
 
     id: str
     rows: int

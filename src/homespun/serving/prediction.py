@@ -23,7 +23,7 @@ Pooling = Literal["mean", "first", "last"]
 
 
 class Body(BaseModel):
-    """Base class of bodies: without unknown fields, values of the exact types."""
+    """Base of request bodies: no unknown fields, strict types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -47,7 +47,7 @@ class EmbedBody(Body):
 
 
 class EmbeddingsBody(BaseModel):
-    """Body of ``/v1/embeddings`` of OpenAI's API; further fields are ignored."""
+    """Body of OpenAI's ``/v1/embeddings``; further fields are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -72,7 +72,7 @@ class Vectors(BaseModel):
 
 
 class ModelDescription(BaseModel):
-    """A model and what it can do."""
+    """Model with its capabilities."""
 
     name: str
     task: str | None
@@ -166,7 +166,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
             }
         )
 
-    @routes.get("/models", summary="List the models and what they can do", responses=error_responses())
+    @routes.get("/models", summary="List the models with their capabilities", responses=error_responses())
     async def list_models() -> ModelList:
         return ModelList(models=[describe(models.get(name)) for name in models.names])
 
@@ -200,7 +200,7 @@ def check_count(inputs: Sequence[Input], settings: ServingSettings) -> None:
 
 
 async def check_lengths(model: ServedModel, inputs: Sequence[Input], settings: ServingSettings) -> None:
-    """Raise `ApiError` 413 for a text of too many tokens, if there is a limit."""
+    """Raise `ApiError` 413 for a text with too many tokens, if there is a limit."""
     limit = settings.max_tokens_per_text
     if limit is None:
         return

@@ -1,4 +1,4 @@
-"""Bodies of requests, their schemas, and waiting for results."""
+"""Request bodies, their schemas, and waiting for results."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
 
 
 async def wait_for(request: Request, future: asyncio.Future[R], settings: ServingSettings) -> R:
-    """Wait for a result; a client that hangs up, and the timeout, cancel ``future``.
+    """Wait for a result; ``future`` is cancelled by the timeout or when the client disconnects.
 
     Raises:
-        ApiError: the timeout has passed (504), or the client has hung up (499).
+        ApiError: the timeout has passed (504), or the client has disconnected (499).
     """
     gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
@@ -83,7 +83,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def json_response(content: object) -> Response:
-    """Build a JSON response; numbers that are not finite become null."""
+    """Build a JSON response; NaN and infinity become null."""
     try:
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The server process: a port, the application, and an orderly end after a signal."""
+"""Server process: port, application, and graceful shutdown after a signal."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Open the port.
 
     Raises:
-        UserError: the port is in use or not allowed, or there is no such address.
+        UserError: the port is in use or not allowed, or the address does not exist.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -101,7 +101,7 @@ def _say(line: str) -> None:
 
 
 def _log_lines() -> None:
-    """Write one line a request on standard output."""
+    """Log one line a request to standard output."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     access_log.handlers[:] = [handler]
@@ -110,7 +110,7 @@ def _log_lines() -> None:
 
 
 class _Server(uvicorn.Server):
-    """Server that answers accepted requests, and refuses others, between the first signal and its end."""
+    """Server that drains between the first signal and its end: accepted requests are answered, others refused."""
 
     def __init__(
         self, config: uvicorn.Config, models: Models, settings: ServingSettings, traffic: Traffic, batcher: Batcher
@@ -144,7 +144,7 @@ class _Server(uvicorn.Server):
         _say(f"ready after {time.monotonic() - start:.1f} s; stop with Ctrl-C")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain; a second signal ends the drain."""
+        """Start draining; a second signal stops draining."""
         if self._traffic.draining:
             self.should_exit = True
             return

@@ -24,17 +24,23 @@ class ServingSettings(Config):
     max_body_bytes: int = Field(default=4 * 2**20, gt=0, description="bytes of a request")
     max_texts: int = Field(default=256, gt=0, description="texts of a request")
     max_tokens_per_text: int | None = Field(
-        default=None, gt=0, description="tokens of a text; longer ones are refused; default: truncated by the model"
+        default=None,
+        gt=0,
+        description="maximum tokens of a text; longer texts are refused; default: truncated by the model",
     )
-    max_queue: int = Field(default=1024, gt=0, description="texts that wait; further requests are refused")
-    max_wait_ms: float = Field(default=5.0, ge=0, allow_inf_nan=False, description="wait of a batch for more texts")
+    max_queue: int = Field(
+        default=1024, gt=0, description="maximum number of waiting texts; further requests are refused"
+    )
+    max_wait_ms: float = Field(
+        default=5.0, ge=0, allow_inf_nan=False, description="time that a batch waits for more texts"
+    )
     batch_tokens: int = Field(default=4096, gt=0, description="tokens of a batch")
-    timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False, description="seconds until a request is given up")
-    max_new_tokens: int = Field(default=512, gt=0, description="tokens that a request may generate")
+    timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False, description="timeout of a request in seconds")
+    max_new_tokens: int = Field(default=512, gt=0, description="maximum tokens that a request may generate")
     workers: int = Field(
         default_factory=lambda: min(_MAX_WORKERS, available_cores()),
         ge=1,
-        description=f"batches that are computed at a time; default: the processor cores, at most {_MAX_WORKERS}",
+        description=f"batches computed at a time; default: the processor cores, at most {_MAX_WORKERS}",
     )
     threads: int | None = Field(
         default=None, ge=1, description="threads of torch in a worker; default: cores / workers, or all to generate"

@@ -1,4 +1,4 @@
-"""Arguments of `homespun serve`, checked before anything heavy is imported."""
+"""Arguments of `homespun serve`, validated before slow imports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from homespun.errors import UserError
 
 
 def name_models(arguments: Sequence[str]) -> dict[str, str]:
-    """Read ``MODEL`` or ``NAME=MODEL`` each; the default name is the folder's.
+    """Parse arguments ``MODEL`` or ``NAME=MODEL``; the default name is that of the folder.
 
     Raises:
         UserError: there is no such model, or two have the same name.
@@ -37,7 +37,7 @@ def _default_name(folder: Path) -> str:
 
 
 def read_api_key(path: Path | None) -> str | None:
-    """Read the key in a file; ``None`` without a file.
+    """Read the API key from a file; ``None`` without a file.
 
     Raises:
         UserError: the file cannot be read, is empty, or has several lines or characters other than ASCII.
