@@ -1,8 +1,8 @@
 """Memory of a CPU process beyond the bytes of its tensors: fragmentation of glibc's heap, and oneDNN's LSTM workspace.
 
 PyTorch requests aligned memory, for which glibc needs a free block that is larger than the request by the alignment and
-a header (`_int_memalign` in malloc.c). So a freed block fits another tensor of the same size only after merging with a
-neighbour. `AllocatorModel` replays the malloc and free calls of a step.
+a header (`_int_memalign` in malloc.c). A freed block therefore fits another tensor of the same size only after merging
+with a neighbour. `AllocatorModel` replays the malloc and free calls of a step.
 """
 
 from __future__ import annotations
@@ -94,10 +94,15 @@ class AllocatorModel:
 
 
 def lstm_workspace_bytes(shape: Sequence[int], hidden_size: int, itemsize: int) -> int:
-    """Bytes that oneDNN's LSTM keeps for the backward pass of one layer and direction over (seq, rows, input_size).
+    """Compute the bytes that oneDNN's LSTM keeps for the backward pass of one layer and direction.
 
     Gates, outputs, cell states and their float32 gradients; states twice, with the initial one (`set_workspace_sizes`
     in oneDNN's rnn_utils.cpp).
+
+    Args:
+        shape: (seq, rows, input_size).
+        hidden_size: width of the state.
+        itemsize: bytes of an element.
     """
 
     def padded(width: int, itemsize: int) -> int:

@@ -1,6 +1,6 @@
-"""Forecasts for a training budget: steps, tokens and epochs, the model size that suits it, and the held-out loss.
+"""Forecasts for a training budget: steps, tokens, epochs, a suitable model size, and the held-out loss.
 
-The loss follows from measured runs; add new ones to `CURVES`.
+The loss forecast is fitted to measured runs; add new runs to `CURVES`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _MAX_SIZE_RATIO = 2.0  # of parameters or vocabulary, to the measured ones
 
 @dataclass(frozen=True)
 class DatasetSize:
-    """Rows and tokens of an epoch; None if unknown, as for synthetic text."""
+    """Numbers of rows and tokens of an epoch; None if unknown, as for synthetic text."""
 
     rows: int | None
     tokens: int | None
 
     def scaled(self, share: float) -> DatasetSize:
-        """Size of a share of the dataset."""
+        """Return the size of a share of the dataset."""
         return DatasetSize(*(None if n is None else max(1, round(share * n)) for n in (self.rows, self.tokens)))
 
     def with_row_tokens(self, row_tokens: float) -> DatasetSize:
-        """Size with ``row_tokens`` tokens per row, source and target together."""
+        """Return the size with ``row_tokens`` tokens per row, source and target together."""
         return DatasetSize(self.rows, None if self.rows is None else round(self.rows * row_tokens))
 
 
@@ -62,9 +62,9 @@ class BudgetForecast:
 def forecast_budget(
     budget: Budget, dataset: DatasetSize, *, batch_size: int, row_tokens: float, step_seconds: float | None
 ) -> BudgetForecast:
-    """Totals at the end of ``budget``, without its validations.
+    """Forecast the totals at the end of ``budget``, without its validations.
 
-    With ``step_seconds`` None, the steps of a time budget are unknown and those of other budgets take 0 seconds.
+    If ``step_seconds`` is None, the steps of a time budget are unknown and the steps of other budgets take 0 seconds.
     """
     seconds = step_seconds or 0.0
     per_epoch = None if dataset.rows is None else -(-dataset.rows // batch_size)
@@ -85,7 +85,7 @@ def forecast_budget(
 
 
 def step_warning(budget: Budget, forecast: BudgetForecast) -> str | None:
-    """Warn if a single step exceeds the budget."""
+    """Return a warning if a single step exceeds the budget."""
     if forecast.steps == 1 and budget.tokens is not None and forecast.tokens > budget.tokens:
         size, limit = f"{forecast.tokens:,} tokens", f"{budget.tokens:,}"
     elif forecast.steps == 1 and budget.time is not None and forecast.seconds > budget.time:
@@ -96,7 +96,7 @@ def step_warning(budget: Budget, forecast: BudgetForecast) -> str | None:
 
 
 def epochs_warning(budget: Budget, dataset: DatasetSize) -> str | None:
-    """Warn if the budget has more tokens than the dataset."""
+    """Return a warning if the budget has more tokens than the dataset."""
     if budget.tokens is None or not dataset.tokens or budget.tokens <= dataset.tokens:
         return None
     return (
@@ -112,7 +112,7 @@ def in_millions(count: float) -> str:
 
 @dataclass(frozen=True)
 class SizeCandidate:
-    """A model size with the forecast of the budget for it."""
+    """Model size with the forecast of the budget."""
 
     name: str  # such as `mini`
     shape: str  # such as `4 layers of 256`
@@ -139,7 +139,7 @@ class SizeChoice:
     larger: SizeCandidate | None = None
 
     def reason(self) -> str:
-        """One line with the size, the tokens of the budget and the tokens per parameter."""
+        """Describe the size, the tokens of the budget and the tokens per parameter in one line."""
         size, reach, corpus = self.chosen, self.chosen.reach, self.chosen.dataset.tokens
         tokens = f"{in_millions(reach.tokens)} tokens"
         if reach.limit == "time":
@@ -158,7 +158,9 @@ class SizeChoice:
 def choose_size(candidates: Iterable[SizeCandidate]) -> SizeChoice:
     """Choose the size whose tokens per parameter are nearest to `TOKENS_PER_PARAMETER`, as a ratio.
 
-    ``candidates``: at least one, smallest first; read up to the first that is further off than its predecessor.
+    ``candidates`` has at least one size, the smallest first. It is read up to the first size with a worse ratio than
+    its
+    predecessor.
     """
 
     def distance(size: SizeCandidate) -> float:
@@ -174,7 +176,7 @@ def choose_size(candidates: Iterable[SizeCandidate]) -> SizeChoice:
 
 
 class PretrainingRun(NamedTuple):
-    """A run whose learning rate decayed to its end."""
+    """Run whose learning rate decayed to the end."""
 
     parameters: int
     tokens: int
@@ -202,7 +204,7 @@ class LearningCurve:
         return float(weights @ [1.0, parameters**-SIZE_EXPONENT, tokens**-TOKEN_EXPONENT])
 
     def covers(self, parameters: float, vocabulary: int, tokens: float) -> bool:
-        """True if model, vocabulary and tokens are close enough to the measured ones."""
+        """True if model, vocabulary and tokens are close enough to the measured values."""
         sizes = [run.parameters for run in self.runs]
         return (
             min(sizes) / _MAX_SIZE_RATIO <= parameters <= max(sizes) * _MAX_SIZE_RATIO
@@ -260,11 +262,11 @@ class LossForecast:
 
     @property
     def below_threshold(self) -> bool:
-        """True if no classifier beat TF-IDF after so few tokens of pretraining."""
+        """True if no measured classifier beat TF-IDF after as few tokens of pretraining."""
         return self.tokens < THRESHOLD.tokens
 
     def summary(self) -> str | None:
-        """One line with the expected loss; None if no curve covers the model."""
+        """Describe the expected loss in one line; None if no curve covers the model."""
         if self.curve is None:
             return None
         most = max(run.tokens for run in self.curve.runs)
@@ -276,7 +278,7 @@ class LossForecast:
         )
 
     def warning(self) -> str | None:
-        """Warn if the budget is below the threshold."""
+        """Return a warning if the budget is below the threshold."""
         if not self.below_threshold:
             return None
         best = THRESHOLD
@@ -291,7 +293,7 @@ class LossForecast:
         )
 
     def to_dict(self) -> dict[str, str | float | None]:
-        """Values for result files."""
+        """Return values for result files."""
         return {
             "summary": self.summary(),
             "tokens": self.tokens,
@@ -316,10 +318,11 @@ def forecast_loss(
     """Forecast the result of pretraining ``backbone`` from scratch.
 
     Args:
+        backbone: config of the model.
         objective, optimizer: kinds.
-        parameters: trained parameters.
-        tokens: of the budget.
-        tokens_per_second: None if unknown.
+        parameters: number of trained parameters.
+        tokens: tokens of the budget.
+        tokens_per_second: training rate; None if unknown.
     """
     curves = (
         curve

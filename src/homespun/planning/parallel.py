@@ -1,4 +1,4 @@
-"""Memory, communication and time of a training step that several devices share.
+"""Memory, communication and time of a training step shared by several devices.
 
 The memory of each device follows Rajbhandari et al. (2020, ZeRO), section 5: weights, gradients and optimizer state are
 copied to all devices (``ddp``) or divided among them (``fsdp``, stage 3). Buffers follow the documentation of
@@ -22,7 +22,7 @@ Kind = Literal["none", "ddp", "fsdp"]
 
 @dataclass(frozen=True)
 class Accelerator:
-    """Figures of the makers' data sheets, a device in a server of eight."""
+    """Figures of the data sheets, for a device in a server of eight."""
 
     memory: float  # bytes
     flops: float  # a second, dense, bfloat16
@@ -52,7 +52,7 @@ class WeightBytes:
 
     @classmethod
     def of(cls, objective: nn.Module, devices: int) -> WeightBytes:
-        """Bytes of an objective whose tensors are divided by rows, as `fully_shard` does."""
+        """Compute the bytes of an objective whose tensors are divided by rows, as `fully_shard` does."""
         from homespun.training.sharding import sharded_layers  # imports torch.distributed.tensor for a second
 
         parameters = list(objective.parameters())
@@ -81,15 +81,15 @@ class DeviceMemory:
 
 
 def device_memory(kind: Kind, alone: Memory, weights: WeightBytes, *, accumulate: bool) -> DeviceMemory:
-    """Memory of a device. Its ``peak`` is an upper bound.
+    """Estimate the memory of a device. Its ``peak`` is an upper bound.
 
     Args:
-        kind: ``ddp`` keeps all gradients a second time, in the buckets that it reduces. ``fsdp`` holds the weights
-            outside of layers and their gradients for the whole step, and of layers the gathered weights of the one at
-            work, those of the next one, and a gradient.
+        kind: ``ddp`` keeps a second copy of all gradients in its all-reduce buckets. ``fsdp`` holds weights outside of
+            layers and their gradients for the complete step, and of layers the gathered weights of the current and the
+            next layer, and one gradient.
         alone: memory of one device that trains the same micro-batch without others.
-        weights: of the objective, for the number of devices.
-        accumulate: the step has several micro-batches: gradients exist when memory is at its peak.
+        weights: weights of the objective, for the number of devices.
+        accumulate: the step has several micro-batches, so gradients exist at the memory peak.
     """
     share, buffers = 1.0, 0
     if kind == "ddp":
@@ -109,11 +109,11 @@ def device_memory(kind: Kind, alone: Memory, weights: WeightBytes, *, accumulate
 
 
 def communicated_bytes(kind: Kind, weights: WeightBytes, *, devices: int, micro_batches: int) -> int:
-    """Bytes that each device sends in a step.
+    """Compute the bytes that each device sends in a step.
 
-    A ring of n devices sends (n - 1) / n of a tensor to gather or to reduce-scatter it, and twice that to all-reduce.
-    ``ddp`` all-reduces the gradients once a step. ``fsdp`` gathers the weights of layers in the forward and again in
-    the backward pass, the others once, and reduce-scatters all gradients, for each micro-batch.
+    A ring of n devices sends (n - 1) / n of a tensor to gather or reduce-scatter it, and twice that to all-reduce it.
+    ``ddp`` all-reduces the gradients once a step. For each micro-batch, ``fsdp`` gathers the weights of layers in the
+    forward and in the backward pass and other weights once, and reduce-scatters all gradients.
     """
     sent = {
         "none": 0,
@@ -124,10 +124,10 @@ def communicated_bytes(kind: Kind, weights: WeightBytes, *, devices: int, micro_
 
 
 def update_seconds(memory: DeviceMemory, moved: float) -> float:
-    """Time of the optimizer: it reads and writes weights, gradients and state."""
+    """Estimate the time of the optimizer, which reads and writes weights, gradients and state."""
     return 2 * (memory.weights + memory.gradients + memory.optimizer) / moved
 
 
 def share_of_rows(batch_size: int, devices: int) -> int:
-    """Rows of a step on the device that has most."""
+    """Return the rows of a step on the device with the most rows."""
     return math.ceil(batch_size / devices)

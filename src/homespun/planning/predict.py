@@ -20,7 +20,7 @@ from homespun.training.step import set_gradient_checkpointing
 
 @dataclass(frozen=True)
 class Workload:
-    """Model, batches and settings of a step that is run or traced."""
+    """Model, batches and settings of a step that is executed or traced."""
 
     build: Callable[[], nn.Module]  # the objective, with random weights
     batches: Callable[[int, int], list[Batch]]  # (rows, count) -> micro-batches of `rows` rows, the largest first
@@ -29,13 +29,13 @@ class Workload:
     on_pass: Callable[[int], None] = lambda rows: None  # called after each traced forward or backward pass
 
     def with_train(self, **changes: object) -> Workload:
-        """Workload with other training settings."""
+        """Return the workload with other training settings."""
         return dataclasses.replace(self, train=self.train.model_copy(update=changes))
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. ``peak`` is that of the process on a CPU, of the tensors on a GPU."""
+    """Bytes; ``peak`` is of the process on a CPU, of the tensors on a GPU."""
 
     weights: int
     gradients: int
@@ -48,7 +48,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One step in micro-batches of ``rows`` rows."""
+    """Prediction of a step in micro-batches of ``rows`` rows."""
 
     rows: int
     parameters: dict[str, int]  # total, trained, embeddings
@@ -64,7 +64,7 @@ Predict = Callable[[Workload, int, bool], Prediction]  # (workload, rows, accumu
 
 
 def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device, accumulate: bool) -> Prediction:
-    """Trace three steps; with ``accumulate`` the second one has two micro-batches.
+    """Trace three steps; with ``accumulate`` the second step has two micro-batches.
 
     Raises:
         UserError: the recipe cannot be built, or the device lacks the precision.
@@ -128,7 +128,7 @@ def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device
 
 
 class NothingFits(UserError):
-    """A recipe needs more memory than the limit, with any settings."""
+    """Error of a recipe that needs more memory than the limit with any settings."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Choice:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of a step."""
+        """Number of micro-batches of a step."""
         return -(-self.workload.train.batch_size // self.rows)
 
     @property
@@ -154,9 +154,9 @@ class Choice:
 def choose(workload: Workload, *, memory: int | None, predict: Predict) -> Choice:
     """Choose the fastest settings of a step within ``memory`` bytes.
 
-    A ``micro_batch_size`` in the recipe is kept. Gradient checkpointing is turned on if nothing fits without it, or if
-    it is faster than the small micro-batches that do. If still nothing fits and the recipe has ``precision: auto``,
-    bf16 is tried.
+    A ``micro_batch_size`` in the recipe is kept. Gradient checkpointing is enabled if nothing fits without it, or if
+    it is faster than the small micro-batches that fit. If nothing fits and the recipe has ``precision: auto``, bf16 is
+    tried last.
 
     Raises:
         NothingFits: with the minimum memory.

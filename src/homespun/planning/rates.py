@@ -1,7 +1,7 @@
 """FLOPs and time of operations.
 
-`flops` counts matrix products, convolutions, attention and recurrent layers. `Rates` are short measurements of this
-machine, cached, from which `Rates.seconds` estimates the time of an operation.
+`flops` counts matrix products, convolutions, attention and recurrent layers. `Rates` are short cached measurements of
+this machine, from which `Rates.seconds` estimates the time of an operation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _VERSION = 4  # of the cached measurements
 
 
 def flops(operation: Operation) -> float:
-    """FLOPs of one call of a product, convolution or fused layer, else 0; a multiplication and an addition are two.
+    """Count the FLOPs of a product, convolution or fused layer, else 0; a multiplication and an addition are two.
 
     Attention counts masked pairs too; a recurrent layer multiplies every token by every matrix.
     """
@@ -78,13 +78,13 @@ def flops(operation: Operation) -> float:
 
 
 def _factors(operation: Operation) -> Sequence[Shape]:
-    """Shapes of the two factors; ``addmm`` has the summand before them."""
+    """Return the shapes of the two factors; ``addmm`` has the summand before them."""
     first = _PRODUCTS[operation.name]
     return operation.inputs[first : first + 2]
 
 
 class FlopCounter(TorchDispatchMode):
-    """Sum of the `flops` of real operations, in ``total``."""
+    """Context that sums the `flops` of executed operations in ``total``."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -99,7 +99,7 @@ class FlopCounter(TorchDispatchMode):
 
 
 def flops_per_token(objective: nn.Module, batch: Batch) -> float:
-    """FLOPs of the forward and backward pass per token of ``batch``, padding excluded.
+    """Measure FLOPs of the forward and backward pass per token of ``batch``, padding excluded.
 
     Clears the gradients of ``objective``; restores the random state.
     """
@@ -112,7 +112,7 @@ def flops_per_token(objective: nn.Module, batch: Batch) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of one device with one number of threads: FLOPs, elements or bytes a second."""
+    """Rates of a device with a number of threads: FLOPs, elements or bytes a second."""
 
     products: float  # FLOPs of large matrices
     small_products: float  # FLOPs of many matrices of 64 x 64
@@ -128,7 +128,7 @@ class Rates:
     base: float = 0.0  # bytes of the process without tensors; 0 on a GPU
 
     def seconds(self, operation: Operation) -> float:
-        """Time of one call: the larger of its arithmetic and its memory traffic."""
+        """Estimate the time of an operation: the larger of arithmetic and memory traffic."""
         if not operation.moved:
             return self.call
         family, count, work = _family(operation.name), flops(operation), 0.0
@@ -160,10 +160,10 @@ def _family(name: str) -> str:
 
 
 def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, remeasure: bool = False) -> Rates:
-    """Rates from the user's cache folder, or else measured in about two seconds and cached.
+    """Read the rates from the user's cache folder, or measure them in about two seconds and cache them.
 
     Args:
-        device: of the rates.
+        device: device to measure.
         clock: returns seconds.
         remeasure: measure again; keeps ``base``.
     """
@@ -180,7 +180,7 @@ def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, rem
 
 
 def save_rates(device: torch.device, rates: Rates) -> Rates:
-    """Write ``rates`` to the user's cache folder, if it is writable; return them."""
+    """Write ``rates`` to the user's cache folder if it is writable, and return them."""
     with contextlib.suppress(OSError):
         write_text(_file(device), json.dumps(asdict(rates), indent=2))
     return rates

@@ -1,8 +1,8 @@
-"""Trace a training step on fake tensors: operations, shapes and memory, without computing values.
+"""Trace of a training step on fake tensors: operations, shapes and memory, without computing values.
 
-The step runs under PyTorch's fake tensors, and a tensor that the real step frees is freed in the trace. So attentions,
-objectives and residual connections need no description. Integer tensors (masks, positions, blocks) are small and
-control the computation, so they keep their values.
+The step runs under PyTorch's fake tensors, and a tensor that the real step frees is freed in the trace. Attention
+modules, objectives and residual connections therefore need no cost models. Integer tensors (masks, positions, blocks)
+are small and control the computation, so they keep their values.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PART = re.compile(r".*?(?:embeddings|layers\.\d+\.\w+|head|final_norm)(?=\.|$)"
 
 @dataclass(frozen=True)
 class Operation:
-    """One operator call, with the properties that its time depends on."""
+    """Operator call with the properties that determine its time."""
 
     name: str  # of the operator, such as `addmm`
     inputs: tuple[Shape, ...]
@@ -48,7 +48,7 @@ class Operation:
 
     @classmethod
     def of(cls, func: OpOverload, inputs: Sequence[Tensor], outputs: Sequence[Tensor], allocated: int) -> Operation:
-        """Operation of a call that allocated ``allocated`` bytes."""
+        """Describe a call that allocated ``allocated`` bytes."""
         name = func.overloadpacket.__name__
         in_place = name.endswith("_") or func._schema.is_mutable
         touched = [*inputs, *outputs] if allocated or in_place or any(t.dim() == 0 for t in outputs) else []
@@ -63,7 +63,7 @@ class Operation:
 
 
 class StepTracer(TorchDispatchMode):
-    """Trace of the model and the steps that are built and run inside ``with StepTracer() as tracer:``.
+    """Context that traces the model and the steps that are built and run inside.
 
     Attributes:
         allocator: memory of the tensors.
@@ -154,7 +154,7 @@ class StepTracer(TorchDispatchMode):
         return result
 
     def _compute(self, func: OpOverload, name: str, args: Arguments, kwargs: Mapping[str, object]) -> object:
-        """Compute values, except of results with more than `_MAX_REAL` elements."""
+        """Compute values, except results with more than `_MAX_REAL` elements."""
         depends_on_values = torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
         if not name.endswith("_") and func._schema.returns and not depends_on_values:
             with self._fake:
@@ -182,7 +182,7 @@ def _free(allocator: AllocatorModel, address: int, storages: dict[int, tuple[int
 
 
 def tensors(tree: object) -> list[Tensor]:
-    """Tensors among the arguments or results of an operator, in tuples, lists and dictionaries."""
+    """Return the tensors in the arguments or results of an operator, also in tuples, lists and dictionaries."""
     if isinstance(tree, Tensor):
         return [tree]
     parts = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, tuple | list) else ()
