@@ -115,7 +115,7 @@ def check_ratio(size: int, compressed: int) -> None:
     if size > FREE_BYTES and size > MAX_RATIO * compressed:
         raise UserError(
             f"a compressed file grows more than {MAX_RATIO} times, from {compressed:,} to {size:,} bytes; text does "
-            f"not, unpack it yourself if it is no attack"
+            f"not; unpack the file yourself if you trust it"
         )
 
 
