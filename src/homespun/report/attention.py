@@ -1,7 +1,4 @@
-"""Figures of attention patterns and alignments.
-
-They draw numbers (`AttentionPanel`, `AttentionPlot`, arrays) and know no models.
-"""
+"""Figures of attention patterns and alignments, drawn from numbers without access to models."""
 
 from __future__ import annotations
 
@@ -37,15 +34,15 @@ _GREY = "#5a5a57"
 
 @dataclass(frozen=True)
 class AttentionPanel:
-    """Attention pattern of one head, or of several equal ones.
+    """Attention pattern of one head, or of several equal heads.
 
     Args:
-        title: which layers and heads.
+        title: names of the layers and heads.
         share: visible pairs of tokens / all pairs.
-        parts: a name of `PARTS` -> (cells, cells) float: share of the cell's pairs visible by that part; rows are
+        parts: name of `PARTS` -> (cells, cells) float: share of the cell's pairs visible by that part; rows are
             queries, columns keys, and a cell is `AttentionPlot.cell` tokens wide.
         annotation: text across the panel.
-        order: of the tokens on both axes, if not that of the text.
+        order: order of the tokens on both axes, if not that of the text.
     """
 
     title: str
@@ -60,11 +57,11 @@ class AttentionPlot:
     """Attention patterns of one model.
 
     Args:
-        title: of the model.
+        title: title of the model.
         about: a line below the title.
-        length: tokens of the text.
-        cell: tokens in a cell each way.
-        groups: the panels, those of a layer together.
+        length: number of tokens of the text.
+        cell: width of a cell in tokens.
+        groups: the panels, grouped by layer.
         depth: (cells, cells) int: number of layers after which a key influences a query of the cell; 0: never.
         reached: share of all possible pairs after each layer.
     """
@@ -79,7 +76,7 @@ class AttentionPlot:
 
 
 def draw_attention(picture: AttentionPlot) -> Plot:
-    """Draw the panels in rows with a legend, and the receptive field by depth at the end."""
+    """Draw the panels in rows with a legend, followed by the receptive field by depth."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -100,7 +97,7 @@ def draw_attention(picture: AttentionPlot) -> Plot:
 
 
 def _flow(groups: Sequence[int]) -> list[tuple[int, int]]:
-    """Row and column of each panel; a group that fits into one row stays in it."""
+    """Compute row and column of each panel; a group that fits into one row is not divided."""
     positions: list[tuple[int, int]] = []
     row = column = 0
     for size in groups:
@@ -116,7 +113,7 @@ def _flow(groups: Sequence[int]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Page:
-    """A figure with axes at positions in inches from its upper left corner."""
+    """Figure with axes at positions in inches from its upper left corner."""
 
     figure: Figure
     width: float
@@ -182,7 +179,7 @@ def _draw_depth(axes: Axes, picture: AttentionPlot, *, first: bool) -> None:
 
 
 def _draw_reached(axes: Axes, picture: AttentionPlot) -> None:
-    """Bars of the share reached after each layer, in the colours of the panel to the left."""
+    """Draw bars of the share reached after each layer, in the colours of the panel to the left."""
     layers = range(1, len(picture.reached) + 1)
     axes.bar(layers, picture.reached, width=0.62, color=_shades(picture))
     for layer, share, before in zip(layers, picture.reached, [0.0, *picture.reached], strict=False):
@@ -226,7 +223,7 @@ def _show(axes: Axes, image: np.ndarray, picture: AttentionPlot) -> None:
 
 
 def _step(length: int) -> int:
-    """A quarter of the length if it is an integer, else a round number near it."""
+    """Return a quarter of the length if it is an integer, else a round number near it."""
     if length % 4 == 0:
         return length // 4
     size = 10 ** max(len(str(length // 4)) - 1, 0)
@@ -234,7 +231,7 @@ def _step(length: int) -> int:
 
 
 def _shades(picture: AttentionPlot) -> np.ndarray:
-    """(layers, 3): colour of the pairs that each layer reaches first."""
+    """Return (layers, 3) colours of the pairs that each layer reaches first."""
     last = max(int(picture.depth.max()), 1)
     steps = np.minimum(np.arange(len(picture.reached)) / max(last - 1, 1), 1)[:, None]
     shades: np.ndarray = _rgb(_SHALLOW) * (1 - steps) + _rgb(_DEEP) * steps
@@ -260,7 +257,7 @@ _MARGIN, _MOST = 0.25, 24  # letters of a token that are written out
 
 
 def draw_alignment(source: Sequence[str], target: Sequence[str], weights: np.ndarray) -> Plot:
-    """Draw ``weights``, (target, source); each row sums to 1."""
+    """Draw ``weights``, (target, source), whose rows sum to 1."""
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 

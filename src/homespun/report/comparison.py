@@ -1,4 +1,4 @@
-"""The report of a comparison: page, Markdown, CSV, figures, ``comparison.json``."""
+"""Report of a comparison: page, Markdown, CSV, figures, ``comparison.json``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from homespun.results import VERSION, ConfusionMatrix
 
 
 class Report:
-    """A comparison with everything that is computed from it once."""
+    """Comparison with cached results of its evaluation."""
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison
@@ -59,7 +59,7 @@ class Report:
         self.costs = {task.name: self._costs(task) for task in self.tasks}
 
     def _seconds(self, stages: Sequence[str]) -> dict[str, float]:
-        """Seconds that these stages of one trial take, by variant."""
+        """Return the mean duration of these stages of a trial in seconds, by variant."""
         found = {v.name: [s for stage in stages if (s := v.stage_seconds(stage)) is not None] for v in self._variants}
         return {name: sum(seconds) for name, seconds in found.items() if seconds}
 
@@ -68,7 +68,7 @@ class Report:
         return self.comparison.variants
 
     def _means(self, stage: str) -> dict[str, RunRecord]:
-        """Mean run of a stage by variant."""
+        """Return the mean run of a stage by variant."""
         return {v.name: mean for v in self._variants if (mean := v.mean(stage)) is not None}
 
     def _memory(self) -> dict[str, float]:
@@ -83,7 +83,7 @@ class Report:
         return {v.name: found for v in self._variants if (found := tables.inference(v, what))}
 
     def document(self) -> Document:
-        """The page."""
+        """Build the page."""
         comparison, tasks = self.comparison, self.tasks
         about = comparison.recipe.get("description")
         lead = paragraphs(formats.text(about) if about else "", *summary.advice(comparison, tasks, self.seconds))
@@ -118,7 +118,7 @@ class Report:
         return found + (paragraphs(summary.shared(self.comparison)) if stage == "pretrain" and found else [])
 
     def _costs(self, task: TaskComparison) -> list[Cost]:
-        """Time and memory of training, and latency at the longest measured length."""
+        """Return time and memory of training, and latency at the longest measured length."""
         longest = max((at for measured in self.latency.values() for at in measured), default=0.0)
         seconds = self._seconds([stage for stage in self.stages if stage in ("pretrain", task.name)])
         at_longest = {name: fmean(measured[longest]) for name, measured in self.latency.items() if longest in measured}
@@ -155,7 +155,7 @@ class Report:
         return blocks
 
     def _lines(self, group: Sequence[Variant], stage: str) -> list[Line]:
-        """A line for each variant; variants that share their runs are one line with all names."""
+        """Return a line for each variant; variants that share their runs are one line with all names."""
         lines: dict[tuple[str, ...], Line] = {}
         for variant in group:
             records = variant.records(stage)
@@ -186,7 +186,14 @@ class Report:
         stages: Sequence[str],
         writers: tuple[Writer, Writer],
     ) -> list[Block]:
-        """Ablations of one quantity, given by variant; formats of a number and of a mean with its deviation."""
+        """Build ablations of one quantity.
+
+        Args:
+            name, title: file name and title.
+            values: numbers of each training by variant.
+            stages: stages whose settings are compared.
+            writers: formats of a number, and of a mean with its deviation.
+        """
         drawn, listed = [], []
         for found in tables.ablations(self.comparison, values, stages):
             file = f"{slug(name)}-along-{slug(found.setting)}"
@@ -251,7 +258,7 @@ def _stage_title(stage: str) -> str:
 
 
 def _summed(records: Sequence[RunRecord]) -> ConfusionMatrix | None:
-    """The confusion matrices of all tests of the runs, counts added up."""
+    """Sum the confusion matrices of all tests of the runs."""
     found = [matrix for record in records for test in record.tests() if (matrix := confusion(test)) is not None]
     if not found or any(list(one.labels) != list(found[0].labels) for one in found):
         return None
@@ -339,7 +346,7 @@ def _table_result(table: Table) -> TableResult:
 
 
 def _plain(value: object) -> JsonValue:
-    """A cell as JSON; numbers that are not finite as text."""
+    """Convert a cell to JSON; NaN and infinity become text."""
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | str):

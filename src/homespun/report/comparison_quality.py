@@ -1,4 +1,4 @@
-"""Verdicts on each task: metrics of variants and baselines, and significance tests between them."""
+"""Evaluation of each task: metrics of variants and baselines, and significance tests between them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from homespun.results import RunResult, mean_and_deviation
 
 @dataclass(frozen=True)
 class RowScores:
-    """Scores of single test examples by row number, means over trainings."""
+    """Scores of test examples by row number, means over trainings."""
 
     scores: Mapping[int, float]
     truths: Mapping[int, str]
@@ -35,7 +35,7 @@ class RowScores:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A variant or a baseline in one task."""
+    """Variant or baseline in one task."""
 
     name: str
     kind: Literal["model", "baseline"]
@@ -56,13 +56,13 @@ class Candidate:
 
     @property
     def spread(self) -> tuple[float, float | None] | None:
-        """Mean and deviation over trainings."""
+        """Mean and standard deviation over trainings."""
         return mean_and_deviation(self.values)
 
 
 @dataclass(frozen=True)
 class TaskComparison:
-    """Candidates of one task, the best first, those without a result last, and the tests between them."""
+    """Candidates of one task, the best first and those without a result last, and the tests between them."""
 
     name: str
     measure: str
@@ -80,12 +80,12 @@ class TaskComparison:
 
     @property
     def pairs(self) -> int:
-        """Number of tested pairs, for which p-values are corrected."""
+        """Number of tested pairs, by which p-values are corrected."""
         return sum(test.adjusted is not None for test in self.between.values())
 
     @cached_property
     def against_best(self) -> dict[str, SignificanceTest]:
-        """Test of each candidate with a result against the best."""
+        """Test of each candidate with a result against the best candidate."""
         best = self.best
         if best is None:
             return {}
@@ -93,7 +93,7 @@ class TaskComparison:
         return {best.name: SignificanceTest(not_worse=True)} | others
 
     def test(self, candidate: Candidate) -> SignificanceTest:
-        """Test of a candidate against the best; an empty one without a result."""
+        """Return the test of a candidate against the best; an empty test without a result."""
         return self.against_best.get(candidate.name, SignificanceTest())
 
     @property
@@ -109,12 +109,12 @@ class TaskComparison:
 
     @property
     def among_best(self) -> list[Candidate]:
-        """The best and all that are not significantly worse, the best first."""
+        """The best candidate and all that are not significantly worse, the best first."""
         return [candidate for candidate in self.candidates if self.test(candidate).not_worse]
 
 
 def evaluate(comparison: Comparison) -> list[TaskComparison]:
-    """Verdicts on each task of a comparison."""
+    """Evaluate each task of a comparison."""
     return [_task(comparison, name) for name in comparison.tasks]
 
 
@@ -138,7 +138,7 @@ def _task(comparison: Comparison, name: str) -> TaskComparison:
 
 
 def _values(records: Sequence[RunRecord], measure: str) -> list[float]:
-    """Metric of each training: the mean over folds of each trial; of a single trial each of its seeds."""
+    """Return the metric of each training: the mean over folds of each trial, or each seed of a single trial."""
     each = [[n for test in record.result.trainings() if (n := test.number(measure)) is not None] for record in records]
     each = [values for values in each if values]
     if len(each) == 1 and records[0].result.measured_on != "folds":
@@ -164,7 +164,7 @@ def _model(variant: Variant, task: str, measure: str, warnings: list[str]) -> Ca
 
 
 def _examples(records: Sequence[RunRecord]) -> float | None:
-    """Number of test examples."""
+    """Return the number of test examples."""
     return next((examples for record in records if (examples := record.test_rows())), None)
 
 
@@ -179,7 +179,7 @@ class _BaselineSet:
 
 
 def _baseline_sets(comparison: Comparison, task: str, warnings: list[str]) -> list[_BaselineSet]:
-    """Baselines of a task in the folder of the comparison: one set for all variants that share it."""
+    """Read the baselines of a task in the folder of the comparison, one set for all variants that share it."""
     sharing: dict[str, list[Variant]] = {}
     for variant in comparison.variants:
         if (name := variant.baseline_set(task)) is not None:
@@ -209,7 +209,7 @@ def _result(comparison: Comparison, name: str, title: str, warnings: list[str]) 
 def _baselines(
     comparison: Comparison, task: str, measure: str, own: _BaselineSet, warnings: list[str]
 ) -> Iterator[Candidate]:
-    """Baselines of the comparison, else of the first trial that has any."""
+    """Yield the baselines of the comparison, else those of the first trial with baselines."""
     records = [record for variant in own.variants for record in variant.records(task)]
     found = [(record.path, record.result.baselines) for record in records]
     if own.result.baselines:
@@ -232,7 +232,7 @@ def _baselines(
 
 
 def _rows(runs: Sequence[Path], name: str, measure: str, title: str, warnings: list[str]) -> RowScores | None:
-    """Scores from ``predictions/NAME.jsonl`` of the runs, and of their seeds and folds."""
+    """Read scores from ``predictions/NAME.jsonl`` of the runs, and of their seeds and folds."""
     own = f"predictions/{name}.jsonl"
     files = [file for run in runs for file in (run / own, *_largest(sorted(run.glob(f"trials/*/{own}"))))]
     sums: dict[int, float] = {}
@@ -262,14 +262,14 @@ def _rows(runs: Sequence[Path], name: str, measure: str, title: str, warnings: l
 
 
 def _largest(files: Sequence[Path]) -> list[Path]:
-    """Files of trainings on the most examples, where a run has several numbers: ``examples-100-seed-0``."""
+    """Select files of trainings on the most examples, if a run has several numbers: ``examples-100-seed-0``."""
     sizes = [re.search(r"examples-(\d+)", file.parents[1].name) for file in files]
     numbers = [int(size[1]) if size else 0 for size in sizes]
     return [file for file, number in zip(files, numbers, strict=True) if number == max(numbers)]
 
 
 def _differences(first: Candidate, second: Candidate, warnings: list[str]) -> tuple[np.ndarray, float | None] | None:
-    """(rows,) scores of the first minus the second on common rows, and the unit that they are multiples of."""
+    """Return (rows,) score differences of first and second on common rows, and the unit of which they are multiples."""
     if first.rows is None or second.rows is None:
         return None
     shared = sorted(first.rows.scores.keys() & second.rows.scores.keys())
@@ -288,8 +288,11 @@ def _test_pairs(
 ) -> tuple[dict[tuple[str, str], SignificanceTest], dict[str, dict[str, SignificanceTest]]]:
     """Test every pair, the lower against the higher; with different baselines also every model against its own.
 
-    The best is chosen by the same numbers, so p-values are corrected for all pairs: with the pairs of the best only,
-    ten equal models would differ significantly three times as often as claimed. Intervals are of pairs with the best.
+    The best model is selected by the same numbers, so p-values are corrected for all pairs: with correction only for
+    pairs
+    of the best, ten equal models would differ significantly three times as often as claimed. Intervals are of pairs
+    with
+    the best.
     """
     several = len({c.baseline_set for c in ranked}) > 1
     spread = significance.pooled_variance([c.values for c in ranked if c.kind == "model"])
@@ -336,10 +339,10 @@ def _test_pairs(
 
 
 def compare_seeds(values: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], SignificanceTest]:
-    """Test every pair of variants over seeds alone, by a number that each training has, such as its held-out loss.
+    """Test every pair of variants over seeds, by a number of each training such as its held-out loss.
 
     Args:
-        values: one number a training, by variant; variants without any are left out.
+        values: one number a training, by variant; variants without numbers are left out.
 
     Returns:
         By pair, the lower mean first: ``gap`` is the second minus the first. Empty if no variant was trained twice.

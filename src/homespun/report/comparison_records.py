@@ -1,4 +1,4 @@
-"""The folder of a comparison as records; missing, damaged and foreign files are reported, the others are read."""
+"""Records of the folder of a comparison; missing, damaged and foreign files are reported, others are read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATUSES = ("waiting", "running", "done", "failed", "unreadable")
 
 @dataclass(frozen=True)
 class StageRecord:
-    """One stage of a trial: pretraining, or one task by its name."""
+    """Stage of a trial: pretraining, or a task by its name."""
 
     name: str
     result: TrialStage
@@ -49,14 +49,14 @@ class StageRecord:
 
     @property
     def start_settings(self) -> dict[str, str]:
-        """Recipe, model and word vectors at the start, as far as they were given."""
+        """Recipe, model and word vectors at the start, as far as given."""
         given = {key: getattr(self.result, key) for key in ("recipe", "start_from", "vectors")}
         return {key: value for key, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One variant with one seed."""
+    """Variant with one seed."""
 
     name: str
     seed: int
@@ -72,7 +72,7 @@ class TrialRecord:
 
     @property
     def settings(self) -> dict[str, dict[str, object]]:
-        """Changed settings by stage; values are read as in a command."""
+        """Changed settings by stage; values are parsed as in a command."""
         return {stage: _settings(given) for stage, given in self.result.settings.items()}
 
     @property
@@ -90,7 +90,7 @@ class Variant:
 
     @property
     def done(self) -> list[TrialRecord]:
-        """Trials that are done."""
+        """Finished trials."""
         return [trial for trial in self.trials if trial.status == "done"]
 
     @property
@@ -106,29 +106,29 @@ class Variant:
         return "; ".join(dict.fromkeys(reasons)) or None
 
     def records(self, stage: str, *, finished: bool = True) -> list[RunRecord]:
-        """Runs of a stage by seed, in finished trials or in all."""
+        """Return the runs of a stage by seed, in finished trials or in all."""
         found = [
             trial.stages[stage].record for trial in (self.done if finished else self.trials) if stage in trial.stages
         ]
         return [record for record in found if record is not None]
 
     def mean(self, stage: str) -> RunRecord | None:
-        """Mean of the runs of a stage, under the name of the variant."""
+        """Return the mean of the runs of a stage, under the name of the variant."""
         records = self.records(stage)
         return average(records, self.name) if records else None
 
     def validation_losses(self) -> list[float]:
-        """Validation loss at the end of each pretraining."""
+        """Validation losses at the end of each pretraining."""
         found = [final_losses(record)[1].get("loss") for record in self.records("pretrain")]
         return [loss for loss in found if loss is not None]
 
     def baseline_set(self, task: str) -> str | None:
-        """Folder of the baselines of a task; None: not known yet."""
+        """Return the folder of the baselines of a task; None if not yet known."""
         found = [trial.stages[task].baselines for trial in self.trials if task in trial.stages]
         return found[0] if found else None
 
     def stage_seconds(self, stage: str) -> float | None:
-        """Mean duration of a stage in seconds over finished trials; None: unknown."""
+        """Return the mean duration of a stage in seconds over finished trials; None if unknown."""
         found = [trial.stages[stage].result.seconds for trial in self.done if stage in trial.stages]
         known = [value for value in found if value is not None]
         return fmean(known) if known else None
@@ -136,7 +136,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A folder of a comparison."""
+    """Content of the folder of a comparison."""
 
     path: Path
     recipe: Tree
@@ -151,7 +151,7 @@ class Comparison:
         return [trial for variant in self.variants for trial in variant.trials]
 
     def sharing(self, stage: str) -> list[list[str]]:
-        """Groups of variants that share runs of a stage."""
+        """Return groups of variants that share runs of a stage."""
         found: list[tuple[set[Path], list[str]]] = []
         for variant in self.variants:
             runs = {record.path.resolve() for record in variant.records(stage, finished=False)}
@@ -165,12 +165,12 @@ class Comparison:
 
     @property
     def pretrains(self) -> bool:
-        """True if there is a stage of pretraining."""
+        """True if there is a pretraining stage."""
         return any(stage.kind == "pretrain" for trial in self.trials for stage in trial.stages.values())
 
 
 def is_comparison(folder: Path) -> bool:
-    """True for the folder of a comparison, false for that of a run."""
+    """True for the folder of a comparison, False for that of a run."""
     return (folder / "comparison.yaml").is_file() or any(folder.glob("trials/*/*/trial.json"))
 
 
@@ -201,7 +201,7 @@ def read_comparison(folder: Path) -> Comparison:
 
 
 def _recipe_order(name: str, named: Sequence[str]) -> int:
-    """Position in the recipe; the name of a variation is the start of its names in a grid."""
+    """Return the position in the recipe; names in a grid begin with the name of their variation."""
     fitting = [i for i, known in enumerate(named) if name.startswith(known)]
     return max(fitting, key=lambda i: len(named[i])) if fitting else len(named)
 
@@ -238,7 +238,7 @@ def _trial(folder: Path, path: Path, warnings: list[str]) -> TrialRecord:
 
 
 def _record(folder: Path, trial: Path, name: str, stage: TrialStage) -> RunRecord | None:
-    """The run of a stage: at its ``path``, from the trial or from the comparison, else under its name."""
+    """Read the run of a stage: at its ``path``, in the trial or the comparison, else under its name."""
     folders = [trial / stage.path, folder / stage.path] if stage.path else []
     for run in (*folders, trial / name):
         if (run / "config.yaml").is_file() or (run / "result.json").is_file():
@@ -247,7 +247,7 @@ def _record(folder: Path, trial: Path, name: str, stage: TrialStage) -> RunRecor
 
 
 def _settings(given: Sequence[str]) -> dict[str, object]:
-    """``KEY=VALUE`` assignments as a mapping."""
+    """Parse ``KEY=VALUE`` assignments to a mapping."""
     settings: dict[str, object] = {}
     for assignment in given:
         key, _, value = assignment.partition("=")
@@ -261,7 +261,8 @@ def _settings(given: Sequence[str]) -> dict[str, object]:
 def comparable_variants(comparison: Comparison, stage: str) -> list[list[Variant]]:
     """Group variants by the quantity that the loss of a stage measures.
 
-    Losses with other terms are other quantities; in pretraining also those of other held-out rows or objectives.
+    Losses with other terms are other quantities; in pretraining also losses on other held-out rows or of other
+    objectives.
     """
     means = [mean for variant in comparison.variants if (mean := variant.mean(stage)) is not None]
     by_name = {variant.name: variant for variant in comparison.variants}

@@ -1,4 +1,4 @@
-"""Lead of a comparison: the best model of each task, significance, limits."""
+"""Lead of the report of a comparison: the best model of each task, significance, limits."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FEW = 500  # test examples, below which only large differences are significant
 
 
 def advice(comparison: Comparison, tasks: Sequence[TaskComparison], seconds: Mapping[str, float]) -> list[str]:
-    """Recommend a variant: a sentence over all tasks if there are several, then a paragraph for each.
+    """Recommend a variant: a sentence over all tasks if there are several, then a paragraph for each task.
 
     Args:
         comparison: the comparison.
-        tasks: its verdicts.
-        seconds: duration of one training by variant.
+        tasks: evaluations of its tasks.
+        seconds: duration of a training by variant.
     """
     judged = [task for task in tasks if task.best is not None]
     paragraphs = [_task(task, seconds) for task in judged]
@@ -62,7 +62,7 @@ def _task(task: TaskComparison, seconds: Mapping[str, float]) -> str:
 
 
 def _against_baselines(task: TaskComparison) -> list[tuple[str, Candidate, SignificanceTest]]:
-    """The best model against its baselines; of models with other baselines the best ones against theirs."""
+    """Return the test of the best model against its baselines, by group of models with common baselines."""
     highest: dict[str, Candidate] = {}
     for candidate in [task.best, *task.trained]:
         if candidate is not None:
@@ -76,7 +76,11 @@ def _against_baselines(task: TaskComparison) -> list[tuple[str, Candidate, Signi
 
 
 def _by_other_metrics(task: TaskComparison) -> list[tuple[str, tuple[str, object], tuple[str, object]]]:
-    """Further metrics by which a candidate is best that is not among the best: title, it, the best of those."""
+    """Find further metrics by which a candidate outside the best group is best.
+
+    Returns:
+        The title, that candidate, and the best of the group.
+    """
     found: list[tuple[str, tuple[str, object], tuple[str, object]]] = []
     names = {c.name for c in task.among_best}
     for metric in FURTHER_METRICS:
@@ -90,7 +94,7 @@ def _by_other_metrics(task: TaskComparison) -> list[tuple[str, tuple[str, object
 
 
 def _losses(group: Sequence[Variant], *, alone: bool) -> str:
-    """Validation losses of a comparison without tasks, tested over seeds; empty if there are none.
+    """Describe validation losses of a comparison without tasks, tested over seeds; empty without losses.
 
     Args:
         group: variants with comparable losses.
@@ -126,7 +130,7 @@ def certainty(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
 
 
 def limits(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
-    """Limits of the comparison."""
+    """Describe the limits of the comparison."""
     recipe = comparison.recipe
     search, budget = as_tree(recipe.get("search")), as_tree(recipe.get("budget"))
     return _sentence(
@@ -142,24 +146,24 @@ def limits(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
 
 
 def _without_baselines(task: TaskComparison) -> tuple[str, list[str]] | None:
-    """A task without baselines, or with those of its variants that have none."""
+    """Return a task without baselines, or with the variants that have none."""
     known = {c.baseline_set for c in task.candidates if c.kind == "baseline"}
     bare = [c.name for c in task.trained if c.baseline_set not in known]
     return (task.name, bare if known else []) if bare else None
 
 
 def shared(comparison: Comparison) -> str:
-    """Variants with one pretraining; empty if each has its own."""
+    """Describe variants with a common pretraining; empty if each has its own."""
     return _sentence("shared", groups=comparison.sharing("pretrain"))
 
 
 def fronts(found: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Note of the figures of quality against cost: variants on the Pareto front of each kind of cost."""
+    """Describe the Pareto front of each kind of cost, as a note on the figures of quality against cost."""
     return _sentence("fronts", fronts=found)
 
 
 def machines(count: int) -> str:
-    """A warning about several machines; empty for one."""
+    """Return a warning about several machines; empty for one."""
     return _sentence("machines", count=count) if count > 1 else ""
 
 

@@ -1,4 +1,4 @@
-"""Tables of comparisons: verdicts, trials, cost by length, crossovers, Pareto fronts, ablations."""
+"""Tables of comparisons: quality, trials, cost by length, crossovers, Pareto fronts, ablations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PATH_KEYS = {"out", "path", "start_from", "name"}  # the folder of a trial is n
 
 
 def quality(task: TaskComparison) -> Table:
-    """Metric, verdict and p-values of each model and baseline of a task."""
+    """Build a table with metric, verdict and p-values of each model and baseline of a task."""
     note = (
         f"Marked: the best mean and every model not significantly worse (p > 0.05, Holm). ±: standard deviation over "
         f"trainings. Differences in percentage points, with the interval of a paired bootstrap on the same rows. "
@@ -69,7 +69,7 @@ def _verdict(task: TaskComparison, candidate: Candidate) -> str:
 
 
 def _to_own_baseline(task: TaskComparison, candidate: Candidate) -> tuple[str | None, float | None]:
-    """Verdict and difference to the best of its own baselines, where variants have different ones."""
+    """Return verdict and difference to the best of a candidate's baselines, if variants have different ones."""
     own = task.own.get(candidate.name, {})
     highest = next((c.name for c in task.candidates if c.name in own), None)
     if highest is None:
@@ -80,7 +80,7 @@ def _to_own_baseline(task: TaskComparison, candidate: Candidate) -> tuple[str | 
 
 
 def pairs(task: TaskComparison) -> Table | None:
-    """Every model against every other candidate, the largest difference first; None for fewer than three pairs."""
+    """Compare every model with every other candidate, the largest difference first; None for fewer than three pairs."""
     baselines = {candidate.name for candidate in task.candidates if candidate.kind == "baseline"}
     found = [(*names, test) for names, test in task.between.items() if not baselines.issuperset(names)]
     if len(found) < 3:
@@ -103,11 +103,11 @@ def pairs(task: TaskComparison) -> Table | None:
 
 
 def held_out_losses(group: Sequence[Variant], name: str) -> Table | None:
-    """Held-out loss of pretraining, tested over seeds; None without losses.
+    """Build a table of held-out losses of pretraining, tested over seeds; None without losses.
 
     Args:
         group: variants with comparable losses.
-        name: of the table.
+        name: name of the table.
     """
     losses = {variant.name: found for variant in group if (found := variant.validation_losses())}
     order = sorted(losses, key=lambda name: fmean(losses[name]))
@@ -130,7 +130,7 @@ def held_out_losses(group: Sequence[Variant], name: str) -> Table | None:
 
 
 def resources(comparison: Comparison, stage: str) -> Table | None:
-    """Resources of each variant in a stage, means over trials."""
+    """Build a table of resources of each variant in a stage, means over trials."""
     rows: list[tuple[str, str | None, Mapping[str, float | None], str]] = []
     for variant in comparison.variants:
         mean = variant.mean(stage)
@@ -153,7 +153,7 @@ def resources(comparison: Comparison, stage: str) -> Table | None:
 
 
 def trials(comparison: Comparison) -> Table:
-    """Every trial with its state."""
+    """Build a table of all trials with their state."""
     return Table.of(
         "trials",
         "All trials",
@@ -170,7 +170,7 @@ def trials(comparison: Comparison) -> Table:
 
 
 def flat_trials(comparison: Comparison) -> Table:
-    """One row for each trial with all its numbers: ``comparison.csv``."""
+    """Build the table of ``comparison.csv``, one row for each trial with all its numbers."""
     found = [_flat_trial(trial) for trial in comparison.trials]
     titles = dict.fromkeys(key for row in found for key in row)
     return Table("comparison", "", texts(*titles), tuple(tuple(row.get(title) for title in titles) for row in found))
@@ -199,7 +199,7 @@ ByLength = Mapping[float, Sequence[float]]
 
 
 def inference(variant: Variant, what: str) -> dict[float, list[float]]:
-    """A cost of inference by length, one value for each trial."""
+    """Return a cost of inference by length, one value for each trial."""
     found: dict[float, list[float]] = {}
     for row in (row for trial in variant.done for row in trial.inference):
         if row.length and (value := row.number(what)):
@@ -208,7 +208,7 @@ def inference(variant: Variant, what: str) -> dict[float, list[float]]:
 
 
 def in_inference(costs: Mapping[str, ByLength], title: str, name: str, write: Writer) -> Table:
-    """A cost by variant and length, mean over trials."""
+    """Build a table of a cost by variant and length, mean over trials."""
     lengths = sorted({length for measured in costs.values() for length in measured})
     columns = (*texts("variation"), *numbers(write, *(f"{length:,.0f} tokens" for length in lengths)))
     rows = tuple(
@@ -221,8 +221,8 @@ def in_inference(costs: Mapping[str, ByLength], title: str, name: str, write: Wr
 def crossovers(costs: Mapping[str, ByLength]) -> list[Crossover]:
     """Find changes of order between two models along the measured lengths, the shortest first.
 
-    Lengths at which the ranges of the two models' measurements overlap are skipped, so that noise gives no crossover.
-    A crossover is interpolated linearly in the logarithms of length and cost.
+    Lengths at which the ranges of both models overlap are skipped, so that noise causes no crossover. A crossover is
+    interpolated linearly in the logarithms of length and cost.
     """
     found: list[Crossover] = []
     for first, second in itertools.combinations(costs, 2):
@@ -242,7 +242,7 @@ def crossovers(costs: Mapping[str, ByLength]) -> list[Crossover]:
 
 
 def crossings(found: Sequence[Crossover], what: str, name: str) -> Table:
-    """Lengths from which one variant costs less than another."""
+    """Build a table of lengths from which one variant costs less than another."""
     return Table.of(
         name,
         f"Crossovers: {what}",
@@ -266,7 +266,7 @@ class Cost:
 
 
 def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Pareto front of ``{name: (cost, quality)}``, the cheapest first."""
+    """Compute the Pareto front of ``{name: (cost, quality)}``, the cheapest first."""
     front: list[str] = []
     for name in sorted(points, key=lambda name: (points[name][0], -points[name][1])):
         if not front or points[name] == points[front[-1]] or points[name][1] > points[front[-1]][1]:
@@ -275,7 +275,7 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def differences(comparison: Comparison, stages: Sequence[str]) -> Table:
-    """Settings of the configs that differ between variants, by stage."""
+    """Build a table of settings that differ between variants, by stage."""
     rows: list[Row] = []
     names = [variant.name for variant in comparison.variants]
     for stage in stages:
@@ -289,7 +289,7 @@ def differences(comparison: Comparison, stages: Sequence[str]) -> Table:
 
 
 def machines(comparison: Comparison) -> list[tuple[Tree, list[str]]]:
-    """Distinct environments, each with its trials, the most used first."""
+    """Return distinct environments, each with its trials, the most used first."""
     found: dict[str, tuple[Tree, dict[str, None]]] = {}
     for trial in comparison.trials:
         for stage in trial.stages.values():
@@ -301,18 +301,19 @@ def machines(comparison: Comparison) -> list[tuple[Tree, list[str]]]:
 
 @dataclass(frozen=True)
 class Ablation:
-    """Quality by one setting: lines of points ``(value, mean, deviation)`` by the settings that a line shares."""
+    """Quality by one setting: points ``(value, mean, deviation)`` of lines with equal other settings."""
 
     setting: str
     lines: Mapping[str, Sequence[tuple[object, float, float | None]]]
 
 
 def ablations(comparison: Comparison, values: Mapping[str, Sequence[float]], stages: Sequence[str]) -> list[Ablation]:
-    """Settings that several variants give with different values, all else equal, with their quality.
+    """Find settings that vary between variants with all else equal, with the quality.
 
     All else includes what a stage starts from (recipe, model, word vectors), which is never the varied setting.
 
     Args:
+        comparison: the comparison.
         values: metric of each training by variant.
         stages: stages whose settings are compared.
     """
@@ -343,13 +344,13 @@ def ablations(comparison: Comparison, values: Mapping[str, Sequence[float]], sta
 
 
 def _settings(trial: TrialRecord, stages: Sequence[str]) -> dict[str, object]:
-    """Settings of the stages without the seed, in which the trials of a variant differ."""
+    """Return settings of the stages without the seed, in which the trials of a variant differ."""
     given = flatten({stage: _by_index(trial.settings[stage]) for stage in stages if stage in trial.settings})
     return {key: value for key, value in given.items() if not key.endswith(".train.seed")}
 
 
 def _by_index(value: object) -> object:
-    """Lists of mappings as mappings by index, which `flatten` enters: the radius of the first of two patterns."""
+    """Convert lists of mappings to mappings by index, which `flatten` enters."""
     if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         value = {str(index): item for index, item in enumerate(value)}
     return {key: _by_index(item) for key, item in value.items()} if isinstance(value, Mapping) else value
@@ -366,7 +367,7 @@ def _in_order(line: Sequence[tuple[object, float, float | None]]) -> list[tuple[
 
 
 def ablation_table(found: Ablation, title: str, name: str, write: Writer) -> Table:
-    """The points of an ablation."""
+    """Build a table of the points of an ablation."""
     columns = (*texts("all else", found.setting), *spreads(write, title))
     rows = tuple((rest or None, value, (mean, dev)) for rest, line in found.lines.items() for value, mean, dev in line)
     return Table(name, f"Along {found.setting}", columns, rows).without_empty_columns()

@@ -1,4 +1,4 @@
-"""Output of commands in a terminal: tables, checks, progress. Imports only rich, so that commands start fast."""
+"""Terminal output of commands: tables, checks, progress. Imports only rich, so that commands start fast."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EVERY = 10.0
 
 
 def rich_table(table: Table) -> RichTable:
-    """A table without its note for `rich.console.Console.print`; text is never read as markup."""
+    """Convert a table without its note for `rich.console.Console.print`; text is never parsed as markup."""
     shown = RichTable(title=Text(_plain(table.title)), title_justify="left", box=None)
     cells = [[_plain(cell) for cell in row] for row in table.cells()]
     for column, width in zip(table.columns, _widths(table, cells), strict=True):
@@ -45,7 +45,7 @@ def rich_table(table: Table) -> RichTable:
 
 
 def _widths(table: Table, cells: list[list[str]]) -> list[int]:
-    """Minimum width of each column: widest number or 14 letters of text, and longest word of the heading."""
+    """Compute the minimum width of each column: widest number or 14 letters, and longest word of the heading."""
     widths = []
     for i, column in enumerate(table.columns):
         widest = max((len(row[i]) for row in cells), default=1)
@@ -55,7 +55,7 @@ def _widths(table: Table, cells: list[list[str]]) -> list[int]:
 
 
 def print_tables(*tables: Table) -> None:
-    """Print tables that have rows to standard output; one too wide for the terminal is transposed."""
+    """Print tables with rows to standard output; a table too wide for the terminal is transposed."""
     console = Console()
     for table in (table for table in tables if table.rows):
         least = sum(_widths(table, table.cells())) + 2 * len(table.columns)
@@ -74,7 +74,7 @@ def _transposed(table: Table) -> Table:
 
 
 class Display:
-    """Show long work on standard error: bars in a terminal, else a line every ten seconds; nothing with ``json``.
+    """Progress display on standard error: bars in a terminal, else a line every ten seconds; nothing with ``json``.
 
     ::
 
@@ -112,14 +112,14 @@ class Display:
             print(_plain(text), file=self._stream, flush=True)
 
     def task(self, description: str, *, total: float | None, unit: str = "") -> ProgressTask:
-        """Start work of ``total`` ``unit``; None: unknown. A total without a unit is shown in percent."""
+        """Start a task of ``total`` ``unit``; None: unknown. A total without a unit is shown in percent."""
         return ProgressTask(_plain(description), total, unit, self._bars, None if self.json else self._stream)
 
 
 class ProgressTask:
-    """Long work with progress, shown as a bar or as lines; without either, not shown.
+    """Task with progress, shown as a bar or as lines, or not at all.
 
-    Rate and time left are those since the first report, as resumed work does not start at zero.
+    Rate and time left are computed since the first report, as resumed work does not start at zero.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ def _written(fact: object) -> str:
 
 
 def print_run(path: str | Path) -> None:
-    """Print the tables and sentences of one finished run, and the path of its page."""
+    """Print the tables and summary of a finished run, and the path of its page."""
     from homespun.report.records import read_runs
     from homespun.report.summary import summary, warnings
     from homespun.report.tables import learning_curve, losses, resources, results
@@ -277,7 +277,7 @@ def print_checks(checks: Sequence[Any]) -> None:
 
 
 def counter(display: Display, description: str, read_progress: ReadProgress | None = None) -> Callback:
-    """A progress callback ``(done_bytes, done_documents)``; ``read_progress`` gives the time left."""
+    """Build a progress callback ``(done_bytes, done_documents)``; ``read_progress`` gives the time left."""
     known = read_progress is not None and read_progress.share is not None
     task: ProgressTask | None = None
     first = (0.0, 0)  # time and documents of the first report, before which a model is opened

@@ -1,4 +1,4 @@
-"""Reports: tables, figures and text in chapters, written as an HTML page, Markdown and CSV."""
+"""Reports of tables, figures and text in chapters, written as HTML, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """Column of a table.
 
     Args:
         title: heading.
         write: formats a value.
         numeric: aligned to the right.
-        parts: names of the members of tuple values, which are one cell on a page and a column each in a CSV file.
+        parts: names of the members of tuple values, which are one cell on a page and separate columns in a CSV file.
     """
 
     title: str
@@ -48,17 +48,17 @@ class Column:
 
 
 def texts(*titles: str) -> tuple[Column, ...]:
-    """Columns of text."""
+    """Build text columns."""
     return tuple(Column(title, numeric=False) for title in titles)
 
 
 def numbers(write: Writer, *titles: str) -> tuple[Column, ...]:
-    """Columns of numbers with the same format."""
+    """Build number columns with the same format."""
     return tuple(Column(title, write) for title in titles)
 
 
 def spreads(write: Writer, *titles: str) -> tuple[Column, ...]:
-    """Columns of pairs of mean and standard deviation."""
+    """Build columns of pairs of mean and standard deviation."""
     return tuple(Column(title, write, parts=("mean", "deviation")) for title in titles)
 
 
@@ -68,29 +68,29 @@ _INTERVALS = (formats.interval, formats.points_interval)
 
 @dataclass(frozen=True)
 class Getter(Generic[Item]):
-    """A column, and its value for an item of the table."""
+    """Column with a function that returns its value for an item."""
 
     column: Column
     get: Callable[[Item], object]
 
 
 def text(title: str, get: Callable[[Item], object], write: Writer = formats.text) -> Getter[Item]:
-    """A column of text."""
+    """Build a text column."""
     return Getter(Column(title, write, numeric=False), get)
 
 
 def value(title: str, get: Callable[[Item], object], write: Writer) -> Getter[Item]:
-    """A column of numbers, or of pairs if the format is one of pairs."""
+    """Build a column of numbers, or of pairs if the format is for pairs."""
     parts = ("mean", "deviation") if write in _SPREADS else ("low", "high") if write in _INTERVALS else ()
     return Getter(Column(title, write, parts=parts), get)
 
 
 @dataclass
 class Table:
-    """A table of raw values.
+    """Table of raw values.
 
     Args:
-        name: of its file in ``tables/``.
+        name: name of its file in ``tables/``.
         title: caption.
         columns: headings and formats.
         rows: raw values; None if missing.
@@ -109,36 +109,36 @@ class Table:
     def of(
         cls, name: str, title: str, items: Iterable[Item], *columns: Getter[Item], note: str = "", sparse: bool = False
     ) -> Table:
-        """A table with a row for each item; a ``sparse`` one leaves out empty columns."""
+        """Build a table with a row for each item; ``sparse`` removes empty columns."""
         rows = tuple(tuple(column.get(item) for column in columns) for item in items)
         table = cls(name, title, tuple(column.column for column in columns), rows, note)
         return table.without_empty_columns() if sparse else table
 
     def cells(self) -> list[list[str]]:
-        """The rows as formatted text."""
+        """Return the rows as formatted text."""
         return [[column.write(value) for column, value in zip(self.columns, row, strict=True)] for row in self.rows]
 
     def without_empty_columns(self) -> Table:
-        """The same table without the columns in which every value is missing."""
+        """Return the table without columns in which every value is missing."""
         kept = [i for i in range(len(self.columns)) if any(row[i] is not None for row in self.rows)]
         columns = tuple(self.columns[i] for i in kept)
         return replace(self, columns=columns, rows=tuple(tuple(row[i] for i in kept) for row in self.rows))
 
 
 def slug(name: str) -> str:
-    """A file name for ``name``; different names have different ones."""
+    """Convert ``name`` to a file name; different names have different file names."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "_.+=-") else "-" for c in name)[:48] or "all"
     return plain if plain == name else f"{plain}-{hashlib.blake2b(name.encode(), digest_size=3).hexdigest()}"
 
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a chapter. The functions below make lists of blocks, which are empty if there is nothing to show.
+    """Part of a chapter. The functions below return lists of blocks, which are empty without content.
 
     Args:
-        kind: macro of ``report.html.j2`` that shows it.
+        kind: macro of ``report.html.j2`` that renders it.
         title: heading.
-        text: of a paragraph, a notice or code; above figures and tables.
+        text: text of a paragraph, a notice or code; above figures and tables.
         table: written as a CSV file.
         confusion: matrix whose cells are coloured.
         plots: figures, side by side.
@@ -154,45 +154,45 @@ class Block:
     blocks: Sequence[Block] = ()
 
     def all(self) -> Iterator[Block]:
-        """Yield this block and those folded into it."""
+        """Yield this block and its folded blocks."""
         yield self
         for block in self.blocks:
             yield from block.all()
 
 
 def paragraphs(*found: str | None) -> list[Block]:
-    """A paragraph for each text."""
+    """Build a paragraph for each text."""
     return [Block("paragraph", text=text) for text in found if text]
 
 
 def notices(*found: str | None) -> list[Block]:
-    """A highlighted paragraph for each text."""
+    """Build a highlighted paragraph for each text."""
     return [Block("notice", text=text) for text in found if text]
 
 
 def code(text: str) -> list[Block]:
-    """Verbatim text: commands, a config."""
+    """Build a block of verbatim text, such as commands or a config."""
     return [Block("code", text=text)] if text else []
 
 
 def tabular(*found: Table | None) -> list[Block]:
-    """Tables that have rows."""
+    """Build blocks of tables that have rows."""
     return [Block("table", table.title, table=table) for table in found if table is not None and table.rows]
 
 
 def gallery(title: str, plots: Iterable[Plot | None], note: str) -> list[Block]:
-    """Figures with a common title and note."""
+    """Build figures with a common title and note."""
     drawn = [plot for plot in plots if plot is not None]
     return [Block("gallery", title, note, plots=drawn)] if drawn else []
 
 
 def details(title: str, blocks: Sequence[Block]) -> list[Block]:
-    """Folded blocks."""
+    """Fold blocks."""
     return [Block("details", title, blocks=blocks)] if blocks else []
 
 
 def first_open(named: Mapping[str, Sequence[Block]]) -> list[Block]:
-    """Blocks of the first name that has any, and those of the others folded."""
+    """Return the blocks of the first name that has any, and fold the blocks of the others."""
     present = [(name, blocks) for name, blocks in named.items() if blocks]
     folded = (details(name, blocks) for name, blocks in present[1:])
     return [*(present[0][1] if present else ()), *itertools.chain.from_iterable(folded)]
@@ -200,9 +200,9 @@ def first_open(named: Mapping[str, Sequence[Block]]) -> list[Block]:
 
 @dataclass(frozen=True)
 class Document:
-    """A report; chapters without content are left out.
+    """Report; chapters without content are left out.
 
-    Tables and figures are files by their names; a name that is taken gets a number at its end.
+    Tables and figures are files with their names; a duplicate name gets a number.
     """
 
     title: str
@@ -222,17 +222,18 @@ class Document:
             yield from block.all()
 
     def tables(self) -> list[Table]:
-        """All tables, folded ones included."""
+        """Return all tables, including folded ones."""
         return [block.table for block in self._blocks() if block.table is not None]
 
     def plots(self) -> list[Plot]:
-        """All figures."""
+        """Return all figures."""
         return [plot for block in self._blocks() for plot in block.plots]
 
 
 def write_document(document: Document, out: Path) -> Path:
-    """Write a report into the folder ``out``: tables and figures, ``report.md``, and last ``index.html``, which is
-    returned.
+    """Write a report into the folder ``out``, and return its ``index.html``, which is written last.
+
+    Tables, figures and ``report.md`` are written too.
 
     Raises:
         UserError: ``out`` is a file, or under one.
@@ -255,7 +256,7 @@ def write_document(document: Document, out: Path) -> Path:
 
 @cache
 def templates() -> Environment:
-    """Templates of this package, which escape HTML in ``.html.j2`` files and have `formats` as filters."""
+    """Return the templates of this package, which escape HTML in ``.html.j2`` files and have `formats` as filters."""
     import jinja2
 
     found = jinja2.Environment(
@@ -271,7 +272,7 @@ def templates() -> Environment:
 
 
 def fill(template: str, macro: str, **values: object) -> str:
-    """The output of a macro of a template as one line."""
+    """Render a macro of a template as one line."""
     module = templates().get_template(f"{template}.j2").module
     return re.sub(r"[ \n]+", " ", str(getattr(module, macro)(**values))).strip()
 
@@ -281,7 +282,7 @@ def _data_uri(plot: Plot) -> str:
 
 
 def markdown(document: Document) -> str:
-    """The report as GitHub Markdown, with the figures in ``plots/``."""
+    """Render the report as GitHub Markdown, with the figures in ``plots/``."""
     parts = [f"# {escape(document.title)}", *_markdown(document.lead)]
     for title, blocks in document.chapters.items():
         parts += [f"## {escape(title)}", *_markdown(blocks)] if blocks else []
@@ -305,7 +306,7 @@ def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
 
 
 def markdown_table(table: Table) -> str:
-    """A table as Markdown."""
+    """Render a table as Markdown."""
     head = [escape(column.title) for column in table.columns]
     rule = ["---:" if column.numeric else "---" for column in table.columns]
     body = [[escape(cell) for cell in row] for row in table.cells()]
@@ -318,7 +319,7 @@ def _in_percent(counts: Table, confusion: ConfusionMatrix) -> Table:
 
 
 def csv_text(table: Table) -> str:
-    """A table as CSV with raw values; text that a spreadsheet would run as a formula gets an apostrophe."""
+    """Render a table as CSV with raw values; text that a spreadsheet would run as a formula gets an apostrophe."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     heads = [[f"{c.title}, {part}" for part in c.parts] if c.parts else [c.title] for c in table.columns]
@@ -333,7 +334,7 @@ def csv_text(table: Table) -> str:
 
 
 def escape(text: str) -> str:
-    """Text in one line, with the markup of Markdown and HTML escaped."""
+    """Return text in one line, with the markup of Markdown and HTML escaped."""
     return re.sub(r"([\\`*_\[\]<>|#~$&!])", r"\\\1", " ".join(text.split()))
 
 

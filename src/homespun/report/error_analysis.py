@@ -1,4 +1,4 @@
-"""Tables and figures for checking a result: confusion matrix, train/test leakage, calibration, largest errors."""
+"""Tables and figures of error analysis: confusion matrix, train/test leakage, calibration, largest errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from homespun.results import Calibration, ConfusionMatrix, ExamplePrediction, Me
 
 
 def confusion(test: Metrics) -> ConfusionMatrix | None:
-    """Confusion matrix in test metrics, with labels in one line; None if there is none or it is not square."""
+    """Return the confusion matrix of test metrics, with one-line labels; None if missing or not square."""
     matrix = test.confusion
     if matrix is None or not matrix.is_square:
         return None
@@ -20,14 +20,14 @@ def confusion(test: Metrics) -> ConfusionMatrix | None:
 
 
 def confusion_table(found: ConfusionMatrix, name: str) -> Table:
-    """Counts of a confusion matrix."""
+    """Build a table of the counts of a confusion matrix."""
     columns = (*texts("truth \\ prediction"), *numbers(formats.integer, *found.labels))
     rows = tuple((label, *row) for label, row in zip(found.labels, found.counts, strict=True))
     return Table(name, "Confusion matrix", columns, rows, "Rows are the truth, columns the prediction.")
 
 
 def mistakes(found: ConfusionMatrix, name: str, title: str = "Most frequent mistakes") -> Table:
-    """The eight most frequent mistakes."""
+    """Build a table of the eight most frequent mistakes."""
     shares = found.percent()
     pairs = [
         (label, taken, found.counts[i][j], shares[i][j] / 100)
@@ -47,7 +47,7 @@ def mistakes(found: ConfusionMatrix, name: str, title: str = "Most frequent mist
 
 
 def overlap_table(record: RunRecord, name: str) -> Table:
-    """Examples of near-duplicates."""
+    """Build a table of near-duplicate examples."""
     return Table.of(
         name,
         f"Near-duplicates in the training set of {record.name}",
@@ -61,14 +61,17 @@ def overlap_table(record: RunRecord, name: str) -> Table:
 
 
 def calibration_of(record: RunRecord) -> Calibration | None:
-    """Calibration of the saved model."""
+    """Return the calibration of the saved model."""
     tests = record.tests()
     found = tests[0].calibration if len(tests) == 1 else record.result.calibration
     return found if found and found.before.ece is not None and found.after.ece is not None else None
 
 
 def calibration_table(record: RunRecord, name: str) -> Table | None:
-    """Temperature, calibration error and log loss on the test set, before and after temperature scaling."""
+    """Build a table of temperature, calibration error and log loss on the test set.
+
+    Values are before and after temperature scaling.
+    """
     found = calibration_of(record)
     if not found:
         return None
@@ -91,7 +94,7 @@ def calibration_table(record: RunRecord, name: str) -> Table | None:
 
 
 def thresholds_table(record: RunRecord, name: str) -> Table | None:
-    """Decision thresholds of labels, found on the validation examples."""
+    """Build a table of the decision thresholds of labels, chosen on the validation examples."""
     rule = record.result.decision_rule
     thresholds = rule.thresholds
     if not thresholds:
@@ -117,7 +120,7 @@ def _sentence(words: object) -> str:
 
 
 def reliability_plot(found: Calibration | None, name: str) -> Plot | None:
-    """Reliability diagram: accuracy by confidence."""
+    """Draw a reliability diagram, accuracy by confidence."""
     if not found:
         return None
     drawn = [("as trained", found.before, PALETTE[1])]
@@ -140,13 +143,13 @@ def reliability_plot(found: Calibration | None, name: str) -> Plot | None:
 
 
 def top_errors_table(record: RunRecord, name: str) -> Table:
-    """Examples with the largest loss or lowest score."""
+    """Build a table of examples with the largest loss or lowest score."""
     note = "Check the labels of these examples first. Row numbers start at 0."
     return _predictions(name, f"Top errors of {record.name}", record.result.top_errors, note)
 
 
 def confident_table(record: RunRecord, name: str) -> Table:
-    """Correct predictions with the smallest loss."""
+    """Build a table of correct predictions with the smallest loss."""
     note = "Correct predictions with the smallest loss. Row numbers start at 0."
     return _predictions(name, f"Most confident predictions of {record.name}", record.result.most_confident, note)
 

@@ -1,4 +1,4 @@
-"""Style of all figures, and lines with a legend. Matplotlib is imported on first use, without pyplot."""
+"""Style of all figures, and line plots with a legend. Matplotlib is imported on first use, without pyplot."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _FONTS = (
 
 @contextmanager
 def style(**changes: object) -> Iterator[None]:
-    """Draw in `STYLE`, with the installed fonts of other scripts; warn once about letters that no font has."""
+    """Context that draws in `STYLE`, with installed fonts for other scripts; warns once about missing glyphs."""
     import matplotlib
     from matplotlib import font_manager
 
@@ -87,7 +87,7 @@ def _warn_missing_glyphs() -> None:
 
 @dataclass
 class Plot:
-    """A figure; ``name`` is its file name in ``plots/``, ``caption`` its text alternative."""
+    """Figure; ``name`` is its file name in ``plots/``, ``caption`` its text alternative."""
 
     name: str
     caption: str
@@ -101,7 +101,7 @@ class Plot:
 
 
 def render(figure: Figure, kind: str) -> bytes:
-    """A figure as ``svg`` or ``png``."""
+    """Render a figure as ``svg`` or ``png``."""
     out = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else None
     figure.savefig(out, format=kind, dpi=160, facecolor=CARD, metadata=metadata)
@@ -111,7 +111,7 @@ def render(figure: Figure, kind: str) -> bytes:
 
 @dataclass(frozen=True)
 class Look:
-    """Colour, dash and marker of one run or variant, the same in all figures."""
+    """Colour, dash and marker of a run or variant, the same in all figures."""
 
     colour: str
     dash: str = "-"
@@ -119,7 +119,7 @@ class Look:
 
 
 def assign_looks(names: Sequence[str]) -> dict[str, Look]:
-    """A look for each name; dashes and markers change after the seven colours."""
+    """Assign a look to each name; dashes and markers change after the seven colours."""
     turns = [(i, i // len(PALETTE)) for i in range(len(names))]
     looks = [Look(_pick(PALETTE, i), _pick(DASHES, turn), _pick(MARKERS, i + turn)) for i, turn in turns]
     return dict(zip(names, looks, strict=True))
@@ -134,14 +134,14 @@ Values = Sequence[float] | np.ndarray
 
 @dataclass(frozen=True)
 class Curve:
-    """A line or points of a figure.
+    """Line or points of a figure.
 
     Args:
         x, y: coordinates, (points,); without ``x`` a horizontal line at the only ``y``.
         look: colour, dash ("" for no line) and marker ("" for none).
-        label: in the legend, which has the highest last value first.
-        width: of the line, points.
-        size: of the markers, points.
+        label: text in the legend, which is sorted by the last value, the highest first.
+        width: width of the line in points.
+        size: size of the markers in points.
         alpha: opacity.
         bars: lengths of error bars, (points,) or (2, points) for downward and upward ones.
         band: lower and upper values of a shaded area.
@@ -160,7 +160,7 @@ class Curve:
 
 @dataclass
 class Canvas:
-    """Axes of a figure and their curves; `drawing` sets ``plot``."""
+    """Axes of a figure with their curves; `drawing` sets ``plot``."""
 
     axes: Axes
     curves: list[Curve] = field(default_factory=list)
@@ -180,7 +180,7 @@ class Canvas:
                 self.axes.fill_between(curve.x, *curve.band, color=curve.look.colour, alpha=0.15, linewidth=0)
 
     def add_legend(self, figure: Figure, height: float) -> None:
-        """A legend at the right side, for which the figure is made higher where needed."""
+        """Add a legend on the right, and increase the height of the figure if needed."""
         from matplotlib.lines import Line2D
 
         named = sorted((curve for curve in self.curves if curve.label), key=lambda curve: -float(curve.y[-1]))
@@ -196,13 +196,13 @@ class Canvas:
 
 @contextmanager
 def drawing(name: str, caption: str, *, xlabel: str = "", ylabel: str = "", height: float = 2.9) -> Iterator[Canvas]:
-    """Axes to draw on; on exit the figure is rendered to ``plot``, with a legend of the labelled curves.
+    """Context that yields axes; at its end the figure is rendered to ``plot``, with a legend of the labelled curves.
 
     Args:
-        name: of the file.
+        name: name of the file.
         caption: text alternative.
         xlabel, ylabel: titles of the axes.
-        height: inches, at least.
+        height: minimum height in inches.
     """
     from matplotlib.figure import Figure
 
@@ -217,10 +217,10 @@ def drawing(name: str, caption: str, *, xlabel: str = "", ylabel: str = "", heig
 
 
 def shorten(label: str, most: int = 18) -> str:
-    """A label cut to ``most`` characters."""
+    """Shorten a label to ``most`` characters."""
     return label if len(label) <= most else f"{label[: most - 1]}…"
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten between two limits."""
+    """Return 1, 2 and 5 times powers of ten between two limits."""
     return [m * 10.0**e for e in range(-9, 16) for m in (1, 2, 5) if low <= m * 10.0**e <= high]

@@ -1,4 +1,4 @@
-"""Numbers as text with digits, separators and units; titles of metrics, baselines and loss terms."""
+"""Formats of numbers with digits, separators and units; titles of metrics, baselines and loss terms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NB = "\u00a0"
 
 
 def number(value: object) -> float | None:
-    """``value`` if it is a finite number, else None."""
+    """Return ``value`` if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -22,7 +22,7 @@ def number(value: object) -> float | None:
 
 
 def text(value: object) -> str:
-    """A plain value in one line."""
+    """Format a plain value in one line."""
     if value is None or value == "":
         return DASH
     if isinstance(value, bool):
@@ -35,19 +35,19 @@ def text(value: object) -> str:
 
 
 def integer(value: object) -> str:
-    """``12,345``."""
+    """Format as ``12,345``."""
     n = number(value)
     return DASH if n is None else f"{n:,.0f}"
 
 
 def amount(value: object) -> str:
-    """An integer as ``12,345``, any other number with one decimal."""
+    """Format an integer as ``12,345``, other numbers with one decimal."""
     n = number(value)
     return DASH if n is None else f"{n:,.0f}" if isinstance(value, int) else f"{n:,.1f}"
 
 
 def count(value: object) -> str:
-    """``512``, ``12.3k``, ``4.56M``, ``1.20B``: three digits."""
+    """Format with three digits: ``512``, ``12.3k``, ``4.56M``, ``1.20B``."""
     n = number(value)
     if n is None:
         return DASH
@@ -58,7 +58,7 @@ def count(value: object) -> str:
 
 
 def tick(value: float) -> str:
-    """A number at an axis: ``4,000``, ``20k``, ``1.5M``."""
+    """Format a number at an axis: ``4,000``, ``20k``, ``1.5M``."""
     for unit, size, least in (("B", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e3, 1e4)):
         if abs(value) >= least:
             return f"{value / size:,.6g}{unit}"
@@ -66,13 +66,13 @@ def tick(value: float) -> str:
 
 
 def rate(value: object) -> str:
-    """A count a second, without the unit of what is counted: ``12.3k``, ``8.51``."""
+    """Format a count a second without its unit: ``12.3k``, ``8.51``."""
     n = number(value)
     return DASH if n is None else _three(n) if abs(n) < 999.5 else count(n)
 
 
 def memory(value: object) -> str:
-    """Bytes as ``512 MB`` or ``1.93 GB``, in powers of ten."""
+    """Format bytes as ``512 MB`` or ``1.93 GB``, in powers of ten."""
     n = number(value)
     if n is None:
         return DASH
@@ -82,7 +82,7 @@ def memory(value: object) -> str:
 
 
 def duration(value: object) -> str:
-    """Seconds as ``0.042 s``, ``12.3 s``, ``1 m 23 s``, ``2 h 05 m``, ``3 d 04 h``."""
+    """Format seconds as ``0.042 s``, ``12.3 s``, ``1 m 23 s``, ``2 h 05 m``, ``3 d 04 h``."""
     n = number(value)
     if n is None or n < 0:
         return DASH
@@ -99,13 +99,13 @@ def duration(value: object) -> str:
 
 
 def step_seconds(value: object) -> str:
-    """Seconds of one step, three digits, always in seconds: ``0.142``."""
+    """Format the seconds of a step with three digits: ``0.142``."""
     n = number(value)
     return DASH if n is None else _three(n)
 
 
 def loss(value: object) -> str:
-    """``3.142``, ``0.0421``, ``123.4``."""
+    """Format as ``3.142``, ``0.0421``, ``123.4``."""
     n = number(value)
     if n is None:
         return DASH
@@ -113,43 +113,43 @@ def loss(value: object) -> str:
 
 
 def percent(value: object) -> str:
-    """A share (0..1) as ``91.5 %``."""
+    """Format a share (0 to 1) as ``91.5 %``."""
     n = number(value)
     return DASH if n is None else f"{100 * n:.1f}{NB}%"
 
 
 def share(value: object) -> str:
-    """A share (0..1) with three decimals: ``0.912``."""
+    """Format a share (0 to 1) with three decimals: ``0.912``."""
     n = number(value)
     return DASH if n is None else f"{n:.3f}"
 
 
 def points(value: object) -> str:
-    """A difference of two shares in percentage points, signed: ``+1.2``, ``−0.4``."""
+    """Format a difference of two shares in percentage points, signed: ``+1.2``, ``−0.4``."""
     n = number(value)
     return DASH if n is None else f"{100 * n:+.1f}".replace("-", "−")
 
 
 def signed(value: object) -> str:
-    """A difference of two shares: ``+0.012``, ``−0.004``."""
+    """Format a difference of two shares: ``+0.012``, ``−0.004``."""
     n = number(value)
     return DASH if n is None else f"{n:+.3f}".replace("-", "−")
 
 
 def probability(value: object) -> str:
-    """``0.043``, ``< 0.001``."""
+    """Format as ``0.043``, ``< 0.001``."""
     n = number(value)
     return DASH if n is None else f"<{NB}0.001" if n < 0.001 else f"{n:.3f}"
 
 
 def points_interval(value: object) -> str:
-    """A pair of differences of shares in percentage points: ``+0.4 to +2.1``."""
+    """Format a pair of differences of shares in percentage points: ``+0.4 to +2.1``."""
     low, high = _pair(value)
     return DASH if low is None or high is None else f"{points(low)} to {points(high)}".replace(" ", NB)
 
 
 def spread(value: object) -> str:
-    """Mean and deviation of shares: ``91.5 ± 0.3 %``, or ``91.5 %`` if the deviation is None."""
+    """Format mean and standard deviation of shares: ``91.5 ± 0.3 %``, or ``91.5 %`` without a deviation."""
     mean, deviation = _pair(value)
     if mean is None or deviation is None:
         return percent(mean)
@@ -157,19 +157,19 @@ def spread(value: object) -> str:
 
 
 def share_spread(value: object) -> str:
-    """Mean and deviation of shares: ``0.912 ± 0.003``."""
+    """Format mean and standard deviation of shares: ``0.912 ± 0.003``."""
     mean, deviation = _pair(value)
     return share(mean) if mean is None or deviation is None else f"{mean:.3f}{NB}±{NB}{deviation:.3f}"
 
 
 def loss_spread(value: object) -> str:
-    """Mean and deviation of losses: ``3.142 ± 0.021``."""
+    """Format mean and standard deviation of losses: ``3.142 ± 0.021``."""
     mean, deviation = _pair(value)
     return loss(mean) if mean is None or deviation is None else f"{loss(mean)}{NB}±{NB}{deviation:.2g}"
 
 
 def interval(value: object) -> str:
-    """A pair of shares: ``90.9 – 92.1 %``."""
+    """Format a pair of shares: ``90.9 – 92.1 %``."""
     low, high = _pair(value)
     return DASH if low is None or high is None else f"{100 * low:.1f}{NB}–{NB}{100 * high:.1f}{NB}%"
 
@@ -179,12 +179,12 @@ def _pair(value: object) -> tuple[float | None, float | None]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """``a, b and c`` of at least one name."""
+    """Join at least one name: ``a, b and c``."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def named(pairs: Iterable[tuple[str, object]], write: str) -> str:
-    """Names with values: ``a (1.200), b (1.300) and c (1.400)``; ``write`` is a function of this module by its name."""
+    """Join names with values: ``a (1.200), b (1.300) and c (1.400)``; ``write`` names a format of this module."""
     return listed([f"{name} ({globals()[write](value)})" for name, value in pairs])
 
 
@@ -220,15 +220,15 @@ _TERMS = {"mlm": "masked LM", "causal": "causal LM"}
 
 
 def metric_title(metric: str) -> str:
-    """Title of a metric; its name without underscores if it has none."""
+    """Return the title of a metric, by default its name without underscores."""
     return METRICS.get(metric, metric.replace("_", " "))
 
 
 def baseline_title(baseline: str) -> str:
-    """Title of a baseline; its name if it has none."""
+    """Return the title of a baseline, by default its name."""
     return BASELINES.get(baseline, baseline)
 
 
 def term_title(term: str) -> str:
-    """Title of a term of the loss."""
+    """Return the title of a loss term."""
     return _TERMS.get(term, term.replace("_", " "))

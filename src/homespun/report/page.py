@@ -1,4 +1,4 @@
-"""The report of one or several runs, and content that it shares with the report of a comparison."""
+"""Report of one or several runs, and content shared with the report of a comparison."""
 
 from __future__ import annotations
 
@@ -65,10 +65,11 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str) -> Path:
 
 
 def _per_run(records: Sequence[RunRecord], make: Callable[[RunRecord, str], list[Block]]) -> list[Block]:
-    """Blocks of the first run that has any, and those of the others folded.
+    """Return the blocks of the first run that has any, and fold those of the others.
 
     Args:
-        make: run and end of its file names, a number if there are several runs.
+        records: the runs.
+        make: function from a run and the end of its file names, a number if there are several runs.
     """
     ends = ["" if len(records) == 1 else f"-{i}" for i in range(1, len(records) + 1)]
     return first_open({record.name: make(record, end) for record, end in zip(records, ends, strict=True)})
@@ -81,7 +82,7 @@ def _learning_curve(record: RunRecord, end: str) -> list[Block]:
 
 
 def _classes(records: Sequence[RunRecord]) -> list[Block]:
-    """Confusion matrix, mistakes and metrics of each class, of the best run first."""
+    """Show confusion matrix, mistakes and metrics of each class, open for the best run."""
     tested = [record for record in records if record.tests() and record.tests()[0].per_class]
 
     def blocks(record: RunRecord, end: str) -> list[Block]:
@@ -96,7 +97,7 @@ def _classes(records: Sequence[RunRecord]) -> list[Block]:
 
 
 def confusion_blocks(found: ConfusionMatrix, end: str, title: str, mistakes_title: str) -> list[Block]:
-    """Heatmap of a confusion matrix, or its counts folded if it has many classes; most frequent mistakes."""
+    """Show a confusion matrix as heatmap, or folded counts for many classes, and the most frequent mistakes."""
     counts = confusion_table(found, f"confusion{end}")
     wrong = tabular(mistakes(found, f"mistakes{end}", mistakes_title))
     if found.is_readable:
@@ -112,7 +113,7 @@ def _examples(record: RunRecord, end: str) -> list[Block]:
 
 
 def _curves(records: Sequence[RunRecord]) -> list[Block]:
-    """Figures for each group of runs with the same terms of the loss."""
+    """Show figures for each group of runs with the same loss terms."""
     groups = comparable(records)
     looks = assign_looks([record.name for record in records])
     blocks: list[Block] = []
@@ -127,7 +128,7 @@ def _curves(records: Sequence[RunRecord]) -> list[Block]:
 
 
 def _calibration(record: RunRecord, end: str) -> list[Block]:
-    """Calibration and thresholds of a classifier."""
+    """Show calibration and thresholds of a classifier."""
     found = tabular(
         error_analysis.calibration_table(record, f"calibration{end}"),
         error_analysis.thresholds_table(record, f"thresholds{end}"),
@@ -137,12 +138,12 @@ def _calibration(record: RunRecord, end: str) -> list[Block]:
 
 
 def length_blocks(records: Mapping[str, RunRecord], stage: str = "", end: str = "") -> list[Block]:
-    """Histograms and statistics of lengths; records with equal lengths share them.
+    """Show histograms and statistics of lengths; records with equal lengths share them.
 
     Args:
-        records: by the name to show.
+        records: records by the name to show.
         stage: title of a stage of a comparison.
-        end: of file names.
+        end: end of file names.
     """
     given: list[tuple[RunRecord, list[str]]] = []
     for name, record in records.items():
@@ -182,7 +183,7 @@ def _configuration(records: Sequence[RunRecord]) -> list[Block]:
 
 
 def in_context_document(result: Tree) -> Document:
-    """The page of a result of `homespun.commands.few_shot`."""
+    """Build the page of a result of `homespun.commands.few_shot`."""
     drawn = gallery("Accuracy by examples", [plots.in_context_plot(result)], "Bands: lowest to highest over the draws.")
     chapters = {"Accuracy": tabular(tables.in_context(result)) + drawn, "A prompt": code(result["prompt"])}
     return Document(f"In-context learning: {result['run']}", paragraphs(summary.in_context(result)), chapters)

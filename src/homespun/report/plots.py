@@ -68,7 +68,7 @@ BY_TOKENS = Axis("tokens", _token_unit, lambda series: series.tokens)
 
 @dataclass(frozen=True)
 class Line:
-    """Runs drawn as one line, their mean; several runs have a band from the lowest to the highest validation loss."""
+    """Mean of runs, drawn as one line; several runs have a band from the lowest to the highest validation loss."""
 
     name: str
     look: Look
@@ -84,7 +84,7 @@ class _Losses:
 
 
 def loss_plots(lines: Sequence[Line], axes: Sequence[Axis], prefix: str) -> list[Plot]:
-    """A figure for each term of the loss and for the total, by each of the axes; all runs have the same terms."""
+    """Draw each loss term and the total along each of the axes; all runs have the same terms."""
     plots = []
     means = [average(line.records, line.name) for line in lines]
     terms = loss_terms(lines[0].records[0])
@@ -112,7 +112,7 @@ def _losses(line: Line, mean: RunRecord, term: str) -> _Losses:
 
 
 def learning_rate_plot(lines: Sequence[Line], name: str) -> Plot | None:
-    """The learning rate of the first run of each line by step."""
+    """Draw the learning rate of the first run of each line by step."""
     rates = [_Losses(line, rate) for line in lines if (rate := line.records[0].learning_rate).values]
     return _draw(name, "Learning rate by step", "learning rate", rates, BY_STEP, height=1.9) if rates else None
 
@@ -138,7 +138,7 @@ def _draw(name: str, caption: str, ylabel: str, losses: Sequence[_Losses], axis:
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Centred moving mean over 4 % of the points, ``(points,)``."""
+    """Compute the centred moving mean over 4 % of the points, ``(points,)``."""
     half = len(values) // 50
     sums = np.concatenate([[0.0], np.cumsum(values)])
     positions = np.arange(len(values))
@@ -148,7 +148,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 
 def _thin(values: Sequence[float]) -> np.ndarray:
-    """At most `MAX_POINTS` values, including the first and the last."""
+    """Select at most `MAX_POINTS` values, including the first and the last."""
     if len(values) <= MAX_POINTS:
         return np.array(values)
     thinned: np.ndarray = np.array(values)[np.linspace(0, len(values) - 1, MAX_POINTS).round().astype(int)]
@@ -156,7 +156,7 @@ def _thin(values: Sequence[float]) -> np.ndarray:
 
 
 def length_histogram(rows: Sequence[Mapping[str, JsonValue]], name: str, caption: str) -> Plot | None:
-    """Histograms of lengths on a logarithmic axis, one strip for each class, each scaled to its own height."""
+    """Draw histograms of lengths on a logarithmic axis, one strip for each class, each scaled to its own height."""
     drawn = []
     for row in rows:
         histogram = row.get("histogram")
@@ -182,7 +182,7 @@ def length_histogram(rows: Sequence[Mapping[str, JsonValue]], name: str, caption
 
 
 def curve_plot(record: RunRecord, name: str) -> Plot | None:
-    """Metric by the number of training examples, with the baselines; None for fewer than two numbers of examples."""
+    """Draw a learning curve with baselines; None for fewer than two numbers of examples."""
     points, measure = points_of_curve(record), record.measures[0]
     if len(points) < 2:
         return None
@@ -206,7 +206,7 @@ def curve_plot(record: RunRecord, name: str) -> Plot | None:
 
 
 def _tick_labels(sizes: Sequence[float]) -> list[str]:
-    """Labels of increasing sizes on a logarithmic axis; empty where the next label would overlap."""
+    """Label increasing sizes on a logarithmic axis; empty where the next label would overlap."""
     room = 0.13 * np.log(max(sizes) / min(sizes))
     labels, beyond = [], np.inf
     for size in reversed(sizes):
@@ -217,7 +217,7 @@ def _tick_labels(sizes: Sequence[float]) -> list[str]:
 
 
 def in_context_plot(result: Tree) -> Plot:
-    """Accuracy by the number of examples in the prompt, at equal distances, with the range over draws."""
+    """Draw accuracy by the number of examples in the prompt, at equal distances, with the range over draws."""
     found, majority = result["shots"], float(result["majority"])
     caption = "Accuracy by examples in the prompt, with TF-IDF and the majority class"
     with drawing("in-context-accuracy", caption, xlabel="examples in the prompt", ylabel="accuracy") as canvas:
@@ -232,9 +232,9 @@ def in_context_plot(result: Tree) -> Plot:
 
 
 def tradeoff_plot(task: TaskComparison, cost: Cost, looks: Mapping[str, Look], name: str) -> Plot:
-    """Quality against cost with deviations and the Pareto front; baselines are dotted levels.
+    """Draw quality against cost with deviations and the Pareto front; baselines are dotted lines.
 
-    A baseline further below all variants than these differ is not drawn, since the variants would merge.
+    Baselines far below all variants are not drawn, since the variants would merge: further than the variants differ.
     """
     quality = {c.name: c.spread for c in task.candidates}
     points = {name: (x, *found) for name, x in cost.values.items() if (found := quality[name]) is not None}
@@ -266,7 +266,10 @@ def tradeoff_plot(task: TaskComparison, cost: Cost, looks: Mapping[str, Look], n
 def by_length_plot(
     costs: Mapping[str, ByLength], looks: Mapping[str, Look], title: str, name: str, unit: float
 ) -> Plot | None:
-    """Cost of inference by length on logarithmic axes, with the range over trials; None for fewer than two lengths."""
+    """Draw a cost of inference by length on logarithmic axes, with the range over trials.
+
+    None for fewer than two lengths.
+    """
     lengths = sorted({length for measured in costs.values() for length in measured})
     if len(lengths) < 2:
         return None
@@ -287,7 +290,7 @@ def by_length_plot(
 
 
 def ablation_plot(found: Ablation, title: str, name: str, write: Writer) -> Plot:
-    """Quality by one setting, with deviations."""
+    """Draw quality by one setting, with deviations."""
     values = list({repr(value): value for line in found.lines.values() for value, *_ in line}.values())
     known = sorted(n for value in values if (n := number(value)) is not None)
     if len(known) == len(values):

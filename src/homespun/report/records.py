@@ -1,4 +1,4 @@
-"""Run directories as records; scores of single test examples."""
+"""Records of run directories, and scores of single test examples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES = ("config.yaml", "environment.json", "metrics.jsonl", "result.json")
 
 @dataclass
 class Series:
-    """Points of one quantity in the order of training: steps, seconds of training, values, tokens seen."""
+    """Points of a quantity in the order of training: steps, seconds of training, values, tokens seen."""
 
     steps: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -50,10 +50,10 @@ class Series:
 
 @dataclass
 class RunRecord:
-    """One run directory.
+    """Content of a run directory.
 
-    ``train`` and ``validation`` hold a `Series` for each term of the loss, and ``loss`` for the total.
-    ``summary`` has the numbers of ``result.json``; missing ones are computed from the metrics.
+    ``train`` and ``validation`` hold a `Series` for each loss term, and ``loss`` for the total.
+    ``summary`` has the numbers of ``result.json``; missing numbers are computed from the metrics.
     """
 
     path: Path
@@ -74,12 +74,12 @@ class RunRecord:
 
     @property
     def measures(self) -> list[str]:
-        """Test metrics to show; the first one ranks models."""
+        """Test metrics to show; the first ranks models."""
         return self.result.measures or ["accuracy"]
 
     @property
     def shown_measures(self) -> list[str]:
-        """Test metrics with their spread in tables and sentences, the first one in front."""
+        """Test metrics shown with their spread in tables and sentences, the most important first."""
         return ["accuracy", "macro_f1"] if self.names_classes else self.measures
 
     @property
@@ -88,7 +88,7 @@ class RunRecord:
         return self.measures[0] == "accuracy" and self.result.task == "classification"
 
     def test_rows(self) -> float | None:
-        """Number of test examples; with folds the sum over them."""
+        """Number of test examples, summed over folds."""
         rows = [test.rows or 0.0 for test in self.tests()]
         if self.result.measured_on == "folds":
             return sum(rows) / (number(self.config.get("seeds")) or 1.0) or None
@@ -109,15 +109,15 @@ class RunRecord:
 
 
 def as_tree(value: object) -> Tree:
-    """``value`` if it is a mapping, else an empty one."""
+    """Return ``value`` if it is a mapping, else an empty mapping."""
     return value if isinstance(value, Mapping) else {}
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
-    """The records of run directories in the order given, with distinct names.
+    """Read run directories in the given order, with distinct names.
 
     Raises:
-        UserError: no run given, or a folder that is not a run directory, or a damaged file in one.
+        UserError: no run given, a folder that is not a run directory, or a damaged file.
     """
     if not paths:
         raise UserError("a report needs at least one run directory; none was given")
@@ -135,10 +135,10 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
 
 
 def read_run(path: Path) -> RunRecord:
-    """The record of one run directory.
+    """Read a run directory.
 
     Raises:
-        UserError: no such folder, none of a run's files in it, or one of them damaged, or of another version.
+        UserError: no such folder, no files of a run in it, or a file that is damaged or of another version.
     """
     if not any((path / name).is_file() for name in FILES):
         state = "has none of a run's files" if path.is_dir() else "is not a folder"
@@ -160,7 +160,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def _events(path: Path) -> Iterator[Event]:
-    """The events of a metrics file; lines that are none, as where a run was killed, are skipped."""
+    """Yield the events of a metrics file; invalid lines, as after a kill, are skipped."""
     if not path.is_file():
         return
     with path.open("rb") as lines:
@@ -212,7 +212,7 @@ def _add_losses(curves: dict[str, Series], event: Event) -> None:
 
 
 def constant_output(tests: Sequence[Metrics]) -> float:
-    """Share of the most frequent output text if it is far more frequent than the same target, else 0."""
+    """Return the share of the most frequent output text if it is far more frequent than the same target, else 0."""
     written, targets = (mean_over_trainings(tests, name) for name in ("commonest", "commonest_target"))
     if written is None or targets is None:
         return 0.0
@@ -220,13 +220,13 @@ def constant_output(tests: Sequence[Metrics]) -> float:
 
 
 def loss_terms(record: RunRecord) -> list[str]:
-    """Terms of the loss in order, without the total and without logged shares such as ``mlm_accuracy``."""
+    """Return the loss terms in order, without the total and without logged shares such as ``mlm_accuracy``."""
     train, validation = final_losses(record)
     return [term for term in (train | validation) if term != "loss" and not is_share(term)]
 
 
 def pretraining_quantity(record: RunRecord) -> str:
-    """Key of the quantity that a pretraining loss measures: terms, held-out rows, settings of the objective.
+    """Return a key of the quantity that a pretraining loss measures: terms, held-out rows, objective settings.
 
     Only losses with equal keys may be ranked.
     """
@@ -235,7 +235,7 @@ def pretraining_quantity(record: RunRecord) -> str:
 
 
 def comparable(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Group runs by the terms of their loss; only losses within a group are the same quantity."""
+    """Group runs by their loss terms; only losses within a group are the same quantity."""
     groups: dict[tuple[str, ...], list[RunRecord]] = {}
     for record in records:
         if any(final_losses(record)):
@@ -244,12 +244,12 @@ def comparable(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
 
 def is_share(term: str) -> bool:
-    """True for a term that is a share (0..1) and not trained on."""
+    """True for a term that is a share (0 to 1) and not trained on."""
     return term.rpartition("_")[2] in {"accuracy", "recall", "precision", "f1"}
 
 
 def final_losses(record: RunRecord) -> tuple[dict[str, float], dict[str, float]]:
-    """Training loss (mean of the last tenth) and last validation loss by term; ``loss`` is the total.
+    """Return the training loss (mean of the last tenth) and the last validation loss by term; ``loss`` is the total.
 
     Values of the result file have priority.
     """
@@ -261,7 +261,7 @@ def final_losses(record: RunRecord) -> tuple[dict[str, float], dict[str, float]]
 
 
 def average(records: Sequence[RunRecord], name: str) -> RunRecord:
-    """Mean of runs that differ only in their seed: curves point by point, numbers, losses.
+    """Average runs that differ only in their seed: curves point by point, numbers, losses.
 
     Other parts of ``result`` are those of the first run.
     """
@@ -284,7 +284,7 @@ def _mean_curves(curves: Sequence[Mapping[str, Series]]) -> dict[str, Series]:
 
 
 def mean_series(series: Sequence[Series]) -> Series:
-    """Mean curve, point by point, up to the length of the shortest."""
+    """Average curves point by point, up to the length of the shortest."""
     if len(series) == 1:
         return series[0]
     points = min(len(one.values) for one in series)
@@ -306,7 +306,7 @@ def _known(losses: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def flatten(tree: Tree, prefix: str = "") -> dict[str, object]:
-    """``{"train.budget.time": 60.0, ...}``: a nested mapping as dotted keys; lists stay values."""
+    """Flatten a nested mapping to dotted keys, ``{"train.budget.time": 60.0, ...}``; lists stay values."""
     flat: dict[str, object] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
@@ -315,12 +315,12 @@ def flatten(tree: Tree, prefix: str = "") -> dict[str, object]:
 
 
 def config_text(record: RunRecord) -> str:
-    """The run's config as YAML."""
+    """Return the config of a run as YAML."""
     return str(yaml.safe_dump(dict(record.config), sort_keys=False, allow_unicode=True, width=100))
 
 
 def architecture(record: RunRecord) -> str | None:
-    """The model in short: ``3 layers × 128, 2 heads``, and its differences from BERT."""
+    """Describe the model in short: ``3 layers × 128, 2 heads``, and its differences from BERT."""
     backbone = _find(record.config, "num_hidden_layers")
     if backbone is None:
         return f"from {record.result.start_from}" if record.result.start_from else None
@@ -341,7 +341,7 @@ def architecture(record: RunRecord) -> str | None:
 
 
 def _settings(tree: Tree) -> str:
-    """Settings in parentheses: `` (radius 16, dilation 2)``; empty if there are none."""
+    """Format settings in parentheses: `` (radius 16, dilation 2)``; empty without settings."""
     words = []
     for key, value in tree.items():
         if isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
@@ -363,9 +363,9 @@ def _find(tree: Tree, key: str) -> Tree | None:
 
 
 def scores(lines: Sequence[Mapping[str, object]], measure: str) -> list[float | None]:
-    """Score of each line by ``measure``; None if a single example has none, as of a correlation or a corpus F1.
+    """Return the score of each line by ``measure``; None for measures of the test set, such as a correlation.
 
-    A line holds its score under the name of the measure. For ``accuracy`` of lines without scores it is 1 if
+    A line has its score under the name of the measure. For ``accuracy`` of lines without scores it is 1 if
     ``predicted`` equals ``truth``, else 0. Its ``score`` is another quantity and may rank models differently.
     """
     if measure == "accuracy" and not any(measure in line or "score" in line for line in lines):
@@ -374,7 +374,7 @@ def scores(lines: Sequence[Mapping[str, object]], measure: str) -> list[float | 
 
 
 def read_scores(file: Path, measure: str) -> list[tuple[int, str, float | None]]:
-    """Row number, true answer as JSON text and score of each prediction.
+    """Read row number, true answer as JSON text and score of each prediction.
 
     Raises:
         UserError: a line is not JSON, or lacks a key.

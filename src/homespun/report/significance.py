@@ -1,8 +1,8 @@
 """Significance tests and confidence intervals for models measured on the same test set.
 
-A difference has two sources of chance: the sample of test examples (`permutation_test`, `bootstrap_interval`) and the
-seed of training (`seed_test`). It counts as significant only if both tests reject (`combine`), after `holm` has
-corrected for the number of pairs.
+A difference has two sources of variance: the sample of test examples (`permutation_test`, `bootstrap_interval`) and the
+seed of training (`seed_test`). It is significant only if both tests reject (`combine`), after `holm` has corrected for
+the number of pairs.
 """
 
 from __future__ import annotations
@@ -23,16 +23,22 @@ Scores = NDArray[np.float64]
 
 
 def permutation_test(differences: Scores, unit: float | None = None, *, seed: int = 0, draws: int = DRAWS) -> float:
-    """Two-sided p of the paired permutation test: how often random signs give a sum at least as far from 0.
+    """Compute the two-sided p-value of the paired permutation test.
 
-    If all differences are multiples of ``unit``, the distribution of the sum is computed: each group of equal sizes
-    adds a scaled binomial (McNemar's exact test if every size is 1). `scipy.stats.permutation_test` draws it, which
-    takes 4 s for 1,000 examples, 800 times as long, for each pair of models. Otherwise ``draws`` sign vectors are
-    drawn, and p is at least ``1 / (1 + draws)`` (Phipson and Smyth 2010).
+    This is the probability that random signs give a sum at least as far from 0. If all differences are multiples of
+    ``unit``, the distribution of the sum is exact: each group of equal sizes adds a scaled binomial (McNemar's exact
+    test
+    if every size is 1). `scipy.stats.permutation_test` samples it, which takes 4 s for 1,000 examples, 800 times as
+    long,
+    for each pair of models. Otherwise ``draws`` sign vectors are drawn, and p is at least ``1 / (1 + draws)`` (Phipson
+    and
+    Smyth 2010).
 
     Args:
         differences: (examples,) score of one model minus score of the other.
-        unit: 1 / number of trainings that were averaged, for scores of 0 and 1; None for any other scores.
+        unit: 1 / number of averaged trainings, for scores of 0 and 1; None for other scores.
+        seed: random seed of the sign vectors.
+        draws: number of sign vectors.
     """
     from scipy.signal import fftconvolve
     from scipy.stats import binom
@@ -58,12 +64,12 @@ def permutation_test(differences: Scores, unit: float | None = None, *, seed: in
 
 
 def mean_error(differences: Scores) -> tuple[float, int]:
-    """Standard error of the mean paired difference over samples of test examples, and its degrees of freedom."""
+    """Return the standard error of the mean paired difference over test examples, and its degrees of freedom."""
     return float(np.std(differences, ddof=1)) / math.sqrt(len(differences)), len(differences) - 1
 
 
 def bootstrap_interval(differences: Scores, *, seed: int = 0, draws: int = DRAWS) -> tuple[float, float]:
-    """95 % interval of the mean paired difference over samples of test examples (paired bootstrap, percentiles)."""
+    """Compute the 95 % interval of the mean paired difference over test examples (paired bootstrap, percentiles)."""
     from scipy.stats import bootstrap
 
     if not np.ptp(differences):
@@ -82,11 +88,11 @@ def bootstrap_interval(differences: Scores, *, seed: int = 0, draws: int = DRAWS
 
 
 def macro_f1_interval(counts: ArrayLike, *, seed: int = 0, draws: int = 2_000) -> tuple[float, float]:
-    """95 % interval of macro F1 over samples of test examples (bootstrap, percentiles).
+    """Compute the 95 % interval of macro F1 over test examples (bootstrap, percentiles).
 
     Args:
         counts: (classes, classes) confusion matrix, rows are the truth.
-        seed: of the samples.
+        seed: random seed of the samples.
         draws: number of samples.
     """
     table = np.asarray(counts, dtype=np.int64)
@@ -102,7 +108,7 @@ def macro_f1_interval(counts: ArrayLike, *, seed: int = 0, draws: int = 2_000) -
 
 
 def pooled_variance(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Variance within groups, pooled over all groups, and its degrees of freedom."""
+    """Compute the variance within groups, pooled over all groups, and its degrees of freedom."""
     freedom = sum(max(0, len(group) - 1) for group in groups)
     squares = sum(float(((np.array(group) - np.mean(group)) ** 2).sum()) for group in groups if len(group) > 1)
     return (squares / freedom, freedom) if freedom else (0.0, 0)
@@ -115,10 +121,10 @@ def seed_test(
     *,
     deterministic: Sequence[bool] = (False, False),
 ) -> float | None:
-    """Two-sided p of Student's t for the means of two models over seeds; None if no model was trained twice.
+    """Compute the two-sided p-value of Student's t for two means over seeds; None if no model was trained twice.
 
-    The variance is pooled over all models, since three seeds are too few for one model. A model whose own variance is
-    larger keeps its own, so that steady models do not make an unstable one significant.
+    The variance is pooled over all models, since three seeds are too few for one model. A model with a larger variance
+    keeps its own, so that stable models do not make an unstable one significant.
 
     Args:
         first, second: metric of each training.
@@ -144,7 +150,7 @@ def seed_error(
     *,
     deterministic: Sequence[bool] = (False, False),
 ) -> float:
-    """Standard error over seeds of the difference of two means; see `seed_test`."""
+    """Compute the standard error over seeds of the difference of two means; see `seed_test`."""
     error = 0.0
     for values, fixed in zip((first, second), deterministic, strict=True):
         if not fixed:
@@ -153,7 +159,7 @@ def seed_error(
 
 
 def detectable_difference(error: float, freedom: int, *, pairs: int = 1) -> float:
-    """Smallest true difference that a two-sided t test finds with a probability of `POWER`.
+    """Compute the smallest true difference that a two-sided t test finds with a probability of `POWER`.
 
     The level is `LEVEL` / ``pairs``, as in the first step of `holm`.
 
@@ -170,12 +176,12 @@ def detectable_difference(error: float, freedom: int, *, pairs: int = 1) -> floa
 
 
 def combine(*probabilities: float | None) -> float | None:
-    """Largest of the known p-values: rejects only if every test rejects (intersection-union test, Berger 1982)."""
+    """Return the largest of the known p-values (intersection-union test, Berger 1982)."""
     return max((p for p in probabilities if p is not None), default=None)
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:
-    """Adjusted p-values that bound the family-wise error rate (Holm 1979)."""
+    """Adjust p-values to bound the family-wise error rate (Holm 1979)."""
     adjusted, worst = [0.0] * len(probabilities), 0.0
     for rank, index in enumerate(sorted(range(len(probabilities)), key=lambda i: probabilities[i])):
         worst = max(worst, min(1.0, (len(probabilities) - rank) * probabilities[index]))
@@ -184,7 +190,7 @@ def holm(probabilities: Sequence[float]) -> list[float]:
 
 
 def wilson_interval(share: float, examples: float) -> tuple[float, float]:
-    """95 % interval of a share of ``examples`` (Wilson 1927)."""
+    """Compute the 95 % interval of a share of ``examples`` (Wilson 1927)."""
     from scipy.stats import binomtest
 
     interval = binomtest(round(share * examples), round(examples)).proportion_ci(method="wilson")
@@ -192,9 +198,9 @@ def wilson_interval(share: float, examples: float) -> tuple[float, float]:
 
 
 def difference_interval(first: float, second: float, examples: float) -> tuple[float, float]:
-    """95 % interval of ``first - second``, two accuracies on ``examples`` each (Newcombe 1998, method 10).
+    """Compute the 95 % interval of ``first - second``, accuracies on ``examples`` each (Newcombe 1998, method 10).
 
-    The two are taken as independent: on the same examples the true interval is mostly narrower.
+    Both are assumed to be independent: on the same examples the true interval is mostly narrower.
     """
     low_first, high_first = wilson_interval(first, examples)
     low_second, high_second = wilson_interval(second, examples)

@@ -1,4 +1,4 @@
-"""Values of the sentences at the top of a report: results, baselines, leakage, data. Sentences are in templates."""
+"""Values of the sentences at the top of a report: results, baselines, leakage, data. The sentences are in templates."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ _TOKENS = {"mlm": "masked tokens", "generator": "tokens of the generator", "caus
 
 
 def summary(records: Sequence[RunRecord]) -> list[str]:
-    """The best of comparable fine-tuned models, then paragraphs on all pretraining runs, on each fine-tuned model, on
-    each use of word vectors."""
+    """Summarise the best fine-tuned model, pretraining runs, each fine-tuned model and each use of word vectors."""
     pretrained = [record for record in records if not record.tests() and not record.result.baselines]
     paragraphs = _ranking(records) + ([_pretraining(pretrained)] if pretrained else [])
     paragraphs += [_finetuning(record) for record in records if record not in pretrained]
@@ -46,18 +45,18 @@ def in_context(result: Tree) -> str:
 
 
 def exports(records: Sequence[RunRecord]) -> list[str]:
-    """Exports to transformers, or why there is none."""
+    """Describe exports to transformers, or the reasons why there is none."""
     found = [(record.name, record.result.export) for record in records]
     return [fill("summary", "export", name=name, export=export) for name, export in found if export is not None]
 
 
 def warnings(records: Sequence[RunRecord]) -> list[str]:
-    """A sentence for every run that did not end normally."""
+    """Return a sentence for every run that did not end normally."""
     return [f"{record.name} {record.warning}." for record in records if record.warning]
 
 
 def leakage(records: Sequence[RunRecord]) -> list[str]:
-    """A sentence for every run with near-duplicates of its test examples in its training set."""
+    """Return a sentence for every run with near-duplicates of its test examples in its training set."""
     found = [(record.name, record.result.overlap) for record in records]
     return [fill("summary", "leakage", name=n, found=one) for n, one in found if one and one.near and one.rows]
 
@@ -85,8 +84,9 @@ def _pretraining(records: Sequence[RunRecord]) -> str:
 
 
 def compare_with_unigram_baseline(runs: Mapping[str, Sequence[RunRecord]]) -> list[str]:
-    """One paragraph for each unigram baseline, with the runs that beat it and those that do not; one for ELECTRA
-    discriminators that predict only the rate of replaced tokens.
+    """Return a paragraph for each unigram baseline, with the runs that beat it and those that do not.
+
+    A further paragraph is on ELECTRA discriminators that predict only the rate of replaced tokens.
 
     Args:
         runs: trainings by name, whose losses are averaged.
@@ -106,7 +106,7 @@ def compare_with_unigram_baseline(runs: Mapping[str, Sequence[RunRecord]]) -> li
 
 
 def _against_unigram(records: Sequence[RunRecord]) -> list[tuple[str, float, float]]:
-    """Mean held-out loss and unigram baseline by the kind of predicted tokens."""
+    """Return the mean held-out loss and the unigram baseline by kind of predicted tokens."""
     found = []
     for term, tokens in _TOKENS.items():
         known = [(final_losses(r)[1].get(term), r.result.unigram_baseline.get(term)) for r in records]
@@ -127,7 +127,7 @@ def _finds_none(record: RunRecord) -> bool:
 
 
 def _ranking(records: Sequence[RunRecord]) -> list[str]:
-    """A sentence for each group of fine-tuned models with the same task, data, metric, test set and budget."""
+    """Return a sentence for each group of fine-tuned models with the same task, data, metric, test set and budget."""
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
         if record.tests() and mean_over_trainings(record.tests(), record.measures[0]):
@@ -187,15 +187,15 @@ def baseline_difference(
     *,
     points: bool = True,
 ) -> dict[str, object] | None:
-    """Difference from a baseline for the template of that name; None if one has no such metric.
+    """Compute the difference from a baseline for its template; None without such a metric.
 
     Args:
         tests: metrics of each training.
         baseline: metrics of the baseline.
-        name: of the baseline.
+        name: name of the baseline.
         examples: number of test examples.
         measure: metric to compare.
-        interval: of the difference; with ``points`` it is computed.
+        interval: confidence interval of the difference; computed with ``points``.
         points: whether the measure is the accuracy of a classifier, whose differences are in percentage points.
     """
     found, other = mean_over_trainings(tests, measure), mean_over_trainings([baseline], measure)
@@ -217,8 +217,10 @@ def baseline_difference(
 
 
 def _paired_interval(run: Path, measure: str, baseline: str) -> tuple[float, float] | None:
-    """95 % interval of the difference between a run's only training and a baseline on the same examples; None if
-    examples have no score."""
+    """Compute the 95 % interval of the difference between a run's only training and a baseline.
+
+    None if the examples have no score.
+    """
     found = []
     for name in ("model", baseline):
         file = run / "predictions" / f"{name}.jsonl"
@@ -231,7 +233,7 @@ def _paired_interval(run: Path, measure: str, baseline: str) -> tuple[float, flo
 
 
 def _circumstances(records: Sequence[RunRecord]) -> dict[str, object]:
-    """Data and budget, as far as they are known and the same for all."""
+    """Return data and budget, as far as they are known and equal for all."""
     data = {_data(record) for record in records}
     text, size = data.pop() if len(data) == 1 else (None, None)
     budgets = sorted({_budget(record) or "" for record in records})

@@ -1,4 +1,4 @@
-"""Tables of runs, also of the means of variants in a comparison. A table without rows is not shown."""
+"""Tables of runs, or of means of variants in a comparison. A table without rows is not shown."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _ENDS = {"budget": "budget used", "early_stopping": "stopped early", "not_finite
 
 
 def accuracy(record: RunRecord) -> float | None:
-    """Test accuracy of a run, the mean over its trainings."""
+    """Return the test accuracy of a run, the mean over its trainings."""
     found = mean_over_trainings(record.tests(), "accuracy")
     return found and found[0]
 
 
 def results(records: Sequence[RunRecord]) -> list[Table]:
-    """Test metrics of models and baselines: classification first, then a table for each group with the same metrics."""
+    """Build tables of test metrics of models and baselines: classification first, then by group of metrics."""
     shown = [record for record in records if record.tests() or (record.names_classes and record.result.baselines)]
     shown.sort(key=lambda record: not record.names_classes)
     groups = groupby(shown, key=lambda record: () if record.names_classes else tuple(record.measures))
@@ -86,7 +86,10 @@ def _results(records: Sequence[RunRecord]) -> Table:
 
 
 def distinct_baselines(records: Sequence[RunRecord], metrics: Sequence[str]) -> dict[str, tuple[Metrics, float | None]]:
-    """Metrics and number of test examples of each baseline by title; a different one of another run by both names."""
+    """Return metrics and number of test examples of each baseline by title.
+
+    A different baseline of another run has both names in its title.
+    """
     shown: dict[str, tuple[Metrics, float | None]] = {}
     for record in records:
         for key, found in record.result.baselines.items():
@@ -98,7 +101,7 @@ def distinct_baselines(records: Sequence[RunRecord], metrics: Sequence[str]) -> 
 
 
 def resources(records: Sequence[RunRecord]) -> Table:
-    """Parameters, memory, time and tokens of each run."""
+    """Build a table of parameters, memory, time and tokens of each run."""
     rows = [(record.name, architecture(record), record.summary, _state(record)) for record in records]
     note = "Memory with gradients and optimizer; seconds per iteration is the median; padding is not counted as tokens."
     return resource_table("resources", "In training", rows, note)
@@ -111,10 +114,14 @@ def resource_table(
     note: str,
     headings: Mapping[str, str] | None = None,
 ) -> Table:
-    """A row for each run or variant: name, architecture, quantities by key, state.
+    """Build a row for each run or variant: name, architecture, quantities by key, state.
 
     Args:
-        headings: other headings by key, of ``run`` and ``state`` too.
+        name: name of the table.
+        title: caption.
+        rows: name, architecture, quantities and state.
+        note: explanation below the table.
+        headings: other headings by key, including ``run`` and ``state``.
     """
     shown = {"run": "run", "state": "state", **{key: column.title for key, column in _RESOURCES.items()}}
     shown |= headings or {}
@@ -138,7 +145,7 @@ def _state(record: RunRecord) -> str | None:
 
 
 def losses(records: Sequence[RunRecord]) -> list[Table]:
-    """Losses at the end by term, of training and validation: a table for each group of runs with comparable losses."""
+    """Build tables of final training and validation losses by term, for each group of comparable losses."""
     groups = comparable(records)
     return [_losses(group, "losses" if len(groups) == 1 else f"losses-{i}") for i, group in enumerate(groups, start=1)]
 
@@ -165,7 +172,7 @@ def _losses(records: Sequence[RunRecord], name: str) -> Table:
 
 
 def per_class(test: Metrics, name: str, baseline: Metrics | None = None) -> Table:
-    """Precision, recall and F1 of each class, and F1 of the TF-IDF baseline."""
+    """Build a table of precision, recall and F1 of each class, and F1 of the TF-IDF baseline."""
     tfidf = baseline.per_class if baseline else {}
     return Table.of(
         name,
@@ -182,7 +189,7 @@ def per_class(test: Metrics, name: str, baseline: Metrics | None = None) -> Tabl
 
 
 def lengths(record: RunRecord, name: str, title: str = "Lengths in tokens") -> Table:
-    """Statistics of lengths by split and class."""
+    """Build a table of lengths by split and class."""
     rows = record.result.lengths
     keys = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list | dict)))
     columns = []
@@ -193,7 +200,7 @@ def lengths(record: RunRecord, name: str, title: str = "Lengths in tokens") -> T
 
 
 def differences(records: Sequence[RunRecord]) -> list[Table]:
-    """Settings that differ: a table for each group of runs with comparable losses."""
+    """Build tables of settings that differ, for each group of runs with comparable losses."""
     found = []
     for number, group in enumerate(comparable(records), start=1):
         rows = different_rows([record.config for record in group])
@@ -202,12 +209,12 @@ def differences(records: Sequence[RunRecord]) -> list[Table]:
 
 
 def difference_table(name: str, heads: Sequence[str], rows: Sequence[Row]) -> Table:
-    """Settings by run or variant."""
+    """Build a table of settings by run or variant."""
     return Table(name, "Settings that differ", texts("setting", *heads), tuple(rows))
 
 
 def environment(found: Sequence[tuple[str, Tree]]) -> Table:
-    """Machine and versions by heading; one column if all are equal, else rows that differ are marked."""
+    """Build a table of machine and versions by heading; one column if all are equal, else differences are marked."""
     rows = tuple(
         (key, *(formats.memory(v) if str(key).endswith("_bytes") else v for v in values))
         for key, *values in side_by_side([tree for _, tree in found])
@@ -220,30 +227,30 @@ def environment(found: Sequence[tuple[str, Tree]]) -> Table:
 
 
 def side_by_side(trees: Sequence[Tree]) -> list[Row]:
-    """A row for every dotted key in any of the trees: the key, and its value in each."""
+    """Return a row for every dotted key in any of the trees: the key, and its value in each."""
     flat = [flatten(tree) for tree in trees]
     keys = dict.fromkeys(key for tree in flat for key in tree)
     return [(key, *(tree.get(key) for tree in flat)) for key in keys]
 
 
 def different_rows(trees: Sequence[Tree]) -> list[Row]:
-    """The rows of `side_by_side` whose values are not all equal."""
+    """Return the rows of `side_by_side` with different values."""
     return [row for row in side_by_side(trees) if len(set(map(repr, row[1:]))) > 1]
 
 
 def points_of_curve(record: RunRecord) -> list[tuple[CurvePoint, Spread]]:
-    """Points of a learning curve with a result, and mean and deviation of the first measure."""
+    """Return the points of a learning curve with a result, and mean and deviation of the first measure."""
     measured = [(p, mean_over_trainings(p.seeds or [p.test], record.measures[0])) for p in record.result.curve]
     return [(point, spread) for point, spread in measured if spread is not None]
 
 
 def baselines_of_curve(points: Sequence[tuple[CurvePoint, Spread]]) -> list[str]:
-    """Keys of all baselines of a learning curve."""
+    """Return the keys of all baselines of a learning curve."""
     return list(dict.fromkeys(key for point, _ in points for key in point.baselines))
 
 
 def learning_curve(record: RunRecord, name: str) -> Table:
-    """Metric of the model and of the baselines by the number of training examples."""
+    """Build a table of the metric of model and baselines by the number of training examples."""
     points, measure = points_of_curve(record), record.measures[0]
     baselines = baselines_of_curve(points)
     columns = (
@@ -257,7 +264,7 @@ def learning_curve(record: RunRecord, name: str) -> Table:
 
 
 def in_context(result: Tree) -> Table:
-    """A row for each number of examples in the prompt: mean, lowest and highest accuracy over draws."""
+    """Build a row for each number of examples in the prompt: mean, lowest and highest accuracy over draws."""
     return Table.of(
         "in-context",
         "Accuracy by examples in the prompt",

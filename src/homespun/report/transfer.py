@@ -1,4 +1,4 @@
-"""Tables of models made from another one (adapted, distilled, converted) and of learned layer weights."""
+"""Tables of derived models (adapted, distilled, converted) and of learned layer weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from homespun.results import Adaptation, Change, Shape, TeacherStudent, Timing
 
 
 def adaptation(record: RunRecord, end: str = "") -> list[Table]:
-    """The tables of a run that started from a checkpoint; ``end`` is that of file names."""
+    """Build the tables of a run that started from a checkpoint; ``end`` is the end of file names."""
     result = record.result.adaptation
     return [] if result is None else [_changes(record, result, end), _moved(result, end), _tensors(result, end)]
 
@@ -90,7 +90,7 @@ _SHARES = ("accuracy", "macro_f1", "micro_f1", "weighted_f1", "roc_auc", "mlm_ac
 
 
 def distillation(record: RunRecord, end: str = "") -> list[Table]:
-    """The table of a run with a teacher; ``end`` is the end of its file name."""
+    """Build the table of a run with a teacher; ``end`` is the end of its file name."""
     result = record.result.distillation
     if result is None:
         return []
@@ -151,7 +151,7 @@ _NUMBER = r"(?<=\.)\d+(?=\.|$)"
 
 
 def conversion_tables(report: Mapping[str, Tree]) -> list[Table]:
-    """Tables of mapped, dropped and new tensors; layers share a row, and so do a weight and its bias."""
+    """Build tables of mapped, dropped and new tensors; layers share a row, and so do a weight and its bias."""
     mapped = weights_and_biases(by_layers((name, *names) for name, names in report["mapped"].items()))
     rows: tuple[Row, ...] = tuple((names[0], " + ".join(names[1:]), count) for names, count in mapped)
     tables = [Table("mapped", "Converted tensors", (*texts("from", "to"), Column("tensors")), rows)]
@@ -202,7 +202,7 @@ def weights_and_biases(rows: Iterable[tuple[Names, int]]) -> list[tuple[Names, i
 
 
 def layer_weights(records: Sequence[RunRecord]) -> Table:
-    """A row for each run with a mix of layers: weights of the embeddings and of each layer, and gamma."""
+    """Build a row for each run with a mix of layers: weights of the embeddings and of each layer, and gamma."""
     mixed = [(record.name, mix.weights, mix.gamma) for record in records if (mix := record.result.layers)]
     most = max((len(weights) for _, weights, _ in mixed), default=0)
     columns = (
