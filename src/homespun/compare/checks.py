@@ -1,4 +1,4 @@
-"""Checks of all trials before the first one runs: each can be built, the budget fits the corpus and the memory."""
+"""Validation of all trials before the first one runs: each can be built, and the budget fits corpus and memory."""
 
 from __future__ import annotations
 
@@ -37,15 +37,19 @@ Examples = list[object] | None
 
 
 def check(recipe: CompareRecipe, trials: Sequence[Trial]) -> list[str]:
-    """Build every trial without its weights, read its data, and describe the budget.
+    """Build every trial without weights, read its data, and describe the budget.
 
     With a search, trials are built with values of its space: every choice, and numbers at the ends and between them.
+
+    Args:
+        recipe: the comparison.
+        trials: all trials.
 
     Returns:
         A sentence for each corpus that the budget passes over more than once.
 
     Raises:
-        UserError: all variants that cannot be built, each with its reason; or corpora with different tokenizers.
+        UserError: variants that cannot be built, each with its reason; or corpora with different tokenizers.
     """
     reader = _Reader()
     problems: dict[str, list[str]] = defaultdict(list)
@@ -73,13 +77,17 @@ def check(recipe: CompareRecipe, trials: Sequence[Trial]) -> list[str]:
 
 
 def plan_variants(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[str, dict[str, JsonValue]], list[str]]:
-    """Plan the first stage of each variant, if the budget limits memory: how large micro-batches may be.
+    """Plan the micro-batches of the first stage of each variant if the budget limits memory.
+
+    Args:
+        recipe: the comparison.
+        trials: all trials.
 
     Returns:
-        Plans by variant; a note for each variant that does not fit, whose trials fail with that reason.
+        Plans by variant, and a note for each variant that does not fit, whose trials fail with that reason.
 
     Raises:
-        UserError: no variant fits, each with the least memory that it needs; or one cannot be planned.
+        UserError: no variant fits, each with its minimum memory; or a variant cannot be planned.
     """
     if recipe.budget is None or recipe.budget.memory is None:
         return {}, []
@@ -106,7 +114,7 @@ def _numbered(reasons: dict[str, str]) -> str:
 
 
 def _with_values(trials: Sequence[Trial]) -> Iterator[tuple[Trial, str]]:
-    """Each trial, and copies with other values of a search, with their titles."""
+    """Yield each trial, and copies with other values of a search, with their titles."""
     for trial in trials:
         yield trial, trial.name
     for trial in trials:
@@ -117,7 +125,7 @@ def _with_values(trials: Sequence[Trial]) -> Iterator[tuple[Trial, str]]:
 
 
 class _Reader:
-    """Opens each corpus, model and labelled file once, and collects notes and tokenizers."""
+    """Cache that opens each corpus, model and labelled file once, and collects notes and tokenizers."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -129,7 +137,7 @@ class _Reader:
         self._examples: dict[str, tuple[list[object], Examples, Examples]] = {}
 
     def examples(self, data: TaskData) -> tuple[list[object], Examples, Examples]:
-        """Training, validation and test examples."""
+        """Read training, validation and test examples."""
         name = data.model_dump_json()
         if name not in self._examples:
             self._examples[name] = data.read("train") or [], data.read("validation"), data.read("test")
@@ -217,7 +225,7 @@ def _check_metrics(
     metrics: Sequence[str] = (),
     labels: Labels | None = None,
 ) -> None:
-    """Refuse a metric that the validation does not have."""
+    """Raise `UserError` for a metric that the validation does not have."""
     check_best_metric(recipe.train.best_metric, recipe.objective.kind, metrics, labels)
     check_best_metric(search_metric or "loss", recipe.objective.kind, metrics, labels, key="search.metric")
 

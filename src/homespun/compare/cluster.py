@@ -22,11 +22,11 @@ _LEASE = "120"  # seconds after which a file server releases the locks of a lost
 
 
 class Cluster:
-    """A Ray cluster: that of ``RAY_ADDRESS``, one that this process has joined, or a new local one.
+    """Executor on a Ray cluster: that of ``RAY_ADDRESS``, a cluster that this process has joined, or a new local one.
 
     Args:
-        slots: tasks at a time, by default one for each node that is there at the time. Each gets an equal share of the
-            processors, and a GPU if there are enough.
+        slots: number of parallel tasks, by default one for each node of the cluster at the time. Each gets an equal share
+            of the processors, and a GPU if there are enough.
 
     Raises:
         UserError: Ray is not installed, or the cluster cannot be reached.
@@ -92,7 +92,7 @@ def run_command(
 
 
 class _Remote:
-    """A task of the cluster, submitted again when its worker or machine is lost."""
+    """Task of the cluster, submitted again if its worker or machine is lost."""
 
     def __init__(self, ray: Any, submit: Callable[[Mapping[str, str]], Any], log: str) -> None:
         self._ray, self._submit, self._log = ray, submit, log
@@ -100,10 +100,10 @@ class _Remote:
         self._restarts = _RESTARTS
 
     def poll(self) -> Outcome | None:
-        """Outcome, or None while the task runs or waits for a worker.
+        """Return the outcome, or None while the task runs or waits for a worker.
 
         Raises:
-            UserError: of a worker that cannot run any task.
+            UserError: a worker cannot run any task.
         """
         done, _ = self._ray.wait([self._reference], timeout=0)
         if not done:

@@ -1,4 +1,4 @@
-"""Processes of a comparison: start a command, poll it, and find the reason of a failure in its log."""
+"""Processes of a comparison: start of commands, polling, and the reason of a failure from the log."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Command:
     """A homespun command.
 
     Args:
-        arguments: after ``homespun``.
-        log: file to which its output is appended.
+        arguments: arguments after ``homespun``.
+        log: file to which the output is appended.
         environment: variables in addition to those of this process.
         folder: working directory.
     """
@@ -40,7 +40,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Outcome:
-    """End of a command: ``why`` it failed in one line, or None; its wall-clock and processor time."""
+    """End of a command: the reason ``why`` it failed in one line, or None; wall-clock and processor time."""
 
     why: str | None
     seconds: float = 0.0
@@ -48,34 +48,34 @@ class Outcome:
 
 
 class Running(Protocol):
-    """A started command."""
+    """Interface of started commands."""
 
     def poll(self) -> Outcome | None:
-        """Outcome, or None while it runs."""
+        """Return the outcome, or None while the command runs."""
 
     def stop(self) -> None:
-        """Ask it to write a checkpoint and end."""
+        """Request a checkpoint and the end of the command."""
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the command."""
 
 
 class Executor(Protocol):
-    """Runs commands: `LocalExecutor`, or a cluster."""
+    """Interface of executors: `LocalExecutor`, or a cluster."""
 
     @property
     def slots(self) -> int:
-        """Commands at a time."""
+        """Maximum number of parallel commands."""
 
     def start(self, command: Command) -> Running:
         """Start a command; the caller starts no more than ``slots``."""
 
 
 class LocalExecutor:
-    """Processes on this machine.
+    """Executor that starts processes on this machine.
 
     Args:
-        slots: processes at a time, which share the threads and the GPUs.
+        slots: number of parallel processes, which share the threads and the GPUs.
         inherit: file descriptors that they inherit.
         start: command line before the arguments.
     """
@@ -95,7 +95,7 @@ class LocalExecutor:
 
 
 def shares(slot: int, slots: int) -> dict[str, str]:
-    """Variables that give the process of a slot its share of the threads, and one GPU if there are several."""
+    """Return variables that give the process of a slot its share of the threads, and one GPU if there are several."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     given = os.environ.get("OMP_NUM_THREADS", "")
     threads = str(max(1, (int(given) if given.isdecimal() and int(given) else cores) // slots))
@@ -114,7 +114,7 @@ def _gpus() -> list[str]:
 
 
 class Process:
-    """A command in a new process group, which ends when this process does."""
+    """Command in a new process group, which ends when this process ends."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Process:
         self._started = time.monotonic()
 
     def poll(self) -> Outcome | None:
-        """Outcome, or None while it runs."""
+        """Return the outcome, or None while the process runs."""
         if self._outcome is not None:
             return self._outcome
         before = _child_seconds()
@@ -163,18 +163,18 @@ class Process:
         return self._outcome
 
     def output(self) -> str:
-        """End of its output so far."""
+        """Return the end of the output so far."""
         with self.command.log.open("rb") as log:
             log.seek(max(self._from, self.command.log.stat().st_size - _TAIL))
             return log.read().decode("utf-8", errors="replace")
 
     def stop(self) -> None:
-        """Ask it to write a checkpoint and end."""
+        """Request a checkpoint and the end of the process."""
         if self.poll() is None:
             self._process.terminate()
 
     def kill(self) -> None:
-        """End it now, with its child processes."""
+        """Kill the process with its child processes."""
         if self.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -187,7 +187,7 @@ def _child_seconds() -> float:
 
 
 def reason(code: int, output: str) -> str:
-    """Find why a process with an exit ``code`` failed, in one line, from the end of its output."""
+    """Find the reason in the end of the output why a process with an exit ``code`` failed, in one line."""
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith(_BUG_NOTICE)]
     if code < 0:
         name = signal.Signals(-code).name if -code in {s.value for s in signal.Signals} else str(-code)
@@ -200,7 +200,7 @@ def reason(code: int, output: str) -> str:
 
 
 def last_object(log: Path) -> dict[str, Any]:
-    """Last JSON object in a log, which a command with ``--json`` printed on one line.
+    """Return the last JSON object in a log, which a command with ``--json`` printed on one line.
 
     Raises:
         UserError: the log has none.

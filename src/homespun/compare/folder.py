@@ -1,4 +1,4 @@
-"""The folder of a comparison: its recipe, and a record for each trial."""
+"""Folder of a comparison: its recipe, and a record for each trial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RECIPE, _RECORD = "comparison.yaml", "trial.json"
 
 
 class Record:
-    """A trial and its ``trial.json``, which docs/design.md describes under "comparing"."""
+    """Trial and its ``trial.json``, which docs/design.md describes under "comparing"."""
 
     def __init__(self, folder: Path, trial: Trial, result: TrialResult) -> None:
         self.folder = folder
@@ -52,11 +52,11 @@ class Record:
         return self.result.status
 
     def stage(self, name: str) -> TrialStage:
-        """Result of one stage."""
+        """Return the result of a stage."""
         return self.result.stages[name]
 
     def path_of(self, name: str) -> Path:
-        """Run directory of one stage."""
+        """Return the run directory of a stage."""
         return self.folder / (self.stage(name).path or name)
 
     def is_finished(self, name: str) -> bool:
@@ -111,7 +111,7 @@ def _new_result(trial: Trial) -> TrialResult:
 
 
 def _check_same_trial(path: Path, known: TrialResult, new: TrialResult) -> None:
-    """Refuse a trial that was run with another recipe file or other settings."""
+    """Raise `UserError` if a trial was run with another recipe file or other settings."""
 
     def settings(result: TrialResult) -> dict[str, str | None]:
         keys = ("recipe", "start_from", "vectors")
@@ -137,7 +137,7 @@ def _check_same_trial(path: Path, known: TrialResult, new: TrialResult) -> None:
 
 
 def _digest(recipe: str) -> str | None:
-    """Digest of a recipe file; None for a shipped recipe or a missing file."""
+    """Compute the digest of a recipe file; None for a shipped recipe or a missing file."""
     if not recipe.endswith((".yaml", ".yml")) or not Path(recipe).is_file():
         return None
     content = json.dumps(read_yaml(recipe), sort_keys=True, default=str)
@@ -145,7 +145,7 @@ def _digest(recipe: str) -> str | None:
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a path that cannot be the folder of a comparison; creates nothing.
+    """Raise an error for a path that cannot be the folder of a comparison; creates nothing.
 
     Raises:
         UserError: a file, or a folder with other content.
@@ -153,14 +153,14 @@ def check_folder(out: Path) -> None:
     if next(path for path in (out, *out.parents) if path.exists()).is_file():
         raise UserError(f"{out} is a file, or under one; a comparison needs a folder")
     if not (out / _RECIPE).is_file() and entries(out):
-        raise UserError(f"{out} is a folder with other things in it; give --out a new or empty one")
+        raise UserError(f"{out} is a folder with other things in it; set --out to a new or empty one")
 
 
 def open_folder(out: Path, recipe: CompareRecipe) -> None:
-    """Make ``out`` the folder of a comparison, unless it is one.
+    """Create the folder ``out`` of a comparison, unless it exists.
 
     Raises:
-        UserError: as `check_folder`.
+        UserError: as in `check_folder`.
     """
     check_folder(out)
     out.mkdir(parents=True, exist_ok=True)

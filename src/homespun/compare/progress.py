@@ -1,4 +1,4 @@
-"""Progress of trials, from their records and the last lines of their metrics, and the time left of a comparison."""
+"""Progress of trials from their records and the last lines of their metrics, and the remaining time of a comparison."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ _ENDED = ("done", "failed")
 
 
 def seconds_left(records: Sequence[Record], *, slots: int, to_come: int = 0) -> tuple[float | None, list[str]]:
-    """Estimate the time left of a comparison, without benchmarks.
+    """Estimate the remaining time of a comparison, without benchmarks.
 
-    A running stage is extrapolated from its share; a waiting one takes the mean time of that stage in other trials.
+    A running stage is extrapolated from its share; a waiting stage takes the mean time of that stage in other trials.
 
     Args:
         records: the trials.
-        slots: trials at a time.
-        to_come: trials that will be added.
+        slots: number of parallel trials.
+        to_come: number of trials that will be added.
 
     Returns:
-        Seconds, None if no stage has come far enough; names of the stages without an estimate, which are left out.
+        Seconds, None if no stage has progressed far enough; names of the stages without an estimate, which are left
+        out.
     """
     takes: dict[str, list[float]] = defaultdict(list)
     rest: dict[tuple[Path, str], float] = {}
@@ -58,7 +59,7 @@ def seconds_left(records: Sequence[Record], *, slots: int, to_come: int = 0) -> 
 
 
 def share_of_trial(record: Record) -> float:
-    """Finished share of a trial, 0 to 1; every stage counts the same."""
+    """Return the finished share of a trial, 0 to 1; all stages have equal weight."""
     if record.status in _ENDED:
         return 1.0
     return min(0.99, fmean(_share_of_stage(record, stage) for stage in record.trial.stages))
@@ -72,7 +73,7 @@ def _share_of_stage(record: Record, stage: Stage) -> float:
 
 
 def share_of_run(run: Path) -> float:
-    """Used share of a run's budget at its last step, 0 to 1; over all its trainings (seeds, folds, sizes)."""
+    """Return the used share of a run's budget at its last step, 0 to 1, over all seeds, folds and sizes."""
     started = list(run.glob("trials/*"))
     if not started:
         return _share_of_training(run)

@@ -49,7 +49,7 @@ class PretrainStage(Config):
 
 
 class FinetuneStage(Config):
-    """A task that the model of every trial is fine-tuned on."""
+    """Task on which the model of every trial is fine-tuned."""
 
     recipe: str = Field(default="classify", description="a shipped recipe for fine-tuning, or a .yaml file")
     settings: Settings = Field(default={})
@@ -66,7 +66,7 @@ class Variation(Config):
 
 
 class Range(Config):
-    """Numbers to search."""
+    """Range of numbers to search."""
 
     low: FiniteFloat
     high: FiniteFloat
@@ -85,7 +85,7 @@ class Range(Config):
         return self
 
     def samples(self) -> list[JsonValue]:
-        """Both ends, and without ``integer`` a number between them that is no integer."""
+        """Return both ends, and without ``integer`` a number between them that is not an integer."""
         if self.integer:
             return [int(self.low), int(self.high)]
         middle = (self.low + self.high) / 2
@@ -98,12 +98,12 @@ class Choices(Config):
     choices: list[JsonValue] = Field(min_length=2)
 
     def samples(self) -> list[JsonValue]:
-        """All choices."""
+        """Return all choices."""
         return self.choices
 
 
 def _space(value: object) -> Range | Choices:
-    """Choose the class by the keys, so that an error message is of that class only."""
+    """Select the class by the keys, so that an error message is only about that class."""
     if isinstance(value, Range | Choices):
         return value
     if not isinstance(value, Mapping):
@@ -112,7 +112,7 @@ def _space(value: object) -> Range | Choices:
 
 
 class Search(Config):
-    """A search for the best settings of each variation, before the comparison.
+    """Search for the best settings of each variation, before the comparison.
 
     Every variation has the same number of trials, under the budget of the comparison, with the first seed. The best
     settings by the validation (never the test) are used for its trials with all seeds.
@@ -128,7 +128,7 @@ class Search(Config):
     seed: int = Field(default=0, ge=0, description="of the sampler")
 
     def points(self) -> list[dict[str, JsonValue]]:
-        """Points of the space: the first value of every key, and each other value with the first ones of other keys."""
+        """Return points of the space: the first value of every key, each other value with first values elsewhere."""
         values = {key: space.samples() for key, space in self.space.items()}
         first = {key: samples[0] for key, samples in values.items()}
         return [first, *(first | {key: value} for key, samples in values.items() for value in samples[1:])]
@@ -142,7 +142,7 @@ class BenchmarkSettings(Config):
 
 
 class CompareRecipe(Config):
-    """A comparison."""
+    """Recipe of a comparison."""
 
     kind: Literal["compare"] = "compare"
     description: str = Field(default="", description="one line on the question of this comparison")
@@ -154,7 +154,7 @@ class CompareRecipe(Config):
         default={}, description="values by key, pretrain.KEY, finetune.KEY or tasks.TASK.KEY: all combinations"
     )
     budget: Budget | None = Field(
-        default=None, description="of pretraining, or without it of each task; default: that of the recipe"
+        default=None, description="budget of pretraining, or without it of each task; default: that of the recipe"
     )
     seeds: int = Field(default=3, ge=1, description="repetitions of each variation")
     first_seed: int = Field(default=0, ge=0)
@@ -212,9 +212,9 @@ def compare_recipe(name: str, overrides: Sequence[str] = ()) -> CompareRecipe:
 
 
 def flat(settings: Mapping[str, JsonValue], prefix: str = "") -> dict[str, JsonValue]:
-    """Nested settings as dotted keys.
+    """Flatten nested settings to dotted keys.
 
-    A mapping with a ``kind`` is one value, since it replaces another kind with other keys; so is an empty one.
+    A mapping with a ``kind`` is one value, since it replaces another kind with other keys; so is an empty mapping.
     """
     result: dict[str, JsonValue] = {}
     for key, value in settings.items():

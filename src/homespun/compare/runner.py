@@ -1,4 +1,4 @@
-"""The runner of a comparison: starts the stages of all trials in its slots, and resumes where it stopped."""
+"""Runner of a comparison: starts the stages of all trials in its slots, and resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def run_comparison(
 
 @dataclass
 class Job:
-    """A process: a stage of a trial (``record`` and ``stage``), its benchmark (``record``), or baselines (neither)."""
+    """Process for a stage of a trial (``record`` and ``stage``), its benchmark (``record``), or baselines (neither)."""
 
     command: Command
     what: str
@@ -123,14 +123,14 @@ class Job:
 
 
 class Runner:
-    """Running and waiting trials.
+    """Scheduler of running and waiting trials.
 
     Args:
         out: folder of the comparison.
         recipe: the comparison.
         executor: runs the processes.
         display: shows progress.
-        notes: notes on the comparison, which go into each trial.
+        notes: notes on the comparison, which are added to each trial.
         report: writes the report of a folder and returns its page.
         started: processor time of this process when the comparison started.
     """
@@ -174,7 +174,7 @@ class Runner:
 
     @property
     def slots(self) -> int:
-        """Trials at a time."""
+        """Maximum number of parallel trials."""
         return self._executor.slots
 
     def run(self, feed: Callable[[], bool] = lambda: False, *, total: int | None = None) -> None:
@@ -182,7 +182,7 @@ class Runner:
 
         Args:
             feed: called between steps; may add trials, and returns whether more may come.
-            total: number of trials with those to come; None: those added so far.
+            total: number of trials including future ones; None: those added so far.
 
         Raises:
             UserError: Ctrl-C or SIGTERM; running stages have written their checkpoints.
@@ -217,7 +217,7 @@ class Runner:
             )
 
     def step(self, *, idle: bool = False) -> bool:
-        """Process what has ended and fill free slots, unless ``idle``; False if no process runs."""
+        """Process ended jobs and fill free slots, unless ``idle``; False if no process runs."""
         ended = [(job, outcome) for job in self._jobs if job.running and (outcome := job.running.poll())]
         for job, outcome in ended:
             self._jobs.remove(job)
@@ -256,7 +256,7 @@ class Runner:
     # jobs to start
 
     def _next(self) -> Job | None:
-        """The next job: of running trials, then of waiting ones, then missing baselines of trials that are done."""
+        """Return the next job: of running trials, then of waiting trials, then missing baselines of finished trials."""
         busy = {id(job.record) for job in self._jobs}
         waiting = [r for r in self._records if r.status in ("waiting", "running") and id(r) not in busy]
         for record in sorted(waiting, key=lambda record: record.status != "running"):
@@ -351,13 +351,13 @@ class Runner:
                 logger.warning("%s failed in %s: %s", record.trial.subfolder, stage.name, outcome.why)
 
     def _count_overhead(self, record: Record) -> None:
-        """Add this process's time since the last trial ended to ``record``."""
+        """Add the time of this process since the last trial ended to ``record``."""
         spent = time.process_time()
         record.result.overhead.processor_seconds += spent - self._counted
         self._counted = spent
 
     def _write_time(self) -> None:
-        """Write the seconds of running processes, which a killed runner would lose."""
+        """Write the seconds of running processes, which would be lost if the runner is killed."""
         for job in self._jobs:
             if job.record is not None:
                 job.count(time.monotonic() - job.started)
@@ -386,7 +386,7 @@ class Runner:
         task.update(done, note="; ".join(part for part in parts if part), rate="", left=left)
 
     def _report_progress(self) -> None:
-        """Write an interim report, unless reports have taken more than their share of the time."""
+        """Write an interim report, unless reports have exceeded their share of the time."""
         if self._report_cost > _REPORT_SHARE * (time.monotonic() - self._reported):
             return
         self._unreported = False

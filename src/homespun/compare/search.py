@@ -40,7 +40,7 @@ _POLL = 1.0  # seconds between polls of trials on other machines
 
 @dataclass
 class _OpenTrial:
-    """A trial without a result in its study."""
+    """Trial without a result in its study."""
 
     study: Study
     number: int
@@ -51,7 +51,7 @@ class SettingsSearch:
     """Creates trials for a runner, and reports their results to the studies of Optuna.
 
     A study is identified by its settings, not by a folder: runners on several machines that share the storage, each
-    with its own folder, work on it together. A stopped study continues with its open trials.
+    with its own folder, cooperate on it. A stopped study continues with its open trials.
 
     Args:
         recipe: the comparison.
@@ -96,7 +96,7 @@ class SettingsSearch:
         self._forgiven = {name: len(study.get_trials(False, failed)) for name, study in self._studies.items()}
 
     def reopen(self) -> list[Record]:
-        """Trials of this folder: open ones, which continue, and ended ones, whose runs may be shared."""
+        """Return the trials of this folder: open ones, which continue, and ended ones, whose runs may be shared."""
         records = []
         for name, study in self._studies.items():
             for trial in study.get_trials(deepcopy=False):
@@ -122,7 +122,7 @@ class SettingsSearch:
                 entry.study.tell(entry.number, score)
 
     def ask(self) -> Record | None:
-        """Create a trial of the study that has fewest; None if all were started, here or elsewhere."""
+        """Create a trial of the study with the fewest trials; None if all were started, here or elsewhere."""
         started = {name: len(study.get_trials(deepcopy=False)) for name, study in self._studies.items()}
         counted = {name: count - self._forgiven[name] for name, count in started.items()}
         name = min(counted, key=lambda name: counted[name])
@@ -143,8 +143,10 @@ class SettingsSearch:
         return len(self._open)
 
     def wait(self) -> bool:
-        """Wait a moment for trials that run elsewhere; False if there are none, or if they take so long that their
-        runners have probably stopped.
+        """Wait briefly for trials that run elsewhere.
+
+        Returns:
+            False if there are none, or if they take so long that their runners have probably stopped.
         """
         elsewhere = {name: count for name in self._studies if (count := self._elsewhere(name))}
         if not elsewhere:
@@ -155,13 +157,13 @@ class SettingsSearch:
             self._waiting = time.monotonic()
             logger.warning("waiting for the %s, for up to %s", trials, formats.duration(patience))
         if time.monotonic() - self._waiting > patience:
-            logger.warning("the %s take too long; going on without them", trials)
+            logger.warning("the %s take too long; continuing without them", trials)
             return False
         time.sleep(_POLL)
         return True
 
     def found(self) -> dict[str, dict[str, object]]:
-        """Best settings and their score by variant, as in ``search/found.json``.
+        """Return the best settings and their score by variant, as in ``search/found.json``.
 
         Raises:
             UserError: no trial of a variant succeeded.
@@ -185,12 +187,12 @@ class SettingsSearch:
         return results
 
     def _elsewhere(self, name: str) -> int:
-        """Number of open trials of other runners, while none is open here."""
+        """Return the number of open trials of other runners, while none is open here."""
         running = self._optuna.trial.TrialState.RUNNING
         return len(self._studies[name].get_trials(deepcopy=False, states=(running,))) if self.search.storage else 0
 
     def _patience(self, name: str) -> float:
-        """Seconds after which a trial is given up."""
+        """Return the timeout of a trial in seconds."""
         complete = self._optuna.trial.TrialState.COMPLETE
         took = [trial.duration for trial in self._studies[name].get_trials(deepcopy=False, states=(complete,))]
         return max((_PATIENCE * duration.total_seconds() for duration in took if duration), default=_UNKNOWN)
@@ -225,7 +227,7 @@ class SettingsSearch:
         return self.search.metric or "loss"
 
     def _score(self, record: Record) -> float:
-        """Validation metric of the kept checkpoint, the mean over folds and seeds."""
+        """Return the validation metric of the best checkpoint, the mean over folds and seeds."""
         folder = record.path_of(self.stage)
         several = [read_object(path)["summary"] for path in folder.glob("trials/*/result.json")]
         results = several or [read_object(folder / "result.json")]
@@ -235,8 +237,8 @@ class SettingsSearch:
 def search_settings(recipe: CompareRecipe, runner: Runner, *, retry_failed: bool = False) -> dict[str, Settings]:
     """Run the trials of every variant's search; returns the best settings by variant.
 
-    They are written to ``search/found.json`` and then stay: trials were started with them, although a study with other
-    runners may have found better ones since. ``retry_failed`` applies to searches that are not in the file.
+    They are written to ``search/found.json`` and then fixed: trials were started with them, although a study with other
+    runners may have found better settings since. ``retry_failed`` applies to searches that are not in the file.
 
     Raises:
         UserError: see `SettingsSearch`; the runner was stopped.
@@ -261,7 +263,7 @@ def search_settings(recipe: CompareRecipe, runner: Runner, *, retry_failed: bool
 
 
 def _known(recipe: CompareRecipe, path: Path) -> dict[str, dict[str, JsonValue]]:
-    """Results of this search, by variant."""
+    """Read the results of this search, by variant."""
     results = read_optional(path)
     names = [variant.name for variant in variants(recipe)]
     return {
@@ -270,7 +272,7 @@ def _known(recipe: CompareRecipe, path: Path) -> dict[str, dict[str, JsonValue]]
 
 
 def _validation(result: Mapping[str, JsonValue], metric: str) -> float:
-    """A validation metric of a run, never of its test; NaN if it was undefined.
+    """Return a validation metric of a run, never of its test; NaN if it was undefined.
 
     Raises:
         UserError: the validation has no such metric.
@@ -286,7 +288,7 @@ def _validation(result: Mapping[str, JsonValue], metric: str) -> float:
 
 
 def _digest(recipe: CompareRecipe, name: str) -> str:
-    """Digest of everything that defines a study, without the number of trials and the storage."""
+    """Compute a digest of everything that defines a study, without the number of trials and the storage."""
     kept = recipe.model_dump(
         mode="json", exclude={"description", "seeds", "max_parallel", "benchmark", "variations", "search"}
     )

@@ -21,9 +21,9 @@ _STAGE = "pretrain"
 
 
 class Sharing:
-    """Assigns trials whose pretraining has equal settings and seed to one run.
+    """Assigns one run to trials whose pretraining has equal settings and seed.
 
-    A trial that shares a run keeps it while it exists, and a trial with a run keeps that. The others get a
+    A trial that shares a run keeps it while it exists, and a trial with a run of its own keeps that. The others get a
     finished run, else a started one, else the run of the first trial that would start one.
     """
 
@@ -52,13 +52,13 @@ class Sharing:
                 result.shared_with = owner.trial.subfolder
 
     def owner(self, record: Record) -> Record:
-        """The trial that runs the pretraining of a trial that shares it."""
+        """Return the trial that runs the pretraining of a trial that shares it."""
         owner = record.stage(_STAGE).shared_with
         assert owner is not None
         return self._records[owner]
 
     def _is_lost(self, record: Record) -> bool:
-        """True if a trial waits for a run that was deleted, with its trial or without."""
+        """True if a trial waits for a run that was deleted."""
         owner = record.stage(_STAGE).shared_with
         if owner is None or record.status == "done" or record.is_finished(_STAGE):
             return False
@@ -95,7 +95,7 @@ class Baselines:
                     record.stage(stage.name).baselines = self._name(stage)
 
     def measure_command(self, record: Record, stage: Stage) -> Command | None:
-        """Command that measures the baselines of a task; None if they exist or are being measured."""
+        """Return the command that measures the baselines of a task; None if they exist or are being measured."""
         name = record.stage(stage.name).baselines or stage.name
         folder = self._folder / name
         if name in self._started:
@@ -110,7 +110,7 @@ class Baselines:
         return Command(tuple(arguments), self._folder / "logs" / f"{name}.log")
 
     def write_failure(self, name: str, why: str) -> None:
-        """Write why baselines could not be measured, for the report; the next attempt removes it."""
+        """Write the reason why baselines could not be measured, for the report; the next attempt removes it."""
         (self._folder / name).mkdir(parents=True, exist_ok=True)
         write_text(self._folder / name / "why.txt", why)
 
@@ -120,7 +120,7 @@ class Baselines:
         return next(name for name in names if self._settings_of(name, requested) == requested)
 
     def _settings_of(self, name: str, requested: Mapping[str, object]) -> Mapping[str, object]:
-        """Settings of a folder of baselines; those of the first request if it has none."""
+        """Return the settings of a folder of baselines; those of the first request if it has none."""
         if name not in self._settings:
             self._settings[name] = getattr(RunResult.read(self._folder / name / "result.json"), "of", requested)
         return self._settings[name]

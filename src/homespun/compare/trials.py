@@ -31,13 +31,13 @@ Settings = Mapping[str, JsonValue]
 
 @dataclass(frozen=True)
 class Stage:
-    """One training process.
+    """Training process.
 
     Args:
         name: ``pretrain``, or the name of the task.
         kind: the command.
         recipe: its recipe.
-        start_from: initial model; None: a new one, or the result of the pretraining before it.
+        start_from: initial model; None: a new one, or the result of the preceding pretraining.
         settings: ``KEY=VALUE`` changes to the recipe; later ones override earlier ones.
         vectors: word vectors that initialise the embeddings.
     """
@@ -52,7 +52,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Variant:
-    """A variation with one point of the grid, for all seeds."""
+    """Variation with one point of the grid, for all seeds."""
 
     name: str
     variation: Variation
@@ -61,12 +61,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Trial:
-    """A variant with one seed. Stages are built on first use, so that `check` can list the errors of all trials.
+    """Variant with one seed. Stages are built on first use, so that `check` can list the errors of all trials.
 
     Args:
         recipe: the comparison.
         variant: a variation and a point of the grid.
-        seed: of all stages.
+        seed: random seed of all stages.
         found: settings that a search found for the variant.
     """
 
@@ -108,7 +108,7 @@ class Trial:
 
     @property
     def pretraining(self) -> Stage | None:
-        """The stage of pretraining, if there is one."""
+        """Pretraining stage, or None."""
         return next((stage for stage in self.stages if stage.kind == "pretrain"), None)
 
 
@@ -127,7 +127,7 @@ def variants(recipe: CompareRecipe) -> list[Variant]:
 
 
 def trials(recipe: CompareRecipe, *, found: Mapping[str, Settings] | None = None) -> list[Trial]:
-    """Every variant with every seed; the first seed of all variants first, for comparisons that are stopped early.
+    """Cross variants with seeds; the first seed of all variants comes first, for comparisons that are stopped early.
 
     Args:
         recipe: the comparison.
@@ -139,7 +139,7 @@ def trials(recipe: CompareRecipe, *, found: Mapping[str, Settings] | None = None
 
 
 def first_trials(trials: Sequence[Trial]) -> list[Trial]:
-    """Trials with the first seed; with a search, at the first point of its space."""
+    """Return the trials with the first seed; with a search, at the first point of its space."""
     return [
         trial if trial.recipe.search is None else replace(trial, found=trial.recipe.search.points()[0])
         for trial in trials
@@ -209,7 +209,7 @@ def _joined(parts: Sequence[Settings], budget: Budget | None) -> dict[str, JsonV
 
 
 def _closed(settings: Settings, seed: int, budget: Budget | None) -> tuple[str, ...]:
-    """Settings as assignments, with the seed and budget of the comparison last."""
+    """Convert settings to assignments, with the seed and budget of the comparison last."""
     own: dict[str, object] = {"train.seed": seed}
     if budget is not None:
         own["train.budget"] = budget.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
@@ -221,13 +221,13 @@ def _below(prefix: str, chosen: Settings) -> dict[str, JsonValue]:
 
 
 def to_yaml(value: object) -> str:
-    """A value as YAML on one line, which `homespun.config.override` reads."""
+    """Format a value as YAML on one line, which `homespun.config.override` reads."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
     return str(text).strip().removesuffix("...").strip()
 
 
 def _labels(keys: Sequence[str]) -> list[str]:
-    """Shortest unique end of each key."""
+    """Return the shortest unique end of each key."""
     return [next((end for end in _ends(key) if sum(end in _ends(other) for other in keys) == 1), key) for key in keys]
 
 
@@ -237,7 +237,7 @@ def _ends(key: str) -> list[str]:
 
 
 def _cut(title: str) -> str:
-    """Shorten a title to a folder name; a cut one ends in a digest."""
+    """Shorten a title to a folder name; a shortened name ends in a digest."""
     if len(title) <= LONGEST:
         return title
     digest = hashlib.blake2b(title.encode(), digest_size=4).hexdigest()
@@ -245,7 +245,7 @@ def _cut(title: str) -> str:
 
 
 def _word(value: object) -> str:
-    """A value of the grid as part of a folder name."""
+    """Format a value of the grid as part of a folder name."""
     if isinstance(value, Mapping):
         value = value.get("kind", "-".join(_word(v) for v in value.values()))
     if isinstance(value, list):

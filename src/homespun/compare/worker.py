@@ -1,4 +1,4 @@
-"""``python -m homespun.compare.worker VERB ...``: the homespun command in a process that ends with its parent.
+"""Entry point ``python -m homespun.compare.worker VERB ...``: a homespun command that ends with its parent process.
 
 The parent keeps the other end of standard input open and writes nothing, so that the input ends when the parent does.
 A process that outlived its runner would write into the folder of the next runner.
@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def exit_with_parent() -> None:
-    """End as soon as the parent does; on Linux the kernel also sends SIGKILL, for a process that hangs."""
+    """End as soon as the parent process ends; on Linux the kernel also sends SIGKILL if this process hangs."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_watch, name="parent", daemon=True).start()
