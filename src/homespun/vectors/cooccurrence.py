@@ -1,7 +1,7 @@
 """Co-occurrence counts of words: streamed, in bounded memory, on all cores.
 
 A pair of words is one integer. The pairs of each piece of text are sorted and summed into a run; runs are merged, and
-written to disk when they exceed the memory. At the end all runs are merged, a range of pairs at a time, and each pair
+written to disk when they exceed the memory. Finally all runs are merged, a range of pairs at a time, and each pair
 is written in both orders to the block of its second word.
 """
 
@@ -82,7 +82,7 @@ def count_pairs(
 
     Args:
         text: the words.
-        folder: an empty folder, for the runs and then the matrix.
+        folder: an empty folder for the runs and the matrix.
         window: maximum distance.
         workers: threads; default: one per core.
         pairs, run, merged, cells: limits, see `PAIRS`, `RUN`, `MERGED` and `CELLS`.

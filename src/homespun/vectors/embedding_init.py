@@ -1,7 +1,7 @@
-"""Initialisation of word embeddings: with word vectors, or from co-occurrences of tokens in a corpus.
+"""Initialisation of word embeddings with word vectors, or from co-occurrences of tokens in a corpus.
 
-Counting co-occurrences takes seconds, and a language model with this initialisation needs a fifth fewer tokens for the
-same loss, measured at a million (results/efficiency.md).
+Counting co-occurrences takes seconds. With this initialisation a language model needs a fifth fewer tokens for the
+same loss, measured at a million tokens (results/efficiency.md).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class EmbeddingCoverage:
     """Counts of tokens with a vector, without special tokens; other tokens keep their random initialisation.
 
     Args:
-        source: of the vectors.
+        source: name of the vectors.
         size: dimensions of the vectors.
         tokens: tokens of the vocabulary.
         by_name: tokens found by their name in the vocabulary.
         by_word: tokens found by their text.
-        by_lower_case: tokens found by their text in lower case.
+        by_lower_case: tokens found by their lower-case text.
     """
 
     source: str
@@ -60,12 +60,12 @@ class EmbeddingCoverage:
         return self.by_name + self.by_word + self.by_lower_case
 
     def summary(self) -> dict[str, int | str]:
-        """Entries of ``result.json``."""
+        """Return the entries of ``result.json``."""
         return {"found": self.found, **asdict(self)}
 
 
 def word_tables(model: nn.Module) -> list[nn.Embedding]:
-    """Word embeddings of all stacks of ``model``, without duplicates."""
+    """Return the word embeddings of all stacks of ``model``, without duplicates."""
     return list({id(m.words): m.words for m in model.modules() if isinstance(m, Embeddings)}.values())
 
 
@@ -77,7 +77,7 @@ def init_embeddings(model: nn.Module, tokenizer: Tokenizer, vectors: WordVectors
 
     Args:
         model: a module with `homespun.models.embeddings.Embeddings`; tied weights change too.
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         vectors: as wide as the embeddings.
         source: name of the vectors, for messages.
 
@@ -107,7 +107,7 @@ def init_embeddings(model: nn.Module, tokenizer: Tokenizer, vectors: WordVectors
 
 
 def _match(tokenizer: Tokenizer, vectors: WordVectors, source: str) -> tuple[np.ndarray, np.ndarray, EmbeddingCoverage]:
-    """Token ids, rows of their vectors, and the coverage."""
+    """Return token ids, rows of their vectors, and the coverage."""
     special, names = tokenizer.special_mask, tokenizer.tokens
     ordinary = np.flatnonzero(~special)
     texts = tokenizer.decode_batch([np.array([i]) for i in ordinary])
@@ -141,9 +141,9 @@ def init_embeddings_from_cooccurrence(model: nn.Module, corpus: Corpus, document
 
     Args:
         model: a module with `homespun.models.embeddings.Embeddings`; tied weights change too.
-        corpus: of the model's tokenizer.
+        corpus: corpus with the tokenizer of the model.
         documents: documents to count, such as a side of `Corpus.split`.
-        seed: of the singular value decomposition.
+        seed: random seed of the singular value decomposition.
 
     Raises:
         UserError: ``model`` has no word embeddings.
@@ -159,17 +159,17 @@ def init_embeddings_from_cooccurrence(model: nn.Module, corpus: Corpus, document
 
 
 def cooccurrence_vectors(corpus: Corpus, documents: DocumentSet, size: int, *, seed: int) -> tuple[Tensor, np.ndarray]:
-    """Unit vectors of tokens, by singular value decomposition of their co-occurrences.
+    """Compute unit vectors of tokens by singular value decomposition of their co-occurrences.
 
     The decomposed matrix is the positive pointwise mutual information of each token with the tokens at `OFFSETS` before
-    and after it; singular values have the power 1/2 (Levy et al. 2015). The mean over the text is subtracted, which a
-    softmax ignores, and a random rotation gives all components the same scale. The last result is cached.
+    and after it; singular values are raised to the power 1/2 (Levy et al. 2015). The mean over the text is subtracted,
+    since a softmax ignores it, and a random rotation gives all components the same scale. The last result is cached.
 
     Args:
         corpus: the text.
         documents: documents to count, in ascending order, up to about `MAX_TOKENS`.
         size: dimensions; those beyond the size of the vocabulary are zero before the rotation.
-        seed: of the decomposition and the rotation.
+        seed: random seed of the decomposition and the rotation.
 
     Returns:
         (vocab, size) float32 vectors, and (vocab,) bool, True for tokens that occur.
@@ -204,7 +204,7 @@ def _decomposed(folder: Path, _state: bytes, documents: DocumentSet, size: int, 
 
 
 def _pieces(corpus: Corpus, documents: DocumentSet) -> Iterator[np.ndarray]:
-    """Token ids of documents, with a separator after each, in pieces of about `_CHUNK`."""
+    """Yield token ids of documents, with a separator after each, in pieces of about `_CHUNK`."""
     end = np.array([corpus.tokenizer.sep_id], np.int64)
     piece: list[np.ndarray] = []
     length = total = 0
@@ -222,7 +222,7 @@ def _pieces(corpus: Corpus, documents: DocumentSet) -> Iterator[np.ndarray]:
 
 
 def _pairs(ids: np.ndarray, offset: int, vocab: int) -> csr_matrix:
-    """Count (vocab, vocab) pairs: the token of the column follows that of the row at the distance ``offset``."""
+    """Count (vocab, vocab) pairs in which the column token follows the row token at the distance ``offset``."""
     from scipy.sparse import coo_matrix
 
     keys, counts = np.unique(ids[:-offset] * vocab + ids[offset:], return_counts=True)
@@ -231,7 +231,10 @@ def _pairs(ids: np.ndarray, offset: int, vocab: int) -> csr_matrix:
 
 
 def _mutual_information(counts: csr_matrix) -> csr_matrix:
-    """Positive pointwise mutual information, ``max(0, log p(row, column) / (p(row) p'(column)))``, with `SMOOTHING`."""
+    """Compute positive pointwise mutual information, ``max(0, log p(row, column) / (p(row) p'(column)))``.
+
+    ``p'`` is smoothed by `SMOOTHING`.
+    """
     from scipy.sparse import csr_matrix
 
     pairs = counts.tocoo()

@@ -66,7 +66,7 @@ def read_lists(path: str | Path) -> list[Analogies | Similarities]:
     Analogies have ``: SECTION`` lines and lines of four words; similarities have lines of two words and a number.
 
     Raises:
-        UserError: no list, two lists of one name, or an invalid line.
+        UserError: no list, two lists with the same name, or an invalid line.
     """
     path = Path(path)
     if path.is_dir():

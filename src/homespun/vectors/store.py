@@ -1,4 +1,4 @@
-"""Word vectors on disk: a folder, or a file in the text or binary format of word2vec, as gensim reads them.
+"""Word vectors on disk: a folder, or a file in the text or binary format of word2vec, as read by gensim.
 
 The folder has ``vectors.safetensors`` and ``words.json``, which is written last and has a digest of the former. Files
 are not trusted: sizes are checked before memory is allocated, and nothing is unpickled.
@@ -162,7 +162,7 @@ def _write_binary(vectors: WordVectors, stream: IO[bytes]) -> None:
 
 
 def _header(line: bytes, *, bytes_a_value: float, file_bytes: int) -> tuple[int, int] | None:
-    """Number of words and dimensions in the first line of a file; None if it is no header."""
+    """Parse the number of words and dimensions in the first line of a file; None if it is not a header."""
     fields = line.split()
     if len(fields) != 2 or not all(part.isdigit() and len(part) < 12 for part in fields):
         return None

@@ -70,12 +70,14 @@ class GloveConfig(Config):
         default=10, ge=1, le=1000, description="maximum distance of a co-occurrence, which counts 1 / distance"
     )
     epochs: int = Field(default=25, ge=1)
-    learning_rate: float = Field(default=0.15, gt=0, description="of AdaGrad; a step is a block of the matrix")
+    learning_rate: float = Field(
+        default=0.15, gt=0, description="learning rate of AdaGrad; a step is a block of the matrix"
+    )
     x_max: float = Field(default=100.0, gt=0, description="count from which the weight is 1")
     alpha: float = Field(default=0.75, ge=0, le=1, description="below x_max the weight is (count / x_max) ** alpha")
 
     def train(self, text: WordFile, folder: Path, stage: Stage, *, seed: int, workers: int | None) -> Trained:
-        """As `Word2VecConfig.train`.
+        """Train as `Word2VecConfig.train`.
 
         Raises:
             UserError: no pairs of words.
@@ -83,7 +85,7 @@ class GloveConfig(Config):
         with stage("counting pairs") as on_progress:
             matrix = count_pairs(text, folder, window=self.window, workers=workers, on_progress=on_progress)
         if not matrix.cells:
-            raise UserError("no two words of the corpus stand near each other; give documents of more than one word")
+            raise UserError("no two words of the corpus co-occur; give documents of more than one word")
         threads = torch.get_num_threads()
         torch.set_num_threads(workers or os.cpu_count() or 1)
         try:
@@ -138,8 +140,8 @@ def train_word2vec(
     Args:
         text: the words.
         config: settings.
-        folder: for a temporary file, 2 to 7 bytes per word.
-        seed: of the training, which is reproducible with one worker.
+        folder: folder for a temporary file of 2 to 7 bytes per word.
+        seed: random seed of the training, which is reproducible with one worker.
         workers: threads; default: one per core.
         on_progress: called after each epoch with the completed share.
 
@@ -238,7 +240,7 @@ class Glove:
     Args:
         matrix: co-occurrence counts.
         config: settings.
-        seed: of the initialisation and the order of blocks.
+        seed: random seed of the initialisation and the order of blocks.
     """
 
     def __init__(self, matrix: Cooccurrence, config: GloveConfig, *, seed: int) -> None:

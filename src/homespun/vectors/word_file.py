@@ -1,6 +1,6 @@
 """Word ids of a corpus on disk, numbered by frequency, for word2vec and GloVe.
 
-One pass over the documents counts words, a second one writes their ids, 4 bytes each, so that no text is in memory.
+A first pass over the documents counts words, a second writes their ids, 4 bytes each, so that no text is in memory.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def write_words(
     """Write the word ids of ``corpus`` to the file ``path``.
 
     Args:
-        corpus: of any tokenizer.
+        corpus: corpus with any tokenizer.
         path: a new file.
         unit: ``tokens``, without special tokens, or ``words`` of the decoded text: runs of letters, digits and ``_``,
             and punctuation marks. With a tokenizer of kind ``words`` both are the same.

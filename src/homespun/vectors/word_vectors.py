@@ -23,7 +23,7 @@ class WordVectors:
     """Words and their vectors.
 
     Args:
-        words: without duplicates, by frequency if it is known.
+        words: without duplicates, sorted by frequency if known.
         vectors: (words, size) float32, finite.
         counts: (words,) int64 frequencies, if known.
         about: settings of the training.
@@ -76,11 +76,11 @@ class WordVectors:
         return unit
 
     def find_row(self, word: str) -> int | None:
-        """Row of ``word``, or else of ``word`` in lower case; None if neither has a vector."""
+        """Return the row of ``word``, or of ``word`` in lower case; None if neither has a vector."""
         return self._rows.get(word, self._rows.get(word.lower()))
 
     def row(self, word: str) -> int:
-        """Row of ``word``, as in `find_row`.
+        """Return the row of ``word``, as `find_row`.
 
         Raises:
             UserError: the word has no vector; the message has similar words.
@@ -136,7 +136,7 @@ PROJECTIONS: tuple[Projection, ...] = ("pca", "tsne")
 
 
 def frequent_words(vectors: WordVectors, count: int) -> list[str]:
-    """First ``count`` words with a letter, the most frequent ones if the vectors are sorted."""
+    """Return the first ``count`` words with a letter, the most frequent ones if the vectors are sorted."""
     return list(islice((word for word in vectors.words if any(map(str.isalpha, word))), count))
 
 
@@ -144,10 +144,10 @@ def project_2d(vectors: WordVectors, words: list[str], *, method: Projection, se
     """Project the directions of ``words`` to two dimensions.
 
     Args:
-        vectors: of all words.
+        vectors: vectors of all words.
         words: three or more; duplicates are removed.
         method: ``pca``, or ``tsne``, which preserves neighbourhoods.
-        seed: of the method.
+        seed: random seed of the method.
 
     Returns:
         (words, 2) coordinates.
