@@ -1,4 +1,4 @@
-"""Reading and writing of Hugging Face checkpoints without transformers."""
+"""Reader and writer of Hugging Face checkpoints without transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from homespun.errors import UserError
 
 
 def is_hub_name(source: str) -> bool:
-    """True if ``source`` has the form of a name on the hub and does not begin with a local folder."""
+    """True if ``source`` has the form of a hub name and does not begin with a local folder."""
     return _is_valid_hub_name(source) and not Path(source.partition("/")[0]).is_dir()
 
 
@@ -18,7 +18,7 @@ def _is_valid_hub_name(source: str) -> bool:
 
 
 def check_source(source: str | Path) -> None:
-    """Check that ``source`` is a folder or may be a name on the hub, without importing torch.
+    """Check that ``source`` is a folder or may be a hub name, without importing torch.
 
     Raises:
         UserError: neither is the case.
@@ -29,5 +29,5 @@ def check_source(source: str | Path) -> None:
     if not folder.exists() and not is_hub_name(name):
         why = "it is not a name on the Hugging Face hub either"
         if _is_valid_hub_name(name):
-            why = f"{Path(name).parent} is a folder here, so it is not looked for on the Hugging Face hub"
+            why = f"{Path(name).parent} is a local folder, so the Hugging Face hub is not searched"
         raise UserError(f"there is no folder {name}, and {why}")

@@ -1,6 +1,6 @@
-"""Rules and classes that several families share.
+"""Rules and classes shared by several families.
 
-Names of modules have no ``.weight`` and ``.bias``; ``{i}`` stands for the number of a layer.
+Module names omit ``.weight`` and ``.bias``; ``{i}`` stands for the number of a layer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NO_POOLER = "transformers adds a pooler with random weights (pooler_output); las
 
 
 def module(hf_name: str, name: str, from_hf: Change = unchanged, to_hf: Change = unchanged) -> Rule:
-    """Rule of the weight and the bias of a module."""
+    """Build the rule of the weight and the bias of a module."""
     return Rule(f"{hf_name}.{{p}}", f"{name}.{{p}}", from_hf, to_hf)
 
 
@@ -62,7 +62,7 @@ def attention_rules(
     rotated: Change = unchanged,
     norm: str | None = None,
 ) -> tuple[Rule, ...]:
-    """Projections of the attention ``sublayer``, and its ``norm``.
+    """Build the rules of the projections of the attention ``sublayer``, and of its ``norm``.
 
     ``rotated`` changes queries and keys, and is its own inverse.
     """
@@ -77,13 +77,13 @@ def attention_rules(
 
 
 def feedforward_rules(prefix: str, inner: str, outer: str, gate: str | None = None) -> tuple[Rule, ...]:
-    """Linear layers of a feed-forward, gated with ``gate``."""
+    """Build the rules of the linear layers of a feed-forward, gated with ``gate``."""
     names = {"inner": inner, "outer": outer} | ({} if gate is None else {"gate": gate})
     return tuple(module(f"{prefix}.{name}", f"{LAYER}.feedforward.sublayer.{part}") for part, name in names.items())
 
 
 def norm_rules(layer: str, attention: str, feedforward: str) -> tuple[Rule, ...]:
-    """Norms of the two sublayers."""
+    """Build the rules of the norms of the two sublayers."""
     return (
         module(f"{layer}.{attention}", f"{LAYER}.attention.norm"),
         module(f"{layer}.{feedforward}", f"{LAYER}.feedforward.norm"),
@@ -91,17 +91,17 @@ def norm_rules(layer: str, attention: str, feedforward: str) -> tuple[Rule, ...]
 
 
 def no_offset(pad_token_id: int) -> int:
-    """Position 0 is the first row of the table."""
+    """Return the number of rows before position 0: none."""
     return 0
 
 
 def after_padding(pad_token_id: int) -> int:
-    """Position 0 is the row after the padding id (RoBERTa, ProphetNet)."""
+    """Return the number of rows before position 0, which is after the padding id (RoBERTa, ProphetNet)."""
     return pad_token_id + 1
 
 
 def learned_positions(hf_name: str, *, offset: Callable[[int], int] = no_offset) -> Rule:
-    """Position table, with ``offset`` rows before position 0 in Hugging Face, and any number in homespun."""
+    """Build the rule of a position table with ``offset`` rows before position 0 in Hugging Face, any number here."""
 
     def shift(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
         rows_before, hf_rows_before = backbone.positions.rows_before, offset(backbone.pad_token_id)
@@ -113,12 +113,12 @@ def learned_positions(hf_name: str, *, offset: Callable[[int], int] = no_offset)
 
 
 def zero_segments(backbone: EncoderConfig) -> Tensor | None:
-    """Zero embedding of one segment, for a model without segments."""
+    """Return a zero embedding of one segment, for a model without segments."""
     return None if backbone.type_vocab_size else torch.zeros(1, backbone.embedding_size or backbone.hidden_size)
 
 
 def embedding_table(name: str, *, offset: Callable[[int], int] = no_offset, segments: bool = True) -> Table:
-    """Embeddings of BERT in the model ``name``."""
+    """Build the table of BERT's embeddings in the model ``name``."""
     prefix = f"{name}.embeddings"
     segment_table = f"{prefix}.token_type_embeddings.weight"
     return Table(
@@ -134,7 +134,7 @@ def embedding_table(name: str, *, offset: Callable[[int], int] = no_offset, segm
 
 
 def encoder_table(name: str, *, offset: Callable[[int], int] = no_offset) -> Table:
-    """Encoder of BERT in the model ``name``."""
+    """Build the table of BERT's encoder in the model ``name``."""
     layer = f"{name}.encoder.layer.{{i}}"
     return embedding_table(name, offset=offset) + Table(
         rules=(
@@ -165,7 +165,7 @@ def annotated(
 
 
 def headless(name: str, prefix: str, *drops: Drop, notes: Notes = no_notes) -> Architecture:
-    """Class without a head, which drops tensors outside ``prefix`` and those of ``drops``."""
+    """Build a class without a head, which drops tensors outside ``prefix`` and those of ``drops``."""
     heads = Drop(rf"(?!{re.escape(prefix)}).*", "a head, and the model is opened without it")
     return Architecture(
         name,
@@ -178,7 +178,7 @@ def headless(name: str, prefix: str, *drops: Drop, notes: Notes = no_notes) -> A
 
 
 def models_with_pooler(name: str, dense: str) -> tuple[Architecture, ...]:
-    """Class without a head: without its pooler (the default) and with it; ``dense`` is the layer of the pooler."""
+    """Build the classes without a head, without pooler (the default) and with it; ``dense`` is the pooler's layer."""
     prefix = f"{dense.partition('.')[0]}."
     pooler = replace(headless(name, prefix), kind="pooler", head=lambda settings: {"kind": "pooler"}, notes=no_notes)
     rules = Table(rules=(module(dense, "head.dense"),))
@@ -186,17 +186,20 @@ def models_with_pooler(name: str, dense: str) -> tuple[Architecture, ...]:
 
 
 def masked_lm(settings: Tree) -> Tree:
-    """Head with the activation of the layers."""
+    """Return the settings of a head with the activation of the layers."""
     return {"kind": "masked_lm", "hidden_act": activation(settings["hidden_act"])}
 
 
 def gelu_masked_lm(settings: Tree) -> Tree:
-    """Head with GELU."""
+    """Return the settings of a head with GELU."""
     return {"kind": "masked_lm"}
 
 
 def masked_lm_table(words: str, transform: str, norm: str, decoder: str, *, bias: str | None = None) -> Table:
-    """Dense layer, norm, and decoder tied to ``words``; ``bias``: second name of the decoder's bias, if any."""
+    """Build the table of dense layer, norm, and decoder tied to ``words``.
+
+    ``bias`` is the second name of the decoder's bias, if any.
+    """
     bias, copy = bias or f"{decoder}.bias", f"{decoder}.bias"
     return Table(
         rules=(module(transform, "head.transform"), module(norm, "head.norm"), Rule(bias, "head.bias")),
@@ -216,7 +219,7 @@ def require_is_decoder(name: str, head: Head, *, causal: bool) -> Head:
 
 
 def language_model(name: str, table: Table, head: Head = masked_lm, *, causal: bool | None = None) -> Architecture:
-    """Masked language model, or with ``causal`` one whose config.json must have this ``is_decoder``."""
+    """Build a masked language model, or with ``causal`` a class whose config.json must have this ``is_decoder``."""
     return Architecture(
         name,
         kind="masked_lm",
@@ -235,7 +238,7 @@ def causal_lm(
     settings: Tree | None = None,
     pipeline: str = "text-generation",
 ) -> tuple[Architecture, ...]:
-    """Causal language model: the class with tied and with untied output embeddings.
+    """Build a causal language model: the classes with tied and with untied output embeddings.
 
     Args:
         name: class.
@@ -279,7 +282,7 @@ def text_classification(
     head: Head | None = None,
     write: Head = lambda head: {},
 ) -> Architecture:
-    """Dense layer and classifier over one vector per text; ``tables`` have further tensors of the class."""
+    """Build a dense layer and classifier over one vector per text; ``tables`` have further tensors of the class."""
     table = Table(rules=(module(dense, "head.dense"), module(classifier, "head.classifier")))
     return Architecture(
         name,
@@ -298,7 +301,7 @@ class Pooling:
     tokens: Mapping[str, str]
 
     def read(self, settings: Tree) -> Tree:
-        """Settings of a head of kind ``pooled``.
+        """Return the settings of a head of kind ``pooled``.
 
         Raises:
             UserError: an unknown pooling.
@@ -316,13 +319,13 @@ class Pooling:
 
 
 def input_dropout_classification(settings: Tree) -> Tree:
-    """Head with the same dropout before and after the dense layer."""
+    """Return the settings of a head with the same dropout before and after the dense layer."""
     head = classification("pooled")(settings)
     return head | {"input_dropout": head["dropout"]}
 
 
 def last_token_classification(name: str) -> Architecture:
-    """Linear layer over the last token, without dropout."""
+    """Build a linear layer over the last token, without dropout."""
 
     def head(settings: Tree) -> Tree:
         return classification("last")(settings | {"classifier_dropout": settings.get("classifier_dropout") or 0.0})
@@ -337,7 +340,7 @@ def last_token_classification(name: str) -> Architecture:
 
 
 def token_classification(name: str, *tables: Table, dropout: str = "classifier_dropout") -> Architecture:
-    """Dropout and a linear layer over each token; ``tables`` have further tensors of the class."""
+    """Build dropout and a linear layer over each token; ``tables`` have further tensors of the class."""
     return Architecture(
         name,
         kind="token_classification",
@@ -348,7 +351,7 @@ def token_classification(name: str, *tables: Table, dropout: str = "classifier_d
 
 
 def question_answering(name: str, *, dropout: float = 0.0) -> Architecture:
-    """Linear layer over each token, for start and end; ``dropout`` is the default of ``qa_dropout``."""
+    """Build a linear layer over each token, for start and end; ``dropout`` is the default of ``qa_dropout``."""
     return Architecture(
         name,
         kind="question_answering",
@@ -360,7 +363,7 @@ def question_answering(name: str, *, dropout: float = 0.0) -> Architecture:
 
 
 def alternating_attention(layers: Sequence[Tree]) -> Tree:
-    """Alternating attention with the shortest cycle that gives those of the ``layers``."""
+    """Return alternating attention with the shortest cycle that gives the attention of the ``layers``."""
     cycle = next(
         layers[:size]
         for size in range(1, len(layers) + 1)
@@ -370,14 +373,14 @@ def alternating_attention(layers: Sequence[Tree]) -> Tree:
 
 
 def layer_attentions(backbone: EncoderConfig) -> list[AttentionConfig]:
-    """Attention of each layer."""
+    """Return the attention config of each layer."""
     attention = backbone.attention
     cycle = attention.cycle if isinstance(attention, AlternatingAttentionConfig) else [attention]
     return [cycle[layer % len(cycle)] for layer in range(backbone.num_hidden_layers)]
 
 
 def pad_or_eos(settings: Tree) -> object:
-    """Padding token, or the end of text for models without one."""
+    """Return the padding token, or the end of text for models without one."""
     if settings["pad_token_id"] is not None:
         return settings["pad_token_id"]
     end, size = settings.get("eos_token_id", 50256), settings["vocab_size"]

@@ -28,7 +28,7 @@ _PLACEHOLDERS = {"i": r"(?P<i>0|[1-9][0-9]{0,5})", "p": r"(?P<p>weight|bias)"}
 
 
 def unchanged(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
-    """Identity."""
+    """Return the tensor unchanged."""
     return tensor
 
 
@@ -107,7 +107,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class DefaultTensor:
-    """Tensor without effect that Hugging Face needs; ``make`` returns None if it is not needed."""
+    """Tensor without effect required by Hugging Face; ``make`` returns None if it is not needed."""
 
     name: str
     make: Callable[[AnyBackbone], Tensor | None]

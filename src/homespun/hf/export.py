@@ -54,14 +54,14 @@ def export_huggingface(
     labels: Labels | None = None,
     base_model: str | Path | None = None,
 ) -> ExportReport:
-    """Write weights, config.json, tokenizer and model card to ``folder``, atomically; an older export is replaced.
+    """Write weights, config.json, tokenizer and model card to ``folder``, atomically, replacing an existing export.
 
-    A model that no family has, such as one with Linformer's attention, is not written. A head that none has is left
-    out. Factorised embeddings that none has are folded (`homespun.hf.folding`). The report has notes on all of these.
+    A model without a family, such as one with Linformer attention, is not written. A head without a class is left out.
+    Factorised embeddings that no family has are folded (`homespun.hf.folding`). The report has notes on all of these.
 
     Args:
         folder: a new or empty folder, or an export.
-        model, config, tokenizer: of the model.
+        model, config, tokenizer: parts of the model.
         labels: classes of its head.
         base_model: the model that it was trained from, for the card.
 
@@ -127,10 +127,10 @@ def export_run(
     labels: Labels | None = None,
     base_model: str | Path | None = None,
 ) -> Tree:
-    """`export_huggingface` to ``hf/`` of a run directory.
+    """Apply `export_huggingface` to ``hf/`` of a run directory.
 
     Returns:
-        The report for ``result.json``, with a note on ONNX for a model that no family has.
+        The report for ``result.json``, with a note on ONNX for a model without a family.
     """
     folder = Path(run) / "hf"
     report = asdict(export_huggingface(folder, model, config, tokenizer, labels=labels, base_model=base_model))
@@ -138,7 +138,7 @@ def export_run(
 
 
 def suggest_onnx(model: Model) -> tuple[str, ...]:
-    """Note on ONNX for a model that no family has, if it can be written as such a file."""
+    """Return a note on ONNX for a model without a family, if it can be exported."""
     if onnx_unsupported_reason(model):
         return ()
     return ("`homespun export MODEL --to onnx --out model.onnx` writes it for programs that have neither library",)
@@ -147,14 +147,14 @@ def suggest_onnx(model: Model) -> tuple[str, ...]:
 def check_replaceable(
     folder: Path, description: str, *others: str, weights: str = WEIGHTS, folders: Sequence[str] = ()
 ) -> None:
-    """Raise `UserError` unless ``folder`` is new or empty, or has a model and nothing else.
+    """Raise `UserError` unless ``folder`` is new, empty, or has only a model.
 
     Args:
-        folder: of the model to write.
+        folder: folder to write the model to.
         description: the file that describes the model.
-        others: further files that are allowed, besides the weights and the files of the tokenizer.
+        others: further allowed files, besides the weights and the files of the tokenizer.
         weights: the file of the weights.
-        folders: folders that are allowed.
+        folders: allowed folders.
     """
     if not folder.exists():
         return
@@ -170,7 +170,7 @@ def check_replaceable(
 
 
 def _complete_tokenizer(path: Path, backbone: BackboneConfig) -> None:
-    """Add the maximal length and the names of inputs, which depend on the model."""
+    """Add the maximum length and the names of inputs, which depend on the model."""
     tree = json.loads(path.read_text(encoding="utf-8"))
     tree["model_max_length"] = backbone.max_position_embeddings
     # the default differs between versions

@@ -110,7 +110,7 @@ class Family:
 
     Args:
         model_type: as in config.json.
-        prefix: of tensors of the backbone, except in files of the class without a head.
+        prefix: prefix of tensors of the backbone, except in files of the class without a head.
         table: tensors of the backbone.
         architectures: classes, including one without a head.
         defaults: settings of config.json with their defaults in transformers. A field that has a setting here is copied
@@ -323,7 +323,7 @@ def classification(kind: str, *, dropout: str = "classifier_dropout", **fields: 
     """Function from config.json to settings of a classification head.
 
     Args:
-        kind: of the head.
+        kind: kind of the head.
         dropout: setting of the dropout of the head, by default that of the hidden states.
         fields: further settings of the head.
     """

@@ -60,8 +60,8 @@ def fold_weights(weights: Weights, config: ModelConfig) -> Weights:
     """Weights of the folded model.
 
     Args:
-        weights: of the model, by name.
-        config: of the model, for which `fold_config` is not None.
+        weights: weights of the model, by name.
+        config: config of the model, for which `fold_config` is not None.
     """
     backbone, head = config.backbone, config.head
     if backbone.has_decoder:

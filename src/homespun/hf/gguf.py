@@ -1,4 +1,4 @@
-"""Export of a decoder to a GGUF file, which llama.cpp and the programs built on it run."""
+"""Export of a decoder to a GGUF file for llama.cpp and programs based on it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def export_gguf(path: str | Path, stored: ModelBundle) -> GgufReport:
     """Write a decoder with its tokenizer to ``path``, atomically, in float32.
 
     Args:
-        path: a file that ends in ``.gguf``; an older one is replaced.
+        path: a file that ends in ``.gguf``; an existing file is replaced.
         stored: the model and its tokenizer.
 
     Raises:

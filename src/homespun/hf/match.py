@@ -1,4 +1,4 @@
-"""Choice of the class of transformers for a model, and of heads that can be exported."""
+"""Choice of the transformers class for a model, and of heads that can be exported."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from homespun.models.sequence_heads import SequenceHeadConfig
 
 @dataclass(frozen=True)
 class ArchitectureMatch:
-    """A class of transformers for a model.
+    """Class of transformers for a model.
 
     Args:
-        family, architecture: class.
+        family, architecture: the class.
         differences: fields that it cannot express.
-        config: of the model, or of the folded model (`homespun.hf.folding`).
+        config: config of the model, or of the folded model (`homespun.hf.folding`).
     """
 
     family: Family
@@ -34,7 +34,7 @@ class ArchitectureMatch:
 def match_architecture(config: ModelConfig) -> tuple[ArchitectureMatch | None, tuple[str, ...]]:
     """Find the class of a model, with notes on differences; None with the reason if there is none.
 
-    A head that no class has is dropped, and embeddings of a width that no class has are folded.
+    A head without a class is dropped, and embeddings of a width without a class are folded.
     """
     match, notes = _match_architecture(config)
     folded = None if match else fold_config(config)
@@ -97,7 +97,7 @@ _TASKS = ("text-classification", "question-answering")  # tasks with several kin
 
 
 def dropped_head_warning(config: ModelConfig) -> str | None:
-    """Warn about a model whose export will lack the head, with the heads that can be exported.
+    """Return a warning about a model whose export will lack the head, with the heads that can be exported.
 
     Returns:
         None if the head is exported, or there is no head or no export.

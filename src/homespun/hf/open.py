@@ -1,4 +1,4 @@
-"""Opening of models: a run, a ``model/`` folder, a Hugging Face folder, or a name on the hub."""
+"""Opening of models: a run, a ``model/`` folder, a Hugging Face folder, or a hub name."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def open_model(source: str | Path, *, head: str | None = STORED) -> ModelBundle:
 
 
 def open_for_inference(source: str | Path, *, head: str | None = STORED) -> ModelBundle:
-    """`open_model` on the device of `best_device`."""
+    """Open a model as `open_model` on the device of `best_device`."""
     stored = open_model(source, head=head)
     return replace(stored, model=stored.model.to(best_device()))
 
 
 def open_for_training(source: str | Path) -> ModelBundle:
-    """`open_model` for further training; warns of differences from the model in the files."""
+    """Open a model as `open_model` for further training; warns of differences from the model in the files."""
     opened = open_any(source)
     for note in opened.notes:
         logger.warning("%s: %s", source, note)

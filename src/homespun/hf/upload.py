@@ -26,10 +26,10 @@ def upload(path: str | Path, name: str) -> str:
         name: the repository, OWNER/NAME.
 
     Returns:
-        Address of the commit.
+        URL of the commit.
 
     Raises:
-        UserError: it was not uploaded.
+        UserError: the upload failed.
     """
     path, api = Path(path), HfApi()
     folder, files = (path, None) if path.is_dir() else (path.parent, [path.name])

@@ -1,4 +1,4 @@
-"""Reading of weights of a Hugging Face folder: safetensors or torch files, single or in shards; no code is run."""
+"""Reader of Hugging Face weights: safetensors or torch files, single or sharded; no code is executed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FILES = (_SAFE_FILES, _TORCH_FILES)  # patterns of each format, the preferred on
 
 
 def has_weights(folder: Path) -> bool:
-    """True if the folder has files that `read_weights` reads."""
+    """True if the folder has files for `read_weights`."""
     return any((folder / name).is_file() for name in (SAFETENSORS, SAFETENSORS + _INDEX, TORCH, TORCH + _INDEX))
 
 
 def read_weights(folder: Path) -> Weights:
-    """Tensors by name on the CPU, memory-mapped.
+    """Read tensors by name to the CPU, memory-mapped.
 
     Raises:
         UserError: there are no weights; a file is truncated or has more than plain tensors; the index has a file
@@ -98,7 +98,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def modernize_name(name: str) -> str:
-    """Modern name of a tensor; the first BERT checkpoints have TensorFlow's names in norms."""
+    """Return the modern name of a tensor; the first BERT checkpoints have TensorFlow's names in norms."""
     for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
         if name.endswith(old):
             return name.removesuffix(old) + new
