@@ -25,8 +25,8 @@ class Cluster:
     """Executor on a Ray cluster: that of ``RAY_ADDRESS``, a cluster that this process has joined, or a new local one.
 
     Args:
-        slots: number of parallel tasks, by default one for each node of the cluster at the time. Each gets an equal share
-            of the processors, and a GPU if there are enough.
+        slots: number of parallel tasks, by default one for each node that the cluster has at the time. Each gets an
+            equal share of the processors, and a GPU if there are enough.
 
     Raises:
         UserError: Ray is not installed, or the cluster cannot be reached.

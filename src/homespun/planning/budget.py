@@ -159,8 +159,7 @@ def choose_size(candidates: Iterable[SizeCandidate]) -> SizeChoice:
     """Choose the size whose tokens per parameter are nearest to `TOKENS_PER_PARAMETER`, as a ratio.
 
     ``candidates`` has at least one size, the smallest first. It is read up to the first size with a worse ratio than
-    its
-    predecessor.
+    its predecessor.
     """
 
     def distance(size: SizeCandidate) -> float:

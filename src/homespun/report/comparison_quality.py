@@ -289,10 +289,8 @@ def _test_pairs(
     """Test every pair, the lower against the higher; with different baselines also every model against its own.
 
     The best model is selected by the same numbers, so p-values are corrected for all pairs: with correction only for
-    pairs
-    of the best, ten equal models would differ significantly three times as often as claimed. Intervals are of pairs
-    with
-    the best.
+    pairs of the best, ten equal models would differ significantly three times as often as claimed. Intervals are of
+    pairs with the best.
     """
     several = len({c.baseline_set for c in ranked}) > 1
     spread = significance.pooled_variance([c.values for c in ranked if c.kind == "model"])

@@ -27,12 +27,9 @@ def permutation_test(differences: Scores, unit: float | None = None, *, seed: in
 
     This is the probability that random signs give a sum at least as far from 0. If all differences are multiples of
     ``unit``, the distribution of the sum is exact: each group of equal sizes adds a scaled binomial (McNemar's exact
-    test
-    if every size is 1). `scipy.stats.permutation_test` samples it, which takes 4 s for 1,000 examples, 800 times as
-    long,
-    for each pair of models. Otherwise ``draws`` sign vectors are drawn, and p is at least ``1 / (1 + draws)`` (Phipson
-    and
-    Smyth 2010).
+    test if every size is 1). `scipy.stats.permutation_test` samples it, which takes 4 s for 1,000 examples, 800 times
+    as long, for each pair of models. Otherwise ``draws`` sign vectors are drawn, and p is at least ``1 / (1 + draws)``
+    (Phipson and Smyth 2010).
 
     Args:
         differences: (examples,) score of one model minus score of the other.
