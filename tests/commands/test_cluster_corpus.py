@@ -159,6 +159,24 @@ def test_of_a_chain_of_near_duplicates_each_second_one_stays() -> None:
     assert cluster_corpus.resolve(documents, groups, np.ones(9, bool)).tolist() == [5, 9, 11]
 
 
+def test_bands_of_the_same_documents_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_corpus, "_MERGED_ROWS", 4)
+    #             (hash, band, document): 3 and 7 share three bands, 3, 7 and 8 one, 5 none, 8 and 9 one
+    rows = [(1, 0, 3), (1, 0, 7), (2, 1, 7), (2, 1, 3), (2, 2, 3), (2, 2, 7), (4, 3, 3), (4, 3, 7), (4, 3, 8)]
+    rows += [(5, 0, 5), (6, 0, 8), (6, 0, 9)]
+    hashes, bands, documents = (np.array(column) for column in zip(*rows, strict=True))
+    buckets = [
+        {"hash": hashes[mine], "check": bands[mine], "document": documents[mine], "near": np.full(mine.sum(), True)}
+        for mine in (bands == 0, bands == 1, bands == 2, bands == 3, bands == 4)  # no row in the last
+    ]
+    shared = [cluster_corpus._shared(bucket) for bucket in buckets]
+    merged = cluster_corpus.merge(shared)
+    groups = [set(merged["document"][merged["group"] == group].tolist()) for group in np.unique(merged["group"])]
+    assert sorted(groups, key=sorted) == [{3, 7}, {3, 7, 8}, {8, 9}]
+    assert len(merged["document"]) == 7
+    assert cluster_corpus.resolve(merged["document"], merged["group"], merged["near"]).tolist() == [7, 8]
+
+
 def test_the_first_of_equal_texts_stays() -> None:
     documents, groups = np.array([4, 2, 8, 9, 6]), np.array([1, 1, 1, 2, 2])
     assert cluster_corpus.resolve(documents, groups, np.zeros(5, bool)).tolist() == [4, 8, 9]

@@ -15,7 +15,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ UNITS = "units.jsonl"
 _BUCKET_BYTES = (
     16 * 2**20
 )  # of files whose hashes a worker groups at a time: about 70 MB of them if documents are short
+_MERGED_ROWS = 1_000_000  # of shared hashes that the driver takes before it drops equal ones
 _ROWS = 20_000  # documents whose hashes are sent at a time
 _POSITION_BITS = 40  # of the number of a document: its unit, then its position in the unit
 Hashes = dict[str, NDArray[np.generic]]
@@ -95,7 +96,7 @@ def build_on_cluster(
 
     Documents, their order and their tokens are those of one machine; shards are those of the units. The same call goes
     on after an interruption with the units that are missing. A worker holds a shard, or the hashes of some 16 MB of
-    files; the driver holds the file names, and 17 bytes for each band of the MinHash that documents share.
+    files; the driver holds the file names, and 17 bytes for each document of each set that shares a hash.
 
     Args:
         reading: files, folders and globs that all machines see, or object stores.
@@ -203,13 +204,9 @@ def _duplicates(ray: Any, job: _Job) -> dict[int, NDArray[np.int64]]:
         .groupby("bucket")
         .map_groups(_shared, batch_format="numpy")
     )
-    found = [batch for batch in shared.iter_batches(batch_size=None, batch_format="numpy") if len(batch["document"])]
-    if not found:
-        return {}
-    documents, groups, near = (
-        np.concatenate([batch[name] for batch in found]) for name in ("document", "group", "near")
-    )
-    numbers = resolve(documents, groups, near)
+    merged = merge(shared.iter_batches(batch_size=None, batch_format="numpy"))
+    documents, groups = (merged[name].astype(np.int64, copy=False) for name in ("document", "group"))
+    numbers = resolve(documents, groups, merged["near"].astype(bool, copy=False))
     units, positions = numbers >> _POSITION_BITS, numbers & ((1 << _POSITION_BITS) - 1)
     return {int(unit): positions[units == unit] for unit in np.unique(units)}
 
@@ -245,15 +242,55 @@ def _hash_units(batch: Hashes, job: _Job, buckets: int) -> Iterator[Hashes]:
 
 
 def _shared(rows: Hashes) -> Hashes:
-    """Of the rows of a bucket, those whose hash several documents have, with a number of their group."""
+    """Of the rows of a bucket, those whose hash several documents have, with a number of the set of these documents."""
     near, hashes, checks = rows["near"], rows["hash"], rows["check"]
     order = np.lexsort((rows["document"], checks, hashes, near))
     same = np.ones(len(order) + 1, dtype=bool)  # that a row begins a group
     columns = (near[order], hashes[order], checks[order])
     same[1:-1] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    kept = order[~(same[:-1] & same[1:])]
-    group = np.bitwise_xor(hashes[kept], np.multiply(checks[kept], np.int64(0x5851F42D4C957F2D)))
-    return {"document": rows["document"][kept], "group": group, "near": near[kept]}
+    starts = np.flatnonzero(same[:-1])
+    documents = rows["document"][order]
+    sums = np.add.reduceat(_mix(documents), starts).view(np.int64)  # (groups,)
+    group = np.repeat(sums, np.diff(starts, append=len(order)))
+    several = ~(same[:-1] & same[1:])
+    return {"document": documents[several], "group": group[several], "near": near[order][several]}
+
+
+def merge(batches: Iterable[Hashes]) -> Hashes:
+    """Rows of `_shared`, each once: bands that the same documents share are one group."""
+    tables: list[Hashes] = [
+        {"document": np.empty(0, np.int64), "group": np.empty(0, np.int64), "near": np.empty(0, bool)}
+    ]
+    rows = 0
+    for batch in batches:
+        tables.append(batch)
+        rows += len(batch["document"])
+        if rows > len(tables[0]["document"]) // 2 + _MERGED_ROWS:
+            tables, rows = [_unique(tables)], 0
+    return _unique(tables)
+
+
+def _unique(tables: list[Hashes]) -> Hashes:
+    """Rows of ``tables``, each once; empties the list to free its memory."""
+    columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+    tables.clear()
+    order = np.lexsort(tuple(columns.values()))
+    first = np.zeros(len(order), dtype=bool)
+    first[:1] = True
+    for column in columns.values():
+        ordered = column[order]
+        first[1:] |= ordered[1:] != ordered[:-1]
+    del ordered
+    order = order[first]
+    return {name: column[order] for name, column in columns.items()}
+
+
+def _mix(numbers: NDArray[np.generic]) -> NDArray[np.uint64]:
+    """Hashes of numbers, by the finalizer of SplitMix64 (Steele et al. 2014): the sum of a set identifies it."""
+    mixed = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def resolve(documents: NDArray[np.int64], groups: NDArray[np.int64], near: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -279,7 +316,8 @@ def resolve(documents: NDArray[np.int64], groups: NDArray[np.int64], near: NDArr
     starts = np.flatnonzero(np.diff(documents, prepend=-1))
     taken = np.zeros(len(groups) and int(groups.max()) + 1, dtype=bool)
     left_out = []
-    for start, mine in zip(starts, np.split(groups, starts[1:]), strict=False):
+    for start, stop in pairwise(np.append(starts, len(groups))):
+        mine = groups[start:stop]
         if taken[mine].any():
             left_out.append(documents[start])
         else:
