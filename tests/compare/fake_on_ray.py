@@ -7,6 +7,7 @@ from typing import Any
 
 import comparing
 import killed
+import ray
 
 from homespun.compare import cluster
 
@@ -18,5 +19,5 @@ def run_command(
 ) -> dict[str, Any]:
     cluster.START = killed.START if "pretrain" in arguments[:1] and arguments[1] == "any" else comparing.FAKE
     Path(log).parent.mkdir(parents=True, exist_ok=True)
-    Path(log).with_name(f"worker-{os.getpid()}.txt").write_text(str(os.getpid()))
+    Path(log).with_name(f"worker-{os.getpid()}.txt").write_text(ray.get_runtime_context().get_node_id())
     return _run(arguments, log, environment, folder, version)

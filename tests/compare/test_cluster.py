@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import fake_on_ray
 import killed
 import pytest
 from comparing import comparison, records
@@ -58,6 +57,8 @@ def compare(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Ray's own processes and files
 def test_trials_run_as_tasks_of_a_cluster(two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fake_on_ray  # imports Ray
+
     monkeypatch.setattr(cluster, "run_command", fake_on_ray.run_command)
     names = ("good", "bad", "memory", "other")
     recipe = comparison(
@@ -75,8 +76,7 @@ def test_trials_run_as_tasks_of_a_cluster(two_nodes: Any, tmp_path: Path, monkey
     assert found["memory/seed-0"]["why"].startswith("killed by SIGKILL")
     assert found["other/seed-0"]["inference"][0]["length"] == 17
     assert all(stage["processor_seconds"] > 0 for stage in found["good/seed-0"]["stages"].values())
-    workers = {p.read_text() for p in tmp_path.rglob("worker-*.txt")}
-    assert len(workers) == 2  # two processes took part
+    assert len({path.read_text() for path in tmp_path.rglob("worker-*.txt")}) == 2  # nodes
 
 
 def losses(run: Path) -> list[float]:
@@ -89,6 +89,8 @@ def losses(run: Path) -> list[float]:
 def test_a_trial_of_a_lost_worker_is_resumed(
     two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    import fake_on_ray  # imports Ray
+
     monkeypatch.setattr(cluster, "run_command", fake_on_ray.run_command)
     names = ("first", "second", "third")
     recipe = comparison(
@@ -101,21 +103,29 @@ def test_a_trial_of_a_lost_worker_is_resumed(
     executor = Cluster()
     sizes = [executor.slots]
 
+    def running() -> dict[str, int]:
+        """Process of the worker of a trial that has a checkpoint, by node."""
+        found = {}
+        for run in runs:
+            if (run / "checkpoint.json").is_file() and not (run / "result.json").is_file():
+                last = max((run.parent / "logs").glob("worker-*.txt"), key=lambda path: path.stat().st_mtime)
+                found[last.read_text()] = int(last.stem.removeprefix("worker-"))
+        return found
+
     def disturb() -> Iterator[bool]:
-        """Kill the worker of the first trial, then the second node, and add a node."""
-        while not (runs[0] / "checkpoint.json").is_file():
-            yield True
-        (worker,) = (runs[0].parent / "logs").glob("worker-*.txt")
-        os.kill(int(worker.read_text()), signal.SIGKILL)
-        while len((runs[0] / "calls.txt").read_text().splitlines()) < 2:
-            yield True
+        """Remove the second node while it runs a trial, add a node, and kill a worker."""
         (node,) = two_nodes.worker_nodes
+        while node.node_id not in running():
+            yield True
         two_nodes.remove_node(node, allow_graceful=False)
         while executor.slots == 2:
             yield True
         sizes.append(executor.slots)
         two_nodes.add_node(num_cpus=1)
         sizes.append(executor.slots)
+        while not (workers := [pid for name, pid in running().items() if name != node.node_id]):
+            yield True
+        os.kill(workers[0], signal.SIGKILL)
 
     disturbing, deadline = disturb(), time.monotonic() + 200
     feed = lambda: time.monotonic() < deadline and next(disturbing, False)  # noqa: E731
@@ -127,8 +137,8 @@ def test_a_trial_of_a_lost_worker_is_resumed(
         alone = tmp_path / "alone" / run.relative_to(tmp_path / "cluster")
         assert losses(run) == losses(alone)
         assert (alone / "calls.txt").read_text() == "from 0\n"
-    calls = [(run / "calls.txt").read_text().splitlines() for run in runs]
-    assert int(calls[0][1].removeprefix("from ")) >= 6  # a checkpoint
+    resumed = [call for run in runs for call in (run / "calls.txt").read_text().splitlines() if call != "from 0"]
+    assert resumed  # once, if a worker was killed before its stage had started again
     assert caplog.text.count("another one resumes") == 2
 
 
