@@ -1,1 +1,1 @@
-"""Side by side with peers: `python -m benchmarks` lists them, `python -m benchmarks NAME` runs one."""
+"""Benchmarks against other libraries: `python -m benchmarks` lists them, `python -m benchmarks NAME` runs one."""

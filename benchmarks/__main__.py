@@ -1,9 +1,9 @@
-"""`python -m benchmarks` lists them; `python -m benchmarks NAME [options]` runs one and prints its result last.
+"""Command line of the benchmarks: `python -m benchmarks` lists them, `python -m benchmarks NAME [options]` runs one.
 
-The result is one line of JSON: ours, the peer's, the ratios and the machine.
+The result is printed last, as one line of JSON: the figures of homespun and of the peer, the ratios and the machine.
 
 A benchmark is a file or package of this folder with ``run(arguments: list[str]) -> dict``, which takes the command
-line and returns ours, the peer's and the ratios. Other output goes to standard error.
+line and returns the result. Other output goes to standard error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def benchmarks() -> dict[str, str]:
-    """The benchmarks by name, with the first line of each file's docstring; no file is run for it."""
+    """Return the benchmarks by name, with the first line of each docstring, without importing them."""
     found = {}
     folder = Path(__file__).parent
     for path in sorted([*folder.glob("*.py"), *folder.glob("*/__init__.py")]):

@@ -1,7 +1,8 @@
-"""AG News from scratch through the commands: tokenizer, pretraining, fine-tuning; test accuracy against TF-IDF.
+"""AG News from scratch by the commands: tokenizer, pretraining, fine-tuning; test accuracy against TF-IDF.
 
-Reads ``ag_news/train.csv.gz`` and ``ag_news/test.csv.gz`` from ``--data`` (the shared data sets beside the checkout by
-default). The test rows are read once, by the last evaluation. ``--time`` is for pretraining; every step is timed.
+Reads ``ag_news/train.csv.gz`` and ``ag_news/test.csv.gz`` from ``--data`` (by default the shared data sets next to the
+checkout). The test rows are read only in the final evaluation. ``--time`` is the pretraining budget; every step is
+timed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
-    """Every step as a command of its own, timed on the wall clock."""
+    """Run every step as a separate command, timed by the wall clock."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks agnews", description=__doc__)
     parser.add_argument("--data", type=Path, default=SHARED)
     parser.add_argument("--out", type=Path, default=Path("runs/agnews"))

@@ -1,17 +1,16 @@
-"""A training step of a long text under each attention: seconds and peak memory, against the peers.
+"""Training step on a long text with each kind of attention: seconds and peak memory, against other libraries.
 
-One text goes forward, the mean of what comes out is the loss, and backward, and AdamW makes its step, the same on both
-sides; the vocabulary is small, so that the layers are what is measured. Peers are as they come: `transformers` drops a
-tenth of the attention probabilities and of the hidden states, `linformer` and `performer-pytorch` drop nothing. Ours
-drops as much of the hidden states as the peer, and no attention probabilities. Each runs in a process of its own. Ours
-keeps freed memory for the next step, in a heap that sets nothing aside, as our trainer does, where a plain loop gets
-fresh pages for every large tensor; a ``careful_peer`` that does so too runs beside, but not of full attention: what it
-keeps leaves no room for the peer.
+A step is a forward pass of one text, a backward pass from the mean of the output, and an AdamW update, equal on both
+sides. The vocabulary is small, so that the layers dominate. Peers have their default settings: `transformers` has a
+dropout of 0.1 on attention probabilities and hidden states, `linformer` and `performer-pytorch` have none. homespun has
+the same dropout on hidden states as the peer, and none on attention probabilities. Each contestant runs in a separate
+process. homespun keeps freed memory for the next step, as its trainer does, where a plain loop gets new pages for every
+large tensor. A ``careful_peer`` keeps memory too; it is not run with full attention, where memory would not suffice.
 
-``--alone`` measures the attention module alone, forward and backward. ``--by-length`` measures ours from short to long,
-where nothing but the attention differs: how time and memory of each grow, and from which length on each beats our full
-attention. On a CPU its seconds are the processor's, which neighbours on a shared machine disturb less; waiting threads
-count, so it is one thread unless ``--threads`` says more.
+``--alone`` measures only the attention module, forward and backward. ``--by-length`` measures homespun from short to
+long texts, with models that differ only in the attention: exponents of time and memory, and the length from which on
+each kind is cheaper than full attention. On a CPU its seconds are processor time, which depends less on other work on a
+shared machine; waiting threads count, so the default is one thread.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ CLEARLY = 0.95  # less by more than the noise
 
 @dataclass(frozen=True)
 class Settings:
-    """What is the same for all that is compared; travels to the processes in which memory is measured."""
+    """Settings common to all contestants, sent to the processes that measure memory."""
 
     length: int
     device: str
@@ -88,7 +87,7 @@ AS_PEER: dict[str, dict[str, Any]] = {
 
 
 def ours(name: str, settings: Settings) -> dict[str, Any]:
-    """A BERT with the attention of this name, as the tree of an `EncoderConfig`."""
+    """Return a BERT with the attention of this name, as the tree of an `EncoderConfig`."""
     longest = max(settings.length, SHORT)
     attention = ATTENTIONS[name] | ({"k": min(256, longest)} if name == "linformer" else {})
     return {
@@ -125,7 +124,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def _against_peers(options: argparse.Namespace, settings: Settings) -> dict[str, Any]:
-    """Ours, the peers' and the ratios, each by the name of the attention."""
+    """Measure homespun, the peers and the ratios, each by the name of the attention."""
     ours, peer = (_our_attention, _peer_attention) if options.alone else (_ours, _peer)
     sides = {"ours": (ours, True), "peer": (peer, False), "careful_peer": (peer, True)}
     results: dict[str, dict[str, Any]] = {side: {} for side in (*sides, "ratios")}
@@ -151,7 +150,7 @@ def _against_peers(options: argparse.Namespace, settings: Settings) -> dict[str,
 
 
 def _ours_by_length(options: argparse.Namespace, settings: Settings) -> dict[str, Any]:
-    """Ours at each length, with what follows from it: exponents, and the lengths at which full attention is beaten."""
+    """Measure homespun at each length, with exponents and the lengths from which full attention is slower."""
     lengths = options.lengths or LENGTHS
     found = {
         name: _by_length(name, [n for n in lengths if name != "full" or n <= FULL_UNTIL], settings, options.rounds)
@@ -175,16 +174,18 @@ def _ours_by_length(options: argparse.Namespace, settings: Settings) -> dict[str
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks attention", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", choices=NAMES, help="this attention and no other")
+    parser.add_argument("--only", choices=NAMES, help="only this attention")
     parser.add_argument("--length", type=int, default=4096, help="tokens of the text (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="times that each takes its turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="bf16: mixed, by autocast")
-    parser.add_argument("--threads", type=int, help="of the processor (default: 2, with --by-length 1)")
+    parser.add_argument("--threads", type=int, help="processor threads (default: 2, with --by-length 1)")
     parser.add_argument("--plot", default=str(ROOT / "results" / "attention-crossover.svg"), help="of --by-length")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--alone", action="store_true", help="the attention module without the model around it")
-    mode.add_argument("--by-length", action="store_true", help="ours and our full attention, from short to long")
+    mode.add_argument("--alone", action="store_true", help="measure the attention module alone")
+    mode.add_argument(
+        "--by-length", action="store_true", help="compare with our full attention, from short to long texts"
+    )
     # small ones, for trying the benchmark itself
     parser.add_argument("--hidden", type=int, default=768, help=argparse.SUPPRESS)
     parser.add_argument("--layers", type=int, default=4, help=argparse.SUPPRESS)
@@ -205,7 +206,10 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 def _seconds(
     make: Callable[[str, Settings], Step], name: str, settings: Settings, keep: bool = True
 ) -> Callable[[], float]:
-    """Seconds of a step, each time it is called; short ones are repeated. ``keep``: freed memory, as our trainer."""
+    """Return a function that measures the seconds of a step, repeated if short.
+
+    ``keep``: freed memory is kept, as in the trainer.
+    """
     if keep:
         disable_malloc_trim()
     step = make(name, settings)
@@ -225,7 +229,7 @@ def _seconds(
 
 
 def _at_length(name: str, settings: Settings, rounds: int) -> tuple[float, int, int]:
-    """Seconds of a step, the peak after texts of `SHORT` tokens and after whole ones; in a process of its own."""
+    """Measure seconds of a step, and the peaks after texts of `SHORT` and of all tokens, in a separate process."""
     disable_malloc_trim()
     step = _ours_with(name, settings)
     for _ in range(2):  # the first makes the state of the optimizer
@@ -256,7 +260,7 @@ def _ours(name: str, settings: Settings) -> Step:
 
 
 def _ours_with(name: str, settings: Settings) -> Step:
-    """Nothing but the attention differs from one name to the next."""
+    """Build a step in which only the attention depends on the name."""
     return _our_training(ours(name, settings), settings)
 
 
@@ -287,7 +291,7 @@ def _peer_attention(name: str, settings: Settings) -> Step:
 
 
 def _training(model: nn.Module, forward: Callable[[Tensor], Tensor], settings: Settings) -> Step:
-    """A step of training on random tokens."""
+    """Build a training step on random tokens."""
     torch.set_num_threads(settings.threads)
     model.to(settings.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -304,7 +308,7 @@ def _training(model: nn.Module, forward: Callable[[Tensor], Tensor], settings: S
 
 
 def _attending(attention: nn.Module, forward: Callable[[Tensor], Tensor], settings: Settings) -> Step:
-    """Forward and backward of the attention alone."""
+    """Build a forward and backward pass of the attention alone."""
     torch.set_num_threads(settings.threads)
     attention.to(settings.device).train()
     hidden = torch.randn(1, settings.length, settings.hidden_size).to(settings.device).requires_grad_()
@@ -320,7 +324,7 @@ def _attending(attention: nn.Module, forward: Callable[[Tensor], Tensor], settin
 
 
 def _by_length(name: str, lengths: Sequence[int], settings: Settings, rounds: int) -> dict[str, list[float]]:
-    """Seconds, peak memory, and how much of it the text adds, of ours at each length."""
+    """Measure seconds, peak memory, and the part of it due to the text, at each length."""
     found: dict[str, list[float]] = {"seconds": [], "peak_bytes": [], "added_bytes": []}
     for length in lengths:
         contenders = replace(settings, length=length)
@@ -332,7 +336,7 @@ def _by_length(name: str, lengths: Sequence[int], settings: Settings, rounds: in
 
 
 def _exponents(lengths: Sequence[int], values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The slopes of time and memory over the length, both as logarithms; reach: at most 1.15."""
+    """Fit the slopes of time and memory over the length, both as logarithms; target: at most 1.15."""
     return {
         key: round(float(np.polyfit(np.log(lengths), np.log(np.maximum(values[key], 1e-9)), 1)[0]), 3)
         for key in ("seconds", "peak_bytes", "added_bytes")
@@ -342,7 +346,7 @@ def _exponents(lengths: Sequence[int], values: Mapping[str, Sequence[float]]) ->
 def _crossovers(
     lengths: Sequence[int], found: Mapping[str, Mapping[str, Sequence[float]]]
 ) -> dict[str, dict[str, int | None]]:
-    """The first length from which on each takes clearly less than full attention; None: at none that was measured."""
+    """Find the first measured length from which on each is clearly cheaper than full attention, or None."""
 
     def first(values: Sequence[float], full: Sequence[float]) -> int | None:
         wins = [value < CLEARLY * other for value, other in zip(values, full, strict=False)]
@@ -358,7 +362,7 @@ def _crossovers(
 def _plot(
     lengths: Sequence[int], found: Mapping[str, Mapping[str, Sequence[float]]], path: Path, settings: Settings
 ) -> str:
-    """Each of ours as a share of what full attention takes: where a line falls below 1, it begins to pay."""
+    """Draw cost as a share of full attention."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter

@@ -1,4 +1,4 @@
-"""The peers of the benchmark of attentions, each as it comes: the module, and ids (or vectors) -> hidden states."""
+"""Peers of the attention benchmark with default settings: modules from ids (or vectors) to hidden states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VOCAB_SIZE, WINDOW, BLOCK = 1000, 512, 64
 
 
 class Sizes(Protocol):
-    """What a peer is told of the model that it is compared with."""
+    """Sizes of the model that a peer is compared with."""
 
     @property
     def length(self) -> int: ...

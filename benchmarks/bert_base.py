@@ -1,4 +1,4 @@
-"""A checkpoint in the shape of BERT-base with random weights, as a Hugging Face folder."""
+"""Checkpoint in the shape of BERT-base with random weights, as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORDS = "the a of in and was with for new old after before more less said today
 
 
 def write_bert_base(folder: Path, *, layers: int = 12, head: str | None = None) -> int:
-    """Write it, with a small tokenizer; returns its parameters."""
+    """Write the checkpoint with a small tokenizer; returns its number of parameters."""
     tokenizer = Tokenizer.train([_WORDS] * 50, kind="words", vocab_size=len(_WORDS.split()) + 5)
     sizes = {"preset": "bert-base", "vocab_size": VOCAB_SIZE, "num_hidden_layers": layers}
     config = ModelConfig.model_validate({"backbone": sizes, "head": None if head is None else {"kind": head}})

@@ -1,9 +1,9 @@
-"""A model of bytes (`spun-decoder`): bits per byte of text it has not seen, its learning curve, beside a 5-gram model.
+"""Byte language model (`spun-decoder`): bits per byte on held-out text and learning curve, against a 5-gram model.
 
-Learns from IMDb's training reviews and WikiText-2's validation text, and is measured on the test text of both; a 5-gram
-model (interpolated Kneser-Ney) sees the same bytes. What both predict of a document are its bytes and its end.
-``--minutes`` are of training, on the wall clock; given again, the command goes on where it was stopped, and what is
-done it does not do again. A larger ``--minutes`` lengthens a finished run.
+Trained on IMDb's training reviews and WikiText-2's validation text, and evaluated on the test text of both; a 5-gram
+model (interpolated Kneser-Ney) is trained on the same bytes. Both predict the bytes of a document and its end.
+``--minutes`` is the training budget on the wall clock. The same command resumes, and a larger ``--minutes`` extends a
+finished run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--out", type=Path, default=Path("runs/bytes"))
     parser.add_argument("--minutes", type=float, default=60.0, help="of training (default: %(default)s)")
     parser.add_argument("--recipe", default="spun-decoder", help="(default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="of the processor (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="processor threads (default: %(default)s)")
     parser.add_argument("--held-out", type=int, default=500_000, help="bytes measured of each (default: %(default)s)")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="changes to the recipe")
     options = parser.parse_args(arguments)
@@ -124,7 +124,7 @@ def _test(data: Path) -> dict[str, Iterator[str]]:
 
 
 def _articles(path: Path) -> Iterator[str]:
-    """WikiText's articles, each from its title on."""
+    """Yield WikiText's articles, each with its title."""
     for part in re.split(r"(?m)^(?= = [^=]+ = $)", path.read_text(encoding="utf-8")):
         if text := part.strip():
             yield text
@@ -138,7 +138,7 @@ def _reviews(path: Path) -> Iterator[str]:
 
 
 def _held_out(texts: Iterator[str], size: int) -> list[bytes]:
-    """Whole documents, until there are so many bytes."""
+    """Return complete documents up to a total size."""
     kept: list[bytes] = []
     for text in texts:
         if sum(map(len, kept)) >= size:
@@ -148,12 +148,12 @@ def _held_out(texts: Iterator[str], size: int) -> list[bytes]:
 
 
 def _symbols(ids: NDArray[Any]) -> NDArray[np.int64]:
-    """Ids of bytes, from 1 on; 0 is the end of a text."""
+    """Convert bytes to ids from 1; 0 is the end of a text."""
     return ids.astype(np.int64) - (len(SPECIAL_TOKENS) - 1)
 
 
 def _five_grams(corpus: Corpus, share: float, seed: int, held_out: dict[str, list[bytes]]) -> dict[str, float]:
-    """Bits per byte of a 5-gram model of the documents that the other learns from."""
+    """Compute bits per byte of a 5-gram model trained on the same documents."""
     began = time.perf_counter()
     training, validation = corpus.split(share, seed)
     model = KneserNey((_symbols(corpus.tokens(index)) for index in training.indices()), symbols=BYTES)
@@ -166,10 +166,11 @@ def _five_grams(corpus: Corpus, share: float, seed: int, held_out: dict[str, lis
 
 
 def bits_per_byte(model: Model, tokenizer: Tokenizer, texts: list[bytes], *, length: int = LENGTH) -> float:
-    """Bits a byte of a model of bytes, over all texts and their ends.
+    """Compute bits per byte of a byte model, over all texts and their ends.
 
-    Each byte is predicted from at least ``length / 2 - 1`` bytes before it where there are so many. Windows have two
-    bytes less than rows of ``length``, as those end with [SEP]: in their last place a model predicts no byte.
+    Each byte is predicted from at least ``length / 2 - 1`` previous bytes, if there are as many. Windows have two bytes
+    less
+    than rows of ``length``, which end with [SEP]: at the last position a model predicts no byte.
     """
     backbone, head = model.eval().backbone, model.head
     assert isinstance(backbone, Encoder)
@@ -193,7 +194,7 @@ def bits_per_byte(model: Model, tokenizer: Tokenizer, texts: list[bytes], *, len
 
 
 def _curve(metrics: Path) -> list[dict[str, float]]:
-    """Minutes, bytes seen, and bits per token of the held-out part of the training text."""
+    """Return minutes, bytes, and bits per token of the held-out part of the training text."""
     events = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     return [
         {

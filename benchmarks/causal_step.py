@@ -1,13 +1,15 @@
-"""A training step of a causal language model in the shape of GPT-2 small: tokens a second and peak memory.
+"""Training step of a causal language model in the shape of GPT-2 small: tokens a second and peak memory.
 
-Both train 4 layers of 768 on the same rows without padding, with the same loss, dropout of the stream, clipping and
-AdamW; preparing batches is not timed. What differs is what each loop is: ours is the objective as the trainer runs it;
-the other is `transformers`' `GPT2LMHeadModel` given its labels, with `torch.optim.AdamW`, as they come. Its
-configuration drops a tenth of the attention probabilities, which ours does not in pretraining; so a ``careful_peer``
-runs beside it, which drops none, and has fused AdamW as ours has.
+Both contestants train 4 layers of width 768 on the same rows without padding, with the same loss, dropout of hidden
+states, clipping and AdamW; preparing batches is not timed. homespun runs the objective as its trainer does. The peer is
+`transformers`' `GPT2LMHeadModel` with labels and `torch.optim.AdamW`, with default settings. Its config has a dropout
+of
+0.1 on attention probabilities, which homespun does not have in pretraining; a ``careful_peer`` has none, and uses fused
+AdamW as homespun does.
 
-Each is in a process of its own, so that nothing of another reaches its memory. On a machine that does other work
-besides, ``--clock processor`` counts the seconds of the processor in place of those of the clock.
+Each contestant runs in a separate process, so that their memory does not mix. On a shared machine, ``--clock
+processor``
+measures processor time instead of wall-clock time.
 """
 
 from __future__ import annotations
@@ -39,14 +41,14 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor"
 
 def run(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks causal-step", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=2, help="of each, in a round (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="times that each takes its turn (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=2, help="steps of each in a round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=8, help="rows in a step (default: %(default)s)")
     parser.add_argument("--length", type=int, default=512, help="tokens in a row (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="of the processor (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="processor threads (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="bf16: mixed, by autocast")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what a second is (default: %(default)s)")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="clock (default: %(default)s)")
     settings = vars(parser.parse_args(arguments))
     contestants = {name: contestant(settings["device"], turns, name, settings) for name in CONTESTANTS}
     try:
@@ -60,8 +62,8 @@ def run(arguments: list[str]) -> dict[str, Any]:
         **settings,
         **{name: {"tokens_per_second": round(rates[name], 1), "peak_bytes": peaks[name]} for name in CONTESTANTS},
         "ratios": {
-            "tokens_per_second": round(rates["ours"] / rates["peer"], 3),  # reach: at least 1.3
-            "peak_bytes": round(peaks["ours"] / peaks["peer"], 3),  # reach: at most 0.7
+            "tokens_per_second": round(rates["ours"] / rates["peer"], 3),  # target: at least 1.3
+            "peak_bytes": round(peaks["ours"] / peaks["peer"], 3),  # target: at most 0.7
             "tokens_per_second_careful": round(rates["ours"] / rates["careful_peer"], 3),
             "peak_bytes_careful": round(peaks["ours"] / peaks["careful_peer"], 3),
         },
@@ -69,7 +71,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def turns(name: str, settings: dict[str, Any]) -> Callable[[], float]:
-    """Tokens a second over the next steps, each time it is called."""
+    """Return a function that measures tokens a second over the next steps."""
     torch.manual_seed(0)
     torch.set_num_threads(settings["threads"])
     training, clock = CONTESTANTS[name](settings), CLOCKS[settings["clock"]]
@@ -91,7 +93,7 @@ def turns(name: str, settings: dict[str, Any]) -> Callable[[], float]:
 
 
 def ours(settings: dict[str, Any]) -> Iterator[None]:
-    """Endless steps of the objective, as the trainer makes them."""
+    """Yield endlessly after steps of the objective, as in the trainer."""
     disable_malloc_trim()
     size = {"preset": "gpt2-small", "num_hidden_layers": LAYERS, "vocab_size": VOCAB_SIZE}
     config = ModelConfig(backbone=EncoderConfig.model_validate(size), head=CausalLMHeadConfig())
@@ -109,12 +111,12 @@ def ours(settings: dict[str, Any]) -> Iterator[None]:
 
 
 def peer(settings: dict[str, Any]) -> Iterator[None]:
-    """Endless steps of the `transformers` loop, with everything as it comes."""
+    """Yield endlessly after steps of the `transformers` loop with default settings."""
     return _peer(settings, attention_dropout=0.1, fused=None)
 
 
 def careful_peer(settings: dict[str, Any]) -> Iterator[None]:
-    """The same without dropout in attention, and with fused AdamW."""
+    """Yield endlessly after steps of the `transformers` loop without attention dropout and with fused AdamW."""
     return _peer(settings, attention_dropout=0.0, fused=True)
 
 
@@ -141,7 +143,7 @@ CONTESTANTS: dict[str, Callable[[dict[str, Any]], Iterator[None]]] = {
 
 
 def _batches(settings: dict[str, Any], count: int = 8) -> list[Batch]:
-    """Rows of random words."""
+    """Build batches of random words."""
     random = np.random.default_rng(0)
     shape = count, settings["batch_size"], settings["length"]
     collate = ClmCollator(pad_id=0)

@@ -1,10 +1,10 @@
-"""Characters of Shakespeare by the protocol of nanoGPT: held-out loss after a budget of processor time.
+"""Character language model of Shakespeare by the protocol of nanoGPT: held-out loss after a budget of processor time.
 
-The text is ``input.txt`` of karpathy/char-rnn (data/tinyshakespeare), which is not shipped: give it with ``--text``.
-The first 90 % are trained on, and the loss is the mean over all characters of the rest, in windows of the context's
-length, where nanoGPT samples such windows. ``small`` competes with nanoGPT's CPU settings (4 layers of 128, context
-64; its README has 1.88 nats) with 2 layers, which are faster; ``large`` has its GPU settings (6 layers of 384, context
-256; 1.4697 nats).
+The text is ``input.txt`` of karpathy/char-rnn (data/tinyshakespeare), which is not shipped; give it with ``--text``.
+The first 90 % are the training text, and the loss is the mean over all characters of the rest, in windows of the
+context's length, where nanoGPT samples such windows. ``small`` competes with nanoGPT's CPU settings (4 layers of 128,
+context 64; its README has 1.88 nats) with 2 layers, which are faster; ``large`` has its GPU settings (6 layers of 384,
+context 256; 1.4697 nats).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from homespun.training.validation import EvalResult
 
 @dataclass(frozen=True)
 class Size:
-    """What is trained, and what nanoGPT reaches."""
+    """Size of the model, with nanoGPT's result."""
 
     layers: int
     width: int
@@ -73,7 +73,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def _train(text: str, seed: int, options: argparse.Namespace) -> list[dict[str, float]]:
-    """Held-out losses over one training."""
+    """Return held-out losses during a training."""
     size = SIZES[options.size]
     parts = text[: int(0.9 * len(text))], text[int(0.9 * len(text)) :]
     corpus = _corpus(parts[0], options.out / "corpus")
@@ -128,7 +128,7 @@ def _corpus(text: str, folder: Path) -> Corpus:
 
 
 def _windows(tokenizer: Tokenizer, text: str, context: int) -> torch.Tensor:
-    """(windows, context + 2): [CLS], a character that is given, and ``context`` characters that are predicted."""
+    """Build (windows, context + 2) ids: [CLS], a given character, and ``context`` characters to predict."""
     (ids,) = tokenizer.encode_batch([text])
     characters = torch.from_numpy(ids.astype("int64"))
     windows = characters.unfold(0, context + 1, context)

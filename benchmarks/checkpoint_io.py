@@ -1,11 +1,12 @@
 """Opening a checkpoint of BERT-base: seconds, and peak memory beyond the model, against `from_pretrained`.
 
-A random model in the shape of BERT-base with its masked-LM head (about 440 MB) is written once, as safetensors and as a
-torch file. Each contestant opens it, with its tokenizer, in a process of its own, by turns; what is imported before is
-not counted. Both map the weights from the disk, so every weight is then read once, and both are told: ``seconds`` until
-it is open, ``read_seconds`` until all of it is in memory. Beside the wall clock stands the time of the processor, which
-work of others on the same machine stretches less. ``beyond`` is the peak of resident memory over that before, when all
-has been read, less the model's own bytes, as a share of the file's.
+A random model in the shape of BERT-base with its masked LM head (about 440 MB) is written once, as safetensors and as a
+torch file. The contestants open it with its tokenizer, alternately, each in a separate process; imports are not
+counted. Both map the weights from the disk, so every weight is then read once, and both times are reported:
+``seconds`` until the model is open, ``read_seconds`` until all weights are in memory. Processor time is reported next
+to
+the wall clock, since it depends less on other work. ``beyond`` is the peak resident memory above the start, after
+reading, minus the model's own bytes, as a share of the file's bytes.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ FORMS = {"safetensors": "model.safetensors", "torch": "pytorch_model.bin"}
 
 def run(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks checkpoint-io", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="times that each takes its turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=12, help="of the model (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of the processor (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="processor threads (default: %(default)s)")
     options = parser.parse_args(arguments)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
@@ -65,7 +66,7 @@ def _measure(folder: Path, size: int, parameters: int, options: argparse.Namespa
 
 
 def ours(folder: str, threads: int) -> dict[str, float]:
-    """Open it as `homespun.load` does."""
+    """Open the model as `homespun.load` does."""
     from homespun.hf.open import open_huggingface
 
     torch.set_num_threads(threads)
@@ -73,7 +74,7 @@ def ours(folder: str, threads: int) -> dict[str, float]:
 
 
 def peer(folder: str, threads: int) -> dict[str, float]:
-    """Open it as users of transformers do."""
+    """Open the model as users of transformers do."""
     import transformers
 
     silence: Any = transformers.utils.logging.disable_progress_bar
@@ -106,7 +107,7 @@ def _timed(load: Any) -> dict[str, float]:
 
 
 def _resident() -> int:
-    """Bytes of this process in memory now."""
+    """Return the resident bytes of this process."""
     import psutil
 
     return int(psutil.Process().memory_info().rss)

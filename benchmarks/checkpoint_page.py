@@ -1,6 +1,6 @@
-"""The page of `benchmarks.checkpoint`, made of its results: a table, and which findings of the sources hold.
+"""Page of `benchmarks.checkpoint`, built from its results: a table, and the findings of the sources that hold.
 
-What only people know of a measurement stands in the results too, as ``notes``.
+Remarks on a measurement are in the results as ``notes``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Trials = Mapping[str, Mapping[str, Any]]
 
 
 def summary(trials: Trials) -> dict[str, dict[str, float]]:
-    """Of each variant: its seeds, and the mean and deviation of its test accuracy."""
+    """Return the seeds, mean and standard deviation of the test accuracy, by variant."""
     found: dict[str, dict[str, float]] = {}
     for name in dict.fromkeys(key.rpartition("-")[0] for key in trials):
         values = _of(trials, name, "accuracy")
@@ -42,7 +42,7 @@ def summary(trials: Trials) -> dict[str, dict[str, float]]:
 
 
 def page(measured: Mapping[str, Any], about: Mapping[str, str]) -> str:
-    """Markdown."""
+    """Build the page in Markdown."""
     trials: Trials = measured["trials"]
     lines = [_BEFORE, *_table(trials, measured.get("baselines", {}), about), "", _BETWEEN]
     lines += [_reached(trials), ""]
@@ -107,7 +107,7 @@ def _table(trials: Trials, baselines: Mapping[str, Any], about: Mapping[str, str
 
 
 def _precisions(trials: Trials, name: str) -> str:
-    """In which numbers it was trained; where seeds differ, how many of each."""
+    """Describe the precision of training; if seeds differ, the number of each."""
     counts = Counter(trial["precision"] for key, trial in trials.items() if key.rpartition("-")[0] == name)
     return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {kind}" for kind, n in counts.items())
 
@@ -130,7 +130,7 @@ def _adapting(cost: Mapping[str, Any]) -> str:
 
 
 def _minutes(trials: Trials, name: str, field: str) -> str:
-    """The mean; of the trials that found vectors on disk, and in brackets of those that computed them."""
+    """Return the mean of trials that found vectors on disk, and in brackets of those that computed them."""
     own = [trial for key, trial in trials.items() if key.rpartition("-")[0] == name and trial[field] is not None]
     groups = [[t[field] / 60 for t in own if (t["vectors_computed"] > 2**20) is computed] for computed in (False, True)]
     found, computed = (f"{statistics.mean(values):.1f}" if values else "" for values in groups)
@@ -138,7 +138,7 @@ def _minutes(trials: Trials, name: str, field: str) -> str:
 
 
 def _verdict(trials: Trials, better: str, worse: str) -> str:
-    """Whether one is above the other; ``worse`` may be the beginning of several names, of which the best counts."""
+    """Compare two variants; ``worse`` may be a prefix of several names, of which the best counts."""
     means = {name: row["accuracy"] for name, row in summary(trials).items()}
     if worse.endswith("-"):
         several = {name: mean for name, mean in means.items() if name.startswith(worse)}

@@ -42,7 +42,7 @@ Verdict = Literal["holds", "does not hold", "cannot be decided"]
 
 
 class Recorded(Config):
-    """A verdict by a page of ``results``, where no comparison has given one."""
+    """Verdict from a page of ``results``, for claims without a comparison."""
 
     verdict: Verdict
     page: str
@@ -50,7 +50,7 @@ class Recorded(Config):
 
 
 class ClaimTest(Config):
-    """One test of a claim."""
+    """Test of a claim."""
 
     experiment: str = Field(description="folder of the comparison")
     of: str = Field(description="a task, loss (held-out, of pretraining), or STAGE.COST")
@@ -68,7 +68,7 @@ class ClaimTest(Config):
 
 
 class Claim(Config):
-    """A claim of a source."""
+    """Claim of a source."""
 
     source: str
     where: str
@@ -104,18 +104,18 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def read_claims() -> dict[str, Claim]:
-    """The claims by name."""
+    """Read the claims by name."""
     return TypeAdapter(dict[str, Claim]).validate_python(read_yaml(CLAIMS))
 
 
 def read_verdicts(store: Path) -> dict[str, Found]:
-    """Verdicts by the name of the claim; none without the file."""
+    """Read verdicts by the name of the claim; none without the file."""
     text = store.read_text(encoding="utf-8") if store.is_file() else "{}"
     return TypeAdapter(dict[str, Found]).validate_json(text)
 
 
 def judge(claim: Claim, out: Path) -> Found | None:
-    """Verdict on a claim by its tests, else by a page; None while a test has not been run and no page decides it."""
+    """Judge a claim by its tests, else by a page; None if a test has not been run and no page decides it."""
     judged = [one for test in claim.tests if (one := _judge(test, out)) is not None]
     verdicts = {verdict for verdict, _ in judged}
     if judged and (len(judged) == len(claim.tests) or "does not hold" in verdicts):
@@ -128,7 +128,10 @@ def judge(claim: Claim, out: Path) -> Found | None:
 
 
 def _judge(test: ClaimTest, out: Path) -> tuple[Verdict, str] | None:
-    """Verdict and evidence of a test; None unless every trial of its variations is done, with two seeds or more."""
+    """Return verdict and evidence of a test.
+
+    None unless every trial of its variations is done, with two seeds or more.
+    """
     folder = out / test.experiment
     if not is_comparison(folder):
         return None
@@ -144,7 +147,7 @@ def _judge(test: ClaimTest, out: Path) -> tuple[Verdict, str] | None:
 
 @dataclass(frozen=True)
 class _Measured:
-    """A number of each training by variation, and the tests of all pairs, the lower mean first."""
+    """Number of each training by variation, and the tests of all pairs, the lower mean first."""
 
     values: Mapping[str, Sequence[float]]
     tests: Mapping[tuple[str, str], SignificanceTest]
@@ -193,7 +196,7 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
 
 @cache
 def _tasks(folder: Path) -> dict[str, TaskComparison]:
-    """The tasks of a comparison, which many claims are about."""
+    """Evaluate the tasks of a comparison, which many claims are about."""
     return {task.name: task for task in evaluate(read_comparison(folder))}
 
 
@@ -209,7 +212,7 @@ def _task(task: TaskComparison) -> _Measured:
 
 
 def _pretraining(comparison: Comparison, of: str) -> _Measured:
-    """Held-out losses, or a cost of a stage, whose tests are of logarithms, so that gaps are shares."""
+    """Return held-out losses, or a cost of a stage, whose tests are of logarithms, so that gaps are shares."""
     if of == "loss":
         losses = {v.name: v.validation_losses() for v in comparison.variants}
         write_loss = lambda mean, deviation: f"{formats.loss_spread((mean, deviation))} nats"  # noqa: E731
@@ -226,7 +229,7 @@ def _costs(variant: Variant, stage: str, cost: str) -> list[float]:
 
 
 def page(claims: Mapping[str, Claim], found: Mapping[str, Found]) -> str:
-    """The page in Markdown."""
+    """Build the page in Markdown."""
     counts = Counter(found[name].verdict for name in claims if name in found)
     lines = [
         _BEFORE.format(

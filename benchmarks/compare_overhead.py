@@ -1,9 +1,10 @@
-"""What a comparison takes beside its trials: two variations with two seeds, against the same commands given by hand.
+"""Overhead of a comparison: two variations with two seeds, against the same commands run separately.
 
-The text is the documentation of the installed Python packages, the labels are the packages', and the test is labelled
-too, unless files are given. By hand are the commands of every stage, each in a process of its own as in the comparison,
-with the baselines once. Both sides are made of steps, so that they do the same. Time is that of the processor, of all
-processes together, and the clock's beside it.
+The text is the documentation of the installed Python packages, the labels are the packages, and the test is labelled
+too, unless files are given. The separate commands are those of every stage, each in its own process as in the
+comparison, with the baselines once. Both sides have budgets in steps, so that they do the same work. Times are
+processor
+time of all processes together, and wall-clock time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ VOCAB_SIZE = 4000
 
 @dataclass(frozen=True)
 class Took:
-    """Seconds of a command and of all that it started."""
+    """Seconds of a command and of its child processes."""
 
     processor: float
     clock: float
@@ -36,7 +37,7 @@ class Took:
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
-    """The comparison, then its stages by hand."""
+    """Run the comparison, then its stages separately."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks compare-overhead", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/compare-overhead"), help="a folder; data in it is kept")
     parser.add_argument("--train", type=Path, help="labelled texts with columns text and label; with --test")
@@ -60,9 +61,9 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def summarize(folder: Path, total: Took, hand: Sequence[Took]) -> dict[str, Any]:
-    """What came of it: the whole, its stages as the comparison counted them, and by hand.
+    """Summarise the times: total, stages as counted by the comparison, and separate commands.
 
-    Of trials that were not run by hand the stages count as in the comparison.
+    For trials without separate commands, the stages count as in the comparison.
     """
     records = [json.loads(path.read_text(encoding="utf-8")) for path in trials(folder)]
     if not all(record["status"] == "done" for record in records):
@@ -93,7 +94,7 @@ def summarize(folder: Path, total: Took, hand: Sequence[Took]) -> dict[str, Any]
 
 
 def prepare(data: Path, given: tuple[Path, Path] | None) -> None:
-    """Text, tokenizer, corpus and labelled rows; what is there is kept."""
+    """Prepare text, tokenizer, corpus and labelled rows; existing files are kept."""
     if (data / "corpus").is_dir():
         return
     from homespun.data.corpus import build_corpus
@@ -116,7 +117,7 @@ def prepare(data: Path, given: tuple[Path, Path] | None) -> None:
 
 
 def comparison(data: Path, given: tuple[Path, Path] | None, steps: int, epochs: float) -> dict[str, Any]:
-    """Replaced tokens and masked ones, two seeds each, then the packages."""
+    """Run a comparison of replaced and masked tokens with two seeds each, fine-tuned on the packages."""
     train, test = given or (data / "train.jsonl", data / "test.jsonl")
     return {
         "kind": "compare",
@@ -145,12 +146,12 @@ def comparison(data: Path, given: tuple[Path, Path] | None, steps: int, epochs: 
 
 
 def trials(folder: Path) -> list[Path]:
-    """Their records, in the order in which they were run."""
+    """Return the records in the order in which the trials ran."""
     return sorted(folder.glob("trials/*/*/trial.json"), key=lambda path: (path.parent.name, path.parent.parent.name))
 
 
 def by_hand(folder: Path, out: Path, count: int) -> list[Took]:
-    """The stages of the first trials as someone would run them; the first task with its baselines."""
+    """Run the stages of the first trials as separate commands, the first task with its baselines."""
     found: list[Took] = []
     baselines: set[str] = set()
     for path in trials(folder)[:count]:

@@ -27,7 +27,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks corpus", description=__doc__)
     parser.add_argument("--megabytes", type=float, default=40.0, help="text to encode (default: %(default)s)")
     parser.add_argument("--vocab-size", type=int, default=16_000, help="of a byte-level BPE (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="times that each takes its turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default: %(default)s)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
         return _compare(Path(name), options.megabytes, options.vocab_size, options.rounds)
@@ -58,14 +58,14 @@ def _compare(folder: Path, megabytes: float, vocab_size: int, rounds: int) -> di
         "ours": {"bytes_per_second": round(rates["ours"]), "peak_bytes": peak.peak, "store_bytes": store},
         "peer": {"bytes_per_second": round(rates["peer"])},
         "ratios": {
-            "throughput": round(rates["ours"] / rates["peer"], 3),  # reach: at least 0.8
-            "store_to_text": round(store / num_bytes, 3),  # reach: at most 0.6
+            "throughput": round(rates["ours"] / rates["peer"], 3),  # target: at least 0.8
+            "store_to_text": round(store / num_bytes, 3),  # target: at most 0.6
         },
     }
 
 
 def build(file: Path, tokenizer: Path, out: Path) -> None:
-    """The whole job: read the file, encode, write the folder, open it."""
+    """Read the file, encode it, write the folder, and open it."""
     shutil.rmtree(out, ignore_errors=True)
     build_corpus(read_documents([str(file)]), Tokenizer.load(tokenizer), out)
 
@@ -76,7 +76,7 @@ def _encode(engine: Engine, texts: list[str]) -> None:
 
 
 def _texts(limit: int) -> tuple[str, list[str]]:
-    """Earnings calls and annual reports where they are, else what every machine has."""
+    """Return earnings calls and annual reports if available, else documentation of installed packages."""
     files = [SHARED / "maec" / "maec_calls.jsonl.gz", SHARED / "edgar_10k" / "item1a.jsonl.gz"]
     if all(file.exists() for file in files):
         return "earnings calls and annual reports", _until(limit, read_documents([str(file) for file in files]))

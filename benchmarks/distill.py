@@ -1,9 +1,9 @@
-"""A 3-layer student of a fine-tuned MiniLM on AG News: accuracy kept, speed and size; every trial is kept.
+"""A 3-layer student of a fine-tuned MiniLM on AG News: relative accuracy, speed and size; trials are stored.
 
-The teacher is a run of `benchmarks checkpoint` (``full``), given by ``--teacher`` or trained here by the same settings.
-A student begins as layers 0, 2 and 5 of its teacher, and learns from its probabilities, which are kept on disk for all
-epochs and seeds, beside the labels. Another learns from the labels alone, from the same start: what the teacher is
-worth. Trials in ``--results`` are not run again; a stopped one goes on. ``--rows`` is for rehearsals.
+The teacher is a run of `benchmarks checkpoint` (``full``), given by ``--teacher`` or trained here with the same
+settings. A student starts from layers 0, 2 and 5 of its teacher and is trained on the labels and on the teacher's
+probabilities, which are cached on disk for all epochs and seeds. Another student with the same start is trained on the
+labels alone. Trials in ``--results`` are not run again; an interrupted one resumes. ``--rows`` is for short tests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LENGTHS = (64, 128)
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
-    """The trials asked for that are not measured yet, and the page of all of them."""
+    """Run the requested trials without a result, and write the page of all trials."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks distill", description=__doc__)
     parser.add_argument("--teacher", type=Path, help="a fine-tuned run of MiniLM; trained where not given")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT")
@@ -83,7 +83,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def _trial(folder: Path, teacher: Path, settings: list[str], *, alone: bool) -> dict[str, Any]:
-    """One student, and both models side by side by the processor's clock. ``alone``: it only begins as the teacher."""
+    """Train one student, and measure both models by processor time. ``alone``: train on the labels only."""
     from homespun.hf.open import open_model
 
     began = _processor_seconds()
@@ -116,7 +116,7 @@ def _trial(folder: Path, teacher: Path, settings: list[str], *, alone: bool) -> 
 
 
 def _save_start(teacher: Path, folder: Path) -> Path:
-    """The teacher's layers, before the student learned anything."""
+    """Save the student with the teacher's layers before training."""
     from homespun.hf.open import open_model
     from homespun.models.bundle import save_model
     from homespun.models.weight_transfer import build_student
@@ -128,7 +128,7 @@ def _save_start(teacher: Path, folder: Path) -> Path:
 
 
 def _speed(teacher: Any, student: Any) -> list[dict[str, Any]]:
-    """Processor seconds a text, in turns: others may use the machine too."""
+    """Measure processor seconds a text of both models alternately."""
     from homespun.commands.distill import compare_speed
 
     rows = []
@@ -138,7 +138,7 @@ def _speed(teacher: Any, student: Any) -> list[dict[str, Any]]:
 
 
 def _summary(trials: dict[str, Any]) -> dict[str, Any]:
-    """Means over the seeds: of each variant the accuracy and its share of the teacher's; the speed of all students."""
+    """Average over seeds: accuracy of each variant and its share of the teacher's; speed of all students."""
     teacher_accuracies = [trial["teacher"]["accuracy"]["teacher"] for trial in trials.values() if trial["teacher"]]
     found: dict[str, Any] = {"teacher": sum(teacher_accuracies) / len(teacher_accuracies)} if teacher_accuracies else {}
     for name in VARIANTS:
@@ -156,7 +156,7 @@ def _summary(trials: dict[str, Any]) -> dict[str, Any]:
 
 
 def _page(measured: dict[str, Any]) -> str:
-    """The results in words and tables."""
+    """Build the page of the results."""
     trials, summary = measured["trials"], _summary(measured["trials"])
     first = next(iter(trials.values()))
     sizes = first["parameters"]
@@ -198,7 +198,7 @@ def _page(measured: dict[str, Any]) -> str:
 
 
 def _table(source: Path, copy: Path, rows: int | None) -> Path:
-    """The rows under one header, or some of them; the training file has a column more than the test file."""
+    """Copy rows, or some of them, with one header; the training file has one column more than the test file."""
     if not source.is_file():
         raise SystemExit(f"no {source}: give --data FOLDER with ag_news/train.csv.gz and ag_news/test.csv.gz")
     if not copy.is_file():
@@ -234,7 +234,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, measured: dict[str, Any]) -> None:
-    """The results and the page made of them, each whole or not at all."""
+    """Write the results and their page, each atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for target, text in ((path, json.dumps(measured, indent=1) + "\n"), (path.with_suffix(".md"), _page(measured))):
         temporary = target.with_suffix(".tmp")

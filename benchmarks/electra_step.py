@@ -1,13 +1,13 @@
-"""A pretraining step of ELECTRA-small: tokens a second and peak memory, against the plain `transformers` loop.
+"""Pretraining step of ELECTRA-small: tokens a second and peak memory, against a plain `transformers` loop.
 
 Both train the generator and discriminator of ELECTRA-small on the same masked batches without padding, with the same
-loss, dropout, clipping and AdamW; preparing batches is not timed. What differs is what each loop is: ours is the
-objective as the trainer runs it, with fused AdamW; the other is `ElectraForMaskedLM` and `ElectraForPreTraining` with
-their embeddings tied, `torch.multinomial` from the generator's full softmax, and `torch.optim.AdamW` as they come.
+loss, dropout, clipping and AdamW; preparing batches is not timed. homespun runs the objective as its trainer does, with
+fused AdamW. The peer is `ElectraForMaskedLM` and `ElectraForPreTraining` with tied embeddings, `torch.multinomial` from
+the generator's full softmax, and `torch.optim.AdamW` with default settings.
 
-Two of the differences need no library to mend. Ours samples at the masked places only, where the plain loop samples
-at every place; and in pretraining it drops no attention probabilities, where the configuration of the other drops a
-tenth. So a ``careful_peer`` runs beside, which does both as ours does.
+Two differences do not need a library: homespun samples only at masked positions, where the plain loop samples at every
+position; and in pretraining it has no dropout of attention probabilities, where the peer's config has 0.1. A
+``careful_peer`` does both as homespun does.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 def run(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks electra-step", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=3, help="of each, in a round (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="times that each takes its turn (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=3, help="steps of each in a round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=32, help="rows in a step (default: %(default)s)")
     parser.add_argument("--length", type=int, default=128, help="tokens in a row (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="bf16: mixed, by autocast")
-    parser.add_argument("--threads", type=int, default=2, help="of the processor (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="processor threads (default: %(default)s)")
     options = parser.parse_args(arguments)
     settings = {
         "batch_size": options.batch_size,
@@ -63,8 +63,8 @@ def run(arguments: list[str]) -> dict[str, Any]:
         "peer": {"tokens_per_second": round(rates["peer"], 1), "peak_bytes": peaks["peer"]},
         "careful_peer": {"tokens_per_second": round(rates["careful_peer"], 1), "peak_bytes": peaks["careful_peer"]},
         "ratios": {
-            "tokens_per_second": round(rates["ours"] / rates["peer"], 3),  # reach: at least 2.4
-            "peak_bytes": round(peaks["ours"] / peaks["peer"], 3),  # reach: at most 0.45
+            "tokens_per_second": round(rates["ours"] / rates["peer"], 3),  # target: at least 2.4
+            "peak_bytes": round(peaks["ours"] / peaks["peer"], 3),  # target: at most 0.45
             "tokens_per_second_careful": round(rates["ours"] / rates["careful_peer"], 3),
             "peak_bytes_careful": round(peaks["ours"] / peaks["careful_peer"], 3),
         },
@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def rate(name: str, settings: dict[str, Any], steps: int) -> Callable[[], float]:
-    """Tokens a second over the next ``steps`` steps, each time it is called."""
+    """Return a function that measures tokens a second over the next ``steps`` steps."""
     training = CONTESTANTS[name](settings)
     for _ in range(WARMUP):
         next(training)
@@ -90,7 +90,7 @@ def rate(name: str, settings: dict[str, Any], steps: int) -> Callable[[], float]
 
 
 def ours(settings: dict[str, Any]) -> Iterator[None]:
-    """Endless steps of the objective."""
+    """Yield endlessly after steps of the objective."""
     tokenizer = _tokenizer()
     backbone = EncoderConfig.model_validate({"preset": "electra-small", "vocab_size": tokenizer.vocab_size})
     torch.manual_seed(0)
@@ -108,7 +108,7 @@ def ours(settings: dict[str, Any]) -> Iterator[None]:
 
 
 def peer(settings: dict[str, Any]) -> Iterator[None]:
-    """Endless steps of the `transformers` loop, with a sample at every place."""
+    """Yield endlessly after steps of the `transformers` loop, with a sample at every position."""
 
     def samples(logits: Tensor, masked: Tensor) -> Tensor:
         drawn = torch.multinomial(logits.float().softmax(-1).flatten(0, 1), 1)
@@ -118,7 +118,9 @@ def peer(settings: dict[str, Any]) -> Iterator[None]:
 
 
 def careful_peer(settings: dict[str, Any]) -> Iterator[None]:
-    """The same, with a sample where one is needed, and no dropout in attention."""
+    """Yield endlessly after steps of the `transformers` loop, with samples at masked positions and no attention
+    dropout.
+    """
 
     def samples(logits: Tensor, masked: Tensor) -> Tensor:
         return torch.multinomial(logits[masked].float().softmax(-1), 1).squeeze(-1)
@@ -179,7 +181,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def _batches(tokenizer: Tokenizer, settings: dict[str, Any], count: int = 8) -> list[Batch]:
-    """Rows of random words, ``[CLS] words [SEP]``, masked by our collate."""
+    """Build rows of random words, ``[CLS] words [SEP]``, masked by our collate."""
     random = np.random.default_rng(0)
     collate = Electra().collate(tokenizer)
     batches = []
@@ -194,7 +196,7 @@ def _batches(tokenizer: Tokenizer, settings: dict[str, Any], count: int = 8) -> 
 
 
 def _dense_labels(batch: Batch) -> Tensor:
-    """(batch, seq) int64: the label at each chosen place, -100 elsewhere, as `transformers` takes them."""
+    """Return (batch, seq) int64 labels of `transformers`: the label at each masked position, -100 elsewhere."""
     assert batch.positions is not None
     assert batch.labels is not None
     labels = torch.full_like(batch.input_ids, -100).flatten()
@@ -202,7 +204,7 @@ def _dense_labels(batch: Batch) -> Tensor:
 
 
 def _wait(settings: dict[str, Any]) -> None:
-    """Until the device has done all that it was asked."""
+    """Wait for the device."""
     if settings["device"] == "cuda":
         torch.cuda.synchronize()
 

@@ -1,13 +1,14 @@
-"""Fine-tuning BERT-mini on AG News: texts a second, against a `transformers` loop that pads to the batch's longest.
+"""Fine-tuning BERT-mini on AG News: texts a second, against a `transformers` loop with dynamic padding.
 
 Both train the same architecture on the same token ids with the same batch size, learning rate, dropout, clipping and
-AdamW, in float32 or, by autocast, in bfloat16; tokenising is not timed. What differs is what each loop is: ours brings
-texts of like length together, and runs our model, fused AdamW and the trainer with its metrics file; the other is the
-loop of the `transformers` documentation: shuffled batches, a padding collate, `BertForSequenceClassification` and
-`torch.optim.AdamW`. Both train on a GPU if there is one.
+AdamW, in float32 or, by autocast, in bfloat16; tokenizing is not timed. homespun buckets texts by length and runs its
+model, fused AdamW and the trainer with its metrics file. The peer is the loop of the `transformers` documentation:
+shuffled batches, a padding collate, `BertForSequenceClassification` and `torch.optim.AdamW`. Both use a GPU if there is
+one.
 
-A round is 64 steps of each, by turns of 8. Within 64 steps ours sorts by length, so that every round sees short and
-long texts alike; the ratio is the median of the rounds' ratios.
+A round is 64 steps of each, alternating every 8 steps. homespun sorts by length within 64 steps, so that every round
+has
+short and long texts; the ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
             name: {"texts_per_second": round(medians[name], 1), "padding": round(1 - loop.tokens / loop.cells, 4)}
             for name, loop in loops.items()
         },
-        "ratios": {"throughput": round(ratio, 3)},  # reach: at least 1.5
+        "ratios": {"throughput": round(ratio, 3)},  # target: at least 1.5
     }
 
 
@@ -98,7 +99,7 @@ Sizes = tuple[int, int]
 
 
 class Stretch:
-    """A training loop that is run a stretch at a time, and what went through it."""
+    """Training loop that runs a number of steps at a time, and counts its tokens."""
 
     def __init__(self, batches: Generator[Sizes, None, None]) -> None:
         self.batches = batches
@@ -116,7 +117,7 @@ class Stretch:
 def ours(
     rows: LabelledRows, tokenizer: Tokenizer, labels: Labels, folder: Path, precision: Precision, *, steps: int
 ) -> Generator[Sizes, None, None]:
-    """Steps of the trainer over batches bucketed by length."""
+    """Train by the trainer over batches bucketed by length."""
     torch.manual_seed(0)
     task = Classification()
     backbone = EncoderConfig.model_validate(
@@ -153,7 +154,7 @@ def ours(
 def peer(
     rows: LabelledRows, tokenizer: Tokenizer, labels: Labels, precision: Precision
 ) -> Generator[Sizes, None, None]:
-    """Steps of the `transformers` loop over shuffled batches."""
+    """Train by the `transformers` loop over shuffled batches."""
     import transformers
 
     device = best_device()

@@ -1,8 +1,8 @@
-"""Settings of fine-tuning a small network of one's own, compared on validation examples over several seeds.
+"""Fine-tuning settings of a small pretrained network, compared on validation examples over several seeds.
 
-A `spun-encoder` is pretrained on the training texts of each data set, as `homespun fit` does, and fine-tuned by the
-settings of the fit with one change each. Data sets are those of ``python -m benchmarks fit``; their test rows are not
-read. The last lines are of the averaged probabilities: of the seeds, of one seed with the linear model of the fit, and
+A `spun-encoder` is pretrained on the training texts of each data set, as in `homespun fit`, and fine-tuned with the
+settings of the fit and one change each. Data sets are those of ``python -m benchmarks fit``; their test rows are not
+read. The last lines are averages of probabilities: of the seeds, of one seed with the linear model of the fit, and
 of the seeds with it (weights by the validation loss, as in the fit, so these two are slightly optimistic).
 """
 
@@ -43,7 +43,7 @@ CHANGES: dict[str, list[str]] = {
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
-    """Pretrain once a data set, then fine-tune each change with each seed."""
+    """Pretrain once for each data set, then fine-tune each change with each seed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks finetune-settings", description=__doc__)
     parser.add_argument("--data", type=Path, default=SHARED)
     parser.add_argument("--sets", nargs="*", default=SETS)
@@ -97,7 +97,7 @@ def _data_set(source: Source, inspection: Inspection, folder: Path, options: arg
 
 
 def _averages(networks: list[Candidate], inspection: Inspection) -> dict[str, Any]:
-    """Accuracy of averages of the seeds, of one seed and the linear model, and of all."""
+    """Evaluate averages of the seeds, of one seed and the linear model, and of all."""
     labels, examples = inspection.labels, inspection.validation
     linear, _ = fit_linear_model(inspection, inspection.train, plan=plan_linear(inspection, 300.0))
     alone = candidate("linear", "linear", linear, inspection, Clock(0.0, 0.0))

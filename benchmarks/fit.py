@@ -1,8 +1,8 @@
 """`homespun fit` with default settings on six data sets, against scikit-learn.
 
 Data sets: AG News (8,000 training rows), Financial PhraseBank (50Agree), financial topics, patents (IPC section), IMDb
-(5,000 rows) and 20 newsgroups, and two held-out ones, SST-2 (8,000 rows) and spoilers in tweets, from ``--data`` (the
-shared data sets beside the checkout by default). Sets without a test of their own have a fifth held out. The peer is
+(5,000 rows) and 20 newsgroups, and two held-out ones, SST-2 (8,000 rows) and spoilers in tweets, from ``--data`` (by
+default the shared data sets next to the checkout). A fifth is held out if a data set has no test part. The peer is
 TF-IDF with a linear support vector machine, fitted on training and validation rows together; differences have a paired
 permutation test over the test rows. ``python -m benchmarks fit-peers`` adds other libraries to finished fits.
 """
@@ -71,14 +71,14 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def correct(folder: Path) -> np.ndarray:
-    """Read the predictions of the selected model of a fit: (test rows,) 1 for right ones."""
+    """Read the predictions of the selected model of a fit: (test rows,) 1 where correct."""
     selected = json.loads((folder / "result.json").read_text(encoding="utf-8"))["selected"]
     lines = (folder / "predictions" / f"{selected}.jsonl").read_text(encoding="utf-8").splitlines()
     return np.array([one["truth"] == one["predicted"] for one in map(json.loads, lines)], dtype=float)
 
 
 def linear_svc(train: pd.DataFrame, test: pd.DataFrame) -> np.ndarray:
-    """Score TF-IDF (words and pairs) + LinearSVC: (test rows,) 1 for right predictions."""
+    """Fit TF-IDF (words and word pairs) + LinearSVC, and return (test rows,) 1 where correct."""
     model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), LinearSVC(random_state=0))
     return np.asarray(model.fit(train.text, train.label).predict(test.text) == test.label, dtype=float)
 

@@ -1,10 +1,10 @@
-"""Classifiers of other libraries on the data, and in the minutes, of a finished `python -m benchmarks fit`.
+"""Classifiers of other libraries with the data and the time limit of a finished `python -m benchmarks fit`.
 
 ``fasttext`` (``pip install fasttext-numpy2-wheel``) searches its settings on a seventh of the training rows.
 ``autogluon`` (``pip install autogluon.tabular[lightgbm,catboost,xgboost]``) searches ensembles of models of n-grams.
 ``setfit`` (``pip install setfit``) fine-tunes the checkpoint ``--from`` on pairs of texts. ``frozen`` is a logistic
-regression on the vectors of that checkpoint by sentence-transformers, cross-validated; it has no limit of time. Peers
-learn from training and validation rows together. Differences to the model that the fit selected have a paired
+regression on the vectors of that checkpoint by sentence-transformers, cross-validated, without a time limit. Peers
+are trained on training and validation rows together. Differences from the selected model of the fit have a paired
 permutation test over the test rows.
 """
 
@@ -58,7 +58,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def fasttext(train: pd.DataFrame, test: pd.DataFrame, seconds: float, source: str | None) -> list[str]:
-    """Predict with fastText and the settings that its own search finds in ``seconds``."""
+    """Predict with fastText and the settings found by its search in ``seconds``."""
     import fasttext as library
 
     def line(text: str) -> str:
@@ -80,7 +80,7 @@ def fasttext(train: pd.DataFrame, test: pd.DataFrame, seconds: float, source: st
 
 
 def autogluon(train: pd.DataFrame, test: pd.DataFrame, seconds: float, source: str | None) -> list[str]:
-    """Predict with the best ensemble that AutoGluon finds in ``seconds`` (preset good_quality)."""
+    """Predict with the best ensemble found by AutoGluon in ``seconds`` (preset good_quality)."""
     from autogluon.tabular import TabularPredictor
 
     with TemporaryDirectory() as folder:
@@ -90,7 +90,7 @@ def autogluon(train: pd.DataFrame, test: pd.DataFrame, seconds: float, source: s
 
 
 def setfit(train: pd.DataFrame, test: pd.DataFrame, seconds: float, source: str | None) -> list[str]:
-    """Predict with a checkpoint that SetFit fine-tunes for the steps that ``seconds`` allow, by measured speeds."""
+    """Predict with a checkpoint fine-tuned by SetFit for the steps that fit into ``seconds`` at the measured speed."""
     from datasets import Dataset
     from setfit import SetFitModel, Trainer, TrainingArguments
 

@@ -1,9 +1,10 @@
-"""One forward pass of a BERT-base shape on 221 tokens, eager and compiled, against `transformers` with SDPA.
+"""Forward pass of a BERT-base shape on 221 tokens, eager and compiled, against `transformers` with SDPA.
 
-Each contestant is a process of its own with the same random weights and the same text, in evaluation mode without
-gradients; they take turns. A turn is the median of several passes on the wall clock, and beside it the processor's time
-of a pass, which work of others on the same machine stretches less. Compiling, which needs a C++ compiler, happens
-before the first turn.
+Each contestant is a separate process with the same random weights and the same text, in evaluation mode without
+gradients; they alternate. A turn is the median of several passes on the wall clock. Processor time of a pass is
+reported
+too, since it depends less on other work on the machine. Compilation, which needs a C++ compiler, happens before the
+first turn.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ WARMUP = 3
 def run(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks forward", description=__doc__.splitlines()[0])
     parser.add_argument("--length", type=int, default=221, help="tokens (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="times that each takes its turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds (default: %(default)s)")
     parser.add_argument("--passes", type=int, default=5, help="in a turn (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="of the processor (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="processor threads (default: %(default)s)")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="wall or processor (default: %(default)s)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
@@ -43,8 +44,8 @@ def run(arguments: list[str]) -> dict[str, Any]:
             contestant.close()
     milliseconds = {name: round(1000 * value, 1) for name, value in seconds.items()}
     ratios = {
-        "eager": round(seconds["ours"] / seconds["peer"], 3),  # reach: at most 1
-        "compiled": round(seconds["ours_compiled"] / seconds["peer"], 3),  # reach: below 1
+        "eager": round(seconds["ours"] / seconds["peer"], 3),  # target: at most 1
+        "compiled": round(seconds["ours_compiled"] / seconds["peer"], 3),  # target: below 1
         "compiled_both": round(seconds["ours_compiled"] / seconds["peer_compiled"], 3),
     }
     given = {key: getattr(options, key) for key in ("length", "rounds", "passes", "threads", "clock")}
@@ -52,7 +53,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def turn(name: str, folder: str, length: int, passes: int, threads: int, clock: str) -> Callable[[], float]:
-    """Seconds of a pass, the median over ``passes``, each time it is called."""
+    """Return a function that measures the median seconds of a pass over ``passes``."""
     torch.set_num_threads(threads)
     now = CLOCKS[clock]
     input_ids = torch.randint(VOCAB_SIZE, (1, length), generator=torch.Generator().manual_seed(0))

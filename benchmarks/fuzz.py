@@ -1,16 +1,17 @@
-"""Malformed inputs: mutations of every format that is read, each through the command line.
+"""Fuzzing of the command line: mutated files of every supported input format.
 
 ``python -m benchmarks fuzz --inputs 10000`` mutates valid files of each format with seeds 0, 1, ... and runs the
 command that reads them, in a child process that handles many inputs. A finding is an input that ends in
 
-- an exit code other than 0 and 2, or a child that dies;
+- an exit code other than 0 and 2, or a crash of the child;
 - an error that is not one escaped line of less than 500 characters;
 - more than 10 seconds, or a child above 2 GB of memory;
-- an output folder that is left after an error;
-- code of the input that runs: its payloads write a file.
+- an output folder that remains after an error;
+- execution of code in the input: the payloads write a file.
 
 Findings are listed with format and seed; ``--only FORMAT --first SEED --inputs 1 --keep FOLDER`` repeats one.
-``--outcomes FILE`` appends each outcome to a file, and skips inputs that the file has: a campaign continues.
+``--outcomes FILE`` appends each outcome to a file, and skips inputs that are in the file, so that a campaign can
+continue.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def campaign(jobs: Sequence[tuple[str, int]], folder: Path, file: Path) -> dict[str, Any]:
-    """Run all jobs, pairs of format and seed, that ``file`` has not, and return counts and findings of all."""
+    """Run all jobs, pairs of format and seed, that are not in ``file``; return counts and findings of all jobs."""
     write_seeds(folder / "seeds")
     file.touch()
     outcomes = {(each["format"], each["seed"]): each for each in map(json.loads, file.read_text().splitlines())}
@@ -89,7 +90,7 @@ def campaign(jobs: Sequence[tuple[str, int]], folder: Path, file: Path) -> dict[
 
 
 class Child:
-    """A process that handles inputs; replaced after one that ends it, or exceeds time or memory."""
+    """Process that handles inputs, replaced when an input ends it or exceeds time or memory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -116,7 +117,7 @@ class Child:
         return {"status": status, "problems": [problem], "seconds": SECONDS, "text": "", "peak_bytes": peak}
 
     def _answer(self, seconds: float) -> dict[str, Any] | None:
-        """Answer of the process; None if it ended, or exceeded processor time or memory."""
+        """Return the answer of the process; None if it ended, or exceeded processor time or memory."""
         assert self.process is not None
         assert self.process.stdout is not None
         start, wall = self._cpu(), time.monotonic()
@@ -137,7 +138,7 @@ class Child:
         return 0.0
 
     def _memory(self) -> int:
-        """Highest memory of the process so far, over all of its inputs."""
+        """Return the peak memory of the process so far."""
         assert self.process is not None
         with contextlib.suppress(OSError, IndexError):
             status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -189,7 +190,7 @@ def handle(name: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def call(words: Sequence[str]) -> tuple[int, str]:
-    """Exit code and standard error of a command, run in this process; also what libraries write."""
+    """Run a command in this process; return exit code and standard error, including output of libraries."""
     from homespun.cli import main
 
     old = sys.argv
@@ -217,7 +218,7 @@ def call(words: Sequence[str]) -> tuple[int, str]:
 
 
 def serve(folder: Path) -> None:
-    """Handle the inputs that standard input names, one a line."""
+    """Handle the inputs named on standard input, one a line."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print("{}", file=answers, flush=True)

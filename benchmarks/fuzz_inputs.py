@@ -1,7 +1,8 @@
 """Inputs of `benchmarks.fuzz`: valid files of each format, and their mutations.
 
-Texts that are trees (YAML, JSON, the header of safetensors) are mutated as trees, so that most reach the code behind
-the parser; one in four is also mutated as bytes.
+Tree formats (YAML, JSON, the header of safetensors) are mutated as trees, so that most mutations pass the parser; one
+in
+four is also mutated as bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Format = Callable[[random.Random, Path, Path], Words]  # random numbers, seeds, 
 
 
 def _text(rng: random.Random, tree: Any) -> bytes:
-    """JSON of a mutated tree; sometimes mutated as bytes."""
+    """Return JSON of a mutated tree, sometimes also mutated as bytes."""
     content = json.dumps(mutate_tree(rng, tree)).encode()
     return mutate_bytes(rng, content) if rng.random() < 0.25 else content
 
@@ -211,7 +212,7 @@ def tokenizer_json(rng: random.Random, seeds: Path, folder: Path) -> Words:
 
 
 def _encode_with(tokenizer: Path, folder: Path) -> Words:
-    """Encode texts that are hard for regular expressions and tables of characters."""
+    """Encode texts that are difficult for regular expressions and character tables."""
     (folder / "t.txt").write_text("text of words e\u0301 \u00e9 \U0001f600 [UNK] </s> \u0e01\u0e33 " + "a" * 40 + "!")
     return ["corpus", "build", "--input", "t.txt", "--tokenizer", str(tokenizer), "--out", "out"]
 
@@ -283,7 +284,7 @@ def config_json(rng: random.Random, seeds: Path, folder: Path) -> Words:
 
 
 class _Executed:
-    """Unpickled, it writes a file."""
+    """Object that writes a file when unpickled."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return eval, (PAYLOAD,)

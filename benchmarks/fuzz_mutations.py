@@ -19,7 +19,7 @@ def _nested(depth: int) -> Any:
 
 
 def hostile(rng: random.Random) -> Any:
-    """A value that a reader may not expect."""
+    """Return a value that a reader may not expect."""
     return rng.choice(
         [
             *(None, True, -1, 0, 1, 2**31, 2**63, 10**30, 1e308, -0.5, float("nan"), float("inf")),
@@ -31,7 +31,7 @@ def hostile(rng: random.Random) -> Any:
 
 
 def _nodes(tree: Any) -> list[tuple[Any, Any]]:
-    """(container, key) of all values."""
+    """Return (container, key) of all values."""
     found: list[tuple[Any, Any]] = []
     waiting = [tree]
     for node in waiting:

@@ -12,7 +12,7 @@ RECIPES = ("bert-mini", "classify", "causal-mini", "t5-mini", "tag", "electra-mi
 
 
 def write_seeds(folder: Path, *, models: bool = True) -> None:
-    """Write a valid input of each format, once; those of models and runs, which take seconds, only with ``models``."""
+    """Write a valid input of each format, once; models and runs, which take seconds, only with ``models``."""
     if (folder / "complete").exists():
         return
     from homespun.commands.preparation import make_corpus, reading

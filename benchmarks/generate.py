@@ -1,8 +1,8 @@
-"""Greedy and beam-4 writing of BART- and T5-small shapes, batch 8, against `transformers.generate` with equal outputs.
+"""Greedy and beam-4 generation with BART- and T5-small shapes, batch 8, against `transformers.generate`.
 
 Both have the same random weights, 6 + 6 layers, hidden size 512 and 8 heads, and vocabularies of 50,265 and 32,128.
-They read as many tokens and write as many, from their caches, in one process, by turns. Signs in the norms and larger
-weights make the texts those of several words; that both write the same tokens is checked.
+They read and generate equal numbers of tokens, with caches, alternately in one process. Signs in the norms and larger
+weights give texts with several words; equal outputs are checked.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--batch", type=int, default=8, help="texts at a time (default: %(default)s)")
     parser.add_argument("--source", type=int, default=64, help="tokens to read (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to write (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="times that each takes its turn (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="of the processor (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="processor threads (default: %(default)s)")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="wall or processor (default: %(default)s)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
@@ -44,13 +44,13 @@ def run(arguments: list[str]) -> dict[str, Any]:
             seconds = _measure(theirs, ours, beams, options)
             written = options.batch * options.tokens
             results[name] = {who: round(written / value, 1) for who, value in seconds.items()}
-            ratios[name] = round(seconds["peer"] / seconds["ours"], 3)  # reach: at least 1.5
+            ratios[name] = round(seconds["peer"] / seconds["ours"], 3)  # target: at least 1.5
     given = {key: getattr(options, key) for key in ("batch", "source", "tokens", "rounds", "threads", "clock")}
     return {"unit": "tokens/s", **given, "results": results, "ratios": ratios}
 
 
 def _measure(theirs: Any, ours: Any, beams: int, options: argparse.Namespace) -> dict[str, float]:
-    """Seconds of a call, the median over the rounds."""
+    """Measure the seconds of a call, the median over the rounds."""
     generator = torch.Generator().manual_seed(5)
     ids = torch.randint(10, 30_000, (options.batch, options.source), generator=generator)
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "num_beams": beams}
@@ -78,7 +78,7 @@ def _measure(theirs: Any, ours: Any, beams: int, options: argparse.Namespace) ->
 
 
 def _both(shape: str) -> tuple[Any, Any]:
-    """The same random model there and here."""
+    """Build the same random model in transformers and in homespun."""
     import transformers
 
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
-"""Extreme inputs: a line of 1 GB, a million labels, ten million documents of a word, a corpus of 100 GB.
+"""Extreme inputs: a line of 1 GB, a million labels, ten million documents of one word, a corpus of 100 GB.
 
-Each case runs a command in a new process, and has its exit code, its last line, its peak of memory and its time.
+Each case runs a command in a new process, and reports its exit code, last line, peak memory and time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MEMORY = 8_000_000_000  # bytes that a command may take; more is a failure
 
 
 def long_line(suffix: str) -> Callable[[Path, Path, float], Words]:
-    """A text of 1 GB in one line."""
+    """Build a case with a text of 1 GB in one line."""
 
     def write(folder: Path, seeds: Path, scale: float) -> Words:
         before, after = {
@@ -49,7 +49,7 @@ def long_line(suffix: str) -> Callable[[Path, Path, float], Words]:
 
 
 def labels(folder: Path, seeds: Path, scale: float) -> Words:
-    """A million classes with two examples each."""
+    """Write a million classes with two examples each."""
     path = _write_labels(folder, scale)
     changes = ["train.budget.steps=4", "data.max_length=16", f"data.validation={path}", f"data.test={path}"]
     return ["finetune", "classify", f"data.train={path}", *changes, "--from", str(seeds / "run"), "--out", "out"]
@@ -77,14 +77,14 @@ def predict_labels(folder: Path, seeds: Path, scale: float) -> Words:
 
 
 def words(folder: Path, seeds: Path, scale: float) -> Words:
-    """Ten million different documents of a word."""
+    """Write ten million different documents of one word."""
     path = folder / "words.csv"
     _write(path, "text", (f"w{n}" for n in range(int(10_000_000 * scale))))
     return _build(path, seeds)
 
 
 def large_corpus(folder: Path, seeds: Path, scale: float) -> Words:
-    """A corpus of 100 GB: links to one shard of 16 MB."""
+    """Build a corpus of 100 GB from links to one shard of 16 MB."""
     from homespun.data.corpus import Corpus, build_corpus
     from homespun.text.sources import Document
     from homespun.text.tokenizer import Tokenizer
@@ -142,7 +142,7 @@ def _write(path: Path, header: str, rows: Iterator[str]) -> None:
 
 
 def measure(words: Words, folder: Path, seconds: int) -> dict[str, Any]:
-    """Run a command: its exit code, last line, peaks of memory with and without mapped files, and seconds."""
+    """Run a command; return exit code, last line, peak memory with and without mapped files, and seconds."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

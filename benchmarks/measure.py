@@ -1,4 +1,4 @@
-"""How things are measured: the machine, contestants by turns, and the peak memory of a function on its own."""
+"""Measurement: the machine, alternating contestants, and peak memory of a function in a separate process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Describe the machine and versions on which figures depend."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -40,17 +40,17 @@ def _cpu() -> str:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """How long one call takes, on the wall clock."""
+    """Measure the wall-clock time of a call."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
 
 
 def measure_interleaved(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """The median of what each contestant's call returns, over ``rounds``.
+    """Return the median of each contestant's calls over ``rounds``.
 
-    They take turns, so that whatever else the machine does falls on all of them; each round begins with another one,
-    because who comes first in a round finds the caches of who came last.
+    Contestants alternate, so that other work on the machine affects all of them equally. Each round begins with another
+    contestant, since the first one finds the caches of the last one.
     """
     names = list(contestants)
     results: dict[str, list[float]] = {name: [] for name in names}
@@ -63,7 +63,7 @@ def measure_interleaved(contestants: Mapping[str, Callable[[], float]], rounds: 
 
 
 class Peak(NamedTuple):
-    """Bytes of resident memory of a process of its own."""
+    """Bytes of resident memory of a separate process."""
 
     before: int  # when the function is called: the interpreter, and what its module imports
     peak: int  # the most until it returns
@@ -71,7 +71,7 @@ class Peak(NamedTuple):
 
 
 def peak_memory(function: Callable[..., Any], *arguments: Any) -> Peak:
-    """Call ``function`` of a module in a fresh process and see how much memory that takes at the most.
+    """Call ``function`` of a module in a new process, and measure its peak memory.
 
     Raises:
         RuntimeError: the function raised, or its process died.
@@ -97,17 +97,17 @@ def _measured(pipe: Connection, function: Callable[..., Any], arguments: tuple[A
 
 
 class ContestantProcess:
-    """A contestant in a process of its own, where nothing of another reaches it: its heap, its settings, its peak.
+    """Contestant in a separate process, isolated from the others: heap, settings and peak memory.
 
     Args:
-        make: of a module; called there with ``arguments``, it gives what each turn calls. It is waited for, so that
-            nobody gets ready while another's turn is measured.
+        make: function of a module, called in the process with ``arguments``; it returns the function of each turn. The
+            constructor waits for it, so that no preparation overlaps with a measured turn.
 
     Attributes:
-        peak: bytes at the most, of that process, until its last turn was over.
+        peak: peak bytes of the process up to the end of its last turn.
 
     Raises:
-        RuntimeError: its process died, when it was made or in a turn.
+        RuntimeError: its process died, when it was started or in a turn.
     """
 
     def __init__(self, make: Callable[..., Callable[[], float]], *arguments: Any) -> None:
@@ -137,10 +137,10 @@ class ContestantProcess:
 
 
 class ContestantOnGpu:
-    """As `ContestantProcess`, in this process: the allocator of a GPU tells whose memory is whose.
+    """Contestant in this process on a GPU, whose allocator attributes memory; see `ContestantProcess`.
 
     Attributes:
-        peak: bytes of the device at the most, when it was made and in a first turn.
+        peak: peak bytes of the device during construction and the first turn.
     """
 
     def __init__(self, make: Callable[..., Callable[[], float]], *arguments: Any) -> None:
@@ -164,7 +164,7 @@ class ContestantOnGpu:
 def contestant(
     device: str, make: Callable[..., Callable[[], float]], *arguments: Any
 ) -> ContestantProcess | ContestantOnGpu:
-    """A contestant that nothing of another reaches."""
+    """Start an isolated contestant."""
     return (ContestantOnGpu if device == "cuda" else ContestantProcess)(make, *arguments)
 
 
@@ -180,7 +180,7 @@ def _turns(pipe: Connection, make: Callable[..., Callable[[], float]], arguments
 
 
 def peak_bytes() -> int:
-    """The most resident memory that this process has held so far, in bytes."""
+    """Return the peak resident memory of this process in bytes."""
     try:
         # not getrusage: its figure begins with that of the process which started this one
         status = Path("/proc/self/status").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""An interpolated Kneser-Ney model of n-grams, exact, over symbols: the line that a byte model must beat.
+"""Interpolated Kneser-Ney n-gram model over symbols, exact: the baseline of a byte model.
 
-Kneser and Ney 1995, interpolated and with one discount an order as in Chen and Goodman 1999. Grams are numbers to a
-base, sorted; all of a text's probabilities are looked up at once.
+Kneser and Ney 1995, interpolated and with one discount per order as in Chen and Goodman 1999. N-grams are sorted
+integers; all probabilities of a text are looked up at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Symbols = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Order:
-    """Grams of one length with their counts, and the sums over each of their contexts."""
+    """N-grams of one order with their counts, and the sums over each of their contexts."""
 
     grams: Symbols  # sorted
     counts: Symbols
@@ -29,12 +29,12 @@ class _Order:
 
 
 class KneserNey:
-    """A model of symbols ``1 ... symbols``, and of 0, which stands before and behind every text.
+    """Model of symbols ``1 ... symbols``, and of 0, which stands before and after every text.
 
     Args:
         texts: (length,) int64 each.
-        symbols: how many there are beside 0.
-        order: symbols of a gram; each is predicted from ``order - 1`` before it.
+        symbols: number of symbols besides 0.
+        order: order of the model; each symbol is predicted from ``order - 1`` previous symbols.
     """
 
     def __init__(self, texts: Iterable[Symbols], *, symbols: int, order: int = 5) -> None:
@@ -53,7 +53,7 @@ class KneserNey:
         self._orders = orders[::-1]
 
     def log_probabilities(self, text: Symbols) -> NDArray[np.float64]:
-        """(length + 1,) natural logarithms, of each symbol after those before it, and of the end."""
+        """Compute (length + 1,) natural logarithms, of each symbol after the previous ones, and of the end."""
         grams = self._grams(text)
         probability = np.full(len(grams), 1.0 / self.base)
         for length, order in enumerate(self._orders, 1):
@@ -69,7 +69,7 @@ class KneserNey:
         return logarithms
 
     def _grams(self, text: Symbols) -> Symbols:
-        """(length + 1,) the gram that ends in each symbol, and in the 0 behind the text."""
+        """Return the (length + 1,) n-grams that end in each symbol, and in the 0 after the text."""
         padded = np.concatenate([np.zeros(self.order - 1, np.int64), text, np.zeros(1, np.int64)])
         grams = np.zeros(len(text) + 1, np.int64)
         for position in range(self.order):
@@ -87,13 +87,13 @@ class KneserNey:
 
 
 def _looked_up(keys: Symbols, values: Symbols, wanted: Symbols) -> Symbols:
-    """The values of the wanted keys; 0 where there is no such key."""
+    """Return the values of the wanted keys; 0 for missing keys."""
     positions = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
     found: Symbols = np.where(keys[positions] == wanted, values[positions], 0)
     return found
 
 
 def bits_per_symbol(model: KneserNey, texts: Sequence[Symbols]) -> float:
-    """Bits of all texts and their ends, for each of their symbols."""
+    """Compute the bits of all texts and their ends, per symbol."""
     nats = -sum(float(model.log_probabilities(text).sum()) for text in texts)
     return nats / math.log(2.0) / sum(len(text) for text in texts)

@@ -1,11 +1,11 @@
-"""Batches that denoising objectives make on one core, against what a training step at base size takes of them.
+"""Speed of making batches for denoising objectives on one core, against the demand of a training step of base size.
 
-Rows of 512 tokens of a corpus, in batches of 32, as a `Loader` gives them to a trainer: read, corrupted, padded. All is
-told in seconds of the processor, so that others on the machine change little. A training step of the base size is
-forward and backward of the whole model on a batch of a few full rows, without the optimizer, which a large batch has to
-itself once. Its seconds of the processor on so many threads are divided by the threads, as if these never waited: the
-step is taken for faster than it is. A ratio of one would mean that one core must do nothing else than make batches.
-Beside them stands the rate at which PEGASUS's sentences are scored.
+Batches have 32 rows of 512 tokens of a corpus, as a `Loader` gives them to a trainer: read, corrupted, padded. Times
+are
+processor time, which depends less on other work on the machine. A training step of base size is forward and backward of
+the complete model on a batch of a few full rows, without the optimizer, which runs once a large batch. Its processor
+time is divided by the number of threads, as if these never waited, so the step is assumed faster than it is. At a ratio
+of one, one core would be fully used for making batches. The rate of scoring PEGASUS's sentences is reported too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from homespun.text.vocabulary_extension import with_sentinels
 
 @dataclass(frozen=True)
 class Contestant:
-    """An objective, and the preset of its base size."""
+    """Objective with the preset of its base size."""
 
     objective: Any
     preset: str
@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--length", type=int, default=512, help="data.max_length (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=32, help="rows of a batch made (default: %(default)s)")
     parser.add_argument("--batches", type=int, default=20, help="in a turn (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="times that each takes its turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default: %(default)s)")
     parser.add_argument("--step-rows", type=int, default=2, help="rows of a training step (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=3, help="training steps, the median told (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of a training step (default: %(default)s)")
@@ -79,7 +79,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
             for key, contestant in CONTESTANTS.items()
         }
         made = measure_interleaved(turns, options.rounds)
-        scored = sentence_scoring(corpus, length=options.length, rows=400, rounds=options.rounds)  # reach: 2 MB/s
+        scored = sentence_scoring(corpus, length=options.length, rows=400, rounds=options.rounds)  # target: 2 MB/s
         torch.set_num_threads(options.threads)
         taken: dict[str, float] = {}
         for contestant in CONTESTANTS.values():
@@ -94,7 +94,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
         }
         for key, contestant in CONTESTANTS.items()
     }
-    ratios = {key: round(made[key] / taken[CONTESTANTS[key].preset], 1) for key in results}  # reach: at least 1
+    ratios = {key: round(made[key] / taken[CONTESTANTS[key].preset], 1) for key in results}  # target: at least 1
     given = {key: getattr(options, key) for key in ("length", "batch_size", "step_rows", "threads")}
     return {"data": source, **given, "ours": results, "ratios": ratios, "scored_megabytes_per_second": scored}
 
@@ -114,7 +114,7 @@ def _loader(corpus: Corpus, contestant: Contestant, length: int, batch_size: int
 
 
 class _Turn:
-    """Tokens, of sources and of targets, that are made in a second of the processor; each turn makes other batches."""
+    """Tokens of sources and targets made in a second of processor time; each turn makes other batches."""
 
     def __init__(self, loader: Loader, batches: int) -> None:
         self.loader, self.batches, self.step = loader, batches, 0
@@ -132,12 +132,12 @@ class _Turn:
 
 
 def _tokens(turn: _Turn) -> float:
-    """Of a batch."""
+    """Count the tokens of a batch."""
     return statistics.mean(turn.tokens) / turn.batches
 
 
 def _step_rate(corpus: Corpus, contestant: Contestant, options: argparse.Namespace) -> float:
-    """Tokens of sources and targets that a training step takes in a second of so many threads that never wait."""
+    """Measure the tokens of sources and targets that a training step takes in a second of threads that never wait."""
     tokenizer, objective = corpus.tokenizer, contestant.objective
     backbone = EncoderDecoderConfig.model_validate({"preset": contestant.preset})
     torch.manual_seed(1)

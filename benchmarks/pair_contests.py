@@ -1,4 +1,4 @@
-"""Pairs of sentences for `benchmarks.tasks`: the files, and the loops with `transformers`."""
+"""Sentence-pair tasks for `benchmarks.tasks`: the files, and the loops with `transformers`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def mrpc(data: Path, out: Path, most: int | None) -> dict[str, Path]:
-    """A tenth of the training rows is the validation: it has none of its own, and both sides leave it out."""
+    """Write the files; a tenth of the training rows is the validation, which neither side trains on."""
     parts = {}
     for part in ("train", "test"):
         with _open(data / "mrpc" / f"msr_paraphrase_{part}.txt", encoding="utf-8-sig") as stream:
@@ -32,7 +32,7 @@ def mrpc(data: Path, out: Path, most: int | None) -> dict[str, Path]:
 
 
 def stsb(data: Path, out: Path, most: int | None) -> dict[str, Path]:
-    """The official parts, without a header."""
+    """Write the official parts, without a header."""
     parts = {}
     for part, name in (("train", "train"), ("validation", "dev"), ("test", "test")):
         with _open(data / "stsb" / f"stsb-en-{name}.csv", encoding="utf-8") as stream:
@@ -59,7 +59,7 @@ def _write(parts: Mapping[str, Rows], name: str, out: Path, most: int | None) ->
 
 
 def peer_of_classes(model: Path, files: Mapping[str, Path], training: Any) -> float:
-    """F1 of the class 1."""
+    """Return the F1 of class 1."""
     from sklearn.metrics import f1_score
 
     logits, truth = _trained(model, files, training, num_labels=2, read=int)
@@ -67,7 +67,7 @@ def peer_of_classes(model: Path, files: Mapping[str, Path], training: Any) -> fl
 
 
 def peer_of_numbers(model: Path, files: Mapping[str, Path], training: Any) -> float:
-    """Spearman's correlation."""
+    """Return Spearman's correlation."""
     from scipy.stats import spearmanr
 
     predicted, truth = _trained(model, files, training, num_labels=1, read=float)
@@ -77,7 +77,7 @@ def peer_of_numbers(model: Path, files: Mapping[str, Path], training: Any) -> fl
 def _trained(
     model: Path, files: Mapping[str, Path], training: Any, *, num_labels: int, read: Callable[[str], Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, labels) logits of the test after a training, and its (rows,) truth."""
+    """Return (rows, labels) test logits after a training, and the (rows,) truth."""
     import transformers
 
     torch.manual_seed(training.seed)

@@ -1,4 +1,4 @@
-"""The loop of the documentation of `transformers`, beside which `benchmarks.tasks` puts ours."""
+"""Training loop of the `transformers` documentation, the peer of `benchmarks.tasks`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 
 def fit(network: Any, rows: Sequence[Any], loss: Callable[[Sequence[Any]], torch.Tensor], training: Any) -> None:
-    """Shuffled batches, AdamW, a linear schedule, clipping; in half precision under autocast, as its trainer does it.
+    """Train on shuffled batches with AdamW, a linear schedule and clipping; half precision under autocast.
 
     Args:
-        network: of `transformers`; in evaluation mode afterwards.
-        rows: what is learned from.
-        loss: rows of a batch -> their mean loss.
+        network: model of `transformers`; in evaluation mode afterwards.
+        rows: training rows.
+        loss: function from the rows of a batch to their mean loss.
         training: see `benchmarks.tasks.Training`.
     """
     import transformers

@@ -1,12 +1,13 @@
-"""Plans beside what they plan: memory and time of small models of many kinds, predicted, probed and measured.
+"""Accuracy of the planner: memory and time of small models of many kinds, predicted, probed and measured.
 
-Options: ``--only "NAME;NAME"``; ``--times N``: so many times the rows; ``--wall`` to time by the clock (on a quiet
-machine), else by the processor's time.
+Options: ``--only "NAME;NAME"``; ``--times N`` multiplies the rows; ``--wall`` measures wall-clock time (on a quiet
+machine) instead of processor time.
 
-Each case is a small recipe on made-up text: a kind of attention, of network or of wiring. It is predicted from its
-config alone; then probed with micro-batches of a quarter and of half its size, in processes of their own; then measured
-at its own size, in a third. Nothing was fitted to any case: what a process takes beside its tensors and how fast the
-machine is come from a model of two layers of 128 and from single operators.
+Each case is a small recipe on synthetic text: a kind of attention, of network or of residual connection. It is
+predicted
+from its config alone; then probed with micro-batches of a quarter and of half its size, in separate processes; then
+measured at its own size, in a third. Nothing was fitted to any case: the memory of a process without tensors and the
+speed of the machine are measured with a model of two layers of 128 and single operators.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _with(attention: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def _two(preset: str) -> dict[str, Any]:
-    """An encoder and a decoder."""
+    """Return an encoder-decoder."""
     return {"preset": preset, "encoder": {"vocab_size": 8000}}
 
 
@@ -77,7 +78,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
 
 
 def recipe_of(name: str, times: int = 1) -> PretrainRecipe:
-    """The recipe of a case, of so many times its rows."""
+    """Build the recipe of a case, with ``times`` its rows."""
     model, objective, length, rows = CASES[name]
     rows *= times
     train = {"batch_size": rows, "micro_batch_size": rows, "budget": {"steps": 10}}
@@ -87,7 +88,7 @@ def recipe_of(name: str, times: int = 1) -> PretrainRecipe:
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
-    """The cases, and the deviations over them."""
+    """Run the cases, and compute the deviations."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks planner")
     parser.add_argument("--only", default="")
     parser.add_argument("--times", type=int, default=1)
@@ -133,7 +134,7 @@ def _off(case: dict[str, Any], what: str, how: str) -> float:
 
 
 def _deviations(cases: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of each prediction from what was measured: the largest, and the median."""
+    """Return the maximum and median deviation of each prediction from the measurement."""
     found = {}
     for what in ("memory", "seconds"):
         for how in ("predicted", "probed"):
@@ -143,7 +144,7 @@ def _deviations(cases: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def _line(case: dict[str, Any]) -> str:
-    """A row of the table in results/planner.md."""
+    """Format a row of the table in results/planner.md."""
     memory = [f"{case['memory'][how] / 1e6:,.0f}" for how in ("predicted", "probed", "measured")]
     seconds = [f"{case['seconds'][how]:.3f}" for how in ("predicted", "probed", "measured")]
     off = [f"{100 * _off(case, what, how):+.0f} %" for what in ("memory", "seconds") for how in ("predicted", "probed")]

@@ -1,7 +1,8 @@
-"""Predictions of many texts in float32, bf16 and int8, beside a pipeline of transformers with batches of 32.
+"""Prediction of many texts in float32, bf16 and int8, against a transformers pipeline with batches of 32.
 
-One process with the same random BERT for all, which take turns; texts of AG News. Processor time, which other work on
-the machine stretches less.
+All run alternately in one process with the same random BERT on texts of AG News. Times are processor time, which
+depends
+less on other work on the machine.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _pipeline(folder: str) -> Callable[[list[str]], object]:
 
 
 def _timed(predict: Callable[[list[str]], object], texts: list[str]) -> Callable[[], float]:
-    """Texts a second of processor time."""
+    """Return a function that measures texts a second of processor time."""
     predict(texts[:BATCH])  # the first call also allocates
 
     def call() -> float:

@@ -1,14 +1,14 @@
-"""A training step of an LSTM language model over long streams: ours beside plain `torch.nn.LSTM` code.
+"""Training step of an LSTM language model over long streams, against plain `torch.nn.LSTM` code.
 
-Both train two layers of 256 on 64 streams, 64 tokens of each a step, with tied words, the state carried and detached,
-dropout after the words and after each layer, clipping and AdamW. What differs is what each loop is: ours is the
-objective as the trainer runs it; the other is the loop of PyTorch's own word language model example, with its criterion
-over the whole table of logits. A ``careful_peer`` runs beside it, whose AdamW is fused, as ours is.
+Both train two layers of 256 on 64 streams, 64 tokens of each a step, with tied embeddings, the state carried and
+detached, dropout after the embeddings and each layer, clipping and AdamW. homespun runs the objective as its trainer
+does. The peer is the loop of PyTorch's word language model example, with its criterion over the full table of logits. A
+``careful_peer`` has fused AdamW, as homespun has.
 
-The contestants take turns in one process; seconds are those of the processor.
+The contestants alternate in one process; times are processor time.
 
-``--padded`` measures one layer in both directions instead, over rows that end in padding: ours beside PyTorch's network
-of the same weights over `pack_padded_sequence`, forward and backward, of each kind of cell.
+``--padded`` measures one layer in both directions over padded rows instead, against PyTorch's network with the same
+weights over `pack_padded_sequence`, forward and backward, for each kind of cell.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ LEARNING_RATE, MAX_NORM, DROPOUT = 1e-3, 0.25, 0.1
 
 def run(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks recurrent", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=4, help="of each, in a round (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="times that each takes its turn (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=4, help="steps of each in a round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds (default: %(default)s)")
     parser.add_argument("--streams", type=int, default=64, help="beside each other (default: %(default)s)")
     parser.add_argument("--length", type=int, default=64, help="tokens of each in a step (default: %(default)s)")
     parser.add_argument("--hidden-size", type=int, default=256, help="of both layers (default: %(default)s)")
     parser.add_argument("--vocab-size", type=int, default=10_000, help="words (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of the processor (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="processor threads (default: %(default)s)")
     parser.add_argument("--padded", action="store_true", help="a layer over rows that end in padding")
     parser.add_argument("--shortest", type=int, help="of --padded: fewest tokens of a text (default: half of --length)")
     parser.add_argument("--bf16", action="store_true", help="of --padded: mixed precision")
@@ -77,12 +77,12 @@ def run(arguments: list[str]) -> dict[str, Any]:
         "unit": "tokens a second of the processor",
         **settings,
         **{name: round(rate, 1) for name, rate in rates.items()},
-        "ratios": {name: round(ratio, 3) for name, ratio in ratios.items()},  # reach: at least 0.95
+        "ratios": {name: round(ratio, 3) for name, ratio in ratios.items()},  # target: at least 0.95
     }
 
 
 def _padded(settings: dict[str, Any]) -> dict[str, Any]:
-    """Times that ours is faster, by cell. Lengths are drawn alike from the shortest on."""
+    """Measure the speed-up by cell; lengths are uniform from the shortest on."""
     rows, length, size = settings["streams"], settings["length"], settings["hidden_size"]
     settings["shortest"] = settings["shortest"] or length // 2
     torch.manual_seed(0)
@@ -115,7 +115,7 @@ def _padded(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def ours(settings: dict[str, Any]) -> Iterator[None]:
-    """Endless steps of the objective, as the trainer makes them."""
+    """Yield endlessly after steps of the objective, as in the trainer."""
     torch.manual_seed(0)
     size = {name: settings[name] for name in ("hidden_size", "vocab_size")}
     backbone = RecurrentConfig.model_validate(size | {"hidden_dropout_prob": DROPOUT})
@@ -140,7 +140,7 @@ def ours(settings: dict[str, Any]) -> Iterator[None]:
 
 
 class PlainModel(nn.Module):
-    """The usual language model of a few lines."""
+    """Language model of a few lines."""
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -156,12 +156,12 @@ class PlainModel(nn.Module):
 
 
 def peer(settings: dict[str, Any]) -> Iterator[None]:
-    """Endless steps of the loop of PyTorch's example, with AdamW as it comes."""
+    """Yield endlessly after steps of the loop of PyTorch's example, with default AdamW."""
     return _peer(settings, fused=None)
 
 
 def careful_peer(settings: dict[str, Any]) -> Iterator[None]:
-    """The same with fused AdamW."""
+    """Yield endlessly after steps of the loop of PyTorch's example, with fused AdamW."""
     return _peer(settings, fused=True)
 
 
@@ -186,7 +186,7 @@ CONTESTANTS = {"ours": ours, "peer": peer, "careful_peer": careful_peer}
 
 
 def pieces(settings: dict[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless pieces of random words: (streams, length) ids, and the ids after them."""
+    """Yield endless pieces of random words: (streams, length) ids, and the next ids."""
     draw = torch.Generator().manual_seed(0)
     for _ in itertools.count():
         text = torch.randint(5, settings["vocab_size"], (settings["streams"], settings["length"] + 1), generator=draw)

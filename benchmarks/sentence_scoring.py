@@ -1,4 +1,4 @@
-"""How fast the sentences of documents are scored and chosen, in megabytes of their text a second of one core."""
+"""Speed of scoring and selecting sentences, in megabytes of text a second of one core."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAYS = {
 
 
 def sentence_scoring(corpus: Corpus, *, length: int, rows: int, rounds: int) -> dict[str, float]:
-    """Megabytes a second of each of the four principal ways, 30 % of the sentences of rows of ``length`` tokens."""
+    """Measure megabytes a second of the four principal methods, for 30 % of the sentences of rows of ``length``."""
     documents, _ = corpus.split(0.02, 1)
     given = GapSentenceGeneration().rows(corpus, documents, length=length, seed=1)
     selected = [given[number] for number in range(min(rows, len(given)))]
@@ -32,7 +32,7 @@ def sentence_scoring(corpus: Corpus, *, length: int, rows: int, rounds: int) -> 
 
 
 class _Turn:
-    """Bytes of text whose sentences are scored and chosen in a second of the processor."""
+    """Bytes of text whose sentences are scored and selected in a second of processor time."""
 
     def __init__(self, select: object, rows: list[Row], text: int) -> None:
         assert isinstance(select, PrincipalSelector)

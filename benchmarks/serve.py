@@ -1,8 +1,8 @@
-"""Throughput and latency of `homespun serve` under 64 clients, beside FastAPI around a pipeline of transformers.
+"""Throughput and latency of `homespun serve` with 64 clients, against FastAPI around a pipeline of transformers.
 
-Each server is a process with the same random BERT; they take turns. The clients are another
-process: each sends one text of AG News, waits for the answer, and sends the next. The clients measure
-latency; processor time is the server's, which other work on the machine stretches less.
+Each server is a separate process with the same random BERT; the servers alternate. The clients are another
+process: each sends one text of AG News, waits for the response, and sends the next. Latency is measured by the clients.
+Processor time is the server's and depends less on other work on the machine.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def read_texts(path: Path) -> list[str]:
 
 
 def write_model(folder: Path, texts: Sequence[str], shape: str) -> float:
-    """Write a random classifier as transformers does, with a tokenizer of the texts; returns their mean tokens."""
+    """Write a random classifier as transformers does, with a tokenizer; returns the mean tokens of ``texts``."""
     from transformers import BertConfig, BertForSequenceClassification
 
     from homespun.text.tokenizer import Tokenizer

@@ -1,7 +1,7 @@
-"""Generation of 8 concurrent streams of a GPT-2-small shape, against `transformers.generate` one by one.
+"""Generation of 8 concurrent streams with a GPT-2-small shape, against sequential `transformers.generate`.
 
-Both have the same random weights: 12 layers, width 768, a vocabulary of 50,257. They take turns in one process. The
-streams join at once and end together; the time to the first token is that of a short prompt that joins 7 running
+Both have the same random weights: 12 layers, width 768, a vocabulary of 50,257. They alternate in one process. The
+streams start and end together. The time to the first token is measured with a short prompt that joins 7 running
 streams.
 """
 
@@ -65,8 +65,8 @@ def run(arguments: list[str]) -> dict[str, Any]:
         "streams": len(PROMPTS),
         **{name: getattr(options, name) for name in ("tokens", "rounds", "threads")},
         "results": {who: round(rate, 1) for who, rate in rates.items()},
-        "ratio": round(rates["ours"] / rates["peer"], 2),  # reach: at least 4
-        "first_token_s": round(statistics.median(waits), 3),  # reach: below 0.3
+        "ratio": round(rates["ours"] / rates["peer"], 2),  # target: at least 4
+        "first_token_s": round(statistics.median(waits), 3),  # target: below 0.3
     }
 
 
@@ -77,7 +77,7 @@ def _add(generator: ContinuousGenerator, prompt: str, tokens: int) -> Generation
 
 
 def _first_token(generator: ContinuousGenerator) -> float:
-    """Seconds to the first token of a request that joins 7 running ones during a step."""
+    """Measure the seconds to the first token of a request that joins 7 running requests during a step."""
     running = [_add(generator, prompt, 40) for prompt in PROMPTS[1:]]
     while min(request.tokens for request in running) < 3:
         generator.step()
@@ -94,7 +94,7 @@ def _first_token(generator: ContinuousGenerator) -> float:
 
 
 def _both(folder: Path) -> tuple[Any, Any]:
-    """The same random model there and here."""
+    """Build the same random model in transformers and in homespun."""
     import transformers
 
     torch.manual_seed(0)

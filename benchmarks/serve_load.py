@@ -1,7 +1,7 @@
-"""`homespun serve` under many clients, slow ones, ones that hang up, malformed requests, and SIGTERM under load.
+"""`homespun serve` under load: many clients, slow clients, disconnects, malformed requests, and SIGTERM.
 
-One in 20 clients sends its body slowly, one in 20 hangs up before the answer; the others wait for each answer, and
-after a refusal (429) as long as ``Retry-After`` asks.
+One in 20 clients sends its body slowly, one in 20 disconnects before the response. The others wait for each response,
+and after a refusal (429) as long as ``Retry-After`` requests.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 async def send_load(
     port: int, process: psutil.Process, texts: Sequence[str], clients: int, seconds: float, *, slow: float = 10.0
 ) -> dict[str, Any]:
-    """Let clients send texts; the body of slow ones takes ``slow`` seconds."""
+    """Let clients send texts; slow clients take ``slow`` seconds to send the body."""
     end, memory = time.monotonic() + seconds, []
     counts: dict[str, Counter[str]] = {"waiting": Counter(), "slow": Counter(), "hanging_up": Counter()}
 
@@ -109,13 +109,13 @@ def _predict_request(text: str) -> bytes:
 
 
 def make_request(path: str, body: bytes, *, method: str = "POST", headers: Sequence[str] = ()) -> bytes:
-    """Bytes of a request that has its connection to itself."""
+    """Build the bytes of a request with its own connection."""
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close", f"Content-Length: {len(body)}"]
     return "\r\n".join([*lines, *headers, "", ""]).encode() + body
 
 
 async def _exchange(port: int, request: bytes, *, seconds: float = 0.0) -> Answer:
-    """Send a request, in pieces within some seconds, and read the answer."""
+    """Send a request, in pieces over ``seconds``, and read the response."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
@@ -144,7 +144,7 @@ async def _exchange(port: int, request: bytes, *, seconds: float = 0.0) -> Answe
 
 
 async def _hang_up(port: int, request: bytes, draw: random.Random) -> None:
-    """Send a request or a part of it, and close the connection without reading an answer."""
+    """Send a request or a part of it, and close the connection without reading a response."""
     with suppress(OSError):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request[: draw.choice([len(request), draw.randrange(1, len(request))])])
@@ -154,7 +154,7 @@ async def _hang_up(port: int, request: bytes, draw: random.Random) -> None:
 
 
 def malformed_request(draw: random.Random) -> tuple[str, bytes]:
-    """Name and bytes of a malformed request."""
+    """Return the name and the bytes of a malformed request."""
     path, name = draw.choice(PATHS), draw.choice(list(_MALFORMED))
     made = _MALFORMED[name](draw)
     if name == "raw":
@@ -210,7 +210,7 @@ _MALFORMED: dict[str, Callable[[random.Random], bytes]] = {
 
 
 async def send_malformed(port: int, count: int) -> dict[str, Any]:
-    """Send malformed requests and count the answers."""
+    """Send malformed requests and count the responses."""
     statuses: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     tracebacks = 0
@@ -230,7 +230,7 @@ async def send_malformed(port: int, count: int) -> dict[str, Any]:
 
 
 async def end_under_load(port: int, process: psutil.Process, texts: Sequence[str], clients: int) -> dict[str, Any]:
-    """Send SIGTERM while all clients wait for an answer, and further requests until the end."""
+    """Send SIGTERM while all clients wait for a response, and further requests until the end."""
     answered = asyncio.gather(*(_exchange(port, _predict_request(texts[number])) for number in range(clients)))
     await asyncio.sleep(0.2)
     process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Peers of `homespun serve`: FastAPI around a pipeline of transformers, for each request and in batches of 32.
+"""Peers of `homespun serve`: FastAPI around a pipeline of transformers, per request and in batches of 32.
 
 ``uvicorn --factory benchmarks.serve_peers:per_request``; the environment variable ``MODEL`` is the folder.
 """
@@ -31,7 +31,7 @@ def _pipeline(**settings: Any) -> Callable[[list[str]], list[dict[str, Any]]]:
 
 
 def per_request() -> FastAPI:
-    """Application whose requests call the pipeline in threads."""
+    """Build an application whose requests call the pipeline in threads."""
     classify, app = _pipeline(), FastAPI()
 
     @app.post("/predict")
@@ -46,7 +46,7 @@ def per_request() -> FastAPI:
 
 
 def static_batches() -> FastAPI:
-    """Application with batches of up to 32 texts, in the order of arrival."""
+    """Build an application with batches of up to 32 texts, in the order of arrival."""
     classify = _pipeline(batch_size=BATCH)
     queue: asyncio.Queue[tuple[str, asyncio.Future[dict[str, Any]]]] = asyncio.Queue()
 

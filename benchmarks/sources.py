@@ -1,10 +1,12 @@
-"""The sources' experiments at the scale of a small machine: prepare the data, then run `homespun compare`.
+"""Experiments of the sources at the scale of a small machine: prepare the data, then run `homespun compare`.
 
-Each comparison is a file of ``benchmarks/comparisons``, has a budget of tokens, and is timed by the processor. The same
-command resumes a stopped one. ``--minutes`` gives every variation that much processor time instead, ``--length`` other
-rows with as many tokens a step; both have their own folder below ``--out``. `benchmarks.claims` reads the results.
+Each comparison is a file of ``benchmarks/comparisons``, has a budget of tokens, and is timed by processor time. The
+same
+command resumes an interrupted one. ``--minutes`` sets a budget of processor time for every variation instead,
+``--length`` another row length with as many tokens a step; both have their own folder below ``--out``.
+`benchmarks.claims` reads the results.
 
-The text and the labelled rows are those of the shared data sets; nothing of them is part of the project.
+Texts and labelled rows are from the shared data sets, which are not part of the project.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _FEWEST = 10  # filings whose training part has an item, or it is no class
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
-    """Prepare what a comparison reads, and run it."""
+    """Prepare the data of a comparison, and run it."""
     known = {path.stem: path for path in sorted(COMPARISONS.glob("*.yaml"))}
     parser = argparse.ArgumentParser(prog="python -m benchmarks sources", description=__doc__)
     parser.add_argument("name", choices=known, help="which comparison")
@@ -68,12 +70,12 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def _prepared(word: str) -> str:
-    """What makes ``DATA/WORD``: the longest name that it begins with."""
+    """Find the function that makes ``DATA/WORD``, by the longest matching name."""
     return max((name for name in MADE if word.startswith(name)), key=len)
 
 
 def _located(recipe: str, out: Path) -> str:
-    """The text of a recipe with the folders of this machine."""
+    """Return the text of a recipe with the folders of this machine."""
     recipe = recipe.replace("DATA/", f"{out.resolve()}/data/").replace("RUNS/", f"{out.resolve()}/")
     if "MINILM" not in recipe:
         return recipe
@@ -85,9 +87,9 @@ def _located(recipe: str, out: Path) -> str:
 
 
 def at_length(recipe: CompareRecipe, length: int) -> list[str]:
-    """Settings for rows of ``length`` tokens, with as many tokens a step and held out.
+    """Return settings for rows of ``length`` tokens, with as many tokens a step and held-out tokens.
 
-    Tasks whose texts are as long as the rows read ``length`` tokens too.
+    Tasks whose texts are as long as the rows also use ``length``.
     """
     assert recipe.pretrain is not None
     given = flat(recipe.pretrain.settings)
@@ -107,7 +109,7 @@ def at_length(recipe: CompareRecipe, length: int) -> list[str]:
 
 
 def at_equal_time(recipe: CompareRecipe, minutes: float) -> list[str]:
-    """Settings for ``minutes`` of processor time: of pretraining, or of each task where nothing is pretrained."""
+    """Return settings for ``minutes`` of processor time, of pretraining, or of each task without pretraining."""
     assert recipe.pretrain is not None
     budget = f"{{time: {minutes * 60:g}, clock: processor}}"
     if flat(recipe.pretrain.settings).get("train.budget.steps") != 0:
@@ -116,12 +118,12 @@ def at_equal_time(recipe: CompareRecipe, minutes: float) -> list[str]:
 
 
 def financial(data: Path, out: Path) -> None:
-    """Risk factors of annual reports and earnings calls: their text, a tokenizer, a corpus without near-duplicates."""
+    """Prepare risk factors of annual reports and earnings calls: text, tokenizer, corpus without near-duplicates."""
     _corpus(out / "financial", lambda: (*_reports(data), *_calls(data)))
 
 
 def financial_sentinels(data: Path, out: Path) -> None:
-    """The same texts with a tokenizer that has T5's sentinels."""
+    """Prepare the same texts with a tokenizer that has T5's sentinels."""
     _corpus(out / "financial-sentinels", lambda: (*_reports(data), *_calls(data)), sentinels=100)
 
 
@@ -138,25 +140,25 @@ def _calls(data: Path) -> Iterator[dict[str, str]]:
 
 
 def reviews(data: Path, out: Path) -> None:
-    """The training reviews of IMDb: their text, a tokenizer, a corpus without near-duplicates."""
+    """Prepare the training reviews of IMDb: text, tokenizer, corpus without near-duplicates."""
     _corpus(out / "reviews", lambda: _json_lines(data / "imdb" / "train.jsonl.gz"))
 
 
 def phrasebank(data: Path, out: Path) -> None:
-    """Financial PhraseBank, on which half of the annotators agree: a sentence and its sentiment."""
+    """Prepare Financial PhraseBank (agreement of half of the annotators): a sentence and its sentiment."""
     lines = (data / "financial_phrasebank" / "Sentences_50Agree.txt").read_text(encoding="iso-8859-1").splitlines()
     _table(out / "phrasebank.csv", (dict(zip(("text", "label"), line.rsplit("@", 1), strict=True)) for line in lines))
 
 
 def topics(data: Path, out: Path) -> None:
-    """Topics of financial tweets."""
+    """Prepare topics of financial tweets."""
     for split, part in (("train", "train"), ("test", "valid")):
         with gzip.open(data / "twitter_financial_topic" / f"{part}.csv.gz", "rt", encoding="utf-8", newline="") as file:
             _table(out / f"topics-{split}.csv", csv.DictReader(file))
 
 
 def newsgroups(data: Path, out: Path) -> None:
-    """Posts to twenty newsgroups, and a corpus of those of the training part."""
+    """Prepare posts to twenty newsgroups, and a corpus of the training part."""
     for split in ("train", "test"):
         rows = _json_lines(data / "newsgroups20" / f"{split}.jsonl.gz")
         _table(out / f"newsgroups-{split}.csv", ({"text": row["text"], "label": row["label"]} for row in rows))
@@ -164,7 +166,7 @@ def newsgroups(data: Path, out: Path) -> None:
 
 
 def items(data: Path, out: Path) -> None:
-    """Sections of annual reports and which item each is: a fifth of the companies' filings is the test."""
+    """Prepare sections of annual reports, labelled by item: a fifth of the companies' filings is the test."""
     with zipfile.ZipFile(data / "edgar_10k" / "sections.zip") as archive:
         names = sorted(name for name in archive.namelist() if name.endswith(".json"))
         filings = [json.loads(archive.read(name)) for name in names]
@@ -185,19 +187,19 @@ def items(data: Path, out: Path) -> None:
 
 
 def patents(data: Path, out: Path) -> None:
-    """Title and abstract of patents, and their section of the classification: each once, a fifth of them the test."""
+    """Prepare titles and abstracts of patents, labelled by section: without duplicates, a fifth is the test."""
     with gzip.open(data / "patents_ipc" / "patents.csv.gz", "rt", encoding="utf-8", newline="") as file:
         rows = ((f"{row['title']}. {row['abstract']}", row["section"]) for row in csv.DictReader(file))
         _once(out / "patents", rows)
 
 
 def bullets(data: Path, out: Path) -> None:
-    """Earnings calls, and the bullets that a news agency wrote of each."""
+    """Prepare earnings calls, with the bullet points of a news agency."""
     _pairs(data / "ectsum", out / "bullets", ("train", "val", "test"), "document", "summary")
 
 
 def papers(data: Path, out: Path) -> None:
-    """Abstracts of papers, by sentences, and the sentences that sum each up."""
+    """Prepare abstracts of papers by sentences, with their summarising sentences."""
     _pairs(data / "scitldr", out / "papers", ("train", "dev", "test"), "source", "target")
 
 
@@ -210,7 +212,7 @@ def _pairs(data: Path, made: Path, parts: tuple[str, str, str], *columns: str) -
 
 
 def agnews(data: Path, out: Path) -> None:
-    """AG News, title and description as one text, by topic."""
+    """Prepare AG News, title and description as one text, by topic."""
     names = (data / "ag_news" / "classes.txt").read_text(encoding="utf-8").split("\n")
     for split in ("train", "test"):
         with gzip.open(data / "ag_news" / f"{split}.csv.gz", "rt", encoding="utf-8", newline="") as file:
@@ -219,14 +221,14 @@ def agnews(data: Path, out: Path) -> None:
 
 
 def tweets(data: Path, out: Path) -> None:
-    """Tweets on a series, and whether they give something away: each once, a fifth of them the test."""
+    """Prepare tweets on a series, labelled as spoilers: without duplicates, a fifth is the test."""
     with (data / "spoiler_tweets" / "tweet_data.csv").open(encoding="utf-8", newline="") as file:
         read = ((html.unescape(row[0]), row[1].strip()) for row in csv.reader(file) if len(row) > 1)
         _once(out / "tweets", (row for row in read if row[1] in ("s", "ns")))
 
 
 def lineage(data: Path, out: Path) -> None:
-    """Training texts of AG News and of the tweets: a corpus of word pieces, one of words, and word vectors."""
+    """Prepare training texts of AG News and of the tweets: a corpus of word pieces, one of words, and word vectors."""
     texts: list[dict[str, str]] = []
     for name, make in (("agnews", agnews), ("tweets", tweets)):
         make(data, out)
@@ -242,7 +244,7 @@ def lineage(data: Path, out: Path) -> None:
 
 
 def _once(made: Path, rows: Iterable[tuple[str, str]]) -> None:
-    """``MADE-train.csv`` and ``MADE-test.csv``: every text once, in the one or the other by what it says."""
+    """Write ``MADE-train.csv`` and ``MADE-test.csv``: every text once, assigned by its content."""
     cleaned = ((" ".join(text.split()), label) for text, label in rows)
     once = {text.casefold(): (text, label) for text, label in cleaned if text}
     parts: dict[str, list[dict[str, str]]] = {"train": [], "test": []}
@@ -277,7 +279,7 @@ def _corpus(
     vocab_size: int = VOCAB_SIZE,
     sentinels: int = 0,
 ) -> None:
-    """``FOLDER.jsonl``, ``FOLDER-tokenizer`` and ``FOLDER``, the corpus, which is made last."""
+    """Write ``FOLDER.jsonl``, ``FOLDER-tokenizer`` and ``FOLDER``, the corpus, which is written last."""
     if folder.is_dir():
         return
     text, tokenizer = folder.with_suffix(".jsonl"), folder.with_name(f"{folder.name}-tokenizer")

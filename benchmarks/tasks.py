@@ -1,13 +1,12 @@
-"""Tasks from the MiniLM checkpoint against a plain `transformers` loop with the same settings; every trial is kept.
+"""Tasks from the MiniLM checkpoint, against a plain `transformers` loop with the same settings; trials are stored.
 
-Both start from the same checkpoint with a new head of the same form, and learn from the same rows with the same number
-of epochs, batch size, AdamW, linear schedule, clipping, dropout and precision; what is measured is the model at the
-end, in float32, on the same test rows. What differs is what each loop is: ours is `homespun finetune` (rows of like
-length together, numbers learned in units of their spread, its own model), the other is shuffled batches, a padding
-collate and the classes of `transformers`.
+Both start from the same checkpoint with a new head of the same form, and are trained on the same rows with the same
+number of epochs, batch size, AdamW, linear schedule, clipping, dropout and precision. The final model is evaluated in
+float32 on the same test rows. homespun runs `homespun finetune` (rows of similar length together, standardized numbers,
+its own model); the peer is a loop of shuffled batches, a padding collate and the classes of `transformers`.
 
-A trial that stands in ``--results`` is not run again. ``--rehearse ROWS`` takes the first rows and one epoch, to see
-that it runs; its results go elsewhere.
+A trial in ``--results`` is not run again. ``--rehearse ROWS`` uses the first rows and one epoch as a short test; its
+results are stored elsewhere.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ SIDES = ("ours", "peer")
 
 @dataclass(frozen=True)
 class Training:
-    """What both sides are told."""
+    """Settings common to both sides."""
 
     length: int = 128
     batch_size: int = 32
@@ -50,7 +49,7 @@ class Training:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The same for ours."""
+        """Settings for `homespun finetune`."""
         return (
             f"train.precision={self.precision}",
             "train.validate_every=1.0",  # once, at the end: the last weights are the best
@@ -73,14 +72,14 @@ class Contest:
     """One data set.
 
     Args:
-        measure: what it is called.
-        recipe: of `homespun finetune`.
-        settings: of ours, besides those of `Training` and the files.
-        prepare: the shared data, a folder, how many rows at most -> the files.
-        score: the ``test`` of our result -> the measure.
-        peer: checkpoint, files, training -> the measure of the `transformers` loop.
-        training: what is told to both.
-        baseline: of ours, that stands beside them.
+        measure: name of the metric.
+        recipe: recipe of `homespun finetune`.
+        settings: settings of homespun, besides those of `Training` and the files.
+        prepare: function from the shared data, a folder and the maximum number of rows to the files.
+        score: function from the ``test`` of homespun's result to the metric.
+        peer: function from checkpoint, files and training to the metric of the `transformers` loop.
+        training: settings common to both sides.
+        baseline: baseline in homespun's result.
     """
 
     measure: str
@@ -134,7 +133,7 @@ CONTESTS = {
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
-    """The trials asked for that are not measured yet, ours and the peer's of each seed by turns."""
+    """Run the requested trials without a result, alternating homespun and the peer for each seed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks tasks", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=CONTESTS, default=list(CONTESTS), metavar="TASK")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -209,7 +208,7 @@ def _machine() -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The trials measured so far."""
+    """Read the stored trials."""
     if not path.is_file():
         return {}
     trials = json.loads(path.read_text(encoding="utf-8"))["trials"]
@@ -218,7 +217,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, trials: Mapping[str, Any]) -> None:
-    """The trials and the page made of them, each whole or not at all."""
+    """Write the trials and their page, each atomically."""
     for target, text in (
         (path, json.dumps({"trials": trials}, indent=1) + "\n"),
         (path.with_suffix(".md"), page(trials)),
@@ -229,7 +228,7 @@ def write(path: Path, trials: Mapping[str, Any]) -> None:
 
 
 def summary(trials: Mapping[str, Any]) -> dict[str, Any]:
-    """Of each task, both sides' means and deviations over the seeds, and whether ours is within one deviation."""
+    """Return means and deviations over seeds by task, and whether homespun is within one deviation of the peer."""
     found: dict[str, Any] = {}
     for name in CONTESTS:
         sides = {side: [t["score"] for key, t in trials.items() if key.startswith(f"{name}-{side}-")] for side in SIDES}
@@ -249,7 +248,7 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def page(trials: Mapping[str, Any]) -> str:
-    """Markdown."""
+    """Build the page in Markdown."""
     lines = [
         "# Tasks from the MiniLM checkpoint",
         "",

@@ -1,14 +1,13 @@
 """Held-out loss by processor time and by tokens: our recipes and plain `transformers` loops on the same rows.
 
 Each trial is a separate process on ``--threads`` threads, with a budget of processor time (``--minutes``) or of
-tokens (``--tokens``), so that other work on the machine changes the wall clock alone. A contestant is a recipe of
+tokens (``--tokens``), so that other work on the machine affects only the wall clock. A contestant is a recipe of
 homespun, or the shape of a peer: ``bert``, ``modernbert``, ``gpt2``, ``qwen3``, with 4 layers of 256 and no dropout,
-trained with AdamW, a linear schedule and clipping at each of ``--rates``; its other seeds use the rate that had the
-lowest held-out loss. Recipes and peers see the same rows and, with equal settings, masks;
-held-out rows have 15 % masked, whatever a recipe trains with. With ``--objective seq2seq`` held-out rows have 256
-tokens and the default corruption of the recipe's kind of objective; span corruption needs ``--text
-financial-sentinels``, and there are no peers. Finished trials in ``--out`` are not repeated. Curves are drawn into
-``OUT/TEXT-OBJECTIVE.svg``.
+trained with AdamW, a linear schedule and clipping at each of ``--rates``; its other seeds use the rate with the lowest
+held-out loss. Recipes and peers read the same rows and, with equal settings, masks; held-out rows have 15 % masked,
+whatever a recipe trains with. With ``--objective seq2seq`` held-out rows have 256 tokens and the default corruption of
+the recipe's kind of objective; span corruption needs ``--text financial-sentinels``, and there are no peers. Finished
+trials in ``--out`` are not repeated. Curves are written to ``OUT/TEXT-OBJECTIVE.svg``.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def _contest(name: str, arguments: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The trials of one contestant, one a seed."""
+    """Run the trials of one contestant, one for each seed."""
     if name not in PEERS:
         return [_started(f"{name}/{seed}/0", arguments, options) for seed in range(options.seeds)]
     if PEERS[name] != options.objective:
@@ -189,7 +188,7 @@ def _ours(
 
 
 def _measured(recipe: PretrainRecipe) -> PretrainRecipe:
-    """The recipe of the held-out loss: as many tokens, and one share of masked tokens, or one corruption and length."""
+    """Return the recipe of the held-out loss: equal tokens and share of masked tokens, or corruption and length."""
     objective, length = recipe.objective, recipe.data.max_length
     if isinstance(objective, MaskedLM):
         objective = objective.model_copy(update={"probability": 0.15})
@@ -200,7 +199,7 @@ def _measured(recipe: PretrainRecipe) -> PretrainRecipe:
 
 
 def _loaders(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Loader, Loader]:
-    """Of training rows, and of held-out rows, whose masks are the same for all recipes."""
+    """Build the loaders of training rows and of held-out rows, whose masks are the same for all recipes."""
     measured = _measured(recipe)
     training, validation = pretraining_rows(recipe, corpus)[0], pretraining_rows(measured, corpus)[1]
     train, measure = (its.objective.collate(corpus.tokenizer) for its in (recipe, measured))
@@ -219,7 +218,7 @@ def _loaders(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Loader, Loader]:
 def _peer(
     recipe: PretrainRecipe, corpus: Corpus, name: str, rate: float, options: argparse.Namespace, folder: Path
 ) -> Curve:
-    """The loop of the documentation of `transformers`, over our batches."""
+    """Train by the loop of the documentation of `transformers`, over our batches."""
     torch.manual_seed(recipe.train.seed)
     network = _network(name, corpus.tokenizer.vocab_size)
     groups = [
@@ -256,7 +255,7 @@ def _peer(
 
 
 class Stopwatch:
-    """Processor seconds of this process since it was made, without those in which it was stopped."""
+    """Processor seconds of this process since construction, without stopped periods."""
 
     def __init__(self) -> None:
         self._start = time.process_time()
@@ -266,7 +265,7 @@ class Stopwatch:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Do not count the time in here."""
+        """Context whose time does not count."""
         began = time.process_time()
         yield
         self._start += time.process_time() - began
@@ -314,7 +313,7 @@ def _network(name: str, vocab_size: int) -> nn.Module:
 
 
 def _loss(network: Any, batch: Batch) -> Tensor:
-    """The mean over the predicted tokens."""
+    """Compute the mean over the predicted tokens."""
     assert batch.positions is not None
     assert batch.labels is not None
     mask = batch.attention_mask
@@ -353,7 +352,7 @@ def _summary(trials: list[dict[str, Any]], peers: dict[str, list[dict[str, Any]]
 
 
 def _minutes(trials: list[dict[str, Any]], loss: float) -> float | None:
-    """Median over the seeds of when a loss was first reached; None where a seed did not reach it."""
+    """Return the median over seeds of the time when a loss was first reached; None if a seed did not reach it."""
     reached = [next((p["seconds"] for p in trial["curve"] if p["loss"] <= loss), None) for trial in trials]
     known = [seconds for seconds in reached if seconds is not None]
     return round(statistics.median(known) / 60, 2) if len(known) == len(reached) else None

@@ -1,4 +1,4 @@
-"""GloVe of ours against gensim's word2vec: time on the same words, and what both know of analogies and similarities."""
+"""GloVe against gensim's word2vec: time on the same words, and quality on analogies and similarities."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def _words(data: Path, tokens: int, folder: Path) -> WordFile:
-    """So many tokens of the three data sets, in equal shares as far as they have them."""
+    """Write as many tokens of the three data sets, in equal shares as far as possible."""
     corpora = [reading([str(data / name)], duplicates="keep") for name in INPUTS]
 
     def interleaved() -> Iterator[Document]:
@@ -116,7 +116,7 @@ def _words(data: Path, tokens: int, folder: Path) -> WordFile:
 
 
 def _glove(text: WordFile, folder: Path, options: argparse.Namespace, seed: int) -> np.ndarray:
-    """Counting and training, as `homespun vectors train glove` does it."""
+    """Count and train as `homespun vectors train glove`."""
     config = GloveConfig(size=options.size, epochs=options.epochs)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         matrix = count_pairs(text, name, window=config.window, workers=options.workers)
@@ -134,7 +134,7 @@ def _word2vec(text: WordFile, folder: Path, options: argparse.Namespace, seed: i
 
 
 def _together(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means and deviations over the seeds, with what is covered."""
+    """Return means and deviations over the seeds, with the coverage."""
     result: dict[str, Any] = {}
     for group, measure in (("analogies", "accuracy"), ("similarities", "spearman")):
         for name, first in found[0][group].items():

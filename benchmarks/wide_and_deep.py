@@ -1,10 +1,10 @@
-"""A classifier that also reads n-grams (wide and deep), against the average of a network and a linear model.
+"""Classifier that also reads n-grams (wide and deep), against the average of a network and a linear model.
 
-For each data set the own network of a finished ``python -m benchmarks fit`` is fine-tuned on its training part with a
+For each data set the network of a finished ``python -m benchmarks fit`` is fine-tuned on its training part with a
 linear head on the mean of the tokens. ``wide`` adds to its logits those of a linear layer on 2^18 hashed features
 (words, word pairs and 3 to 5 characters, L2-normalised; Cheng et al. 2016, "Wide & Deep Learning", section 3), trained
 jointly with Adagrad. ``average`` is the mean of the probabilities of the network and of scikit-learn's logistic
-regression on the same features. Accuracy on validation examples, over seeds; the test rows are not read.
+regression on the same features. Accuracy is measured on validation examples, over seeds; the test rows are not read.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _data_set(source: Source, inspection: Inspection, seeds: int) -> dict[str, A
 
 
 class _Network(nn.Module):
-    """Logits of the mean of the tokens' hidden states, plus those of n-grams."""
+    """Network that returns logits of the mean of the tokens' hidden states, plus those of n-grams."""
 
     def __init__(self, source: Source, classes: int, features: int, wide: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tags of words and answers in texts for `benchmarks.tasks`: the files, and the loops with `transformers`."""
+"""Word tagging and question answering for `benchmarks.tasks`: the files, and the loops with `transformers`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STRIDE, _N_BEST, _LONGEST = 128, 20, 30  # as in the question answering example
 
 
 def conll2000(data: Path, out: Path, most: int | None) -> dict[str, Path]:
-    """A tenth of the training sentences is the validation: it has none of its own, and both sides leave it out."""
+    """Write the files; a tenth of the training sentences is the validation, which neither side trains on."""
     archive = data / "conll2000" / "conll2000.zip"
     _check(archive)
     parts = {}
@@ -40,7 +40,7 @@ def conll2000(data: Path, out: Path, most: int | None) -> dict[str, Path]:
 
 
 def xquad(data: Path, out: Path, most: int | None) -> dict[str, Path]:
-    """XQuAD has no training part: of its 48 articles, drawn once, 32 are learned from, 4 choose, 12 measure."""
+    """Write the files: of the 48 articles, drawn once, 32 are for training, 4 for validation, 12 for the test."""
     source = data / "xquad" / "xquad.en.json"
     _check(source)
     articles = json.loads(source.read_text(encoding="utf-8"))["data"]
@@ -66,7 +66,7 @@ def _write(path: Path, text: str) -> Path:
 
 
 def peer_of_tags(model: Path, files: Mapping[str, Path], training: Any) -> float:
-    """F1 by chunk."""
+    """Return the F1 by chunk."""
     import transformers
     from seqeval.metrics import f1_score
 
@@ -129,7 +129,7 @@ def _first_pieces(words: Sequence[int | None]) -> list[tuple[int, int]]:
 
 
 def peer_of_answers(model: Path, files: Mapping[str, Path], training: Any) -> float:
-    """Exact match."""
+    """Return exact match."""
     import transformers
 
     torch.manual_seed(training.seed)
@@ -218,6 +218,6 @@ def _padded(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _plain(text: str) -> str:
-    """As SQuAD's script has it."""
+    """Normalise a text as SQuAD's script."""
     bare = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())

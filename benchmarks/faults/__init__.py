@@ -1,11 +1,11 @@
 """Crash points: commands that are killed before and within each write, and repeated.
 
 A shim counts the file operations of a command in its folder: open for writing, write, flush, rename, remove, and
-make a folder. Each run stops at the next of them: killed, with a full disk, or by a signal. A write is also
-killed with half of its bytes written. The command is repeated, and its folder compared with that of a run that was not
-stopped: the same files, and equal bytes of all files that two such runs write equally (weights, corpus, predictions).
+make a folder. Each run stops at the next operation: killed, with a full disk, or by a signal. A write is also
+killed with half of its bytes written. The command is repeated, and its folder compared with that of an uninterrupted
+run: the same files, and equal bytes of all files that are reproducible (weights, corpus, predictions).
 
-Commands run in forks of a process that has imported everything.
+Commands run in forks of a process that has imported all modules.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Ended:
 
 
 class Bench:
-    """Runs commands on a small world of inputs below ``root``, those that the commands ``names`` read."""
+    """Runner of commands on small inputs below ``root``, for the commands ``names``."""
 
     def __init__(self, root: Path, names: Sequence[str]) -> None:
         self.root = root
@@ -79,7 +79,7 @@ class Bench:
             self.warm(ended)
 
     def warm(self, ended: Ended) -> None:
-        """Import what the command imported, for later forks."""
+        """Import the modules that the command imported, for later forks."""
         for module in ended.modules:
             if module not in sys.modules:
                 with contextlib.suppress(Exception):
@@ -241,13 +241,13 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def _state(folder: Path) -> frozenset[tuple[str, str]]:
-    """Files of a folder, without the numbers of processes."""
+    """Return the files of a folder, without process ids in names."""
     found = contents(folder).items()
     return frozenset((re.sub(r"\.tmp-\d+", ".tmp", path), "" if LOCK in path else digest) for path, digest in found)
 
 
 def _is_one_line(ended: Ended, fault: str) -> bool:
-    """True for a killed process, and for one that ended with a line "error: ..." or "stopped" and no traceback."""
+    """True for a killed process, or one that ended with a line "error: ..." or "stopped" and no traceback."""
     lines = [line for line in ended.errors.splitlines() if line.startswith(("error: ", "stopped"))]
     if "Traceback" in ended.errors:
         return False
@@ -274,7 +274,7 @@ def _main(words: list[str], shim: Shim | None = None) -> int:
 
 
 def _stop_drawing() -> None:
-    """Figures of reports are empty files: drawing takes most of the time of a short training."""
+    """Replace figures of reports by empty files, since drawing takes most of the time of a short training."""
     from matplotlib.figure import Figure
 
     mock.patch.object(Figure, "savefig", return_value=None).start()
@@ -291,7 +291,7 @@ def _speed_up_clocks(speed: int) -> None:
 
 @dataclass
 class _Forked:
-    """A process of a comparison, as a fork instead of a new interpreter."""
+    """Process of a comparison, as a fork instead of a new interpreter."""
 
     command: executor.Command
     pid: int

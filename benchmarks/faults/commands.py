@@ -1,4 +1,4 @@
-"""Commands that are stopped, and those that make their inputs."""
+"""Commands that are interrupted, and commands that make their inputs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """A command whose outputs are below the folder ``{out}``.
+    """Command whose outputs are below the folder ``{out}``.
 
     Args:
-        arguments: of homespun; ``{world}`` is the folder of inputs, ``{out}`` the folder of outputs.
-        again: arguments that are added when it is repeated.
+        arguments: arguments of homespun; ``{world}`` is the folder of inputs, ``{out}`` the folder of outputs.
+        again: further arguments when it is repeated.
         finished: part of the message that refuses to repeat a finished command.
     """
 
@@ -35,7 +35,7 @@ _READ = "--input {world}/train.csv"
 
 
 def _data(name: str, length: str = "data.max_length=24") -> str:
-    """Overrides of a fine-tuning on one file for training and test."""
+    """Build overrides of a fine-tuning with one file for training and test."""
     return f"baselines=false data.train={{world}}/{name} data.test={{world}}/{name} {length} {_TRAIN}"
 
 

@@ -1,4 +1,4 @@
-"""File operations of a process, which stop it."""
+"""Shim that counts the file operations of a process and stops the process at one of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COUNTS = ("points", "states", "identical", "stray", "one_line")
 
 @dataclass
 class Shim:
-    """File operations below ``folder``; stops the process at the one with the number ``at``.
+    """File operations below ``folder``; stops the process at operation number ``at``.
 
     Args:
         folder: absolute path.
@@ -78,7 +78,7 @@ class Shim:
         resource.setrlimit(kind, (limit, limit))
 
     def _watch(self, stream: IO[Any], mode: str, buffering: int = -1, *_: Any, **options: Any) -> IO[Any]:
-        """The same file, with a raw file whose writes are operations."""
+        """Return the same file, with a raw file whose writes are operations."""
         raw = _RawFile(os.dup(stream.fileno()), mode.replace("b", "").replace("t", ""))
         raw.point = self._point
         stream.close()

@@ -1,6 +1,6 @@
-"""Long Range Arena (Tay et al. 2021): train several attentions on one task from scratch under one budget.
+"""Long Range Arena (Tay et al. 2021): training of several attentions on one task from scratch with one budget.
 
-Every model is a run of its own, ``OUT/trials/MODEL``. The same command resumes: finished models are not trained again,
+Every model is a separate run, ``OUT/trials/MODEL``. The same command resumes: finished models are not trained again,
 and with a larger ``train.budget`` all continue. See ``docs/lra.md``.
 """
 

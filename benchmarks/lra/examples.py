@@ -1,4 +1,4 @@
-"""Labelled examples from a folder with a training, a test and perhaps a validation part."""
+"""Labelled examples from a folder with a training, a test and optionally a validation part."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Examples:
         return self.take(np.sort(np.random.default_rng(seed).permutation(len(self))[:rows]))
 
     def by_length(self) -> Examples:
-        """Sort by length, shortest first, so that batches in this order have hardly any padding."""
+        """Sort by length, shortest first, so that batches in this order have little padding."""
         others = self.others or [""] * len(self)
         sizes = [len(text) + len(other) for text, other in zip(self.texts, others, strict=True)]
         return self.take(np.argsort(sizes, kind="stable"))
@@ -75,10 +75,10 @@ class Files(Config):
     seed: int = Field(default=0, ge=0, description="of the choice of rows")
 
     def read(self, folder: str, read: Reader) -> Parts:
-        """Read the three parts with ``read``; file names say which is which.
+        """Read the three parts with ``read``; file names identify the parts.
 
         Raises:
-            UserError: no folder, or no training or test file in it; what ``read`` raises.
+            UserError: there is no folder, or no training or test file in it; errors of ``read``.
         """
         if not folder:
             raise UserError("which files? give --data FOLDER, with a file or folder each for train and test in it")

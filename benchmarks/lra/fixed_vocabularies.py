@@ -13,7 +13,7 @@ from homespun.text.vocabularies import SPECIAL_TOKENS, UNK
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token per UTF-8 byte, 261 with the special ones; lossless."""
+    """Build a lossless tokenizer of one token per UTF-8 byte, 261 with the special tokens."""
     engine = Engine(models.BPE(_vocabulary(sorted(pre_tokenizers.ByteLevel.alphabet())), []))
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     engine.decoder = decoders.ByteLevel()
@@ -21,14 +21,17 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def character_tokenizer(characters: Sequence[str]) -> Tokenizer:
-    """One token per character of ``characters``; others are ``[UNK]``."""
+    """Build a tokenizer of one token per character of ``characters``; others are ``[UNK]``."""
     engine = Engine(models.BPE(_vocabulary(characters), [], unk_token=UNK))
     engine.decoder = decoders.Fuse()
     return _tokenizer(engine)
 
 
 def word_tokenizer(words: Sequence[str], *, ignored: str = "") -> Tokenizer:
-    """One token per word of ``words``, split at white space; others are ``[UNK]``, ``ignored`` characters removed."""
+    """Build a tokenizer of one token per word of ``words``, split at white space; others are ``[UNK]``.
+
+    ``ignored`` characters are removed.
+    """
     engine = Engine(models.WordLevel(_vocabulary(words), unk_token=UNK))
     if ignored:
         engine.normalizer = normalizers.Replace(Regex("|".join(rf"\x{{{ord(c):x}}}" for c in ignored)), "")

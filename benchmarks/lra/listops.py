@@ -53,10 +53,10 @@ class ListOps:
         self.min_length, self.max_length = min_length, max_length
 
     def expression(self, index: int) -> list[str]:
-        """Generate the tokens of expression ``index``, a function of it and the seed alone.
+        """Generate the tokens of expression ``index``, a function of index and seed.
 
         Raises:
-            UserError: no expression of the wanted length was found.
+            UserError: no expression of the required length was found.
         """
         draw = random.Random(f"{self.seed}/{index}").random
         for _ in range(_PATIENCE):
@@ -69,10 +69,10 @@ class ListOps:
         )
 
     def distinct(self) -> Iterator[tuple[str, int]]:
-        """Generate different expressions, tokens separated by spaces, with their values; keeps 16 bytes of each.
+        """Generate different expressions, tokens separated by spaces, with their values; stores 16 bytes of each.
 
         Raises:
-            UserError: see `expression`; or hardly any more are different.
+            UserError: see `expression`; or there are hardly any further expressions.
         """
         seen: set[bytes] = set()
         index = repeated = 0

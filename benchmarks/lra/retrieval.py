@@ -22,7 +22,7 @@ from homespun.tasks.head_training import ClassLoss, check_first_token
 
 
 class Retrieval(Config):
-    """Classify a pair of documents by their vectors alone (Tay et al. 2021, section 2.2.3)."""
+    """Classification of a pair of documents by their vectors alone (Tay et al. 2021, section 2.2.3)."""
 
     kind: Literal["retrieval"] = "retrieval"
     hidden_size: int = Field(default=512, ge=2, description="of the head's first layer; the second has half of it")
@@ -44,7 +44,7 @@ class Retrieval(Config):
 
 
 class TwoTowerHead(nn.Module):
-    """The first vectors x and y of two texts -> ``[x, y, x * y, x - y]`` -> two ReLU layers -> logits.
+    """Head on the first vectors x and y of two texts: ``[x, y, x * y, x - y]``, two ReLU layers, logits.
 
     The first half of the rows are first texts, the second half their partners:
     (2 * pairs, seq, hidden) -> (pairs, labels).
@@ -68,7 +68,7 @@ class TwoTowerHead(nn.Module):
 
 @dataclass(frozen=True)
 class RetrievalCollate:
-    """Rows of two documents -> a `Batch` of twice as many rows: all first documents, then all second ones."""
+    """Collate rows of two documents to a `Batch` of twice as many rows: first documents, then second ones."""
 
     pad_id: int
 
@@ -81,7 +81,7 @@ class RetrievalCollate:
 
 
 class RetrievalObjective(nn.Module):
-    """Cross entropy of the class of a pair; the term ``accuracy`` is reported only."""
+    """Cross-entropy of the class of a pair, and its accuracy (weight 0)."""
 
     def __init__(self, model: Model, config: ModelConfig) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class RetrievalObjective(nn.Module):
         self.loss = ClassLoss()
 
     def forward(self, batch: Batch) -> Loss:
-        """Terms ``loss`` (weight 1) and ``accuracy`` (weight 0)."""
+        """Compute the terms ``loss`` (weight 1) and ``accuracy`` (weight 0)."""
         if batch.labels is None:
             raise ValueError("retrieval needs a batch with labels")
         logits: Tensor = self.model(batch.input_ids, **batch.context).float()  # (pairs, classes)

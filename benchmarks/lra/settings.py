@@ -1,9 +1,8 @@
-"""Settings of the tasks, the models, and the published scores.
+"""Settings of the tasks and the models, and the published scores.
 
 Settings and scores are those of Tay et al. 2021 ("Long Range Arena: A Benchmark for Efficient Transformers", table 1)
-and of its code. Differences: no attention dropout, learned positions, a learning rate of the same peak that falls
-linearly to the end of the budget instead of with the inverse square root of the steps, and no padding of texts to the
-greatest length.
+and of its code. Differences: no attention dropout, learned positions, linear decay from the same peak learning rate to
+the end of the budget instead of the inverse square root of the steps, and no padding to the maximum length.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Train the models of one Long Range Arena task one after the other, and compare them with the published scores."""
+"""Training of the models of a Long Range Arena task, one after the other, and comparison with published scores."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _COSTS = ("parameters", "seconds_per_step", "peak_bytes", "steps", "seconds", "e
 
 
 class LRARecipe(Config):
-    """One model on one task."""
+    """Settings of one model on one task."""
 
     kind: Literal["lra"] = "lra"
     task: LRATask
@@ -66,7 +66,7 @@ class LRARecipe(Config):
 
 @dataclass(frozen=True)
 class _Data:
-    """What all models of a task share."""
+    """Data shared by all models of a task."""
 
     tokenizer: Tokenizer
     labels: Labels
@@ -120,7 +120,7 @@ def lra_recipe(
 
 
 def _split_model(assignment: str) -> tuple[str | None, str]:
-    """Split ``MODEL.KEY=VALUE`` into the model and the rest; the model is ``None`` where none is named."""
+    """Split ``MODEL.KEY=VALUE`` into the model and the rest; the model is ``None`` without a name."""
     name, _, rest = assignment.partition(".")
     return (name, rest) if name in MODELS else (None, assignment)
 
@@ -202,7 +202,7 @@ def lra(
 
 
 def scoreboard(result: Mapping[str, Any]) -> tuple[Table, Table, Table]:
-    """The tables of a result: accuracy, cost, all published scores."""
+    """Build the tables of a result: accuracy, cost, all published scores."""
     name, accuracy = Column("model", numeric=False), Column("accuracy", formats.percent)
     published = {model: score / 100 for model, score in result["published"].items()}
     scores: list[tuple[Any, ...]] = []
@@ -238,7 +238,7 @@ def scoreboard(result: Mapping[str, Any]) -> tuple[Table, Table, Table]:
 
 
 def _train_or_read(recipe: LRARecipe, name: str, data: _Data, out: Run, display: Display) -> dict[str, Any]:
-    """Train one model, or read its result where an earlier call finished it."""
+    """Train one model, or read its result if an earlier call finished it."""
     run = Run.create(out.path / "trials" / name, recipe, resume=True)
     if (run.path / "result.json").is_file():
         return _read_result(run.path)
@@ -254,7 +254,7 @@ def _train_or_read(recipe: LRARecipe, name: str, data: _Data, out: Run, display:
 
 
 def _finished_before(names: Iterable[str], recipe: LRARecipe, out: Run) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Results of models that earlier calls finished, if only their attention differs from ``recipe``."""
+    """Yield results of models that earlier calls finished, if only their attention differs from ``recipe``."""
     for name in names:
         folder = out.path / "trials" / name
         if not (folder / "result.json").is_file():
@@ -316,7 +316,7 @@ def _train(recipe: LRARecipe, data: _Data, run: Run, display: Display) -> dict[s
 
 
 def _measure(model: Model, rows: LRARows, collate: Collate, labels: Labels, *, batch_size: int) -> Metrics:
-    """Classification metrics on all rows, in evaluation mode.
+    """Compute classification metrics on all rows, in evaluation mode.
 
     Raises:
         NotFinite: see `homespun.inference.predict.forward_logits`.

@@ -88,7 +88,7 @@ def _digest(corpus: Corpus) -> str:
 
 @contextlib.contextmanager
 def _peaks() -> Iterator[dict[str, float]]:
-    """Most memory of this process and of a worker of Ray, in megabytes, without what they share.
+    """Measure the peak memory of this process and of a worker of Ray in megabytes, without shared memory.
 
     ``pid N``: seconds of processor time of each process of the build, without those of the start.
     """

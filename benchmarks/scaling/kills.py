@@ -1,7 +1,7 @@
-"""Trainings of two processes under torchrun whose workers are killed: do they end by themselves, with the same losses?
+"""Trainings of two processes under torchrun whose workers are killed: recovery, and equality of the losses.
 
 In each run SIGKILL ends a random worker after a random step. ``lost_node``: of two torchrun agents, the second is
-killed with its worker, and the first goes on alone with the same global batch.
+killed with its worker, and the first continues alone with the same global batch.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def events(out: Path) -> Iterator[dict[str, Any]]:
 
 
 def losses(out: Path) -> list[float]:
-    """Loss of each step.
+    """Return the loss of each step.
 
     Raises:
-        ValueError: a step is missing, or there twice.
+        ValueError: a step is missing or duplicated.
     """
     steps = [line for line in events(out) if line["event"] == "step"]
     if [line["step"] for line in steps] != list(range(1, len(steps) + 1)):
@@ -77,7 +77,7 @@ def kill(process: psutil.Process, *, tree: bool) -> None:
 
 
 def finish(agent: subprocess.Popen[str], out: Path, steps: int) -> list[float] | None:
-    """Losses of a training that ended by itself; None if it failed."""
+    """Return the losses of a training that ended normally; None if it failed."""
     _, text = agent.communicate(timeout=DEADLINE)
     if agent.returncode or len(losses(out)) != steps or not (out / "model").is_dir():
         print(text[-4000:], file=sys.stderr, flush=True)
@@ -86,7 +86,7 @@ def finish(agent: subprocess.Popen[str], out: Path, steps: int) -> list[float] |
 
 
 def lose_node(corpus: Path, out: Path, steps: int) -> list[float] | None:
-    """Losses of a training of two agents of which one is killed."""
+    """Return the losses of a training of two agents of which one is killed."""
     where = f"--rdzv-endpoint=127.0.0.1:{get_free_port()}"
     elastic = ("--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=kills", where)
     first = start(corpus, out, steps, *elastic)
@@ -99,7 +99,7 @@ def lose_node(corpus: Path, out: Path, steps: int) -> list[float] | None:
 
 
 def measure(runs: int, steps: int) -> dict[str, Any]:
-    """Number of killed trainings that end by themselves with the losses of one that was not killed."""
+    """Count the killed trainings that end normally with the losses of an uninterrupted training."""
     draw = random.Random(0)
     identical, finished, resumed, restart_seconds = 0, 0, [], []
     with tempfile.TemporaryDirectory() as temporary:
@@ -132,7 +132,7 @@ def measure(runs: int, steps: int) -> dict[str, Any]:
         "unit": "runs",
         "runs": runs,
         "steps": steps,
-        "finished": finished,  # reach: all
+        "finished": finished,  # target: all
         "identical": identical,  # losses of every step, bit by bit
         "resumed_at": resumed,
         "lost_node": {"processes": processes, "difference": max(abs(a / b - 1) for a, b in pairs)},

@@ -1,9 +1,9 @@
-"""Losses of several processes against one, memory of sharded training, and resuming in other numbers.
+"""Losses of several processes against one, memory of sharded training, and resuming with other numbers of processes.
 
-A causal language model of random tokens trains in float32 in 1 process, in 2 with DDP, and in 2 and 4 with FSDP, all
-from the same weights. The checkpoint of half of the steps, saved by 4, is resumed by 2, 1 and 4. ``memory``: the bytes
-of parameters, gradients and optimizer state that a process holds after a step; the weights that it gathers during the
-step come on top.
+A causal language model of random tokens trains in float32 in 1 process, in 2 with DDP, and in 2 and 4 with FSDP, from
+the same weights. The checkpoint at half of the steps, saved by 4 processes, is resumed by 2, 1 and 4. ``memory``: bytes
+of parameters, gradients and optimizer state of a process after a step, without weights that are gathered during the
+step.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RandomRows:
 
 
 def build() -> CausalLMObjective:
-    """Objective with the same weights in every process."""
+    """Build an objective with the same weights in every process."""
     torch.manual_seed(0)
     backbone = EncoderConfig(
         vocab_size=VOCABULARY,
@@ -111,7 +111,7 @@ def train(folder: str, parallel: Literal["ddp", "fsdp"], steps: int) -> None:
 
 @contextmanager
 def sent_bytes() -> Iterator[list[float]]:
-    """Bytes that this process sends for sharded tensors, one number for each collective operation."""
+    """Record the bytes that this process sends for sharded tensors, one number for each collective operation."""
     sent: list[float] = []
     gather, scatter = torch.distributed.all_gather_single, torch.distributed.reduce_scatter_single
 
@@ -133,7 +133,7 @@ def sent_bytes() -> Iterator[list[float]]:
 
 
 def held_bytes(trainer: Trainer) -> int:
-    """Bytes of parameters, gradients and optimizer state of this process."""
+    """Return the bytes of parameters, gradients and optimizer state of this process."""
     optimizer = trainer._training_step._optimizer
     tensors: list[torch.Tensor] = []
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
@@ -151,12 +151,12 @@ def losses(folder: Path) -> list[float]:
 
 
 def processes(folder: Path) -> list[dict[str, int]]:
-    """Bytes that each process held after the last step, and sent for sharded tensors in it."""
+    """Return the bytes that each process held after the last step, and sent for sharded tensors in it."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("process-*"))]
 
 
 def planned(kind: Kind, count: int) -> dict[str, int]:
-    """Bytes that the plan has for each process: held after a step, and sent in one."""
+    """Return the planned bytes of each process: held after a step, and sent in one."""
 
     def batches(size: int, most: int) -> list[Batch]:
         return Loader(RandomRows(), ClmCollator(0), batch_size=BATCH, micro_batch_size=size, seed=0).step(0)[:most]
@@ -171,12 +171,12 @@ def planned(kind: Kind, count: int) -> dict[str, int]:
 
 
 def difference(found: list[float], expected: list[float]) -> float:
-    """Largest relative difference."""
+    """Return the largest relative difference."""
     return float(max(abs(a / b - 1) for a, b in zip(found, expected, strict=True)))
 
 
 def measure(steps: int) -> dict[str, Any]:
-    """Differences of losses and bytes of each process."""
+    """Return differences of losses, and bytes of each process."""
     half = steps // 2
     differences, resumed, devices = {}, {}, {}
     with tempfile.TemporaryDirectory() as temporary:
@@ -204,8 +204,8 @@ def measure(steps: int) -> dict[str, Any]:
     return {
         "unit": "relative difference of losses, bytes",
         "steps": steps,
-        "losses": differences,  # reach: at most 1e-5
-        "resumed": resumed,  # reach: at most 1e-5
+        "losses": differences,  # target: at most 1e-5
+        "resumed": resumed,  # target: at most 1e-5
         "bytes": devices,  # `sent` is measured for fsdp alone
-        "ratios": {"memory": round(held["fsdp-4"] / held["one"], 3)},  # reach: at most 0.3
+        "ratios": {"memory": round(held["fsdp-4"] / held["one"], 3)},  # target: at most 0.3
     }

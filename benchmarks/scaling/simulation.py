@@ -1,7 +1,8 @@
-"""A store of up to 10^12 tokens in 10^5 shards: time to open it and to draw rows in random order, and memory.
+"""Store of up to 10^12 tokens in 10^5 shards: time to open it and to read random rows, and memory.
 
-The shards are sparse files of zeros with real offsets of documents, links to a few files, and so in the page cache: the
-times are those of the index and of mapping a shard, without reading a disk. Each size is measured in its own process.
+The shards are sparse files of zeros with real document offsets, links to a few files, and therefore in the page cache:
+times are those of the index and of mapping a shard, without reading a disk. Each size is measured in a separate
+process.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def write_corpus(folder: Path, shards: int) -> int:
 
 
 def draw(folder: Path) -> dict[str, float]:
-    """Open a corpus, and draw random rows."""
+    """Open a corpus, and read random rows."""
     before, start = anonymous_bytes(), time.process_time()
     corpus = Corpus.open(folder)
     training, _ = split_shards(corpus, 0.001, seed=0)
@@ -97,13 +98,13 @@ def draw(folder: Path) -> dict[str, float]:
 
 
 def anonymous_bytes() -> int:
-    """Resident bytes of this process without mapped files, whose pages the system may drop."""
+    """Return the resident bytes of this process without mapped files, whose pages the system may drop."""
     memory = psutil.Process().memory_info()
     return memory.rss - memory.shared
 
 
 def measure(largest: int) -> dict[str, Any]:
-    """Figures of stores of 100 shards and on, by powers of ten."""
+    """Measure stores of 100 shards and more, by powers of ten."""
     found = []
     with tempfile.TemporaryDirectory() as temporary:
         shards = 100
