@@ -177,7 +177,7 @@ class StatefulCausalLMObjective(Objective):
 
     Args:
         model: trained in place.
-        config: of ``model``.
+        config: config of ``model``.
         streams: number of streams.
     """
 

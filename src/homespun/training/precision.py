@@ -18,8 +18,7 @@ from homespun.training.devices import has_bf16, has_lstm, resolve_dtype
 logger = logging.getLogger(__name__)
 
 MIN_SPEEDUP = 1.3
-"""Minimum speed of bfloat16 / float32 products at which ``auto`` chooses bf16; other operations do not become faster.
-"""
+"""Minimum speed of bfloat16 / float32 products at which ``auto`` chooses bf16; other operations are not faster."""
 
 _MIN_SECONDS, _MIN_FLOPS = 60.0, 5e12  # a minute of one core in float32
 _ROUNDS, _SIZE, _SECONDS = 6, 512, 0.3
