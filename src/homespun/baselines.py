@@ -78,7 +78,7 @@ def tfidf(
     or none, is predicted as such.
 
     Args:
-        train, test: of `Labels.encode`.
+        train, test: result of `Labels.encode`.
         seconds: second texts of training and test pairs: see `text_features`.
 
     Raises:
@@ -131,7 +131,7 @@ def tfidf_ridge(
 
 
 def _distances(features: csr_matrix, column: NDArray[np.int64], unseen: csr_matrix) -> NDArray[np.float64]:
-    """(texts,) distances of the ``unseen`` texts from the plane of a class, trained on zeros and ones."""
+    """Return (texts,) distances of the ``unseen`` texts from the plane of a class, trained on zeros and ones."""
     from sklearn.svm import LinearSVC
 
     if column.min() == column.max():

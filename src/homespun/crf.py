@@ -212,7 +212,7 @@ def fit_crf(
         tags: tags of their words.
         labels: the tags.
         epochs: maximum number.
-        seed: of the order of the sentences.
+        seed: random seed of the order of the sentences.
     """
     keys = feature_keys(sentences)
     known = _frequent(keys, _MOST_WEIGHTS // len(labels))

@@ -195,7 +195,7 @@ def fit_linear(
         settings: fit these, without cross-validation.
         feature_sets: blocks of features to choose from.
         search_rows: maximum number of examples in the cross-validation.
-        seed: of the folds.
+        seed: random seed of the folds.
 
     Raises:
         UserError: the texts have no words.

@@ -207,7 +207,7 @@ def fold_features(
     """Compute the features of both parts of a fold as `fit_vectorizers` on the training part does.
 
     Args:
-        counts: of each block, (texts, n-grams) counts; of pairs, those of the second texts follow.
+        counts: n-gram counts of each block, (texts, n-grams) counts; of pairs, those of the second texts follow.
         train, test: rows.
         texts: number of texts or pairs.
     """

@@ -72,7 +72,7 @@ class ConfusionMatrix(Part):
         return len(self.labels) <= 40
 
     def percent(self) -> list[list[float]]:
-        """(classes, classes) percent of each row; the diagonal is the recall."""
+        """Return (classes, classes) percent of each row; the diagonal is the recall."""
         return [[100 * n / max(1.0, sum(row)) for n in row] for row in self.counts]
 
 

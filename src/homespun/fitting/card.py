@@ -82,7 +82,7 @@ def write_card(result: Tree, folder: Path, model: TextModel | None = None) -> Pa
 
     Args:
         result: the content of ``result.json``.
-        folder: of the fit, with ``model/``.
+        folder: folder of the fit, with ``model/``.
         model: the selected classifier or regressor of texts; ``None`` for other tasks.
 
     Returns:

@@ -120,7 +120,7 @@ def fit_examples(
         settings: time, texts and pretrained models; for ``resume`` they must be those of the stopped fit.
         resume: continue the fit in ``folder``.
         display: shows decisions and progress.
-        start: of the time, by `time.monotonic`; now by default.
+        start: start of the time, by `time.monotonic`; now by default.
     """
     display, start = display or Display(json=True), time.monotonic() if start is None else start
     sources = [open_source(path, inspection) for path in settings.start_from]

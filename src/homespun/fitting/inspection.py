@@ -113,9 +113,9 @@ def inspect(
         text: columns of the text; one, several to be joined, or found by name and content.
         label: column of the label; found by name and content where not given.
         columns: names of the columns of a csv without a header.
-        encoding: of text files; detected where not given.
+        encoding: character encoding of text files; detected where not given.
         task: kind of the task; ``auto``: from the labels.
-        seed: of the splits.
+        seed: random seed of the splits.
 
     Raises:
         UserError: files that cannot be read, columns that are missing or ambiguous, one class, too few examples.

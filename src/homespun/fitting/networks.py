@@ -73,7 +73,7 @@ class Source:
         stored: the model without a head.
         length: maximum tokens of a text.
         texts_per_second: measured speed of prediction.
-        tokens_per_word: of the training texts; words are separated by white space.
+        tokens_per_word: tokens per word of the training texts; words are separated by white space.
     """
 
     path: str
@@ -261,7 +261,7 @@ def pretrain_on(
     Args:
         read: the text.
         folder: for the tokenizer, the corpus and the run.
-        recipe: of the objective, and of a new model.
+        recipe: recipe of the objective, and of a new model.
         start_from: checkpoint to continue from.
         seconds: for all of it.
         memory: limit in bytes.
@@ -357,7 +357,7 @@ def distil_student(
 
     Args:
         teacher: run of the classifier.
-        share: of its layers that the student may have, at least one.
+        share: share of its layers that the student may have, at least one.
         inspection: the examples.
         run: run folder.
         seconds: time of the training.

@@ -145,9 +145,9 @@ def summarise(
         inspection: the examples.
         candidates: all that were trained.
         final: the selected one, with the model that was saved.
-        settings: of the fit.
+        settings: settings of the fit.
         skipped: reasons why a candidate was not trained.
-        start: of the fit, by `time.monotonic`.
+        start: start of the fit, by `time.monotonic`.
 
     Returns:
         The content of ``result.json``, and the predictions by name.

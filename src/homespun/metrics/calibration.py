@@ -61,7 +61,7 @@ def probabilities(
 
 
 def row_losses(logits: Logits, truth: Truth) -> NDArray[np.float64]:
-    """(rows,) negative log-likelihood of the labels, in nats.
+    """Return (rows,) negative log-likelihood of the labels, in nats.
 
     Args:
         logits: (rows, classes).
@@ -159,7 +159,7 @@ def best_threshold(probabilities: Probabilities, truth: Truth) -> float:
 def find_thresholds(
     probabilities: Probabilities, truth: Truth, *, scope: Literal["global", "per_label"], average: Average
 ) -> tuple[float, ...]:
-    """(labels,) thresholds for (rows, labels) probabilities and zeros and ones.
+    """Return (labels,) thresholds for (rows, labels) probabilities and zeros and ones.
 
     ``global`` is one threshold for all. ``per_label`` optimises each label for macro F1; for micro F1 the labels in
     turn, with the others fixed, until none changes (Fan and Lin 2007).
@@ -212,7 +212,7 @@ def _f1(predicted: NDArray[np.bool_], truth: Truth, average: Average) -> float:
 
 
 def cross_val_predict(rows: int, find: Callable[[Rows], Callable[[Rows], NDArray[np.float64]]]) -> NDArray[np.float64]:
-    """(rows, ...) predictions by five-fold cross-validation.
+    """Return (rows, ...) predictions by five-fold cross-validation.
 
     ``find`` maps training rows to a function that maps test rows to their predictions.
     """
