@@ -169,8 +169,7 @@ def bits_per_byte(model: Model, tokenizer: Tokenizer, texts: list[bytes], *, len
     """Compute bits per byte of a byte model, over all texts and their ends.
 
     Each byte is predicted from at least ``length / 2 - 1`` previous bytes, if there are as many. Windows have two bytes
-    less
-    than rows of ``length``, which end with [SEP]: at the last position a model predicts no byte.
+    less than rows of ``length``, which end with [SEP]: at the last position a model predicts no byte.
     """
     backbone, head = model.eval().backbone, model.head
     assert isinstance(backbone, Encoder)

@@ -3,13 +3,11 @@
 Both contestants train 4 layers of width 768 on the same rows without padding, with the same loss, dropout of hidden
 states, clipping and AdamW; preparing batches is not timed. homespun runs the objective as its trainer does. The peer is
 `transformers`' `GPT2LMHeadModel` with labels and `torch.optim.AdamW`, with default settings. Its config has a dropout
-of
-0.1 on attention probabilities, which homespun does not have in pretraining; a ``careful_peer`` has none, and uses fused
-AdamW as homespun does.
+of 0.1 on attention probabilities, which homespun does not have in pretraining; a ``careful_peer`` has none, and uses
+fused AdamW as homespun does.
 
 Each contestant runs in a separate process, so that their memory does not mix. On a shared machine, ``--clock
-processor``
-measures processor time instead of wall-clock time.
+processor`` measures processor time instead of wall-clock time.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ A random model in the shape of BERT-base with its masked LM head (about 440 MB) 
 torch file. The contestants open it with its tokenizer, alternately, each in a separate process; imports are not
 counted. Both map the weights from the disk, so every weight is then read once, and both times are reported:
 ``seconds`` until the model is open, ``read_seconds`` until all weights are in memory. Processor time is reported next
-to
-the wall clock, since it depends less on other work. ``beyond`` is the peak resident memory above the start, after
+to the wall clock, since it depends less on other work. ``beyond`` is the peak resident memory above the start, after
 reading, minus the model's own bytes, as a share of the file's bytes.
 """
 

@@ -3,8 +3,7 @@
 The text is the documentation of the installed Python packages, the labels are the packages, and the test is labelled
 too, unless files are given. The separate commands are those of every stage, each in its own process as in the
 comparison, with the baselines once. Both sides have budgets in steps, so that they do the same work. Times are
-processor
-time of all processes together, and wall-clock time.
+processor time of all processes together, and wall-clock time.
 """
 
 from __future__ import annotations

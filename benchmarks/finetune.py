@@ -7,8 +7,7 @@ shuffled batches, a padding collate, `BertForSequenceClassification` and `torch.
 one.
 
 A round is 64 steps of each, alternating every 8 steps. homespun sorts by length within 64 steps, so that every round
-has
-short and long texts; the ratio is the median of the rounds' ratios.
+has short and long texts; the ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Each contestant is a separate process with the same random weights and the same text, in evaluation mode without
 gradients; they alternate. A turn is the median of several passes on the wall clock. Processor time of a pass is
-reported
-too, since it depends less on other work on the machine. Compilation, which needs a C++ compiler, happens before the
-first turn.
+reported too, since it depends less on other work on the machine. Compilation, which needs a C++ compiler, happens
+before the first turn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Inputs of `benchmarks.fuzz`: valid files of each format, and their mutations.
 
 Tree formats (YAML, JSON, the header of safetensors) are mutated as trees, so that most mutations pass the parser; one
-in
-four is also mutated as bytes.
+in four is also mutated as bytes.
 """
 
 from __future__ import annotations

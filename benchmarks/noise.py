@@ -1,11 +1,11 @@
 """Speed of making batches for denoising objectives on one core, against the demand of a training step of base size.
 
 Batches have 32 rows of 512 tokens of a corpus, as a `Loader` gives them to a trainer: read, corrupted, padded. Times
-are
-processor time, which depends less on other work on the machine. A training step of base size is forward and backward of
-the complete model on a batch of a few full rows, without the optimizer, which runs once a large batch. Its processor
-time is divided by the number of threads, as if these never waited, so the step is assumed faster than it is. At a ratio
-of one, one core would be fully used for making batches. The rate of scoring PEGASUS's sentences is reported too.
+are processor time, which depends less on other work on the machine. A training step of base size is forward and
+backward of the complete model on a batch of a few full rows, without the optimizer, which runs once a large batch. Its
+processor time is divided by the number of threads, as if these never waited, so the step is assumed faster than it is.
+At a ratio of one, one core would be fully used for making batches. The rate of scoring PEGASUS's sentences is reported
+too.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ Options: ``--only "NAME;NAME"``; ``--times N`` multiplies the rows; ``--wall`` m
 machine) instead of processor time.
 
 Each case is a small recipe on synthetic text: a kind of attention, of network or of residual connection. It is
-predicted
-from its config alone; then probed with micro-batches of a quarter and of half its size, in separate processes; then
-measured at its own size, in a third. Nothing was fitted to any case: the memory of a process without tensors and the
-speed of the machine are measured with a model of two layers of 128 and single operators.
+predicted from its config alone; then probed with micro-batches of a quarter and of half its size, in separate
+processes; then measured at its own size, in a third. Nothing was fitted to any case: the memory of a process without
+tensors and the speed of the machine are measured with a model of two layers of 128 and single operators.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Prediction of many texts in float32, bf16 and int8, against a transformers pipeline with batches of 32.
 
 All run alternately in one process with the same random BERT on texts of AG News. Times are processor time, which
-depends
-less on other work on the machine.
+depends less on other work on the machine.
 """
 
 from __future__ import annotations

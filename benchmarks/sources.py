@@ -1,8 +1,7 @@
 """Experiments of the sources at the scale of a small machine: prepare the data, then run `homespun compare`.
 
 Each comparison is a file of ``benchmarks/comparisons``, has a budget of tokens, and is timed by processor time. The
-same
-command resumes an interrupted one. ``--minutes`` sets a budget of processor time for every variation instead,
+same command resumes an interrupted one. ``--minutes`` sets a budget of processor time for every variation instead,
 ``--length`` another row length with as many tokens a step; both have their own folder below ``--out``.
 `benchmarks.claims` reads the results.
 
