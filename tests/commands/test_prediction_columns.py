@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from homespun.commands.predict import predict
 
@@ -28,7 +29,7 @@ class Food:
 
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = SimpleNamespace(labels=SimpleNamespace(names=("food", "sport")), model=None, task={})
+    stored = SimpleNamespace(labels=SimpleNamespace(names=("food", "sport")), model=nn.Linear(1, 1), task={})
     monkeypatch.setattr("homespun.hf.open.open_for_inference", lambda run: stored)
     monkeypatch.setattr("homespun.tasks.config.stored_task", lambda *arguments, **settings: Food())
 

@@ -116,7 +116,7 @@ def test_a_model_is_pretrained_and_fine_tuned_from_vectors(world: World, made: P
     output = result["vectors"]
     assert 20 < output["found"] < output["tokens"]
     assert output["found"] == output["by_name"] + output["by_word"] + output["by_lower_case"]
-    assert f"{output['found']} of {output['tokens']} tokens had one" in (run / "report" / "index.html").read_text(
+    assert f"{output['found']} of {output['tokens']} tokens have one" in (run / "report" / "index.html").read_text(
         "utf-8"
     )
     vectors, stored = open_vectors(made), open_model(run)

@@ -101,8 +101,8 @@ def test_a_path_is_not_looked_for_on_the_hub(name: str, tmp_path: Path, monkeypa
         assert "holds no model" in refused(name)
     else:
         assert refused(name).startswith(f"there is no folder {name}")
-        assert ("is a folder here" in refused(name)) == (name == "runs/bse")
-    assert re.search("runs is a folder here.* hub$", refused("runs/bse"))
+        assert ("is a local folder" in refused(name)) == (name == "runs/bse")
+    assert re.search("runs is a local folder, .* hub is not searched$", refused("runs/bse"))
 
 
 def test_differences_are_logged_when_training_continues(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -315,7 +315,7 @@ def test_bad_configs_are_refused_in_a_line() -> None:
         {"encoder": encoder, "decoder": {}},
         {"encoder": {"kind": "recurrent", "vocab_size": VOCAB}, "decoder": {"cell_size": 300}},
     ):
-        with pytest.raises(UserError, match="alone"):
+        with pytest.raises(UserError, match="is for single-stack models"):
             validate(EncoderDecoderConfig, stacks, source="test")
 
 

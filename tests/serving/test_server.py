@@ -49,7 +49,7 @@ class Live:
 
 @pytest.fixture
 def live(opened: Models) -> Iterator[Live]:
-    running = Live(opened, max_wait_ms=0, max_queue=2, timeout_s=10)
+    running = Live(opened, max_wait_ms=0, max_queue=2, timeout_s=10, workers=1)
     yield running
     running.stop()
 
