@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 
 from homespun.commands.predict import predict
+from homespun.data.labels import Labels
 
 PREDICTION = {"label": "food", "probability": 0.75, "probabilities": {"food": 0.75, "sport": 0.25}, "truncated": False}
 
@@ -29,7 +30,7 @@ class Food:
 
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = SimpleNamespace(labels=SimpleNamespace(names=("food", "sport")), model=nn.Linear(1, 1), task={})
+    stored = SimpleNamespace(labels=Labels(("food", "sport")), model=nn.Linear(1, 1), task={})
     monkeypatch.setattr("homespun.hf.open.open_for_inference", lambda run: stored)
     monkeypatch.setattr("homespun.tasks.config.stored_task", lambda *arguments, **settings: Food())
 

@@ -5,11 +5,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import numpy as np
@@ -108,27 +109,28 @@ def write_linear_tagger(folder: Path) -> Path:
 @contextmanager
 def server(*words: str | Path, env: dict[str, str] | None = None) -> Iterator["Server"]:
     """Run ``homespun serve`` on a free port until the block ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "homespun", "serve", *map(str, words), "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | (env or {}),
-        text=True,
-    )
-    running = Server(process)
-    try:
-        running.wait_until_ready()
-        yield running
-    finally:
-        process.kill()
-        process.communicate()
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as log:  # a pipe that nobody reads would stop the server
+        process = subprocess.Popen(
+            [sys.executable, "-m", "homespun", "serve", *map(str, words), "--port", "0"],
+            stdout=log,
+            stderr=subprocess.PIPE,
+            env=os.environ | (env or {}),
+            text=True,
+        )
+        running = Server(process, log)
+        try:
+            running.wait_until_ready()
+            yield running
+        finally:
+            process.kill()
+            process.communicate()
 
 
 class Server:
-    """A server process."""
+    """A server process, and its access log."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.process = process
+    def __init__(self, process: "subprocess.Popen[str]", log: IO[str]) -> None:
+        self.process, self.log = process, log
         self.url = ""
 
     def wait_until_ready(self, seconds: float = 60) -> None:
@@ -144,5 +146,6 @@ class Server:
 
     def end(self) -> tuple[int, list[dict[str, Any]], str]:
         """Exit code, access log and other output of a process that ends."""
-        output, errors = self.process.communicate(timeout=20)
-        return self.process.returncode, [json.loads(line) for line in output.splitlines()], errors
+        _, errors = self.process.communicate(timeout=20)
+        self.log.seek(0)
+        return self.process.returncode, [json.loads(line) for line in self.log], errors
