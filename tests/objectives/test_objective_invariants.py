@@ -9,7 +9,6 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from torch._dynamo.utils import counters
 from tiny_language import (
     UNIGRAM_ENTROPY,
     batches,
@@ -24,6 +23,7 @@ from tiny_language import (
     tiny_writer,
 )
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from homespun.batch import Batch
 from homespun.data.rows import Row
