@@ -267,7 +267,7 @@ def test_a_corpus_is_built_by_workers_of_ray(
     files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         text = reading([str(files)], label_field="label", duplicates="near")
         together = make_corpus(text, tokenizer, tmp_path / "together", ray=True)
