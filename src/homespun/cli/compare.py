@@ -31,7 +31,7 @@ def compare(
     out: Out = Path("runs/compare"),
     max_parallel: Annotated[
         int | None,
-        typer.Option("--max-parallel", help="Number of parallel trials; default: that of the recipe, or 1."),
+        typer.Option("--max-parallel", help="Number of parallel trials; default: the recipe's, or 1."),
     ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
     on_ray: Annotated[

@@ -154,7 +154,7 @@ class CompareRecipe(Config):
         default={}, description="values by key, pretrain.KEY, finetune.KEY or tasks.TASK.KEY: all combinations"
     )
     budget: Budget | None = Field(
-        default=None, description="budget of pretraining, or without it of each task; default: that of the recipe"
+        default=None, description="budget of pretraining, or without it of each task; default: the recipe's"
     )
     seeds: int = Field(default=3, ge=1, description="repetitions of each variation")
     first_seed: int = Field(default=0, ge=0)

@@ -51,7 +51,7 @@ def run_comparison(
     Args:
         recipe: from `homespun.compare.recipe.compare_recipe`.
         out: a new folder, or the folder of the same comparison.
-        max_parallel: number of parallel trials, which share the threads; default: that of the recipe.
+        max_parallel: number of parallel trials, which share the threads; default: the recipe's.
         retry_failed: run failed trials again, from their checkpoints.
         on_ray: run the stages as tasks of Ray, on the cluster of ``RAY_ADDRESS`` or a local one.
         display: shows progress.

@@ -23,7 +23,7 @@ _STAGE = "pretrain"
 class Sharing:
     """Assigns one run to trials whose pretraining has equal settings and seed.
 
-    A trial that shares a run keeps it while it exists, and a trial with a run of its own keeps that. The others get a
+    A trial that shares a run keeps it while it exists, and a trial with a separate run keeps that. The others get a
     finished run, else a started one, else the run of the first trial that would start one.
     """
 

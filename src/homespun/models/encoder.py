@@ -72,7 +72,7 @@ class StackSettings(Config):
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """Special tokens of generation; the end token is that of the tokenizer."""
+        """Special tokens of generation; the end token is the tokenizer's."""
         return SpecialTokens(pad_token_id=self.pad_token_id)
 
     def with_tokens(self, vocab_size: int, pad_token_id: int) -> Self:

@@ -42,7 +42,7 @@ class AttentionPanel:
         parts: name of `PARTS` -> (cells, cells) float: share of the cell's pairs visible by that part; rows are
             queries, columns keys, and a cell is `AttentionPlot.cell` tokens wide.
         annotation: text across the panel.
-        order: order of the tokens on both axes, if not that of the text.
+        order: order of the tokens on both axes, if not the order of the text.
     """
 
     title: str

@@ -35,7 +35,7 @@ class ApiError(HTTPException):
     Args:
         status: HTTP status.
         message: what is wrong - value - allowed, in one line.
-        code: machine-readable name; default: that of the status.
+        code: machine-readable name; default: the name of the status.
     """
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:

@@ -10,7 +10,7 @@ from homespun.errors import UserError
 
 
 def name_models(arguments: Sequence[str]) -> dict[str, str]:
-    """Parse arguments ``MODEL`` or ``NAME=MODEL``; the default name is that of the folder.
+    """Parse arguments ``MODEL`` or ``NAME=MODEL``; the default name is the folder's.
 
     Raises:
         UserError: there is no such model, or two have the same name.
