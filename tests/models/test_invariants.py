@@ -441,6 +441,19 @@ def test_hidden_states_of_every_layer(variant: str) -> None:
     torch.testing.assert_close(encoder.final_norm(states[-1]), encoder(ids))
 
 
+@every_variant
+def test_the_first_token_alone_has_the_same_hidden_state(config: EncoderConfig) -> None:
+    encoder, ids = build(config), some_ids(3, SEQ)
+    context = {"attention_mask": torch.arange(SEQ) < torch.tensor([[SEQ], [6], [1]])}
+    if config.positions.kind == "rotary":
+        context["position_ids"] = torch.arange(3, 3 + SEQ).expand(3, -1)
+    queries: list[torch.Size] = []
+    encoder.layers[-1].attention.register_forward_pre_hook(lambda _, inputs: queries.append(inputs[0].shape))
+    torch.testing.assert_close(encoder.first_token(ids, **context), encoder(ids, **context)[:, :1])
+    if config.attention.kind in ("full", "disentangled") and config.residual.kind == "post":
+        assert min(shape[1] for shape in queries) == 1
+
+
 @pytest.mark.parametrize("narrow", [{}, {"embedding_size": 14}], ids=["as wide", "narrow"])
 @pytest.mark.parametrize("head", get_args(TokenHeadConfig))
 def test_token_heads(head: Any, narrow: dict[str, int]) -> None:

@@ -173,3 +173,12 @@ def test_the_pooled_head_of_modernbert(norm: str) -> None:
     if norm == "layer_norm":
         expected = torch.nn.functional.layer_norm(expected, (HIDDEN,), eps=1e-3)
     torch.testing.assert_close(module.features(hidden.masked_fill(~mask[..., None], torch.nan), mask), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_from_the_hidden_states_that_the_head_reads(kind: type[Any]) -> None:
+    backbone = EncoderConfig(vocab_size=31, hidden_size=12, num_attention_heads=2, intermediate_size=17)
+    model = ModelConfig(backbone=backbone, head=kind(num_labels=LABELS)).build().eval()
+    ids, mask = torch.arange(22).view(2, 11) + 5, torch.arange(11) < torch.tensor([[11], [4]])
+    expected = model.head(model.backbone(ids, attention_mask=mask), mask)
+    torch.testing.assert_close(model(ids, attention_mask=mask), expected)

@@ -51,6 +51,11 @@ class AlternatingAttentionConfig(Config):
         """True if an attention of the cycle is positional."""
         return any(attention.is_positional for attention in self.cycle)
 
+    @property
+    def reads_context(self) -> bool:
+        """True if every attention of the cycle reads a context."""
+        return all(attention.reads_context for attention in self.cycle)
+
     def fixed_length_setting(self, max_position_embeddings: int) -> str | None:
         return None
 

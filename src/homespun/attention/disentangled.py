@@ -258,6 +258,7 @@ class DisentangledAttentionConfig(AttentionSettings):
     norm_rel_ebd: Literal["none", "layer_norm"] = Field(default="none", description="norm of distance embeddings")
     key_bias: bool = Field(default=True, description="projections of keys have biases (not in V1)")
     is_positional: ClassVar[bool] = True
+    reads_context: ClassVar[bool] = True
 
     def fixed_length_setting(self, max_position_embeddings: int) -> str | None:
         return f"model.attention.max_relative_positions={self.max_relative_positions or max_position_embeddings}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +102,7 @@ class FullAttentionConfig(AttentionSettings):
     """Config of full softmax attention (Vaswani et al. 2017)."""
 
     kind: Literal["full"] = "full"
+    reads_context: ClassVar[bool] = True
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         kernel = DotProduct(dropout=spec.dropout, scaled=spec.scaled)

@@ -59,10 +59,11 @@ class MultiHeadAttention(nn.Module):
         self.kernel = kernel
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """Map (batch, seq, hidden) to (batch, seq, hidden)."""
+        """Transform (batch, seq, hidden); keys and values are projected from ``mask.context`` if given."""
+        context = hidden if mask.context is None else mask.context
         query = split_heads(self.query(hidden), self.num_attention_heads)
-        key = split_heads(self.key(hidden), self.num_key_value_heads)
-        value = split_heads(self.value(hidden), self.num_key_value_heads)
+        key = split_heads(self.key(context), self.num_key_value_heads)
+        value = split_heads(self.value(context), self.num_key_value_heads)
         if self.query_norm is not None and self.key_norm is not None:
             dtype = torch.promote_types(query.dtype, torch.float32)  # under autocast, weights of norms stay float32
             query, key = self.query_norm(query.to(dtype)), self.key_norm(key.to(dtype))
@@ -249,10 +250,12 @@ class AttentionSettings(Config):
     Attributes:
         supports_packing: attention between the documents of a packed row is masked.
         is_positional: the output depends on the order of tokens without position embeddings.
+        reads_context: keys and values are computed from `Mask.context`, for any number of queries.
     """
 
     supports_packing: ClassVar[bool] = True
     is_positional: ClassVar[bool] = False
+    reads_context: ClassVar[bool] = False
 
     @property
     def num_global_tokens(self) -> int:

@@ -70,6 +70,11 @@ class Backbone(nn.Module):
         """Compute hidden states and padding mask of the first stack for (batch, seq) ids."""
         return Source(self.stacks[0](input_ids, **context), Mask(_to_bool(context.get("attention_mask"))))
 
+    def first_token(self, input_ids: Tensor, **inputs: Tensor) -> Tensor:
+        """Map (batch, seq) ids to (batch, 1, hidden) of the first token; inputs as in `forward`."""
+        hidden: Tensor = self(input_ids, **inputs)
+        return hidden[:, :1]
+
     def decode(self, input_ids: Tensor, source: Source | None = None, **inputs: Unpack[DecoderInputs]) -> Tensor:
         """Map (batch, seq) ids to (batch, seq, hidden) of the last stack; see `Encoder.decode`."""
         raise NotImplementedError
@@ -96,6 +101,7 @@ class Encoder(Backbone):
         final_norm: norm after the last layer.
         layer_norm_eps: epsilon of norms, for heads.
         causal: no token attends to a later one.
+        reads_context: layers read keys and values from `Mask.context`.
 
     Attributes:
         entering_size: width of the input of the first layer; differs from ``hidden_size`` in some recurrent stacks.
@@ -113,11 +119,13 @@ class Encoder(Backbone):
         final_norm: nn.Module,
         layer_norm_eps: float,
         causal: bool = False,
+        reads_context: bool = False,
     ) -> None:
         super().__init__()
         self.hidden_size = self.entering_size = input_size * layer_stack.copies
         self.layer_norm_eps = layer_norm_eps
         self.causal = causal
+        self.reads_context = reads_context
         self.gradient_checkpointing = False
         self.embeddings = embeddings
         narrow = embeddings.embedding_size != input_size
@@ -142,6 +150,19 @@ class Encoder(Backbone):
     def _run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask) -> Tensor:
         recompute = self.gradient_checkpointing and self.training and mask.cache is None
         return self.layer_stack.run(layers, hidden, mask, recompute=recompute)
+
+    def first_token(self, input_ids: Tensor, **inputs: Tensor) -> Tensor:
+        """Map (batch, seq) ids to (batch, 1, hidden) of the first token.
+
+        If the layers read a context, the last layer computes keys and values of all tokens and nothing else for the
+        other tokens.
+        """
+        if not self.reads_context:
+            return super().first_token(input_ids, **inputs)
+        hidden, mask = self._prepare(input_ids, **inputs)
+        hidden = self._run(self.layers[:-1], hidden, mask)
+        result: Tensor = self.final_norm(self._run(self.layers[-1:], hidden[:, :1], replace(mask, context=hidden)))
+        return result
 
     def last_layers(self, layers: int, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
         """Compute the concatenated outputs of the last layers, (batch, seq, layers * hidden), for (batch, seq) ids.

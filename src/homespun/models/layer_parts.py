@@ -153,10 +153,12 @@ class ResidualSettings(Config):
     Attributes:
         wire: ``(sublayer, norm, dropout)`` -> sublayer with residual connection.
         layer: ``(attention, feedforward, cross_attention)`` -> layer.
+        reads_context: `Mask.context` is the input of keys and values as it is, without a norm.
     """
 
     wire: ClassVar[type[nn.Module]]
     layer: ClassVar[type[nn.Module]] = Layer
+    reads_context: ClassVar[bool] = False
 
     def layer_size(self, hidden_size: int) -> int:
         """Return the width of the layers."""
@@ -182,6 +184,7 @@ class PostResidualConfig(ResidualSettings):
 
     kind: Literal["post"] = "post"
     wire: ClassVar[type[nn.Module]] = PostNorm
+    reads_context: ClassVar[bool] = True
 
 
 class PreResidualConfig(ResidualSettings):

@@ -110,7 +110,11 @@ class Model(nn.Module):
             "decoder_input_ids": decoder_input_ids,
             "decoder_attention_mask": decoder_attention_mask,
         }
-        hidden = self.read(input_ids, context)
+        if self.reader is last_layer and getattr(self.head, "reads_first_token", False):
+            given = {name: tensor for name, tensor in context.items() if tensor is not None}
+            hidden = self.backbone.first_token(input_ids, **given)
+        else:
+            hidden = self.read(input_ids, context)
         if self.head is None:
             return hidden
         mask = attention_mask if decoder_input_ids is None else decoder_attention_mask

@@ -34,8 +34,13 @@ class HasHiddenSize(Protocol):
 
 
 class SequenceHead(nn.Module):
-    """Interface of sequence heads: features, dropout and a linear classifier."""
+    """Interface of sequence heads: features, dropout and a linear classifier.
 
+    Attributes:
+        reads_first_token: `features` reads the first token only.
+    """
+
+    reads_first_token: bool = False
     dropout: nn.Dropout
     classifier: nn.Linear
 
@@ -122,6 +127,7 @@ class LinearHead(SequenceHead):
     ) -> None:
         super().__init__()
         self.pick = pick
+        self.reads_first_token = pick is first_token
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(hidden_size, num_labels, bias=bias)
 
@@ -151,6 +157,7 @@ class PooledHead(SequenceHead):
     ) -> None:
         super().__init__()
         self.pick = pick
+        self.reads_first_token = pick is first_token
         self.input_dropout = nn.Dropout(input_dropout)
         self.dense = nn.Linear(hidden_size, pooler_size, bias=bias)
         self.activation = activation

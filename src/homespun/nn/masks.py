@@ -43,7 +43,8 @@ class Mask:
         source: encoder output for cross-attention; None for a single stack.
         cache: keys and values of earlier tokens, extended by each call.
         position_ids: (batch or 1, queries) int64 for rotary positions; None: counted from ``start``.
-        context: (batch, keys, hidden) input of keys and values if it differs from that of queries (DeBERTa).
+        context: (batch, keys, hidden) input of keys and values if it differs from that of queries, for
+            attention with ``reads_context``.
     """
 
     keep: Tensor | None = None

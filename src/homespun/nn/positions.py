@@ -162,13 +162,14 @@ class Rotary(nn.Module):
     def forward(self, heads: Tensor, *, start: int = 0, position_ids: Tensor | None = None) -> Tensor:
         """Transform (batch, heads, seq, head_size), keeping the shape; computed in float32.
 
-        Positions count from ``start``, or are ``position_ids``, (batch, seq) or (1, seq).
+        Positions count from ``start``, or are the first ``seq`` of ``position_ids``, (batch or 1, keys).
         """
         if position_ids is None:
             positions = slice(start, start + heads.shape[2])
             cos, sin = self.cos[positions], self.sin[positions]  # (seq, head_size / 2)
         else:
-            cos, sin = self.cos[position_ids][:, None], self.sin[position_ids][:, None]  # (batch, 1, seq, ...)
+            position_ids = position_ids[:, None, : heads.shape[2]]
+            cos, sin = self.cos[position_ids], self.sin[position_ids]  # (batch, 1, seq, ...)
         first, second = heads.chunk(2, -1)
         rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
         return rotated.to(heads.dtype)
