@@ -131,7 +131,7 @@ def test_batches_are_nearly_free_of_padding() -> None:
     rows = LabelledRows(texts, None, tokenizer, length=19)
     seen = []
     model = classifier()
-    model.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].numel()))
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].numel()))
     predict_logits(model, rows, pad_id=0, batch_size=32)
     assert rows.lengths.sum() / sum(seen) > 0.95
     assert seen[0] == max(seen)
@@ -143,7 +143,7 @@ def test_batches_on_a_cpu_fit_its_cache(monkeypatch: pytest.MonkeyPatch) -> None
     rows = LabelledRows(texts_of(50), None, tokenizer, length=19)
     seen = []
     model = classifier()
-    model.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
     predict_logits(model, rows, pad_id=0, batch_size=32)
     assert sum(texts for texts, _ in seen) == 50
     assert max(texts * tokens for texts, tokens in seen) <= 40
