@@ -84,6 +84,25 @@ def test_lists_are_several_labels(tmp_path: Path) -> None:
     assert found.labels.names == ("a", "b")
 
 
+@pytest.mark.parametrize("separator", [";", "|", ", "])
+def test_several_labels_in_a_cell(separator: str, tmp_path: Path) -> None:
+    cells = ["a", "b", f"a{separator}b", ""]
+    rows = [(f"{TEXTS[row % 4]} {row}", cells[row % 4]) for row in range(80)]
+    found = inspect([table(tmp_path / "t.csv", ("text", "label"), rows)])
+    assert found.task == "multi-label"
+    assert found.labels is not None
+    assert found.labels.names == ("a", "b")
+    assert {example.label for example in found.train} == {("a",), ("b",), ("a", "b"), ()}
+
+
+def test_labels_that_contain_a_separator_are_classes(tmp_path: Path) -> None:
+    rows = [(f"{TEXTS[row % 4]} {row}", ["Albany, NY", "Austin, TX"][row % 2]) for row in range(80)]
+    found = inspect([table(tmp_path / "t.csv", ("text", "label"), rows)])
+    assert found.task == "classification"
+    assert found.labels is not None
+    assert found.labels.names == ("Albany, NY", "Austin, TX")
+
+
 def all_texts(found: Inspection) -> list[set[str]]:
     return [{e.text.lower() for e in part} for part in (found.train, found.validation, found.test)]
 

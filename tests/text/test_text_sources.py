@@ -366,7 +366,7 @@ def test_missing_empty_and_unknown(tmp_path: Path) -> None:
     assert "matches nothing" in problem(tmp_path / "*.csv")
     assert "no file of a known kind" in problem(tmp_path)
     (tmp_path / "a.docx").write_text("x")
-    assert "unknown kind of file; known are .txt" in problem(tmp_path / "a.docx")
+    assert "unknown kind of file; save it as .txt; known are .txt" in problem(tmp_path / "a.docx")
     assert "other kinds" in problem(tmp_path / "*.docx")
     for suffix in (".txt", ".csv", ".json", ".jsonl"):
         (tmp_path / f"empty{suffix}").write_bytes(b"")

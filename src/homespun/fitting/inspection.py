@@ -48,6 +48,7 @@ PAIR_NAMES = (
 _NUMBER_NAMES = ("score", "similarity", "rating", "stars")
 
 _SAMPLE = 2_000  # records that columns are judged by
+_SEPARATORS = (";", "|", ",")  # of several labels in a cell
 _MAX_CLASSES = 50  # distinct whole numbers that are still taken for classes
 _LONG = 40  # characters of a column name from which it is taken for a text
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.15
@@ -128,9 +129,10 @@ def inspect(
     _check_header(sample, source)
     label = _label_column(sample, label, text, source, decisions)
     texts = _text_columns(sample, label, text, source, decisions)
-    values = (record.get(label) for record in read_records(train, encoding=encoding, columns=columns))
-    kind = _task_of(list(values), label, task, decisions)
-    data = _data_config(texts, label, kind, train, columns, encoding)
+    values = [record.get(label) for record in read_records(train, encoding=encoding, columns=columns)]
+    separator = _label_separator(values) if task in ("auto", "multi-label") else None
+    kind = _task_of(values, label, task, separator, decisions)
+    data = _data_config(texts, label, kind, separator, train, columns, encoding)
     examples = _without_empty(data.read_files(train), source, decisions)
     labels = None if kind == "regression" else Labels.collect(labels_of(examples), multi_label=kind == "multi-label")
     if labels is None:
@@ -140,7 +142,12 @@ def inspect(
     given = None
     if test:
         given = data.read_files(test)
-        targets_of(given, labels)  # an unknown label is an error now
+        try:
+            targets_of(given, labels)
+        except UserError as error:
+            raise UserError(
+                f"{error}; add training examples of it, or leave its rows out of {', '.join(test)}"
+            ) from error
     learned, validation, held_out = _split(examples, labels, given, seed, decisions)
     found = Inspection(data, labels, learned, validation, held_out, "files" if test else "split", decisions)
     found.warnings.extend(_warnings(found))
@@ -247,9 +254,27 @@ def _is_text(values: Sequence[object], *, distinct: bool) -> bool:
     return words >= 2 and (not distinct or len(set(texts)) > len(texts) / 2)
 
 
-def _task_of(values: Sequence[object], label: str, given: TextTaskName, decisions: list[str]) -> TextTaskName:
+def _label_separator(values: Sequence[object]) -> str | None:
+    """Return the separator of several labels in a cell, by which the distinct cells have fewer distinct parts."""
+    names = {label_name(value) for value in values if not isinstance(value, list | tuple)}
+    for separator in _SEPARATORS:
+        parts = {part.strip() for name in names for part in name.split(separator)}
+        if len(parts - {""}) < len(names - {""}):
+            return separator
+    return None
+
+
+def _task_of(
+    values: Sequence[object], label: str, given: TextTaskName, separator: str | None, decisions: list[str]
+) -> TextTaskName:
     if given != "auto":
         return given
+    if separator is not None:
+        decisions.append(
+            f"task: multi-label classification ({label!r} holds labels separated by {separator!r}; for one label per "
+            f"text give --task classification)"
+        )
+        return "multi-label"
     if any(isinstance(value, list | tuple) for value in values):
         several = {label_name(one) for value in values if isinstance(value, list | tuple) for one in value}
         _check_repeats(label, len(several), len(values))
@@ -285,6 +310,7 @@ def _data_config(
     texts: Sequence[str],
     label: str,
     kind: TextTaskName,
+    separator: str | None,
     train: Sequence[str],
     columns: Sequence[str] | None,
     encoding: str | None,
@@ -294,7 +320,8 @@ def _data_config(
     if tuple(name.lower() for name in texts) in PAIR_NAMES and kind != "multi-label":
         return PairsData.model_validate(read | {"first": texts[0], "second": texts[1]})
     text = texts[0] if len(texts) == 1 else list(texts)
-    return LabelledData.model_validate(read | {"text": text, "multi_label": kind == "multi-label"})
+    multi_label = kind == "multi-label"
+    return LabelledData.model_validate(read | {"text": text, "multi_label": multi_label, "separator": separator})
 
 
 def _without_empty(examples: Sequence[LabelledText], source: str, decisions: list[str]) -> list[LabelledText]:
@@ -338,8 +365,9 @@ def _hold_out(
     try:
         kept, held_out = stratified_split(_strata(examples, labels)[firsts], share, seed)
     except UserError as error:
+        classes = "" if labels is None else f" of {len(labels)} classes"
         raise UserError(
-            f"{len(examples)} examples are too few to hold a {part} part out: {error}; give more examples"
+            f"{len(examples)} examples{classes} are too few to hold out {share:.0%} for {part}; give more examples"
             + (", or test examples with --test" if part == "test" else "")
         ) from error
     members = list(groups.values())

@@ -175,7 +175,10 @@ def summarise(
         "decisions": inspection.decisions,
         "warnings": inspection.warnings,
         "skipped": list(skipped),
-        "candidates": [_row(one, measured[one.name].metrics, scores, final.name) for one in candidates],
+        "candidates": [
+            _row(final if one.name == final.name else one, measured[one.name].metrics, scores, final.name)
+            for one in candidates
+        ],
         "next_best": rivals[0].name if rivals else None,
         "never_predicted": _never_predicted(test),
         "errors": _confident_errors(inspection, measured[final.name]),
