@@ -208,10 +208,11 @@ METRICS = {
     "pearson": "Pearson correlation",
     "roc_auc": "ROC AUC",
     "macro_f1": "macro F1",
+    "micro_f1": "micro F1",
     "pr_auc": "PR AUC",
     "absolute_error": "mean absolute error",
 }
-MAIN_METRICS = [metric for metric in METRICS if metric not in {"pr_auc", "absolute_error"}]
+MAIN_METRICS = [metric for metric in METRICS if metric not in {"micro_f1", "pr_auc", "absolute_error"}]
 """Metrics that may rank models, the preferred ones first, where a result does not name its own ``measures``."""
 FURTHER_METRICS = ("macro_f1", "roc_auc")
 """Metrics shown in a comparison besides the one that ranks: of rare classes, and of the order of examples."""
