@@ -190,3 +190,25 @@ def test_the_page_on_python_has_every_public_name(name: str) -> None:
     public = getattr(homespun, name)
     assert f"::: {public.__module__}.{public.__qualname__}\n" in read_page("python.md")
     assert f"`{name}`" in read_page("python.md")
+
+
+RESULTS = sorted((ROOT / "results").glob("*.md"))
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.name)
+def test_links_of_results_lead_to_files_and_headings(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_index_of_results_lists_every_page() -> None:
+    listed = re.findall(r"^\| \[([\w-]+\.md)\]\(\1\)", read_page("../results/README.md"), re.M)
+    assert sorted([*listed, "README.md"]) == [page.name for page in RESULTS]
