@@ -17,9 +17,9 @@ class TrialStage(Part):
     model_config = ConfigDict(frozen=False)
 
     kind: Literal["pretrain", "finetune"] | None = None
-    path: str | None = None  # from the folder of the trial
+    path: str | None = None  # relative to the folder of the trial
     recipe: str | None = None
-    recipe_digest: str | None = None  # of a recipe file; None: a shipped recipe
+    recipe_digest: str | None = None  # digest of a recipe file; None: a shipped recipe
     start_from: str | None = None
     vectors: str | None = None
     finished: bool = False
@@ -59,8 +59,8 @@ class TrialResult(ResultFile):
     varied: dict[str, JsonValue] = {}  # values of the grid
     plan: dict[str, JsonValue] | None = None
     status: Literal["waiting", "running", "done", "failed"] = "waiting"
-    why: str | None = None  # of a failed trial
-    stage: str | None = None  # in which it failed
+    why: str | None = None  # reason of a failure
+    stage: str | None = None  # stage that failed
     seconds: Number | None = None
     settings: dict[str, list[str]] = {}  # ``KEY=VALUE`` by stage
     stages: dict[str, TrialStage] = {}
@@ -74,7 +74,7 @@ class SignificanceTest(Part):
 
     not_worse: bool = Field(default=False, validation_alias="alike", serialization_alias="alike")
     gap: float | None = None  # difference to the better one: on the same examples, or of the means
-    interval: tuple[float, float] | None = None  # of the gap, 95 %
+    interval: tuple[float, float] | None = None  # 95 % confidence interval of the gap
     texts: float | None = None  # p over test examples
     trainings: float | None = None  # p over seeds
     adjusted: float | None = None  # the larger p, corrected for all pairs (Holm)
@@ -91,9 +91,9 @@ class CandidateResult(SignificanceTest):
 
     name: str
     kind: Literal["model", "baseline"]
-    trials: str = ""  # how many are done, failed and so on
+    trials: str = ""  # numbers of trials by status, for example done and failed
     why: str | None = None
-    values: list[float] = []  # of the measure, one for each training
+    values: list[float] = []  # one value of the measure for each training
     mean: float | None = None
     deviation: float | None = None
     own_baselines: dict[str, SignificanceTest] = {}

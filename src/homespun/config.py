@@ -147,7 +147,7 @@ def parse_yaml(text: str) -> object:
     loader = _Loader(text)
     try:
         return loader.get_single_data()
-    except (ValueError, KeyError, OverflowError) as error:  # of a conversion
+    except (ValueError, KeyError, OverflowError) as error:  # a conversion failed
         raise yaml.YAMLError(f"a value does not fit its tag or is too large: {first_line(error)}") from error
     finally:
         loader.dispose()

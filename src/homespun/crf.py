@@ -35,7 +35,7 @@ _MOST_PADDED = 100_000  # words of a batch, with padding; a longer sentence is a
 _LEARNING_RATE = 0.2
 _FIRST_SQUARE = 1e-3  # sum of squared gradients before the first step
 _MIN_COUNT = 2  # words that have a feature, at least
-_MOST_WEIGHTS = 2**25  # of features and tags; rarer features are left out
+_MOST_WEIGHTS = 2**25  # weights of features and tags; rarer features are left out
 _BARRED = -100.0  # weight of a pair of tags that never follow each other; finite, so that all sentences have a tagging
 
 Words = Sequence[str]
@@ -86,7 +86,7 @@ def _mix(keys: Keys, salt: int) -> Keys:
 
 def feature_keys(sentences: Sequence[Words]) -> Keys:
     """Compute (words, templates) hashes of the features of all words, one sentence after another."""
-    numbers: dict[str | None, int] = {None: 0}  # of distinct words; None is the border of a sentence
+    numbers: dict[str | None, int] = {None: 0}  # numbers of distinct words; None is the border of a sentence
     padded = [0, 0]
     for words in sentences:
         padded += [*(numbers.setdefault(word, len(numbers)) for word in words), 0, 0]

@@ -88,7 +88,7 @@ class _OneLine(logging.Formatter):
 
 
 _SHOWN = 480  # characters of a message
-_END = 160  # of them at its end, where messages say how to correct the input
+_END = 160  # characters kept at the end, where messages say how to correct the input
 
 
 def one_line(text: str) -> str:

@@ -309,7 +309,7 @@ def _fit_outputs(known: csr_matrix, targets: Targets, labels: Labels | None, str
             biases[index] = 1.0 if column[0] else -1.0
             continue
         if index == 1 and len(labels) == 2 and not labels.multi_label and weights[0].any():
-            weights[1], biases[1] = -weights[0], -biases[0]  # the same plane from its other side
+            weights[1], biases[1] = -weights[0], -biases[0]  # two classes share one plane
             continue
         machine = LinearSVC(C=strength, random_state=0).fit(known, column)
         weights[index], biases[index] = machine.coef_[0], machine.intercept_[0]

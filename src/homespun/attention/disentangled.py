@@ -228,7 +228,7 @@ def check_buckets(buckets: int, maximum: int, longest: int) -> None:
         )
 
 
-_MAX_LENGTH = 2**20  # of the table of distances
+_MAX_LENGTH = 2**20  # rows of the table of distances
 
 
 def _in_order(terms: tuple[str, ...]) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ def attend(
 
 
 def _use_matrix_products(query: Tensor, key: Tensor, dropout: float) -> bool:
-    # the same when a checkpointed layer is recomputed, so independent of the grad mode
+    # a checkpointed layer must make the same choice when it is recomputed, so the grad mode must not matter
     if query.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     if (torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype) not in _HALF:

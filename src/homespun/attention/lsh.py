@@ -36,7 +36,7 @@ def draw_rotations(heads: int, head_dim: int, num_hashes: int, num_buckets: Sequ
     """Draw (heads, head_dim, num_hashes, sum(num_buckets) / 2) normal numbers, equal to `transformers` for a seed."""
     factors = _even(num_buckets)
     generator = torch.Generator().manual_seed(seed)
-    # on the CPU even if the model is built on another device or on meta
+    # use the CPU even if the model is built on another device or on meta
     return torch.randn(heads, head_dim, num_hashes, sum(factors) // 2, generator=generator, device="cpu")
 
 
@@ -82,7 +82,7 @@ class HashedAttention(Function):
         ctx.dropout, ctx.seed = dropout, int(torch.randint(2**62, ())) if dropout else 0
         values = value.new_empty(*rows.shape, value.shape[-1])
         total = value.new_empty(rows.shape, dtype=torch.promote_types(value.dtype, torch.float32))
-        with torch.autocast(value.device.type, enabled=False):  # as in the backward pass
+        with torch.autocast(value.device.type, enabled=False):  # the backward pass also disables autocast
             keys, _ = _normalise(query_key)
             for part, dropout_mask in _parts(ctx, rows, scores.shape[-1]):
                 part_scores = _scores(take(query_key, rows[part]), take(keys, window[part]), scores[part])

@@ -69,7 +69,7 @@ class Performer(nn.Module):
     ) -> None:
         super().__init__()
         self.num_features, self.feature_map, self.redraw_interval = num_features, feature_map, redraw_interval
-        self.epsilon = 1e-4 if feature_map == "softmax" else 1e-3  # as in the authors' code
+        self.epsilon = 1e-4 if feature_map == "softmax" else 1e-3  # values of the authors' code
         self._seed, self._layer, self._drawn = seed, layer, 0
         directions = orthogonal_directions(num_features, head_dim, _generator(seed, layer, 0))
         self.register_buffer("projection", directions, persistent=redraw_interval > 0)  # (features, head_dim)

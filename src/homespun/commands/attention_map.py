@@ -22,7 +22,7 @@ from homespun.nn.masks import Mask
 from homespun.nn.patterns import FULL, Sparse
 
 CPU = torch.device("cpu")
-_CELLS = 128  # at most so many on a side of a panel
+_CELLS = 128  # maximum number on a side of a panel
 
 
 class MultiHead(Protocol):
@@ -111,7 +111,7 @@ def needs_probe(attention: MultiHead) -> bool:
 def shows_structure(attention: MultiHead, length: int, config: EncoderConfig) -> bool:
     """True if a token attends to at most a third of a text of this length, or if the attention is full by design."""
     kernel, sparse = _kernel(attention), _sparse(attention)
-    if hasattr(kernel, "hash_order"):  # its chunks are its structure
+    if hasattr(kernel, "hash_order"):  # chunks are the structure of hashed attention
         return bool(length >= 8 * kernel.chunks.length)
     if needs_probe(attention):
         table = probe_attention(attention, length, config)

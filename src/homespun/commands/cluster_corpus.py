@@ -49,9 +49,9 @@ UNITS = "units.jsonl"
 _BUCKET_BYTES = (
     16 * 2**20
 )  # of files whose hashes a worker groups at a time: about 70 MB of them if documents are short
-_MERGED_ROWS = 1_000_000  # of shared hashes that the driver takes before it drops equal ones
+_MERGED_ROWS = 1_000_000  # rows of shared hashes that the driver takes before it drops equal ones
 _ROWS = 20_000  # documents whose hashes are sent at a time
-_POSITION_BITS = 40  # of the number of a document: its unit, then its position in the unit
+_POSITION_BITS = 40  # a document's number is its unit, then its position in the unit
 Hashes = dict[str, NDArray[np.generic]]
 
 
@@ -71,7 +71,7 @@ class Unit(BaseModel):
 class _Job:
     """Settings of every task."""
 
-    text: SharedText  # with duplicates
+    text: SharedText  # text with duplicates
     folder: str
     sentences: bool
     duplicates: Duplicates
@@ -123,7 +123,7 @@ def build_on_cluster(
             if not _documents(written.values()):
                 start_over(folder, UNITS)
             raise
-        remove_leftovers(folder)  # of workers that were killed
+        remove_leftovers(folder)  # files of workers that were killed
         _describe(folder, [written[unit] for unit in range(len(text.units))], tokenizer, sentences=sentences)
     (folder / UNITS).unlink()
     return Corpus.open(folder, tokenizer=tokenizer)
@@ -245,7 +245,7 @@ def _shared(rows: Hashes) -> Hashes:
     """Of the rows of a bucket, those whose hash several documents have, with a number of the set of these documents."""
     near, hashes, checks = rows["near"], rows["hash"], rows["check"]
     order = np.lexsort((rows["document"], checks, hashes, near))
-    same = np.ones(len(order) + 1, dtype=bool)  # that a row begins a group
+    same = np.ones(len(order) + 1, dtype=bool)  # whether a row begins a group
     columns = (near[order], hashes[order], checks[order])
     same[1:-1] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     starts = np.flatnonzero(same[:-1])

@@ -18,7 +18,7 @@ from homespun.io.cluster import check_version, connect, refusal
 from homespun.text.input_files import list_files
 from homespun.text.sources import Document, EmptyInput, ReadProgress
 
-_UNIT_BYTES = 64 * 2**20  # of files
+_UNIT_BYTES = 64 * 2**20  # bytes of the files of a unit
 _SAMPLE = 200_000_000  # characters of which a tokenizer is trained: at most 0.8 GB of memory
 _Result = TypeVar("_Result")
 
@@ -58,7 +58,7 @@ class SharedText:
         for name in self.units[unit]:
             try:
                 yield from dataclasses.replace(self.reading, inputs=(name,)).documents()
-            except EmptyInput:  # one of several files
+            except EmptyInput:  # one of several files may be empty
                 continue
 
 

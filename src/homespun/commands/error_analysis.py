@@ -17,7 +17,7 @@ from homespun.tasks.protocol import Task, TaskRows
 from homespun.text.clean import THRESHOLD, NearDuplicatePairs, find_near_duplicates
 
 _MAX_WRONG, _MAX_CONFIDENT = 20, 5
-_MAX_CHARACTERS = 320  # of a shown text
+_MAX_CHARACTERS = 320  # characters of a displayed text
 _FIELDS = ("truth", "predicted", "loss", "score")
 
 

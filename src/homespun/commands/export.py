@@ -44,8 +44,8 @@ Target = Literal["onnx", "sentence-transformers", "gguf"]
 TARGETS: tuple[Target, ...] = ("onnx", "sentence-transformers", "gguf")
 Quantization = Literal["int8"]
 QUANTIZATIONS: tuple[Quantization, ...] = ("int8",)
-_MOST_LOST = 0.01  # of the accuracy, by quantization
-_TOLERANCE = 1e-5  # of probabilities; a graph computes in float32
+_MOST_LOST = 0.01  # accuracy that quantization may lose
+_TOLERANCE = 1e-5  # difference of probabilities; a graph computes in float32
 _CHECKED = 8  # classes
 _FILE = "give --out FILE.onnx for the outputs of a network alone"
 _BATCH = 32
@@ -210,7 +210,7 @@ def _validation_examples(run: Path, task: AnyTask) -> Sequence[LabelledText]:
         UserError: there is no run, its files are gone, or each fold has others.
     """
     if not (run / "config.yaml").is_file():
-        if (held_out := run / "data" / "validation.jsonl").is_file():  # of a fit
+        if (held_out := run / "data" / "validation.jsonl").is_file():  # validation examples of a fit
             return cast(Sequence[LabelledText], task.data.read_files([str(held_out)]))
         raise UserError(f"{run} is not a run with validation examples")
     recipe = restore_settings(finetune_recipe(str(run / "config.yaml")), run, main=False)

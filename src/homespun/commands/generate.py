@@ -23,7 +23,7 @@ from homespun.tasks.stored_data import ReadOptions
 from homespun.text.formats import Record
 from homespun.text.sources import ReadProgress
 
-_PART_BATCHES = 16  # of a part, seconds to minutes
+_PART_BATCHES = 16  # batches of a part, which take seconds to minutes
 
 
 def generate(

@@ -190,7 +190,7 @@ def _plan_kind(
     share = share_of_rows(batch, devices)
 
     def single(workload: Workload, rows: int) -> Prediction:
-        # of the whole batch, so that all kinds share one prediction
+        # predict the complete batch once, for all kinds
         return alone(workload.with_train(batch_size=batch), rows, rows < share)
 
     def shared(workload: Workload, rows: int, accumulate: bool) -> Prediction:

@@ -40,10 +40,10 @@ from homespun.text.formats import Record
 logger = logging.getLogger(__name__)
 
 _MAX_RECORDS = 4096
-_MAX_PROBABILITIES = 2**22  # of a part, some 150 MB as JSON
-_MAX_CHARACTERS = 2**19  # of the records as JSON: 2,000 short news, or minutes of a BERT-base on one core
+_MAX_PROBABILITIES = 2**22  # probabilities of a part, about 150 MB as JSON
+_MAX_CHARACTERS = 2**19  # JSON characters of a part: 2,000 short news, or minutes of a BERT-base on one core
 _PREDICTIONS = (".csv", ".jsonl", ".part")
-_WORKER_BYTES = 2**30  # of a process without its model
+_WORKER_BYTES = 2**30  # memory of a process without its model
 
 Predict = Callable[..., Iterator[Prediction]]
 """As `homespun.tasks.protocol.Task.predict`, without the model."""
@@ -188,7 +188,7 @@ def _work(connection: Connection, open_renderer: Callable[[], PartRenderer]) -> 
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     logging.disable(logging.WARNING)  # the first process has opened the model too, and has warned
     warnings.simplefilter("ignore")
-    os.environ["RAYON_NUM_THREADS"] = "1"  # of tokenizers
+    os.environ["RAYON_NUM_THREADS"] = "1"  # threads of tokenizers
     try:
         render = open_renderer()
         limit_threads()

@@ -175,7 +175,7 @@ def _size_warning(
     if ratio >= _MIN_TOKENS_PER_PARAMETER:
         return None
     family = next((name for name in AUTO_SIZE_FAMILIES if is_of_family(backbone, name)), None)
-    if family is None:  # with the compute of this budget, C = 6 N D
+    if family is None:  # the size for the compute of this budget, C = 6 N D
         suits = f"about {in_millions(math.sqrt(parameters * reach.tokens / TOKENS_PER_PARAMETER))} parameters suit it"
     else:
         chosen = size_for(recipe, AutoSizeConfig(preset=family), machine, work).chosen

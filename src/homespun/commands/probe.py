@@ -57,9 +57,9 @@ class ProbeResult(BaseModel):
 
     rows: int
     peak_bytes: int
-    seconds: float  # of a micro-batch, forward and backward
+    seconds: float  # seconds of a micro-batch, forward and backward
     update_seconds: float
-    predicted_bytes: int | None = None  # of the tensors
+    predicted_bytes: int | None = None  # predicted bytes of the tensors
 
 
 @dataclass(frozen=True)

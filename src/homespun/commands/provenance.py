@@ -35,7 +35,7 @@ class InitialWeights(Config):
     fingerprint: str
 
 
-RunInputs = Mapping[str, InitialWeights | None]  # by option; None: the option is not set
+RunInputs = Mapping[str, InitialWeights | None]  # key: option; None: the option is not set
 
 
 def identify_model(name: str | Path | None, stored: ModelBundle | None) -> InitialWeights | None:

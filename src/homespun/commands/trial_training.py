@@ -146,7 +146,7 @@ def train_trial(
     watch(trainer, display, f"fine-tuning {run.path.name}")
     context.wait()  # for the main process, which writes the checkpoints
     best = run.best_checkpoint()
-    if not context.is_main:  # of sharded weights it has none
+    if not context.is_main:  # only the main process evaluates: it has all weights
         return TrialResult()
     if best is not None:
         load_weights(setup.objective, best.tensors("model"), source=str(best.path))

@@ -32,7 +32,7 @@ from homespun.text.tokenizer import Tokenizer
 from homespun.vectors.embedding_init import init_embeddings
 from homespun.vectors.store import open_vectors
 
-_MAX_EXAMPLES = 64  # that a head is built for
+_MAX_EXAMPLES = 64  # examples that a head is built for
 Examples = list[object] | None
 
 

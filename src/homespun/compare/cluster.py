@@ -17,7 +17,7 @@ from homespun.io.lock import PATIENCE
 logger = logging.getLogger(__name__)
 
 _POLL = 0.2  # seconds between polls of a process
-_RESTARTS = 3  # of a stage whose worker or machine was lost
+_RESTARTS = 3  # restarts of a stage whose worker or machine was lost
 _LEASE = "120"  # seconds after which a file server releases the locks of a lost machine
 
 
@@ -117,7 +117,7 @@ class _Remote:
                 logger.warning("the worker that wrote %s was lost; another one resumes its stage", self._log)
                 self._reference = self._submit({PATIENCE: _LEASE})
                 return None
-            if isinstance(getattr(error, "cause", None), UserError | RuntimeError):  # of the worker, not of the stage
+            if isinstance(getattr(error, "cause", None), UserError | RuntimeError):  # an error of the worker process
                 raise refusal(error) from error
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return Outcome(why=f"{type(error).__name__} of Ray: {lines[-1] if lines else 'without a message'}")

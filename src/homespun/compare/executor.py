@@ -158,7 +158,7 @@ class Process:
         self._outcome = Outcome(
             why=None if code == 0 else reason(code, self.output()),
             seconds=time.monotonic() - self._started,
-            processor_seconds=_child_seconds() - before,  # of the processes that were waited for
+            processor_seconds=_child_seconds() - before,  # processor time of the finished child processes
         )
         return self._outcome
 

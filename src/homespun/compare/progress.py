@@ -13,7 +13,7 @@ from homespun.compare.trials import Stage
 from homespun.config import read_yaml
 
 _TAIL = 8192  # bytes: a few lines
-_MIN_SHARE = 0.02  # of a stage, below which start-up, such as reading data, dominates its time
+_MIN_SHARE = 0.02  # share of a stage, below which start-up, such as reading data, dominates its time
 _ENDED = ("done", "failed")
 
 
@@ -94,7 +94,7 @@ def _share_of_training(run: Path) -> float:
     for line in reversed(lines):
         try:
             event = json.loads(line)
-        except ValueError:  # its start was cut off
+        except ValueError:  # the start of the line was cut off
             continue
         if isinstance(event, dict) and event.get("event") == "step":
             return float(event.get("share") or 0.0)

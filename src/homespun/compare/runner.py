@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE = 10.0  # seconds to wait for the processes of a killed runner, which end within one
 _POLL, _SHOW = 0.1, 5.0  # seconds between polls of the processes; between updates of progress and records
-_REPORT_SHARE, _FIRST_REPORT = 0.01, 3.0  # of the time may go into interim reports; seconds of one until measured
+_REPORT_SHARE, _FIRST_REPORT = 0.01, 3.0  # share of time for interim reports; assumed seconds of the first report
 BENCHMARK = "benchmark"
 
 

@@ -101,7 +101,7 @@ class SettingsSearch:
         for name, study in self._studies.items():
             for trial in study.get_trials(deepcopy=False):
                 running = trial.state == self._optuna.trial.TrialState.RUNNING
-                # with a storage in this folder, a trial without a record was asked for when its runner was killed
+                # the storage is in this folder: a trial without a record was suggested before its runner was killed
                 is_own = running and not self.search.storage and trial.params.keys() == self.search.space.keys()
                 if is_own or (self._folder(name, trial.number) / "trial.json").is_file():
                     record = self._record(name, trial.number, trial.params)

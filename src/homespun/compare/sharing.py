@@ -28,7 +28,7 @@ class Sharing:
     """
 
     def __init__(self) -> None:
-        self._records: dict[str, Record] = {}  # by folder
+        self._records: dict[str, Record] = {}  # key: folder
         self._owners: dict[tuple[object, ...], Record] = {}
 
     def add(self, records: Sequence[Record]) -> None:
@@ -78,9 +78,9 @@ class Baselines:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        for lock in folder.glob(f"*/{LOCK}"):  # of killed processes, which do not run again if they have a result
+        for lock in folder.glob(f"*/{LOCK}"):  # locks of killed processes, which do not run again if they have a result
             lock.unlink()
-        self._settings: dict[str, Mapping[str, object]] = {}  # by folder name
+        self._settings: dict[str, Mapping[str, object]] = {}  # key: folder name
         self._started: set[str] = set()
 
     def add(self, records: Sequence[Record]) -> None:

@@ -27,7 +27,7 @@ def _watch() -> None:
     while os.read(0, 1):
         pass
     if sys.platform != "win32" and os.getpgrp() == os.getpid():
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # with its loader processes
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # ends the loader processes too
     os._exit(137)
 
 

@@ -13,7 +13,7 @@ from homespun.text.clean import splitmix64
 
 _CHUNK = 1 << 20  # documents hashed at a time
 _READ = 64  # documents that are hashed at a time to read them one by one
-_BITS = 16  # of a hash, that choose one of the bins of `split_documents`
+_BITS = 16  # bits of a hash that choose one of the bins of `split_documents`
 _LARGEST = (1 << 64) - 1
 
 

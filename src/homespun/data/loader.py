@@ -20,7 +20,7 @@ from homespun.errors import UserError
 from homespun.text.clean import splitmix64
 
 WINDOW = 64  # minimum number of batches whose rows are sorted together by `bucketed`
-_ROUNDS = 6  # of the Feistel network
+_ROUNDS = 6  # rounds of the Feistel network
 
 T = TypeVar("T")
 Order = Literal["shuffled", "bucketed", "in_order"]

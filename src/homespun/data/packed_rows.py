@@ -15,7 +15,7 @@ SHORTEST_PIECE = 16  # minimum tokens of a piece at the end of a packed row, wit
 MEASURED = 1 << 20
 """Rows whose lengths are known."""
 
-_BLOCKS = 1 << 22  # of documents, of which each is one document in a corpus of up to 4 million
+_BLOCKS = 1 << 22  # maximum number of blocks; up to 4 million documents each block is one document
 _CHUNK = 1 << 16  # documents that are packed at a time
 
 

@@ -42,7 +42,7 @@ class Paragraphs(Config):
         cut = False
         for line, encoded in zip(chosen, tokenizer.encode_batch([lines[line] for line in chosen]), strict=True):
             part = encoded[: min(self.max_length, room)].copy()
-            if len(part):  # without tokens, or without room
+            if len(part):  # a part is empty if it has no tokens or no room
                 ids.append(part)
                 selected.append(line)
             cut = cut or len(part) < len(encoded)

@@ -37,7 +37,7 @@ class StreamRows:
             raise UserError(f"no shard of {corpus.path} fills a row of data.max_length={length}; give more text")
         self._ends = np.cumsum(-(-self._sizes // length))  # (shards,) rows up to the end of each
         self._corpus, self.length = corpus, length
-        self.lengths = np.broadcast_to(np.int64(length), int(self._ends[-1]))  # without memory
+        self.lengths = np.broadcast_to(np.int64(length), int(self._ends[-1]))  # a broadcast takes no memory
         self._cls, self._sep = corpus.tokenizer.cls_id, corpus.tokenizer.sep_id
 
     def __len__(self) -> int:
@@ -51,13 +51,13 @@ class StreamRows:
         offsets, end = shard.offsets, begin + self.length
 
         def starts(document: int) -> int:
-            return int(offsets[document]) + 2 * document  # with [CLS] and [SEP] of all documents before
+            return int(offsets[document]) + 2 * document  # counts [CLS] and [SEP] of all previous documents
 
         document = bisect_right(range(len(offsets) - 1), begin, key=starts) - 1
         ids, numbers = np.empty(self.length, np.int64), np.empty(self.length, np.int64)
         at, number = begin, 0
         while at < end:
-            start, stop = starts(document), starts(document + 1)  # of [CLS], and after [SEP]
+            start, stop = starts(document), starts(document + 1)  # position of [CLS], and the position after [SEP]
             if at == start:
                 ids[at - begin] = self._cls
             first, last = max(at, start + 1), min(end, stop - 1)

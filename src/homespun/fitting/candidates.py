@@ -33,9 +33,9 @@ Floats = NDArray[np.float64]
 
 METRICS: Mapping[str, str] = {"classification": "accuracy", "multi-label": "micro_f1", "regression": "spearman"}
 """Metric by which a candidate is selected, by task."""
-_WEIGHTS = tuple(step / 10 for step in range(1, 10))  # of the network in an average
+_WEIGHTS = tuple(step / 10 for step in range(1, 10))  # weights of the network in an average
 _TIMED = 20  # texts by which a latency is measured
-_SEARCH_CHARACTERS = 3_000_000  # of the cross-validation of a linear model, at most
+_SEARCH_CHARACTERS = 3_000_000  # maximum for the cross-validation of a linear model
 # seconds a character on one core: search and fit with characters, fit without
 _SEARCH_COST, _FIT_COST, _WORD_COST = 12e-6, 5e-6, 1.5e-6
 

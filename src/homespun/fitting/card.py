@@ -42,7 +42,7 @@ _TASKS = {
     "language-model": _Task("Language model", "text-generation", _DECODERS),
 }
 _MASKED = _Task("Language model", "fill-mask", ("ForMaskedLM",))
-_METRICS = {  # of `result.json`: name on the hub and settings
+_METRICS = {  # metric of `result.json`: name on the hub and settings
     "accuracy": ("accuracy", None),
     "macro_f1": ("f1", {"average": "macro"}),
     "micro_f1": ("f1", {"average": "micro"}),
@@ -96,7 +96,7 @@ def write_card(result: Tree, folder: Path, model: TextModel | None = None) -> Pa
     body = _body(result, task, network * opens, model)
     write_text(path, f"---\n{_metadata(result, task, folder, opens)}\n---\n\n{body}")
     if opens:
-        (folder / CARD).unlink(missing_ok=True)  # of a fit that is continued
+        (folder / CARD).unlink(missing_ok=True)  # left by a fit that is continued
     return path
 
 

@@ -51,15 +51,15 @@ from homespun.report.console import Display
 from homespun.tasks.text_models import LinearTextModel, TextModel, open_text_model, save_text_model
 from homespun.training.precision import multiplies_faster_in_bf16
 
-_LINEAR_SHARE = 0.25  # of the time, at most, for the linear model
+_LINEAR_SHARE = 0.25  # maximum share of the time for the linear model
 _MIN_NETWORK = 60.0  # seconds that a network needs at least
 _MIN_EXAMPLES = 4_000  # or all, that a fine-tuning reads at least (results/fit.md)
 _DESCRIPTION = "candidate.json"
 _REST = 2.0  # seconds for the average, the test and the report, besides their predictions
-_REFIT = 0.5  # of the time of a linear model with its search, without a search
-_MANY_TOKENS = 2.5  # of a word, from which a tokenizer does not suit the texts
-_TEACHER_SHARE = 0.65  # of the time left, where a student follows
-_PRETRAINING_SHARE = 0.55  # of the time of an own network; the rest is for its fine-tuning
+_REFIT = 0.5  # time of a refit / time of a linear model with its search
+_MANY_TOKENS = 2.5  # tokens per word, above which a tokenizer does not suit the texts
+_TEACHER_SHARE = 0.65  # teacher's share of the remaining time, if a student follows
+_PRETRAINING_SHARE = 0.55  # share of an own network's time; the rest is for fine-tuning
 
 
 @dataclass
@@ -156,7 +156,7 @@ class Ladder:
             self._skip(
                 f"frozen {name}: takes {formats.duration(frozen)}, and {formats.duration(max(0.0, seconds))} is left"
             )
-        source = replace(source, texts_per_second=rate)  # of all texts, where the first measurement was of few
+        source = replace(source, texts_per_second=rate)  # rate on all texts; the first measurement was on few
         seconds -= time.monotonic() - started
         tuned = self._finetuning(source, _MIN_EXAMPLES)
         if seconds < tuned and not self._is_finished(f"finetuned-{number}"):
@@ -338,7 +338,7 @@ class Ladder:
         model = model.refit(refit)
         save_text_model(self.folder / "model", model)
         hf = self._run(best.name) / "hf"
-        (self.folder / CARD).unlink(missing_ok=True)  # of a fit that is continued, as hf/
+        (self.folder / CARD).unlink(missing_ok=True)  # left by a fit that is continued, like hf/
         if hf.is_dir():
             copy_folder(hf, self.folder / "hf")
         else:

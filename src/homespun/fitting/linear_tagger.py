@@ -17,7 +17,7 @@ from homespun.tasks.taggers import LinearTagger, TaggedData, frequent_tags, meas
 
 LINEAR, LINEAR_TITLE = "linear", "linear tagger"
 _EPOCHS, _LEAST_EPOCHS, _PATIENCE = 8, 3, 2
-_MOST_WORDS = 1_000_000  # their features take 330 MB
+_MOST_WORDS = 1_000_000  # the features of a million words take 330 MB
 # seconds on one core: features of a word; a word and a tag of a word in an epoch
 _FEATURES_COST, _WORD_COST, _TAG_COST = 15e-6, 6e-6, 0.4e-6
 

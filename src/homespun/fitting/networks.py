@@ -41,13 +41,13 @@ from homespun.tasks.text_outputs import measure_outputs, targets_of
 from homespun.tasks.texts import LabelledText, TextsData, rows_of
 
 MIN_LENGTH, MAX_LENGTH = 64, 256  # tokens of a text that a network reads; fewer where its texts are shorter
-MIN_CHARACTERS = 20_000  # of text, without which a network is not pretrained
+MIN_CHARACTERS = 20_000  # characters of text, below which a network is not pretrained
 _VOCABULARY = 8_000
-_CHARACTERS_PER_TOKEN = 150  # of text for each entry of a new vocabulary
+_CHARACTERS_PER_TOKEN = 150  # characters of text for each entry of a new vocabulary
 _STRENGTHS = (0.01, 0.1, 1.0)  # inverse regularisation of the classifier on a frozen encoder
 # seconds on one core for an example and a weight: 20 to 60 iterations on 2,000 to 3,000 vectors of 384 numbers
 _LAYER_COST = 1.5e-8
-_SENTINELS = 100  # of a new vocabulary for text to text
+_SENTINELS = 100  # sentinels of a new vocabulary for text to text
 _CONTINUE = ('train.optimizer={"kind": "adamw", "learning_rate": 1e-4}', "train.schedule.kind=linear")
 _CONTINUE_MLM = ("objective.probability=0.15",)
 _MEASURED_TEXTS, _MEASUREMENTS, _MEASURED_SECONDS = 64, 4, 5.0

@@ -113,7 +113,7 @@ def _candidates_plot(result: Tree) -> Plot | None:
             x = float(one["test"][metric])
             canvas.axes.barh(row, x, color=PALETTE[0] if selected else _GREY, height=0.6)
             end, interval = x, one.get("difference_interval")
-            if interval and metric == "accuracy":  # of other metrics the differences are on another scale
+            if interval and metric == "accuracy":  # differences of other metrics have another scale
                 best = float(result["test"][metric])
                 end = max(x, best - interval[0])
                 canvas.axes.plot([best - interval[1], end], [row, row], color="black", linewidth=0.9)

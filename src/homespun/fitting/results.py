@@ -37,7 +37,7 @@ from homespun.tasks.text_outputs import measure_outputs
 from homespun.tasks.texts import readable_texts
 
 SETTINGS, RESULT = "fit.json", "result.json"
-_CURVE_SHARES = (0.25, 0.5, 1.0)  # of the training examples
+_CURVE_SHARES = (0.25, 0.5, 1.0)  # shares of the training examples
 _TIMED = 200  # texts whose prediction is timed
 _ERRORS = 10
 _CHARACTERS = 240

@@ -38,8 +38,8 @@ from homespun.report.console import Display
 from homespun.results import VERSION
 from homespun.tasks.taggers import TaggedData
 
-_PRETRAINING_SHARE, _TRAINING_SHARE = 0.5, 0.85  # of the time of a model, of what is left for its last training
-_LINEAR_SHARE, _LINEAR_SHARE_ALONE = 0.25, 0.75  # of the time, for a linear tagger with and without networks
+_PRETRAINING_SHARE, _TRAINING_SHARE = 0.5, 0.85  # shares of a model's time, and of the rest for its last training
+_LINEAR_SHARE, _LINEAR_SHARE_ALONE = 0.25, 0.75  # shares of the time of a linear tagger, with and without networks
 _MIN_SECONDS = 60.0
 
 
@@ -191,7 +191,7 @@ class _RunFit:
             if selected["name"] == LINEAR:
                 tagger = tagger.with_validation()
                 tagger.model.save(self.folder / "model")
-                shutil.rmtree(self.folder / "hf", ignore_errors=True)  # of a fit that is continued
+                shutil.rmtree(self.folder / "hf", ignore_errors=True)  # left by a fit that is continued
             tests[LINEAR] = tagger.measure("test")
         for row in rows:
             row["test"] = _plain(tests[row["name"]])
@@ -222,7 +222,7 @@ class _RunFit:
         with stopwatch() as watch:
             found = fit_tagger(data, parts, plan, seed=self.settings.seed)
         found.model.save(self.folder / "candidates" / LINEAR / "model")
-        self.reserved = watch.spent.wall  # of the last training
+        self.reserved = watch.spent.wall  # wall time of the last training
         row = {"name": LINEAR, "title": LINEAR_TITLE, "parameters": found.model.parameters}
         return found, row | _seconds(asdict(watch.spent)) | {"validation": _plain(found.measure("validation"))}
 

@@ -211,7 +211,7 @@ def to_hf(table: Table, weights: Mapping[str, Tensor], backbone: BackboneConfig)
     for name in weights:
         rule, match = _find_rule(table, name, backbone)
         target = rule.hf_name(match, backbone)
-        if target not in hf_weights:  # else added with the first part
+        if target not in hf_weights:  # otherwise the first part has added it
             pieces = [weights[part.format(**match.groupdict())] for part in rule.parts]
             hf_weights[target] = rule.to_hf(torch.cat(pieces) if len(pieces) > 1 else pieces[0], backbone)
     for default in table.default_tensors:

@@ -25,7 +25,7 @@ from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
 CONFIG, CARD = "config.json", "README.md"
-REPORT = "conversion.json"  # of `homespun convert`, in any format
+REPORT = "conversion.json"  # report of `homespun convert`, in any format
 WEIGHTS = "model.safetensors"
 _REPLACEABLE = frozenset({WEIGHTS, REPORT, "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"})
 

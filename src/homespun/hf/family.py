@@ -239,7 +239,7 @@ class Family:
         """Describe the fields that config.json cannot express; empty if it can express the model."""
         try:
             expressed = self.read_as(architecture, self.write_config(architecture, config), source=self.model_type)
-        except UserError as error:  # such as a head with one class, which means a regression
+        except UserError as error:  # for example a head with one class, which means a regression
             return [str(error)]
         return [
             f"{path.removeprefix('backbone.')}={other} where this model has {value}"
@@ -303,7 +303,7 @@ def _comparable(config: ModelConfig) -> Tree:
     head, stack = config.head, tree["backbone"]
     if isinstance(head, CausalLMHeadConfig) and "embedding_size" in stack:
         narrow = head.tie_word_embeddings and stack["embedding_size"] != stack["hidden_size"]
-        tree["head"]["transform_bias"] = head.transform_bias or not narrow  # else there is no projection
+        tree["head"]["transform_bias"] = head.transform_bias or not narrow  # only narrow embeddings have a projection
     return tree
 
 

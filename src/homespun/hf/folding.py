@@ -121,7 +121,7 @@ def _without_scales(config: ModelConfig, backbone: EncoderDecoderConfig) -> Mode
         return None
     if not any(stack.scale_attn_weights or stack.scale_embedding for stack in stacks.values()):
         return None
-    if len({stack.scale_embedding for stack in stacks.values()}) > 1:  # of shared word embeddings
+    if len({stack.scale_embedding for stack in stacks.values()}) > 1:  # the stacks share word embeddings
         return None
     if stacks["decoder"].scale_embedding and isinstance(head, CausalLMHeadConfig) and head.tie_word_embeddings:
         if head.scaled or backbone.embedding_size not in (0, backbone.hidden_size):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import gguf
 
 _NAMES = {"GPT2LMHeadModel": "gpt2", "LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
-_ACTIVATIONS = ("gelu_new", "silu")  # of GPT-2, and of the others
-_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # of GPT-2 in transformers
+_ACTIVATIONS = ("gelu_new", "silu")  # GPT-2's activation, and that of the other families
+_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # GPT-2's weights that transformers stores transposed
 
 
 @dataclass(frozen=True)

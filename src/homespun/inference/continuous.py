@@ -112,8 +112,8 @@ class ContinuousGenerator:
         self._waiting: deque[GenerationRequest] = deque()
         self._reading: _Reading | None = None
         self._read_last = False
-        self._rows: list[GenerationRequest] = []  # of the shared steps
-        self._single: dict[GenerationRequest, Steps] = {}  # with separate steps for each
+        self._rows: list[GenerationRequest] = []  # requests of the shared steps
+        self._single: dict[GenerationRequest, Steps] = {}  # requests with separate steps
         job = prepare_one(model, torch.zeros(1, 1, dtype=torch.int64, device=self._device), {})
         self._writer = Writer(job.backbone, job.head, steps=_MANY_STEPS)
         self._packed = ExitStack()

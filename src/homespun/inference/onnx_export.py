@@ -49,7 +49,7 @@ def make_small_batch(model: Model, config: ModelConfig, lengths: tuple[int, int]
 
     longest, shortest = (min(length, backbone.max_position_embeddings) for length in lengths)
     given = texts("", longest, shortest)
-    if model.backbone.has_decoder:  # it wants something to decode as well
+    if model.backbone.has_decoder:  # a decoder also needs target tokens
         given |= texts("decoder_", min(7, longest), min(5, longest))
     return given
 
@@ -173,7 +173,7 @@ def export_onnx(
             notes.append(f"texts must be padded to {length} tokens: {kind} attention cannot be written for any length")
         tried = _TRIED if length is None else ((length, length - 5), (length, length // 2))
         batches = [batch(lengths) for lengths in tried]
-        # and a single text of the maximal length
+        # also test a single text of the maximal length
         batches.append({name: tensor[:1] for name, tensor in batch((longest, longest)).items()})
         checked = tuple(_check(made, module, given) for given in batches)
     return OnnxReport(str(path), tuple(batches[0]), outputs[0], length, longest, checked, tuple(notes))

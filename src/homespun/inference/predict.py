@@ -96,7 +96,7 @@ class Prediction:
     """Prediction of a classifier for a text."""
 
     label: str | tuple[str, ...]  # the most probable class; multi-label: those above their thresholds
-    probability: float | None  # of `label`; None for multi-label
+    probability: float | None  # probability of `label`; None for multi-label
     probabilities: dict[str, float]
     truncated: bool  # the text was longer than the model reads
 

@@ -16,7 +16,7 @@ from homespun.nn.packed import pack_linear
 from homespun.nn.torch_private import cpu_has_vnni
 
 Precision = Literal["bf16", "int8"]
-_MIN_NUMBERS = 2**14  # of a matrix for which packing pays with the 64 tokens of a text
+_MIN_NUMBERS = 2**14  # numbers of a matrix from which packing pays with the 64 tokens of a text
 
 
 def quantize(networks: Collection[ModelBundle], precision: Precision, *, source: str) -> None:
@@ -68,5 +68,5 @@ def _int8_product(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
         warnings.filterwarnings("ignore", message=".*quantize_per_channel")
         quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
     packed = torch.ops.quantized.linear_prepack(quantized, None if layer.bias is None else layer.bias.detach())
-    narrow = not cpu_has_vnni()  # then activations of 7 bits, whose sums of products fit 16 bits
+    narrow = not cpu_has_vnni()  # activations of 7 bits, whose sums of products fit 16 bits
     return lambda values: torch.ops.quantized.linear_dynamic(values, packed, reduce_range=narrow)

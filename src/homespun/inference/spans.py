@@ -24,7 +24,7 @@ class Answer:
     start: int | None
     end: int | None
     score: float  # sum of the logits of start and end
-    probability: float  # among the candidates
+    probability: float  # probability among the candidates
 
     @property
     def is_none(self) -> bool:
@@ -74,7 +74,7 @@ def find_answers(
             scores = values[window.place : window.place + window.tokens].astype(np.float64)
             for first, last, score in _spans(scores, offsets, n_best, max_answer_length):
                 span = (int(offsets[first, 0]), int(offsets[last, 1]))
-                spans[span] = max(score, spans.get(span, -np.inf))  # it may be in two windows
+                spans[span] = max(score, spans.get(span, -np.inf))  # a span may lie in two windows
     return [
         _rank(question.context, spans, score if no_answer else None, n_best, null_threshold)
         for question, spans, score in zip(rows.questions, best, none.tolist(), strict=True)

@@ -186,7 +186,7 @@ def _coordinate_ascent(probabilities: Probabilities, truth: Truth, thresholds: l
             num_predicted = int(predicted[:, others].sum())
             order = np.argsort(-column, kind="stable")
             values = column[order]
-            label_hits = np.concatenate([[0], np.cumsum(truth[order, label])])  # by number of predicted rows
+            label_hits = np.concatenate([[0], np.cumsum(truth[order, label])])  # correct by number of predicted rows
             scores = 2 * (hits + label_hits) / np.maximum(1, num_predicted + np.arange(len(label_hits)) + truth.sum())
             boundary = np.concatenate([[True], values[1:] < values[:-1], [True]])  # between different values
             cuts = np.concatenate([[1.0], (values[1:] + values[:-1]) / 2, [0.0]])

@@ -55,7 +55,7 @@ class EntityMetrics:
         if not pairs:
             raise UserError("no sentence has a word; give sentences with words")
         references, outputs = [tags for tags, _ in pairs], [output for _, output in pairs]
-        # without entities, seqeval divides by zero before `zero_division` applies
+        # seqeval divides by zero if there are no entities, before `zero_division` applies
         empty = not any(tag != "O" for tags in (*references, *outputs) for tag in tags)
         report = {} if empty else self._report(references, outputs, output_dict=True, zero_division=0)
         mean = report.get("micro avg", {})

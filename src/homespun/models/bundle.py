@@ -46,7 +46,7 @@ def build_on_meta(config: ModelConfig, weights: Mapping[str, Tensor], *, source:
     if backbone.num_hidden_layers > MOST_LAYERS:
         raise UserError(f"{source} has {backbone.num_hidden_layers} layers; at most {MOST_LAYERS} are supported")
     try:
-        with torch.device("meta"), SkipInit():  # to draw numbers there, torch imports its compiler
+        with torch.device("meta"), SkipInit():  # torch would import its compiler to draw numbers on meta
             model = config.build()
     except (RuntimeError, TypeError, OverflowError) as error:  # a size that torch does not support
         raise UserError(f"{source} describes a tensor that is too large") from error

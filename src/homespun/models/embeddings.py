@@ -22,7 +22,7 @@ from homespun.text.tokenizer import Tokenizer
 # character ids: padding, bytes of UTF-8 plus 1, marks
 NOTHING, BEGIN, END, SPECIAL = 0, 257, 258, 259
 _NUM_CHARACTERS = 260
-_INIT_RANGE = 1.0  # of character embeddings, as in the authors' code
+_INIT_RANGE = 1.0  # range of character embeddings in the authors' code
 
 Width = Annotated[int, Field(ge=1, description="width of a filter in characters")]
 Count = Annotated[int, Field(ge=1, description="number of filters of this width")]

@@ -77,7 +77,7 @@ class FeatureCache:
             if os.write(self._vectors, data) < len(data):
                 self.limit = 0
                 return
-            start = os.lseek(self._vectors, 0, os.SEEK_CUR) - len(data)  # of this append, also with other writers
+            start = os.lseek(self._vectors, 0, os.SEEK_CUR) - len(data)  # start of this append, even with other writers
             checksum = zlib.crc32(data)
             record = np.array([(np.frombuffer(key, np.uint8), start, len(vectors), checksum)], dtype=_RECORD).tobytes()
             os.write(self._index, record)

@@ -26,11 +26,11 @@ from homespun.nn.positions import LearnedPositions, SinusoidalPositions
 OFFSETS = (-1, 1, -2, 2)
 CAUSAL_OFFSETS = (-1, -2, -3, -4)
 _PEAK = 12.0  # logit of the neighbour
-_SHARED_PEAK = 6.0  # the same for relative biases, which all layers share
+_SHARED_PEAK = 6.0  # peak of relative biases, which all layers share
 _SAMPLES = 8  # rows of random words for the fit
-_PERFORMER_LENGTH = 2.9  # of queries and keys: attention of 0.49 to a neighbour at length 128; 0.42 with 2.4 or 3.5
+_PERFORMER_LENGTH = 2.9  # norm of queries and keys: attention 0.49 to a neighbour at length 128; 0.42 with 2.4 or 3.5
 _RIDGE = 1e-4
-_NUM_FREQUENCIES = 4  # of a rotary head, the fastest
+_NUM_FREQUENCIES = 4  # the fastest frequencies of a rotary head
 _Fitting = MultiHeadAttention | GlobalAttention | LinformerAttention
 _MAX_POSITIONS = 512  # for the fit
 

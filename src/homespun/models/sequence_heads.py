@@ -84,7 +84,7 @@ def last_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         return hidden[:, -1]
     positions = torch.arange(hidden.shape[1], device=hidden.device)
     last = (positions * attention_mask).argmax(dim=1)  # (batch,), 0 if all is padding
-    return hidden[torch.arange(hidden.shape[0], device=hidden.device), last]  # of len, torch.export makes a constant
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), last]  # torch.export would make len() a constant
 
 
 def mean_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -29,8 +29,8 @@ _FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "LSTM": torch.lstm,
     "GRU": torch.gru,
 }
-_LENGTH_RATIO = 2.0  # of the longest to the shortest text in a padded batch of an LSTM
-_PADDING_RATIO = 1.5  # of positions to tokens up to which other networks read all texts in one padded batch
+_LENGTH_RATIO = 2.0  # maximum ratio of the longest to the shortest text in a padded batch of an LSTM
+_PADDING_RATIO = 1.5  # positions per token up to which other networks read all texts in one padded batch
 
 State = tuple[Tensor, ...]
 Groups = tuple[tuple[int, int], ...]

@@ -172,7 +172,7 @@ class _Step(torch.autograd.Function):
         device_type = first.device.type
         ctx.module, ctx.arguments, ctx.streams = module, arguments, streams
         ctx.state, ctx.choices = _RandomState(second), []
-        # without the cache of casts, whose tensors have no graph here
+        # disable autocast's cache of casts: its tensors have no graph here
         ctx.autocast = autocast = partial(
             torch.autocast,
             device_type,

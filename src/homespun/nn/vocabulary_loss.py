@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from homespun.nn.torch_private import FunctionContext, disable_compile
 
 _CHUNK = 12 * 2**20  # logits in memory at once: 48 MB in float32
-_GPU_CHUNK = 64 * 2**20  # on a GPU, which small chunks leave waiting for the CPU
+_GPU_CHUNK = 64 * 2**20  # bytes on a GPU; smaller chunks leave it waiting for the CPU
 _ROWS = 256  # targets at once on a CPU: more exceed its cache, fewer make products slower
 _BLOCK = 512  # tokens of the vocabulary in one product on a CPU: one product for all takes 1.6 times as long
 
@@ -242,7 +242,7 @@ def soft_token_loss(student: VocabLogits, teacher: VocabLogits, *, temperature: 
     """Sum ``T^2 KL(teacher || student)`` at temperature ``T`` over the targets (Hinton et al. 2015, section 2)."""
     words = min(len(student.weight), len(teacher.weight))
     student, teacher = student.first(words), teacher.first(words)
-    enabled = torch.is_grad_enabled()  # inside the function it is always off
+    enabled = torch.is_grad_enabled()  # always off inside the function
     loss: Tensor = _SoftTokens.apply(  # type: ignore[no-untyped-call]
         *(as_in_autocast(student.features), student.weight, student.bias),
         *(as_in_autocast(teacher.features.detach()), teacher.weight.detach(), teacher.bias.detach()),

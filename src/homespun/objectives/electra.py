@@ -57,7 +57,7 @@ class Electra(PretrainingConfig):
         """Build the config of the generator: a narrower discriminator, with heads of equal width if divisible."""
         layer = backbone.residual.layer_size(backbone.hidden_size)
         narrow = max(1, round(layer * self.generator_size))
-        hidden = backbone.hidden_size // layer * narrow  # as many streams as the discriminator
+        hidden = backbone.hidden_size // layer * narrow  # the generator has as many streams as the discriminator
         heads = math.gcd(narrow, max(1, round(backbone.num_attention_heads * self.generator_size)))
         return backbone.model_copy(
             update={

@@ -28,8 +28,8 @@ MAX_EPOCHS = 4.0
 SIZE_EXPONENT, TOKEN_EXPONENT = 0.34, 0.28
 """Exponents of the loss in parameters and in tokens (Hoffmann et al. 2022, approach 3)."""
 
-_MAX_TOKENS_RATIO = 10.0  # to the most measured tokens
-_MAX_SIZE_RATIO = 2.0  # of parameters or vocabulary, to the measured ones
+_MAX_TOKENS_RATIO = 10.0  # maximum ratio to the largest measured number of tokens
+_MAX_SIZE_RATIO = 2.0  # maximum ratio of parameters or vocabulary to measured ones
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def in_millions(count: float) -> str:
 class SizeCandidate:
     """Model size with the forecast of the budget."""
 
-    name: str  # such as `mini`
-    shape: str  # such as `4 layers of 256`
+    name: str  # for example `mini`
+    shape: str  # for example `4 layers of 256`
     parameters: int  # trained, word embeddings included
     reach: BudgetForecast
     dataset: DatasetSize
@@ -186,13 +186,13 @@ class PretrainingRun(NamedTuple):
 class LearningCurve:
     """Runs of one family on one text."""
 
-    family: str  # of presets
+    family: str  # family of presets
     objective: str  # kind
     optimizer: str  # kind
     text: str
     vocabulary: int
     unigram: float  # loss of the unigram baseline
-    runs: tuple[PretrainingRun, ...]  # of several sizes and numbers of tokens
+    runs: tuple[PretrainingRun, ...]  # runs of several sizes and numbers of tokens
     source: str
 
     def loss(self, parameters: float, tokens: float) -> float:
@@ -217,7 +217,7 @@ class ClassifierRun(NamedTuple):
 
     task: str
     model: str
-    tokens: int  # of the pretraining
+    tokens: int  # tokens of pretraining
     accuracy: float  # percent of the test examples
     tfidf: float
     source: str
@@ -254,7 +254,7 @@ quickstart.md, agnews.md)."""
 class LossForecast:
     """Expected result of a pretraining from scratch."""
 
-    tokens: int  # of the budget
+    tokens: int  # tokens that the budget allows
     loss: float | None  # held-out, on the curve's text; None if no curve covers the model
     curve: LearningCurve | None
     seconds_to_threshold: float | None  # time of the tokens of `THRESHOLD`; None if the rate is unknown

@@ -46,9 +46,9 @@ class WeightBytes:
 
     total: int
     trained: int
-    shard: int  # of the device that holds most, under fsdp
+    shard: int  # bytes of the largest shard of a device, under fsdp
     rest: int  # outside of layers: gathered from the beginning of a forward pass to the end of the backward pass
-    layer: int  # of the largest layer
+    layer: int  # bytes of the largest layer
 
     @classmethod
     def of(cls, objective: nn.Module, devices: int) -> WeightBytes:
@@ -77,7 +77,7 @@ class DeviceMemory:
     buffers: int  # ddp: a copy of the gradients; fsdp: gathered weights and their gradients
     activations: int
     process: int
-    peak: int  # with the fragmentation of one process
+    peak: int  # includes the fragmentation of one process
 
 
 def device_memory(kind: Kind, alone: Memory, weights: WeightBytes, *, accumulate: bool) -> DeviceMemory:

@@ -41,7 +41,7 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int  # kept for the backward pass of one micro-batch
-    by_part: dict[str, int]  # of the activations
+    by_part: dict[str, int]  # bytes of the activations by part of the model
     process: int  # interpreter and libraries
     peak: int
 
@@ -53,10 +53,10 @@ class Prediction:
     rows: int
     parameters: dict[str, int]  # total, trained, embeddings
     memory: Memory
-    tokens: float  # of a row, without padding
+    tokens: float  # tokens of a row, without padding
     flops_forward: float  # of a micro-batch
     flops_backward: float
-    seconds: float  # of a micro-batch, forward and backward
+    seconds: float  # seconds of a micro-batch, forward and backward
     update_seconds: float  # once a step
 
 
@@ -135,7 +135,7 @@ class NothingFits(UserError):
 class Choice:
     """Settings for a step of ``batch_size`` rows."""
 
-    workload: Workload  # its `train` has the chosen settings
+    workload: Workload  # `workload.train` has the chosen settings
     rows: int  # of a micro-batch
     prediction: Prediction
 

@@ -43,7 +43,7 @@ _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1, "baddbmm_
 _RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_lstm_mps", "lstm_mps")  # fused layers: CPU, GPU, Mac
 _ATTENTION = "_scaled_dot_product"
 _LARGE = 2**24  # elements, more than caches hold
-_VERSION = 4  # of the cached measurements
+_VERSION = 4  # version of the cached measurements
 
 
 def flops(operation: Operation) -> float:
@@ -63,7 +63,7 @@ def flops(operation: Operation) -> float:
     if name == "convolution":
         return 2.0 * math.prod(operation.outputs[0]) * math.prod(shapes[1][1:])
     if name == "convolution_backward":
-        gradients = sum(len(shape) == len(shapes[0]) for shape in operation.outputs)  # of the input, of the filters
+        gradients = sum(len(shape) == len(shapes[0]) for shape in operation.outputs)  # gradients of input and filters
         return 2.0 * gradients * math.prod(shapes[0]) * math.prod(shapes[2][1:])
     if name.removesuffix("_backward") in _RECURRENT:
         tokens, *others = shapes
@@ -188,7 +188,7 @@ def save_rates(device: torch.device, rates: Rates) -> Rates:
 
 def _measure(device: torch.device, clock: Clock) -> Rates:
     if device.type == "cpu":
-        disable_malloc_trim()  # as trainings do
+        disable_malloc_trim()  # trainings do the same
 
     def seconds(call: Callable[[], object], *, repeats: int = 5) -> float:
         call()

@@ -25,7 +25,7 @@ from homespun.planning.allocator import AllocatorModel, lstm_workspace_bytes
 
 Shape = tuple[int, ...]
 Types = Sequence[type]
-Arguments = tuple[object, ...]  # of an operator call
+Arguments = tuple[object, ...]  # arguments of an operator call
 Keywords = Mapping[str, object] | None
 
 _MAX_REAL = 2**24  # elements; larger results of integer operations are fake too
@@ -40,11 +40,11 @@ _PART = re.compile(r".*?(?:embeddings|layers\.\d+\.\w+|head|final_norm)(?=\.|$)"
 class Operation:
     """Operator call with the properties that determine its time."""
 
-    name: str  # of the operator, such as `addmm`
+    name: str  # name of the operator, such as `addmm`
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
     moved: int  # bytes read and written; 0 for a view
-    dtype: torch.dtype  # of the first floating result or input
+    dtype: torch.dtype  # type of the first floating result or input
 
     @classmethod
     def of(cls, func: OpOverload, inputs: Sequence[Tensor], outputs: Sequence[Tensor], allocated: int) -> Operation:

@@ -198,7 +198,7 @@ class _Settings:
         """Return the member of a union that ``value`` names by its ``kind``; if none, all without their fields."""
         if isinstance(value, dict):
             if "kind" not in value and "encoder" in mapping:
-                return object  # its preset, or the kind of the other stack
+                return object  # the preset decides, or the kind of the other stack
             kind = value.get("kind", default)
             # the configs refuse an unknown kind themselves: it may be newer than the schema
             return self.model_of(mapping[kind], value) if isinstance(kind, str) and kind in mapping else object

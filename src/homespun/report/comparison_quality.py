@@ -39,9 +39,9 @@ class Candidate:
 
     name: str
     kind: Literal["model", "baseline"]
-    baseline_set: str  # the same for models and the baselines that were given the same examples
-    values: Sequence[float]  # of the measure, one a training
-    others: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of `FURTHER_METRICS`, one a training
+    baseline_set: str  # equal for models and baselines with the same examples
+    values: Sequence[float]  # one value of the measure for each training
+    others: Mapping[str, Sequence[float]] = field(default_factory=dict)  # `FURTHER_METRICS`, a value each training
     log_loss: Sequence[float] = ()
     rows: RowScores | None = None  # None: no row has a score by the measure
     examples: float | None = None  # number of test examples
@@ -67,9 +67,9 @@ class TaskComparison:
     name: str
     measure: str
     candidates: Sequence[Candidate]
-    between: Mapping[tuple[str, str], SignificanceTest]  # by pair: the lower against the higher
+    between: Mapping[tuple[str, str], SignificanceTest]  # key: the lower and the higher model
     warnings: Sequence[str]
-    own: Mapping[str, Mapping[str, SignificanceTest]]  # by model: its baselines against it
+    own: Mapping[str, Mapping[str, SignificanceTest]]  # key: a model; tests of its baselines against it
     seed_variance: bool  # whether any model was trained more than once
     part: str  # "test", or "validation", which also chose the checkpoints
 
@@ -172,8 +172,8 @@ def _examples(records: Sequence[RunRecord]) -> float | None:
 class _BaselineSet:
     """Baselines that were measured once for several variants."""
 
-    name: str  # of the folder
-    of: str  # end of their names, if variants have different ones
+    name: str  # name of the folder
+    of: str  # suffix of the baseline names, if variants have different baselines
     variants: Sequence[Variant]
     result: RunResult  # empty if missing or damaged
 
@@ -297,7 +297,7 @@ def _test_pairs(
     between: dict[tuple[str, str], SignificanceTest] = {}
     own_pairs: list[tuple[Candidate, Candidate]] = []
     tested: dict[tuple[str, str], float] = {}
-    errors: dict[tuple[str, str], list[tuple[float, int]]] = {}  # of the tests that a pair has, with their freedom
+    errors: dict[tuple[str, str], list[tuple[float, int]]] = {}  # standard errors and degrees of freedom
     for first, second in itertools.combinations(ranked, 2):
         paired = _differences(first, second, warnings)
         texts = None if paired is None else significance.permutation_test(*paired)

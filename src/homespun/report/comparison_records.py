@@ -61,7 +61,7 @@ class TrialRecord:
     name: str
     seed: int
     status: str  # one of `STATUSES`
-    why: str = ""  # of a trial that failed or cannot be read
+    why: str = ""  # why the trial failed or cannot be read
     result: TrialResult = field(default_factory=TrialResult)
     stages: Mapping[str, StageRecord] = field(default_factory=dict)
 

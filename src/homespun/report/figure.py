@@ -28,9 +28,9 @@ _LINE = 0.165  # inches: the height of a line of text
 STYLE: Any = {
     "font.size": 8.5,
     "font.family": "sans-serif",
-    "text.parse_math": False,  # names of runs are data: a dollar sign in one is a dollar sign
-    "svg.fonttype": "none",  # text stays text: small files, and scripts that matplotlib's font lacks
-    "svg.hashsalt": "homespun",  # the same figure gives the same file
+    "text.parse_math": False,  # a dollar sign in the name of a run does not start a formula
+    "svg.fonttype": "none",  # store text as text: small files, and scripts that matplotlib's font lacks
+    "svg.hashsalt": "homespun",  # fixed, so that equal figures give equal files
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#8a8a86",

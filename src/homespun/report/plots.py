@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MAX_POINTS = 800
 _NATS = {"generator", "discriminator", "mlm", "causal", "next_sentence"}
 _BASELINE = "#5a5a57"
-_LOG_RATIO = 8  # of the largest to the smallest value, from which an axis is logarithmic
+_LOG_RATIO = 8  # ratio of the largest to the smallest value, from which an axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Axis:
     """Quantity of a horizontal axis."""
 
     name: str
-    label: Callable[[float], tuple[float, str]]  # of the largest value: unit to divide by, and title
+    label: Callable[[float], tuple[float, str]]  # maps the largest value to the unit to divide by and the title
     of: Callable[[Series], list[float]]
 
 

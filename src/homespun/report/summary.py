@@ -25,8 +25,8 @@ from homespun.report.records import (
 from homespun.report.significance import bootstrap_interval, difference_interval, wilson_interval
 from homespun.results import Metrics, mean_over_trainings
 
-_MAX_RATIO = 0.97  # of the unigram baseline: the topic of a text alone gives less
-_MIN_RECALL = 0.01  # of the replaced tokens
+_MAX_RATIO = 0.97  # share of the unigram baseline: the topic of a text alone gives less
+_MIN_RECALL = 0.01  # share of the replaced tokens
 _TOKENS = {"mlm": "masked tokens", "generator": "tokens of the generator", "causal": "the next token"}
 
 

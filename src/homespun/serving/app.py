@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 FREE_PATHS = frozenset({"/health", "/ready", "/metrics"})
 """Paths that need no key and are answered until the end."""
 REFRESH_SECONDS = 2.0
-_QUEUED = 0.5  # of the timeout of a request, which may pass in the queue
+_QUEUED = 0.5  # share of a request's timeout that may pass in the queue
 _DISCARD = 16  # times the largest body, which is read before an answer, so that the client reads it
 _DISCARD_SECONDS = 5.0
 

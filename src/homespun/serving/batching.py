@@ -21,7 +21,7 @@ Text = TypeVar("Text")
 Result = TypeVar("Result")
 
 _LEAST = 256  # tokens of a batch, if so many wait; above, workers share what waits
-_NEW_SHARE = 0.1  # of the last batch in the mean seconds of a token
+_NEW_SHARE = 0.1  # weight of the last batch in the mean seconds per token
 
 
 @dataclass(eq=False, slots=True)
@@ -71,7 +71,7 @@ class Batcher:
     max_delay: float = math.inf
     _waiting: list[_Item[object, object]] = field(default_factory=list, init=False)
     _tokens: int = field(default=0, init=False)
-    _seconds_per_token: float = field(default=0.0, init=False)  # of a worker, in the last batches
+    _seconds_per_token: float = field(default=0.0, init=False)  # mean of a worker over the last batches
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _closed: bool = field(default=False, init=False)
     _threads: list[threading.Thread] = field(default_factory=list, init=False)

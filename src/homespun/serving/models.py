@@ -33,7 +33,7 @@ Input = str | Sequence[str]
 Prediction = Mapping[str, object]
 
 _TRIAL = "The quick brown fox jumps over the lazy dog."
-_CHARACTERS = 4  # of a token, about
+_CHARACTERS = 4  # characters per token, about
 _ALLOWED: Mapping[InputKind, str] = {
     "text": 'texts: "..."',
     "pair": 'pairs of texts: ["...", "..."]',

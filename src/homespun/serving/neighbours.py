@@ -125,11 +125,11 @@ def training_examples(data: TextsData, run: Path) -> Iterator[LabelledText]:
 
 def _training_files(run: Path) -> tuple[list[str], list[str] | None, str | None]:
     """Return the files, column names of files without a header, and the encoding."""
-    own = run / "data" / "train.jsonl"  # of a fit with networks
+    own = run / "data" / "train.jsonl"  # training examples of a fit with networks
     if own.is_file():
         return [str(own)], None, None
     config = run / "config.yaml"
-    tree, name = read_optional(run / "result.json"), "settings"  # of a fit
+    tree, name = read_optional(run / "result.json"), "settings"  # settings of a fit
     if name not in tree and config.is_file():
         tree, name = yaml.safe_load(config.read_text(encoding="utf-8")), "data"
     settings = tree.get(name)

@@ -47,7 +47,7 @@ _PAGE_HEADERS = _ALWAYS | {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
 }
-_FILE_HEADERS = _ALWAYS | {  # of pages without script, with styles in the page
+_FILE_HEADERS = _ALWAYS | {  # headers of pages without scripts, with styles in the page
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; "
     "frame-ancestors 'none'; form-action 'none'"
 }

@@ -18,7 +18,7 @@ from homespun.text.formats import Record
 
 logger = logging.getLogger(__name__)
 
-_SWAPPED_SHARE = 0.9  # of pairs with a target longer than the source, above which the columns may be swapped
+_SWAPPED_SHARE = 0.9  # share of targets longer than their source, above which the columns may be swapped
 
 
 class DataSet(Config):

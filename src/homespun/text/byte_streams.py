@@ -80,7 +80,7 @@ def download(url: str) -> BinaryIO:
     request = urllib.request.Request(url, headers={"User-Agent": "homespun"})
     try:
         response = urllib.request.urlopen(request, timeout=60)
-    except urllib.error.HTTPError as error:  # it holds the connection
+    except urllib.error.HTTPError as error:  # the error holds the connection
         error.close()
         raise
     return io.BufferedReader(_Response(response), 1 << 18)

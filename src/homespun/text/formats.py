@@ -16,7 +16,7 @@ Record = Mapping[str, Any]  # values by column
 NumberedRecord = tuple[int, Record]  # line number, or record number in formats without lines, from 1
 
 
-MAX_CHARACTERS = 64_000_000  # of a document
+MAX_CHARACTERS = 64_000_000  # characters of a document
 
 
 class ReadOptions(NamedTuple):
@@ -118,7 +118,7 @@ def _lines(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[str]:
     r"""Yield lines without their ends, ``\n``, ``\r\n`` or ``\r``; skipped lines are empty."""
     limit = max(options.max_characters, CHUNK)  # the lines of a chunk are in memory anyway
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
-    parts: list[str] = []  # of the current line, joined once: a huge line takes linear time
+    parts: list[str] = []  # parts of the current line, joined once: a huge line takes linear time
     size = count = 0  # characters of the current line, and lines before it
     for text in itertools.chain(decode_stream(stream, name, options.encoding), ("",)):
         head, *rest = newlines.decode(text, final=not text).split("\n")

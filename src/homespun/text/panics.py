@@ -31,7 +31,7 @@ def refuse_panics(tokenizer: str) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # it cannot be imported, and is no Exception
+            if type(error).__name__ != "PanicException":  # PanicException cannot be imported and is no Exception
                 raise
             raise UserError(
                 f"the tokenizer failed on a text: {str(error)[:200]!r}; its regular expressions or tables are damaged "
@@ -40,9 +40,9 @@ def refuse_panics(tokenizer: str) -> Iterator[None]:
 
 
 _lock = threading.Lock()
-_blocks = 0  # that run now, in all threads
-_panicked = False  # one of them
-_copy = -1  # of the descriptor of standard error
+_blocks = 0  # active blocks in all threads
+_panicked = False  # whether one of the active blocks panicked
+_copy = -1  # copy of the descriptor of standard error
 _output: BinaryIO
 
 

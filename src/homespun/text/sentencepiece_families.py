@@ -16,7 +16,7 @@ from homespun.text.vocabularies import unique
 
 _NAMES, _CONFIG = ("*.model", "*.spm"), "tokenizer_config.json"
 _GAP = 10_000  # maximum number of ids that are added before or after the pieces
-_ORDER = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in which transformers adds missing tokens
+_ORDER = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # order in which transformers adds missing tokens
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ def build_engine(pieces: Pieces, before: list[normalizers.Normalizer], added: li
 def _unigram(pieces: Pieces) -> models.Unigram:
     lowest = min(piece.score for piece in pieces.pieces if piece.type == _NORMAL)
     # the lowest score is also that of unknown characters, so control pieces must not be below it
-    others = {_USER_DEFINED: -0.1}  # as SentencePiece, which ignores the score in the file
+    others = {_USER_DEFINED: -0.1}  # SentencePiece ignores the score in the file
     vocabulary = [(p.text, p.score if p.type == _NORMAL else others.get(p.type, lowest)) for p in pieces.pieces]
     unknown = next(place for place, piece in enumerate(pieces.pieces) if piece.type == UNKNOWN)
     return models.Unigram(vocabulary, unknown, any(piece.type == _BYTE for piece in pieces.pieces))

@@ -159,7 +159,7 @@ def _alphabet_limit(vocab_size: int) -> int:
 def _trained(engine: Engine, trainer: Any, stream: TextStream) -> str:
     try:
         engine.train_from_iterator(stream, trainer)
-    except (UserError, OSError):  # from the reader
+    except (UserError, OSError):  # raised by the reader of the texts
         raise
     except Exception as error:  # `tokenizers` raises bare Exception, for example for too large an alphabet
         if stream.characters == 0:
@@ -188,9 +188,9 @@ _SEPARATOR = "[X_SEP]"  # ProphetNet's separator of sentences
 class VocabularyFiles:
     """Content of vocabulary files."""
 
-    engine: Engine  # without special tokens
+    engine: Engine  # tokenizer without special tokens
     around: tuple[str, ...]  # roles of the tokens around texts
-    template: Callable[..., processors.PostProcessor]  # from these tokens with their ids
+    template: Callable[..., processors.PostProcessor]  # builds the post-processor from `around` with ids
     special: tuple[str, ...] = ()  # tokens without a role
 
 

@@ -361,8 +361,8 @@ class Progress:
     """Totals of a run, over all resumes."""
 
     steps: int = 0
-    tokens: int = 0  # padding excluded
-    seconds: float = 0.0  # of training, by the clock of the budget
+    tokens: int = 0  # tokens, padding excluded
+    seconds: float = 0.0  # seconds of training, by the clock of the budget
     step_seconds: float = 0.0  # recent time of a step; 0 before the first
     closing_seconds: float = 0.0  # expected time of the last validation; 0 before the first
 

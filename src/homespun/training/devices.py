@@ -46,7 +46,7 @@ class DistributedContext:
             UserError: `torchrun` is configured to restart processes with a store that keeps stale addresses.
         """
         _check_restarts()
-        if torch.distributed.is_available():  # its functions keep the process group that exists at their import
+        if torch.distributed.is_available():  # the module keeps the process group that exists at its import
             importlib.import_module("torch.distributed.nn.functional")
         state = PartialState(cpu=best_device().type == "cpu")  # on a CPU, accelerate joins processes only with cpu=True
         if state.num_processes > 1:

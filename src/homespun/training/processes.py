@@ -146,7 +146,7 @@ def _cause(
     if not errors.empty() and (interruption.requested or not _was_killed(failure)):
         return errors.get()
     if interruption.signal == signal.SIGTERM:
-        signal.raise_signal(signal.SIGTERM)  # as a single process ends before its training
+        signal.raise_signal(signal.SIGTERM)  # a single process ends the same way before its training
     if interruption.requested or not _was_killed(failure):
         return KeyboardInterrupt()
     return UserError(

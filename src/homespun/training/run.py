@@ -134,7 +134,7 @@ class Run:
         if differences:
             more = f", and {len(differences) - 3} more" if len(differences) > 3 else ""
             raise UserError(f"{self.path} was run with another config: {'; '.join(differences[:3])}{more}")
-        if before != now:  # with a larger budget the run is no longer finished
+        if before != now:  # a run with a larger budget is no longer finished
             (self.path / _RESULT).unlink(missing_ok=True)
             write_text(self.path / _CONFIG, dump(config))
 

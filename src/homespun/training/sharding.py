@@ -45,7 +45,7 @@ class ShardedObjective(nn.Module):
         for layer in sharded_layers(objective):
             fully_shard(layer, mesh=mesh)
         fully_shard(self, mesh=mesh)
-        self._writing = torch.distributed.new_group(backend="gloo")  # of threads that write during training
+        self._writing = torch.distributed.new_group(backend="gloo")  # group of the threads that write during training
 
     def forward(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor | float, float]]:
         """Compute the loss terms as tuples: the hooks of FSDP find tensors only in built-in containers."""
@@ -54,7 +54,7 @@ class ShardedObjective(nn.Module):
 
     def loss(self, batch: Batch) -> Loss:
         """Compute the loss of the objective."""
-        with warnings.catch_warnings():  # of layers that return views, which no stack changes in place
+        with warnings.catch_warnings():  # torch warns of layers that return views; no stack changes them in place
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
             return Loss({name: Term(*fields) for name, fields in self(batch).items()})
 

@@ -33,7 +33,7 @@ from homespun.training.validation import EvalResult, TensorBoard, by_term
 logger = logging.getLogger(__name__)
 
 _RECENT = 20  # steps whose median time is the expected time of a step
-_REST = 4  # of a time budget: minimum time between validations / time of the last one
+_REST = 4  # time budgets: minimum time between validations / time of the last one
 _CLOCKS = {"wall": time.monotonic, "processor": time.process_time}
 
 
@@ -50,10 +50,10 @@ class StepResult:
 
     number: int  # 1 for the first
     epoch: float  # epochs so far
-    tokens: int  # so far, padding excluded
+    tokens: int  # tokens so far, padding excluded
     share: float  # used share of the budget, 0 to 1
     learning_rate: float
-    seconds: float  # of this step, including data loading
+    seconds: float  # seconds of this step, including data loading
     loss: float
     losses: dict[str, float]  # mean of each term
     gradient_norm: float  # before clipping
@@ -126,7 +126,7 @@ class Trainer:
         self._since_best = 0
         self._validations = 0  # number due so far
         self._validated = 0.0  # end of the last one
-        self._score: float | None = None  # of the validation at the last step, if any
+        self._score: float | None = None  # score of the validation at the last step, if any
         self._started = self._saved = 0.0
         self._saving = Background()
 

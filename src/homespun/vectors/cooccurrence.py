@@ -131,7 +131,7 @@ def _count_piece(
         firsts = min(end - start, len(words) - distance)
         first, second = words[:firsts], words[distance : distance + firsts]
         same_document = document[:firsts] == document[distance : distance + firsts]
-        # with the distance in the lowest bits, one sort orders both
+        # the lowest bits are the distance, so one sort orders pairs and distances
         key = ((np.minimum(first, second) * count + np.maximum(first, second)) << bits) | distance
         parts.append(key if same_document.all() else key[same_document])
     keys = np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -26,7 +26,7 @@ Stage = Callable[[str], AbstractContextManager[OnProgress]]
 Trained = tuple[NDArray[np.float32], dict[str, JsonValue]]
 
 _LINE = 10_000  # words of a line, the maximum of gensim
-_EPS = 1e-8  # of AdaGrad
+_EPS = 1e-8  # AdaGrad's epsilon
 
 
 class WordsConfig(Config):
@@ -206,7 +206,7 @@ class Epoch:
     """Progress of GloVe."""
 
     number: int
-    share: float  # of all epochs
+    share: float  # completed share of all epochs
     loss: float  # mean weighted squared error of a cell
 
 

@@ -318,7 +318,7 @@ BIGBIRD_PEGASUS = family(
         "attention_type": "block_sparse",
         "block_size": 64,
         "num_random_blocks": 3,
-        "seed": 0,  # as in BigBird
+        "seed": 0,  # see BigBird
         "use_bias": False,
     },
     stack=_PEGASUS_STACK,

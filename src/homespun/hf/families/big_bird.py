@@ -158,7 +158,7 @@ BIG_BIRD = Family(
         "attention_type": "block_sparse",
         "block_size": 64,
         "num_random_blocks": 3,
-        "seed": 0,  # of the random blocks, in homespun only
+        "seed": 0,  # seed of the random blocks, which only homespun stores
         "use_bias": True,
         "rescale_embeddings": False,
     },

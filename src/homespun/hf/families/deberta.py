@@ -35,7 +35,7 @@ from homespun.models.layer_parts import LearnedPositionsConfig
 
 _EMBEDDINGS, _LAYER = "deberta.embeddings", "deberta.encoder.layer.{i}"
 SELF, ATTENTION = f"{_LAYER}.attention.self", f"{LAYER}.attention.sublayer"
-RELATIVE = "backbone.layers.0.attention.sublayer.relative"  # of all layers
+RELATIVE = "backbone.layers.0.attention.sublayer.relative"  # one table for all layers
 _TERMS = ("c2p", "p2c")
 # only masked language modelling needs the enhanced mask decoder, which transformers lacks
 _LATE = frozenset({"backbone.enhanced_mask_decoder"})

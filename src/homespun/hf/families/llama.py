@@ -146,7 +146,7 @@ def rope_theta(settings: Tree, default: object = 10_000.0) -> object:
     Raises:
         UserError: scaled positions, or rotation of a part of each head.
     """
-    # as in transformers, the older name has priority
+    # the older name has priority, as in transformers
     parameters = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
     if not isinstance(parameters, dict):
         raise UserError(f"rope_parameters={parameters!r} is not supported, only a mapping with rope_theta")

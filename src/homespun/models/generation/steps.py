@@ -19,7 +19,7 @@ from homespun.nn.cache import Cache, NoCacheError
 from homespun.nn.masks import Source
 from homespun.nn.packed import Product, pack_linear, packed_product
 
-_MIN_NUMBERS = 2**16  # of a matrix; smaller ones fit the cache of the processor
+_MIN_NUMBERS = 2**16  # numbers of a matrix; smaller ones fit the cache of the processor
 _MIN_STEPS = 16  # for which packing pays
 
 
