@@ -51,13 +51,13 @@ def test_auto_is_bf16_where_its_products_are_clearly_faster(machine, ratio, name
     ("limits", "long"),
     [
         ({}, True),
-        ({"seconds": 60.0}, True),
-        ({"seconds": 59.0}, False),
-        ({"steps": 1667}, True),  # 6 FLOPs x 10^6 parameters x 500 tokens a step
-        ({"steps": 1666}, False),
-        ({"tokens": 834_000}, True),
-        ({"tokens": 833_000}, False),
-        ({"tokens": 834_000, "steps": 1666}, False),
+        ({"seconds": 20.0}, True),
+        ({"seconds": 19.0}, False),
+        ({"steps": 167}, True),  # 6 FLOPs x 10^6 parameters x 500 tokens a step
+        ({"steps": 166}, False),
+        ({"tokens": 83_400}, True),
+        ({"tokens": 83_300}, False),
+        ({"tokens": 83_400, "steps": 166}, False),
         ({"steps": 0}, False),
     ],
 )

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 MIN_SPEEDUP = 1.3
 """Minimum speed of bfloat16 / float32 products at which ``auto`` chooses bf16; other operations are not faster."""
 
-_MIN_SECONDS, _MIN_FLOPS = 60.0, 5e12  # a minute of one core in float32
+_MIN_SECONDS, _MIN_FLOPS = 20.0, 5e11  # a few seconds of one core in float32
 _ROUNDS, _SIZE, _SECONDS = 6, 512, 0.3
 
 PrecisionName = Literal["float32", "bf16", "fp16"]
@@ -50,7 +50,7 @@ def choose_precision(
     """Choose the precision of a new training. A resumed training keeps its precision.
 
     On a CPU ``auto`` is bf16 if the processor has bfloat16 instructions and multiplies at least `MIN_SPEEDUP` times as
-    fast with them, measured for 0.3 s once per process. Trainings under a minute of ``train.budget.time`` or under 5e12
+    fast with them, measured for 0.3 s once per process. Trainings under 20 s of ``train.budget.time`` or under 5e11
     FLOPs (6 x parameters x tokens, Kaplan et al. 2020, section 2.1) use float32 without a measurement.
 
     Args:
