@@ -27,8 +27,10 @@ from homespun.cli.options import (
     Overrides,
     Processes,
     Quantize,
+    Recipe,
     Resume,
     StartingVectors,
+    TrainedText,
     check_choice,
     check_inputs,
     check_recipe,
@@ -38,6 +40,8 @@ from homespun.cli.options import (
     print_result,
     print_run_result,
     split_list,
+    writing,
+    writing_from,
 )
 from homespun.cli.plan import plan
 from homespun.cli.serve import serve
@@ -96,7 +100,7 @@ def homespun(
 
 @app.command()
 def pretrain(
-    recipe: Annotated[str, typer.Argument(help="Recipe name or .yaml file.")],
+    recipe: Recipe,
     overrides: Overrides = None,
     out: Out = Path("runs/pretrain"),
     start_from: Annotated[
@@ -118,10 +122,8 @@ def pretrain(
 
     from homespun.commands.pretrain import pretrain as command
     from homespun.commands.recipe import pretrain_recipe
-    from homespun.io.lock import locked
-    from homespun.report.console import Display
 
-    with locked(out), Display(json=as_json) as display:
+    with writing(out, as_json) as display:
         result = command(
             pretrain_recipe(recipe, of_recipe),
             out,
@@ -155,11 +157,9 @@ def finetune(
 
     from homespun.commands.finetune import finetune as command
     from homespun.commands.recipe import finetune_recipe
-    from homespun.io.lock import locked
-    from homespun.report.console import Display
 
     loaded = finetune_recipe(recipe, overrides or ())
-    with locked(out), Display(json=as_json) as display:
+    with writing(out, as_json) as display:
         result = command(loaded, out, start_from=start_from, vectors=vectors, resume=resume, display=display)
     print_run_result(result, out, as_json)
 
@@ -171,7 +171,7 @@ def evaluate(
         list[str],
         typer.Option("--data", callback=check_inputs, help="Labelled file, glob, folder or hub name; repeatable."),
     ],
-    text: Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")] = None,
+    text: TrainedText = None,
     label: Annotated[str | None, typer.Option("--label-field", help="Column; default: as in training.")] = None,
     data_set: DataSet = None,
     generation: Generation = None,
@@ -211,7 +211,7 @@ def predict(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Output file for --input, .jsonl or .csv.")] = None,
-    text: Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")] = None,
+    text: TrainedText = None,
     data_set: DataSet = None,
     generation: Generation = None,
     quantize: Quantize = None,
@@ -243,12 +243,8 @@ def predict(
     check_choice(out.suffix, (".jsonl", ".csv"), "--out")
 
     from homespun.commands.predict import predict as command
-    from homespun.io.lock import locked
-    from homespun.report.console import Display, counter
-    from homespun.text.sources import ReadProgress
 
-    read_progress = ReadProgress(inputs)
-    with locked(out, as_one=True), Display(json=as_json) as display:
+    with writing_from(inputs, out, "predicting", as_json, as_one=True) as progress:
         result = command(
             run,
             inputs,
@@ -261,8 +257,7 @@ def predict(
             quantize=quantize,
             raw=raw,
             processes=processes or "auto",
-            progress=counter(display, "predicting", read_progress),
-            read_progress=read_progress,
+            **progress,
         )
     print_result(result, as_json)
 
@@ -282,18 +277,12 @@ def report(
     from homespun.report.comparison import is_comparison, write_comparison
     from homespun.report.page import write_report
 
-    if len(runs) == 1 and is_comparison(runs[0]):
-        if out is not None or title is not None:
-            raise UserError(
-                f"the report of a comparison is written to {runs[0] / 'report'}; leave out --out and --title"
-            )
-        with locked(runs[0] / "report"):
-            page = write_comparison(runs[0])
-        print_result({"report": str(page)}, as_json)
-        return
-    folder = out or Path("report")
+    compared = len(runs) == 1 and is_comparison(runs[0])
+    folder = runs[0] / "report" if compared else out or Path("report")
+    if compared and (out is not None or title is not None):
+        raise UserError(f"the report of a comparison is written to {folder}; leave out --out and --title")
     with locked(folder):
-        page = write_report(runs, folder, title=title or "Report")
+        page = write_comparison(runs[0]) if compared else write_report(runs, folder, title=title or "Report")
     print_result({"report": str(page)}, as_json)
 
 
@@ -306,10 +295,8 @@ def quickstart(
     """Fit a classifier that names the Python package that a passage documents."""
     from homespun.fitting.quickstart import fit_folder
     from homespun.fitting.quickstart import quickstart as command
-    from homespun.io.lock import locked
-    from homespun.report.console import Display
 
-    with locked(out), Display(json=as_json) as display:
+    with writing(out, as_json) as display:
         result = command(out, seconds=60 * minutes, display=display)
     print_fit(result, fit_folder(out), as_json)
 

@@ -17,6 +17,7 @@ from homespun.cli.options import (
     check_source,
     parse_integers,
     print_run_result,
+    writing,
 )
 
 distill_app = typer.Typer(
@@ -87,10 +88,8 @@ def _distill(
 
     from homespun.commands.distill import distill as command
     from homespun.commands.recipe import load_recipe
-    from homespun.io.lock import locked
-    from homespun.report.console import Display
 
-    with locked(out), Display(json=as_json) as display:
+    with writing(out, as_json) as display:
         result = command(
             load_recipe(recipe, of_recipe),
             out,

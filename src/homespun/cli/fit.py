@@ -12,11 +12,13 @@ from homespun.cli.options import (
     Columns,
     Encoding,
     Json,
+    Out,
     check_choice,
     check_inputs,
     print_line,
     print_result,
     split_list,
+    writing,
 )
 
 
@@ -58,7 +60,7 @@ def fit(
         float | None, typer.Option("--latency", help="Maximum milliseconds to predict one text.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of splits and trainings.")] = 0,
-    out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("runs/fit"),
+    out: Out = Path("runs/fit"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped fit.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -66,10 +68,8 @@ def fit(
     from homespun.config import parse_bytes, parse_duration, parse_option
     from homespun.fitting.fit import fit as command
     from homespun.fitting.inspection import TASKS
-    from homespun.io.lock import locked
-    from homespun.report.console import Display
 
-    with locked(out), Display(json=as_json) as display:
+    with writing(out, as_json) as display:
         result = command(
             train,
             out,

@@ -16,6 +16,7 @@ from homespun.cli.options import (
     Json,
     Out,
     Processes,
+    TrainedText,
     check_inputs,
     check_source,
     parse_overrides,
@@ -23,6 +24,8 @@ from homespun.cli.options import (
     print_result,
     print_text,
     split_list,
+    writing,
+    writing_from,
 )
 from homespun.errors import UserError
 
@@ -88,7 +91,23 @@ def generate(
     if inputs:
         if out is None:
             raise UserError("--input needs --out: a .jsonl file to write")
-        _generate_file(run, inputs, out, text, stop, arguments, batch_size, processes, encoding, columns, as_json)
+        from homespun.commands.generate import generate as command
+
+        with writing_from(inputs, out, "generating", as_json, as_one=True) as progress:
+            result = command(
+                run,
+                inputs,
+                out,
+                text=text or ("text",),
+                stop=stop or (),
+                arguments=arguments,
+                batch_size=batch_size,
+                processes=processes or "auto",
+                encoding=encoding,
+                columns=split_list(columns),
+                **progress,
+            )
+        print_result(result, as_json)
         return
     if out is not None:
         raise UserError("--out needs --input; text generated from --prompt is printed")
@@ -111,43 +130,6 @@ def generate(
     print_text("")
 
 
-def _generate_file(
-    run: str,
-    inputs: list[str],
-    out: Path,
-    text: list[str] | None,
-    stop: list[str] | None,
-    arguments: dict[str, Any],
-    batch_size: int,
-    processes: int | None,
-    encoding: str | None,
-    columns: str | None,
-    as_json: bool,
-) -> None:
-    from homespun.commands.generate import generate as command
-    from homespun.io.lock import locked
-    from homespun.report.console import Display, counter
-    from homespun.text.sources import ReadProgress
-
-    read_progress = ReadProgress(inputs)
-    with locked(out, as_one=True), Display(json=as_json) as display:
-        result = command(
-            run,
-            inputs,
-            out,
-            text=text or ("text",),
-            stop=stop or (),
-            arguments=arguments,
-            batch_size=batch_size,
-            processes=processes or "auto",
-            encoding=encoding,
-            columns=split_list(columns),
-            progress=counter(display, "generating", read_progress),
-            read_progress=read_progress,
-        )
-    print_result(result, as_json)
-
-
 def summarize(
     run: Annotated[
         str,
@@ -159,7 +141,7 @@ def summarize(
     out: Annotated[
         Path | None, typer.Option("--out", help="Output file, .jsonl or .csv; default: standard output.")
     ] = None,
-    text: Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")] = None,
+    text: TrainedText = None,
     data_set: DataSet = None,
     generation: Generation = None,
     processes: Processes = None,
@@ -170,10 +152,7 @@ def summarize(
     """Summarise texts with a fine-tuned model and the settings of its training."""
     from homespun.commands.generate import summaries
     from homespun.commands.generate import summarize as command
-    from homespun.io.lock import locked
-    from homespun.report.console import Display, counter
     from homespun.tasks.stored_data import ReadOptions
-    from homespun.text.sources import ReadProgress
 
     options = ReadOptions(
         text=text,
@@ -190,16 +169,8 @@ def summarize(
         for each in texts:
             print_line(" ".join(each.split()))
         return
-    read_progress = ReadProgress(inputs)
-    with locked(out, as_one=True), Display(json=as_json) as display:
-        progress = counter(display, "summarising", read_progress)
-        result = command(
-            *(run, inputs, out),
-            processes=processes or "auto",
-            progress=progress,
-            read_progress=read_progress,
-            **options,
-        )
+    with writing_from(inputs, out, "summarising", as_json, as_one=True) as progress:
+        result = command(run, inputs, out, processes=processes or "auto", **progress, **options)
     print_result(result, as_json)
 
 
@@ -245,8 +216,7 @@ def few_shot(
     from homespun.commands.few_shot import Prompting
     from homespun.commands.few_shot import few_shot as command
     from homespun.config import validate
-    from homespun.io.lock import locked
-    from homespun.report.console import Display, print_tables
+    from homespun.report.console import print_tables
     from homespun.report.tables import in_context
 
     words = {}
@@ -275,7 +245,7 @@ def few_shot(
         },
         source="few-shot",
     )
-    with locked(out), Display(json=as_json) as display:
+    with writing(out, as_json) as display:
         result = command(
             run,
             data,

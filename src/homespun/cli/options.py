@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, cast
 
 import typer
 from typer.core import TyperGroup
 
 from homespun.errors import UserError, escape, escape_controls, nearest
 from homespun.migration import RENAMED_COMMANDS, RENAMED_FLAGS
+
+if TYPE_CHECKING:
+    from homespun.data.corpus import Progress
+    from homespun.report.console import Display
+    from homespun.text.sources import ReadProgress
 
 T = TypeVar("T", bound=str)
 
@@ -64,6 +70,7 @@ TextFields = Annotated[
     list[str] | None,
     typer.Option("--text-field", help="Text column, default: text; repeatable, joined with a space."),
 ]
+TrainedText = Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")]
 LabelField = Annotated[str | None, typer.Option("--label-field", help="Label column to keep.")]
 Encoding = Annotated[str | None, typer.Option("--encoding", help="Character encoding; default: detected.")]
 Columns = Annotated[str | None, typer.Option("--columns", help="Column names of a csv without a header: a,b,c.")]
@@ -74,6 +81,7 @@ Duplicates = Annotated[
 MaxCharacters = Annotated[
     str, typer.Option("--max-characters", help="Maximum length of a document; longer ones are skipped and counted.")
 ]
+Recipe = Annotated[str, typer.Argument(help="Recipe name or .yaml file.")]
 Out = Annotated[Path, typer.Option("--out", help="Output folder.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the recipe to change.")
@@ -143,6 +151,36 @@ class CommandGroup(TyperGroup):
             if flag not in options and (new := RENAMED_FLAGS.get(flag)) in options:
                 raise UserError(f"{ctx.command_path} {args[0]}: {flag} was renamed to {new}")
         return found
+
+
+class ProgressArguments(TypedDict):
+    """Arguments of commands that show how much of their input files they have read."""
+
+    progress: Progress
+    read_progress: ReadProgress
+
+
+@contextmanager
+def writing(out: Path, as_json: bool, *, as_one: bool = False) -> Iterator[Display]:
+    """Context of a command that writes ``out``: its lock and its progress display; see `homespun.io.lock.locked`."""
+    from homespun.io.lock import locked
+    from homespun.report.console import Display
+
+    with locked(out, as_one=as_one), Display(json=as_json) as display:
+        yield display
+
+
+@contextmanager
+def writing_from(
+    inputs: Sequence[str], out: Path, description: str, as_json: bool, *, as_one: bool = False
+) -> Iterator[ProgressArguments]:
+    """Context of a command that reads files and writes ``out``: its lock, and the arguments that show its progress."""
+    from homespun.report.console import counter
+    from homespun.text.sources import ReadProgress
+
+    read_progress = ReadProgress(inputs)
+    with writing(out, as_json, as_one=as_one) as display:
+        yield {"progress": counter(display, description, read_progress), "read_progress": read_progress}
 
 
 def split_list(value: str | None) -> list[str] | None:

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import Json, Overrides, check_recipe, check_source, print_result
+from homespun.cli.options import Json, Overrides, Recipe, check_recipe, check_source, print_result
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(help="Recipe name or .yaml file.")],
+    recipe: Recipe,
     overrides: Overrides = None,
     memory: Annotated[str | None, typer.Option("--memory", help="Memory limit: 12GB, 8GiB.")] = None,
     time: Annotated[str | None, typer.Option("--time", help="Time budget: 90s, 20m, 10h.")] = None,

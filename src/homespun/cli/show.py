@@ -13,6 +13,7 @@ from homespun.cli.options import (
     CommandGroup,
     Json,
     Overrides,
+    Recipe,
     check_recipe,
     check_source,
     parse_integers,
@@ -87,7 +88,7 @@ def show_alignment(
 
 @show_app.command("batch", short_help="Print the first batch of a recipe as text.")
 def show_batch(
-    recipe: Annotated[str, typer.Argument(help="Recipe name or .yaml file.")],
+    recipe: Recipe,
     overrides: Overrides = None,
     start_from: Annotated[
         str | None,
@@ -146,7 +147,7 @@ def recipes_list(as_json: Json = False) -> None:
 
 @recipes_app.command("show")
 def recipes_show(
-    name: Annotated[str, typer.Argument(help="Recipe name or .yaml file.")],
+    name: Recipe,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:

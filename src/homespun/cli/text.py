@@ -23,6 +23,7 @@ from homespun.cli.options import (
     check_inputs,
     print_result,
     split_list,
+    writing_from,
 )
 from homespun.config import parse_count, parse_option
 from homespun.errors import UserError
@@ -52,9 +53,6 @@ def tokenizer_train(
 ) -> None:
     """Train a tokenizer on your text."""
     from homespun.commands.preparation import reading, train_tokenizer
-    from homespun.io.lock import locked
-    from homespun.report.console import Display, counter
-    from homespun.text.sources import ReadProgress
     from homespun.text.tokenizer import KINDS
 
     text = reading(
@@ -66,8 +64,7 @@ def tokenizer_train(
         duplicates="keep",
         max_characters=parse_option(parse_count, max_characters, "--max-characters") or 0,
     )
-    read_progress = ReadProgress(inputs)
-    with locked(out), Display(json=as_json) as display:
+    with writing_from(inputs, out, "reading for the tokenizer", as_json) as progress:
         tokenizer = train_tokenizer(
             text,
             out,
@@ -76,8 +73,7 @@ def tokenizer_train(
             lowercase=lowercase,
             sentinels=sentinels,
             ray=ray,
-            progress=counter(display, "reading for the tokenizer", read_progress),
-            read_progress=read_progress,
+            **progress,
         )
     print_result(
         {
@@ -112,9 +108,6 @@ def tokenizer_extend(
 ) -> None:
     """Add words or sentinel tokens to the tokenizer of a model, to continue pretraining with them (`--from`)."""
     from homespun.commands.preparation import extend_tokenizer, reading
-    from homespun.io.lock import locked
-    from homespun.report.console import Display, counter
-    from homespun.text.sources import ReadProgress
 
     if inputs and not add:
         raise UserError("--input needs --add COUNT, the number of words to take from it; give --add, or leave it out")
@@ -128,16 +121,14 @@ def tokenizer_extend(
             normalise=normalise,
             duplicates="keep",
         )
-    read_progress = ReadProgress(inputs or [])
-    with locked(out), Display(json=as_json) as display:
+    with writing_from(inputs or [], out, "reading for new words", as_json) as progress:
         tokenizer, words = extend_tokenizer(
             source,
             text,
             out,
             add=add,
             sentinels=sentinels,
-            progress=counter(display, "reading for new words", read_progress) if add else None,
-            read_progress=read_progress,
+            **progress,
         )
     first = tokenizer.vocab_size - sentinels - len(words)
     shown = [tokenizer.decode([first + number]).strip() for number in range(len(words))]
@@ -182,9 +173,6 @@ def corpus_build(
     if ray and workers is not None:
         raise UserError("--workers is the number of threads of one machine; leave it out with --ray")
     from homespun.commands.preparation import describe_corpus, make_corpus, reading
-    from homespun.io.lock import locked
-    from homespun.report.console import Display, counter
-    from homespun.text.sources import ReadProgress
 
     text = reading(
         inputs,
@@ -196,8 +184,7 @@ def corpus_build(
         duplicates=check_choice(duplicates, ("keep", "exact", "near"), "--duplicates"),
         max_characters=parse_option(parse_count, max_characters, "--max-characters") or 0,
     )
-    read_progress = ReadProgress(inputs)
-    with locked(out), Display(json=as_json) as display:
+    with writing_from(inputs, out, "building the corpus", as_json) as progress:
         corpus = make_corpus(
             text,
             tokenizer,
@@ -205,8 +192,7 @@ def corpus_build(
             workers=workers,
             sentences=sentences,
             ray=ray,
-            progress=counter(display, "building the corpus", read_progress),
-            read_progress=read_progress,
+            **progress,
         )
     print_result(describe_corpus(corpus, out), as_json)
 

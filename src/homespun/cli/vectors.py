@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from homespun.cli.options import CommandGroup, Json, Out, Overrides, print_result, split_list
+from homespun.cli.options import CommandGroup, Json, Out, Overrides, check_choice, print_result, split_list, writing
 
 vectors_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Train, query, evaluate and plot word vectors.")
 Vectors = Annotated[Path, typer.Argument(help="Folder of word vectors, or a .txt, .vec or .bin file of word2vec.")]
+VectorsOut = Annotated[Path, typer.Option("--out", help="Output: folder, or word2vec file .txt, .vec or .bin.")]
 Count = Annotated[int, typer.Option("--count", help="Number of words to show.")]
 
 
@@ -19,17 +20,15 @@ Count = Annotated[int, typer.Option("--count", help="Number of words to show.")]
 def vectors_train(
     method: Annotated[str, typer.Argument(help="Method: word2vec (gensim) or glove.")],
     corpus: Annotated[Path, typer.Option("--corpus", help="Corpus folder of `homespun corpus build`.")],
-    out: Annotated[Path, typer.Option("--out", help="Output: folder, or word2vec file .txt, .vec or .bin.")],
+    out: VectorsOut,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
     """Train word vectors on a corpus."""
     from homespun.commands.vectors import train_vectors, vectors_config
-    from homespun.io.lock import locked
-    from homespun.report.console import Display
 
     config = vectors_config(method, overrides or ())
-    with locked(out, as_one=True), Display(json=as_json) as display:
+    with writing(out, as_json, as_one=True) as display:
         result = train_vectors(corpus, config, out, display=display)
     print_result(result, as_json)
 
@@ -97,7 +96,6 @@ def vectors_map(
     as_json: Json = False,
 ) -> None:
     """Plot words in two dimensions."""
-    from homespun.cli.options import check_choice
     from homespun.commands.vectors import map_vectors
     from homespun.vectors.word_vectors import PROJECTIONS
 
@@ -117,7 +115,7 @@ def vectors_map(
 @vectors_app.command("convert", short_help="Convert word vectors.")
 def vectors_convert(
     vectors: Vectors,
-    out: Annotated[Path, typer.Option("--out", help="Output: folder, or word2vec file .txt, .vec or .bin.")],
+    out: VectorsOut,
     as_json: Json = False,
 ) -> None:
     """Convert word vectors to a folder, or to the text or binary format of word2vec."""
