@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,17 +20,13 @@ from homespun.cli.options import (
 )
 from homespun.errors import UserError
 
-if TYPE_CHECKING:
-    from homespun.report.document import Table
-
 
 def compare(
     recipe: Annotated[str, typer.Argument(help="Comparison recipe: name or .yaml file of kind compare.")],
     overrides: Overrides = None,
     out: Out = Path("runs/compare"),
     max_parallel: Annotated[
-        int | None,
-        typer.Option("--max-parallel", help="Number of parallel trials; default: the recipe's, or 1."),
+        int | None, typer.Option("--max-parallel", help="Number of parallel trials; default: the recipe's, or 1.")
     ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
     on_ray: Annotated[
@@ -124,31 +119,9 @@ def baselines(
     if as_json:
         print_result(result, as_json)
         return
+    from homespun.report import tables
     from homespun.report.console import print_tables
+    from homespun.results import RunResult
 
-    print_tables(_baselines_table(result))
+    print_tables(tables.baselines(RunResult.model_validate(result)))
     print_line(f"written: {out / 'result.json'}")
-
-
-def _baselines_table(result: Mapping[str, Any]) -> Table:
-    """Metrics of each baseline, as means and deviations over folds."""
-    from homespun.report import formats
-    from homespun.report.document import Column, Table
-    from homespun.report.formats import baseline_title, metric_title
-
-    lines: dict[str, dict[str, Any]] = result["baselines"]
-    floats = (name for line in lines.values() for name, value in line.items() if isinstance(value, float))
-    measures = [name for name in dict.fromkeys(floats) if name != "seconds"]
-    columns = (
-        Column("baseline", numeric=False),
-        *(Column(metric_title(name), formats.share_spread, parts=("mean", "deviation")) for name in measures),
-    )
-    rows = tuple(
-        (baseline_title(baseline), *(_spread(line, name) for name in measures)) for baseline, line in lines.items()
-    )
-    title = f"Baselines on {result['rows']:,} examples ({result['measured_on']})"
-    return Table("baselines", title, columns, rows)
-
-
-def _spread(line: dict[str, Any], name: str) -> tuple[float, float | None] | None:
-    return (line[name], line.get("std", {}).get(name)) if name in line else None

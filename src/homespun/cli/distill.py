@@ -24,8 +24,7 @@ distill_app = typer.Typer(
     cls=CommandGroup, help="Distil a teacher into a smaller student.", no_args_is_help=True, rich_markup_mode=None
 )
 Teacher = Annotated[
-    str,
-    typer.Option("--teacher", callback=check_source, help="Teacher: run or model with the student's tokenizer."),
+    str, typer.Option("--teacher", callback=check_source, help="Teacher: run or model with the student's tokenizer.")
 ]
 Student = Annotated[
     str | None, typer.Option("--from", help="Student model; default: initialised with layers of the teacher.")

@@ -67,8 +67,7 @@ Input = Annotated[
     typer.Option("--input", callback=check_inputs, help="File, glob, folder, archive, URL or hub name; repeatable."),
 ]
 TextFields = Annotated[
-    list[str] | None,
-    typer.Option("--text-field", help="Text column, default: text; repeatable, joined with a space."),
+    list[str] | None, typer.Option("--text-field", help="Text column, default: text; repeatable, joined with a space.")
 ]
 TrainedText = Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")]
 LabelField = Annotated[str | None, typer.Option("--label-field", help="Label column to keep.")]

@@ -146,11 +146,7 @@ def recipes_list(as_json: Json = False) -> None:
 
 
 @recipes_app.command("show")
-def recipes_show(
-    name: Recipe,
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def recipes_show(name: Recipe, overrides: Overrides = None, as_json: Json = False) -> None:
     """Show a recipe with all defaults."""
     from homespun.config import dump
     from homespun.recipes import recipe_tree

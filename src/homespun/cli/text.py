@@ -122,14 +122,7 @@ def tokenizer_extend(
             duplicates="keep",
         )
     with writing_from(inputs or [], out, "reading for new words", as_json) as progress:
-        tokenizer, words = extend_tokenizer(
-            source,
-            text,
-            out,
-            add=add,
-            sentinels=sentinels,
-            **progress,
-        )
+        tokenizer, words = extend_tokenizer(source, text, out, add=add, sentinels=sentinels, **progress)
     first = tokenizer.vocab_size - sentinels - len(words)
     shown = [tokenizer.decode([first + number]).strip() for number in range(len(words))]
     print_result(
@@ -161,8 +154,7 @@ def corpus_build(
     ] = False,
     workers: Annotated[int | None, typer.Option(help="Number of threads; default: one per core.")] = None,
     ray: Annotated[
-        bool,
-        typer.Option("--ray", help="Build on the Ray cluster at RAY_ADDRESS, or on a local one."),
+        bool, typer.Option("--ray", help="Build on the Ray cluster at RAY_ADDRESS, or on a local one.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -185,15 +177,7 @@ def corpus_build(
         max_characters=parse_option(parse_count, max_characters, "--max-characters") or 0,
     )
     with writing_from(inputs, out, "building the corpus", as_json) as progress:
-        corpus = make_corpus(
-            text,
-            tokenizer,
-            out,
-            workers=workers,
-            sentences=sentences,
-            ray=ray,
-            **progress,
-        )
+        corpus = make_corpus(text, tokenizer, out, workers=workers, sentences=sentences, ray=ray, **progress)
     print_result(describe_corpus(corpus, out), as_json)
 
 

@@ -19,14 +19,7 @@ from homespun.metrics.classification import Metrics
 from homespun.ngrams import CHARACTERS, WORDS, Ngrams
 from homespun.tasks.protocol import Measured
 from homespun.tasks.text_models import AverageTextModel, LinearTextModel, TextModel
-from homespun.tasks.text_outputs import (
-    average,
-    choose_decision,
-    measure_outputs,
-    targets_of,
-    texts_of,
-    to_predictions,
-)
+from homespun.tasks.text_outputs import average, choose_decision, measure_outputs, targets_of, texts_of, to_predictions
 from homespun.tasks.texts import LabelledText
 
 Floats = NDArray[np.float64]

@@ -38,10 +38,7 @@ from homespun.fitting.networks import (
     texts_to_read,
     write_parts,
 )
-from homespun.fitting.results import (
-    FitSettings,
-    copy_folder,
-)
+from homespun.fitting.results import FitSettings, copy_folder
 from homespun.fitting.verdict import metric_text
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object

@@ -16,14 +16,7 @@ from pydantic import Field
 
 from homespun.config import Config, Tree
 from homespun.errors import UserError
-from homespun.fitting.candidates import (
-    METRICS,
-    Candidate,
-    constant_outputs,
-    example_scores,
-    fit_linear_model,
-    score,
-)
+from homespun.fitting.candidates import METRICS, Candidate, constant_outputs, example_scores, fit_linear_model, score
 from homespun.fitting.inspection import Inspection
 from homespun.io.atomic import atomic_path, entries, write_text
 from homespun.io.json import read_object

@@ -13,18 +13,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from homespun.report import formats
-from homespun.report.figure import (
-    DASHES,
-    INK,
-    PALETTE,
-    Curve,
-    Look,
-    Plot,
-    drawing,
-    log_ticks,
-    shorten,
-    style,
-)
+from homespun.report.figure import DASHES, INK, PALETTE, Curve, Look, Plot, drawing, log_ticks, shorten, style
 from homespun.report.formats import Writer, baseline_title, metric_title, number, term_title
 from homespun.report.records import RunRecord, Series, Tree, average, loss_terms
 from homespun.report.tables import baselines_of_curve, points_of_curve

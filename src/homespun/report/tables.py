@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from homespun.report import formats
-from homespun.report.document import Column, Row, Table, numbers, spreads, text, texts, value
+from homespun.report.document import Column, Getter, Row, Table, numbers, spreads, text, texts, value
 from homespun.report.formats import baseline_title, metric_title, term_title
 from homespun.report.records import (
     RunRecord,
@@ -20,7 +20,7 @@ from homespun.report.records import (
     loss_terms,
 )
 from homespun.report.significance import wilson_interval
-from homespun.results import CurvePoint, Metrics, Spread, mean_over_trainings
+from homespun.results import CurvePoint, Metrics, RunResult, Spread, mean_over_trainings
 
 _RESOURCES = {
     "parameters": Column("parameters", formats.count),
@@ -98,6 +98,23 @@ def distinct_baselines(records: Sequence[RunRecord], metrics: Sequence[str]) -> 
             if any(known.spread(metric) != found.spread(metric) for metric in (*metrics, "rows")):
                 shown[f"{name} ({record.name})"] = found, rows
     return shown
+
+
+def baselines(result: RunResult) -> Table:
+    """Build a table of baselines without a model: means and deviations over folds of their metrics."""
+    found = [(name, value) for metrics in result.baselines.values() for name, value in metrics.numbers().items()]
+    metrics = dict.fromkeys(name for name, value in found if isinstance(value, float) and name != "seconds")
+
+    def of(metric: str) -> Getter[tuple[str, Metrics]]:
+        return value(metric_title(metric), lambda item: item[1].spread(metric), formats.share_spread)
+
+    return Table.of(
+        "baselines",
+        f"Baselines on {formats.integer(result.number('rows'))} examples ({result.measured_on})",
+        result.baselines.items(),
+        text("baseline", lambda item: baseline_title(item[0])),
+        *map(of, metrics),
+    )
 
 
 def resources(records: Sequence[RunRecord]) -> Table:
