@@ -59,7 +59,7 @@ def test_occlusion_of_a_linear_model_is_what_its_weights_give() -> None:
     # logits of "no" minus "yes": (2 - 1) / sqrt(2) of both words, 2 of "bad" alone, -1 of "good" alone
     both, bad, good = 1 / math.sqrt(2) / 2, 2 / 2, -1 / 2
     assert found.label == "no"
-    assert found.value == pytest.approx(1 / (1 + math.exp(-both)))
+    assert found.probability == pytest.approx(1 / (1 + math.exp(-both)))
     scores = {word.text: word.score for word in found.words}
     assert scores == pytest.approx({"a": 0, "bad": both - good, "good": both - bad, "thing": 0}, abs=1e-5)
     assert [(word.start, word.end) for word in found.words] == [(0, 1), (2, 5), (7, 11), (12, 17)]
@@ -73,8 +73,8 @@ def test_the_most_probable_class_of_several_and_a_number_are_explained() -> None
         [2.5 / math.sqrt(2) - 2, 2.5 / math.sqrt(2) - 0.5], abs=1e-5
     )
     number = occlude(linear([[2, -1, 0.5]], None), LabelledText("fine bad", ""))
-    assert number.label is None
-    assert number.value == pytest.approx(2.5 / math.sqrt(2))
+    assert (number.label, number.probability) == (None, None)
+    assert number.number == pytest.approx(2.5 / math.sqrt(2))
     assert [word.score for word in number.words] == pytest.approx([word.score for word in found.words], abs=1e-5)
 
 
@@ -83,7 +83,7 @@ def test_an_average_is_explained_by_its_mean_probabilities() -> None:
     members = {"one": linear([[2, 0, 0], [0, 0, 0]], labels), "two": linear([[0, 0, 0], [0, 0, 0]], labels)}
     found = occlude(AverageTextModel(members, (0.5, 0.5)), LabelledText("bad day", ""))
     p = 0.5 / (1 + math.exp(-2)) + 0.25
-    assert found.value == pytest.approx(p)
+    assert found.probability == pytest.approx(p)
     assert [word.score for word in found.words] == pytest.approx([math.log(p / (1 - p)), 0], abs=1e-5)
 
 

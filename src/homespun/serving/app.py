@@ -258,8 +258,6 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 async def _answer_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first, *others = error.errors()
-    if first["type"] == "json_invalid":
-        return error_response(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     location = tuple(part for part in first["loc"] if part != "body")
     return error_response(422, describe_problem(location, first["msg"], len(others)))
 

@@ -9,7 +9,6 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -17,11 +16,10 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Receive, Scope, Send
 
-from homespun.serving.errors import ApiError, error_body, error_responses
+from homespun.serving.errors import ApiError, error_body
 from homespun.serving.generation import GenerationWorkers, TextStream
 from homespun.serving.models import Models, ServedModel
-from homespun.serving.prediction import Body
-from homespun.serving.requests import body_schema, json_response, read_body, wait_for
+from homespun.serving.requests import Body, ModelName, describe_route, json_response, read_body, wait_for
 from homespun.serving.settings import ServingSettings
 
 if TYPE_CHECKING:
@@ -47,7 +45,6 @@ class GenerateBody(Body):
     """Prompt and generation settings; greedy decoding without a sampling setting."""
 
     prompt: Annotated[str, Field(min_length=1, examples=["Revenue rose"])]
-    model: str | None = Field(default=None, description="name of the model; default: the first one")
     stream: bool = Field(default=False, description="answer with server-sent events")
     max_new_tokens: int = Field(default=50, ge=1, description="maximum number of new tokens")
     temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="0: greedy")
@@ -66,7 +63,7 @@ class CompletionsBody(BaseModel):
         Annotated[str, Field(min_length=1)] | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)],
         Field(examples=["Revenue rose"]),
     ]
-    model: str | None = Field(default=None, description="name of the model; default: the first one")
+    model: ModelName = None
     max_tokens: int = Field(default=16, ge=1)
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False, description="0: greedy")
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -80,13 +77,6 @@ class Generated(BaseModel):
     """Generated text."""
 
     model: str
-    text: str
-    tokens: int
-    finish_reason: str
-
-
-@dataclass(frozen=True)
-class _Text:
     text: str
     tokens: int
     finish_reason: str
@@ -122,7 +112,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         request.state.sizes = len(prompts), sum(stream.request.prompt_tokens for stream in streams)
         return streams
 
-    async def complete(request: Request, streams: Sequence[TextStream]) -> list[_Text]:
+    async def complete(request: Request, streams: Sequence[TextStream]) -> list[tuple[str, str]]:
         try:
             return await wait_for(request, asyncio.ensure_future(_collect(streams, settings.timeout_s)), settings)
         finally:
@@ -132,8 +122,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         "/generate",
         summary="Generate text after a prompt, or from a text",
         response_model=Generated,
-        responses=error_responses(404, 408, 409, 429, 504),
-        openapi_extra=body_schema(GenerateBody),
+        **describe_route(GenerateBody),
     )
     async def generate(request: Request) -> Response:
         body = await read_body(request, GenerateBody, settings)
@@ -142,8 +131,9 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         arguments = _arguments(body.max_new_tokens, chosen)
         streams = await start(request, model, [body.prompt], body.stop, arguments)
         if not body.stream:
-            (text,) = await complete(request, streams)
-            return json_response({"model": model.name, **vars(text)})
+            ((text, reason),) = await complete(request, streams)
+            end = {"tokens": streams[0].request.tokens, "finish_reason": reason}
+            return json_response({"model": model.name, "text": text} | end)
 
         async def events() -> AsyncIterator[str]:
             async for piece in streams[0].pieces(settings.timeout_s):
@@ -155,8 +145,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
     @routes.post(
         "/v1/completions",
         summary="Generate text after prompts, as OpenAI's API",
-        responses=error_responses(404, 408, 409, 429, 504),
-        openapi_extra=body_schema(CompletionsBody),
+        **describe_route(CompletionsBody),
     )
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionsBody, settings)
@@ -176,8 +165,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
             "model": model.name,
         }
         if not body.stream:
-            texts = await complete(request, streams)
-            choices = [_choice(n, one.text, one.finish_reason) for n, one in enumerate(texts)]
+            choices = [_choice(n, *text) for n, text in enumerate(await complete(request, streams))]
             return json_response(head | {"choices": choices, "usage": _usage(streams)})
         with_usage = (body.stream_options or {}).get("include_usage") is True
 
@@ -201,13 +189,12 @@ def _arguments(most: int, sampling: dict[str, Any]) -> GenerationArguments:
     return arguments
 
 
-async def _collect(streams: Sequence[TextStream], timeout: float) -> list[_Text]:
-    """Wait for the complete text of each stream."""
+async def _collect(streams: Sequence[TextStream], timeout: float) -> list[tuple[str, str]]:
+    """Wait for the complete text of each stream, and its finish reason."""
     texts = []
     for stream in streams:
         pieces = [piece async for piece in stream.pieces(timeout)]
-        reason = str(pieces[-1].finish_reason)
-        texts.append(_Text("".join(piece.text for piece in pieces), stream.request.tokens, reason))
+        texts.append(("".join(piece.text for piece in pieces), str(pieces[-1].finish_reason)))
     return texts
 
 
@@ -276,8 +263,5 @@ def _choice(number: int, text: str, reason: str | None) -> dict[str, object]:
 
 
 def _usage(streams: Sequence[TextStream]) -> dict[str, int]:
-    prompt, new = (
-        sum(stream.request.prompt_tokens for stream in streams),
-        sum(stream.request.tokens for stream in streams),
-    )
+    prompt, new = (sum(getattr(stream.request, kind) for stream in streams) for kind in ("prompt_tokens", "tokens"))
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}

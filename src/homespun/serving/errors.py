@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -46,8 +46,6 @@ class ApiError(HTTPException):
 
 class ErrorDetail(BaseModel):
     """Content of an error."""
-
-    model_config = ConfigDict(title="ErrorDetail")
 
     message: str
     type: str

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import numpy as np
@@ -21,11 +21,10 @@ from pydantic import BaseModel, Field
 from homespun.data.labels import LabelledRows
 from homespun.data.long_inputs import pad_chunks
 from homespun.errors import UserError
-from homespun.serving.errors import ApiError, error_responses
+from homespun.serving.errors import ApiError
 from homespun.serving.models import Models, ServedModel
 from homespun.serving.neighbours import Neighbour, NeighbourIndex
-from homespun.serving.prediction import Body
-from homespun.serving.requests import body_schema, json_response, read_body, wait_for
+from homespun.serving.requests import Body, describe_route, json_response, read_body, wait_for
 from homespun.serving.settings import ServingSettings
 from homespun.tasks.text_models import TextModel
 from homespun.tasks.text_outputs import to_predictions
@@ -57,20 +56,21 @@ class Word(BaseModel):
     side: int
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(BaseModel):
     """Effect of each part of a text on a prediction.
 
-    Args:
+    Attributes:
         label: the predicted class, for multi-label models the most probable one; ``None`` for regression.
-        value: its probability, or the number.
+        probability: that of the class; ``None`` for regression.
+        number: the predicted number; ``None`` for classes.
         words: the parts, in order.
         words_a_part: number of words that were removed together.
         truncated: the text is longer than the model reads.
     """
 
     label: str | None
-    value: float
+    probability: float | None
+    number: float | None
     words: list[Word]
     words_a_part: int
     truncated: bool
@@ -107,15 +107,23 @@ def occlude(model: TextModel, example: LabelledText) -> Explanation:
     outputs = model.outputs([example, *(_leave_out(example, side, span) for side, span in parts)])
     table = to_predictions(outputs.values, model.labels, model.decision)
     if model.labels is None:
-        label, value, values = None, float(table[0]), table
+        label, probability, number, values = None, None, float(table[0]), table
     else:
         best = int(table[0].argmax())
-        label, value, values = model.labels.names[best], float(table[0, best]), _log_odds(table[:, best])
+        label, probability, number = model.labels.names[best], float(table[0, best]), None
+        values = _log_odds(table[:, best])
     words = [
         Word(text=_side(example, side)[start:end], start=start, end=end, score=round(float(score), 6), side=side)
         for (side, (start, end)), score in zip(parts, values[0] - values[1:], strict=True)
     ]
-    return Explanation(label, value, words, words_a_part, bool(outputs.truncated[0]))
+    return Explanation(
+        label=label,
+        probability=probability,
+        number=number,
+        words=words,
+        words_a_part=words_a_part,
+        truncated=bool(outputs.truncated[0]),
+    )
 
 
 def _parts(example: LabelledText) -> tuple[list[tuple[int, Span]], int]:
@@ -148,25 +156,8 @@ def _log_odds(p: NDArray[np.float64]) -> NDArray[np.float64]:
     return odds
 
 
-@dataclass(frozen=True)
-class AttentionTable:
-    """Attention weights of a text in one layer.
-
-    Args:
-        tokens: text of each token.
-        weights: (heads, queries, keys).
-        layers: number of layers.
-        truncated: the text has more tokens.
-    """
-
-    tokens: list[str]
-    weights: NDArray[np.float32]
-    layers: int
-    truncated: bool
-
-
-def text_attention(bundle: ModelBundle, example: LabelledText, layer: int, *, max_length: int) -> AttentionTable:
-    """Compute the attention weights of a text or pair in a layer.
+def text_attention(bundle: ModelBundle, example: LabelledText, layer: int, *, max_length: int) -> dict[str, object]:
+    """Compute the attention weights of a text or pair in a layer, as fields of `AttentionAnswer`.
 
     Raises:
         UserError: no such layer, or the attention of the model has no weights.
@@ -187,19 +178,19 @@ def text_attention(bundle: ModelBundle, example: LabelledText, layer: int, *, ma
         segments=bundle.config.backbone.type_vocab_size > 1,
     )
     batch = pad_chunks([rows[0]], pad_id=bundle.tokenizer.pad_id).to(next(bundle.model.parameters()).device)
-    weights = attention_weights(bundle.model, layer, batch.input_ids, batch.context).cpu()
+    weights = attention_weights(bundle.model, layer, batch.input_ids, batch.context).cpu().float().numpy().round(4)
     names = bundle.tokenizer.tokens
     tokens = [
         bundle.tokenizer.decode([i], skip_special_tokens=False).strip() or names[i] for i in batch.input_ids[0].tolist()
     ]
-    return AttentionTable(tokens, weights.float().numpy(), layers, bool(rows.cut[0]))
+    sizes = {"layers": layers, "heads": len(weights), "layer": layer}
+    return sizes | {"tokens": tokens, "weights": weights.tolist(), "truncated": bool(rows.cut[0])}
 
 
 class TextBody(Body):
     """A text, or a pair of texts."""
 
     text: str | list[str] = Field(description="a text; for a model of pairs, a list of two texts", examples=["a text"])
-    model: str | None = Field(default=None, description="name of the model; default: the first one")
 
 
 class ExplainBody(TextBody):
@@ -220,21 +211,15 @@ class NeighboursBody(TextBody):
     count: Annotated[int, Field(ge=1, le=100)] = 5
 
 
-class ExplainAnswer(BaseModel):
+class ExplainAnswer(Explanation):
     """Effect of the words of a text; for regression ``label`` is null and ``number`` is set."""
 
     model: str
-    label: str | None
-    probability: float | None
-    number: float | None
     method: Literal["occlusion"]
-    words: list[Word]
-    words_a_part: int
-    truncated: bool
 
 
 class AttentionAnswer(BaseModel):
-    """Attention weights of each head, queries by keys."""
+    """Attention weights of each head, queries by keys; ``truncated``: the text has more tokens."""
 
     model: str
     layers: int
@@ -258,12 +243,12 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
     """Build the routes; one explanation is computed at a time, in a thread."""
     executor = ThreadPoolExecutor(1, thread_name_prefix="explain")
     waiting = 0
-    indices: dict[str, tuple[ServedModel, NeighbourIndex]] = {}
+    indices: dict[str, NeighbourIndex] = {}
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        for _, index in indices.values():
+        for index in indices.values():
             index.close()
         executor.shutdown(wait=False, cancel_futures=True)
 
@@ -282,31 +267,20 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
     @routes.post(
         "/explain",
         summary="Compute the effect of each word on a prediction",
-        responses=error_responses(404, 409, 429, 504),
-        openapi_extra=body_schema(ExplainBody),
+        **describe_route(ExplainBody),
     )
     async def explain(request: Request) -> ExplainAnswer:
         body = await read_body(request, ExplainBody, settings)
         model = models.get(body.model)
         text_model, example = _text_model(model), _example(model, body.text)
         found = await compute(request, lambda: occlude(text_model, example))
-        return ExplainAnswer(
-            model=model.name,
-            label=found.label,
-            probability=None if found.label is None else found.value,
-            number=found.value if found.label is None else None,
-            method=body.method,
-            words=found.words,
-            words_a_part=found.words_a_part,
-            truncated=found.truncated,
-        )
+        return ExplainAnswer(model=model.name, method=body.method, **vars(found))
 
     @routes.post(
         "/attention",
         summary="Compute the attention weights of a text in one layer",
         response_model=AttentionAnswer,
-        responses=error_responses(404, 409, 429, 504),
-        openapi_extra=body_schema(AttentionBody),
+        **describe_route(AttentionBody),
     )
     async def attention(request: Request) -> Response:
         body = await read_body(request, AttentionBody, settings)
@@ -316,16 +290,12 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         assert bundle is not None
         length = model.max_length or MAX_TOKENS
         found = await compute(request, lambda: text_attention(bundle, example, body.layer, max_length=length))
-        return json_response(
-            {"model": model.name, "layers": found.layers, "heads": len(found.weights), "layer": body.layer}
-            | {"tokens": found.tokens, "weights": found.weights.round(4).tolist(), "truncated": found.truncated}
-        )
+        return json_response({"model": model.name} | found)
 
     @routes.post(
         "/neighbours",
         summary="Find the training examples that are nearest to a text",
-        responses=error_responses(404, 409, 429, 504),
-        openapi_extra=body_schema(NeighboursBody),
+        **describe_route(NeighboursBody),
     )
     async def neighbours(request: Request) -> NeighboursAnswer:
         body = await read_body(request, NeighboursBody, settings)
@@ -333,18 +303,16 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         text_model, example = _text_model(model), _example(model, body.text)
         if model.run is None:
             raise ApiError(409, f"{model.source} is no run, so its training examples are unknown; serve the run")
-        known, index = indices.get(model.name, (None, None))
-        if known is not model or index is None:
+        index = indices.get(model.name)
+        if index is None or index.model is not text_model:
             if index is not None:
                 index.close()
-            index = NeighbourIndex(text_model, model.run)
-            indices[model.name] = model, index
+            index = indices[model.name] = NeighbourIndex(text_model, model.run)
             index.start()
         await asyncio.to_thread(index.wait, min(5.0, settings.timeout_s))
         if index.error is not None:
             raise ApiError(409, f"the training examples of {model.name!r} cannot be read: {index.error}")
-        ready = index
-        found = await compute(request, lambda: ready.nearest(example, body.count))
+        found = await compute(request, functools.partial(index.nearest, example, body.count))
         return NeighboursAnswer(model=model.name, neighbours=found, indexed=index.done, examples=index.rows)
 
     return routes

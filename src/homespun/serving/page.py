@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import shutil
 import tempfile
 import threading
 from collections.abc import AsyncIterator
@@ -59,15 +60,19 @@ class _Ended(Exception):
     """Exception of jobs during shutdown."""
 
 
-@dataclass(eq=False)
-class FileJob:
-    """Job that labels one file."""
+class FileAccepted(BaseModel):
+    """File that is being labelled."""
 
     id: str
     rows: int
-    done: int = 0
-    state: State = "waiting"
-    error: str | None = None
+
+
+class FileState(FileAccepted):
+    """Progress of a file; ``error`` is the reason of a failure."""
+
+    done: int
+    state: State
+    error: str | None
 
 
 @dataclass(eq=False)
@@ -75,18 +80,18 @@ class FileJobs:
     """Jobs of a server, one at a time, in a temporary folder."""
 
     _folder: tempfile.TemporaryDirectory[str] | None = None
-    _jobs: dict[str, FileJob] = field(default_factory=dict)
+    _jobs: dict[str, FileState] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="files"))
     _ended: threading.Event = field(default_factory=threading.Event)
 
-    def add(self, model: ServedModel, content: BinaryIO, column: str | None) -> FileJob:
+    def add(self, model: ServedModel, content: BinaryIO, column: str | None) -> FileState:
         """Store and validate a CSV file, and queue its job.
 
         Raises:
             ApiError: too many jobs (429), the file is too large (413), or it is not a CSV file with rows (422).
         """
-        job = FileJob(secrets.token_urlsafe(16), 0)
+        job = FileState(id=secrets.token_urlsafe(16), rows=0, done=0, state="waiting", error=None)
         with self._lock:
             if len(self._jobs) >= MAX_JOBS:
                 self._remove_oldest()
@@ -109,7 +114,7 @@ class FileJobs:
             raise
         return job
 
-    def get(self, name: str) -> FileJob:
+    def get(self, name: str) -> FileState:
         """Return a job. Raises `ApiError` 404 for an unknown name."""
         if name not in self._jobs:
             raise ApiError(404, f"there is no file {name!r}; it was removed, or the server was started again")
@@ -136,16 +141,12 @@ class FileJobs:
             raise ApiError(429, f"{len(self._jobs)} files are being labelled; send the file again later")
         self._remove(oldest)
 
-    def _remove(self, job: FileJob) -> None:
+    def _remove(self, job: FileState) -> None:
         del self._jobs[job.id]
         assert self._folder is not None
-        folder = Path(self._folder.name) / job.id
-        for path in folder.glob("*"):
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        shutil.rmtree(Path(self._folder.name) / job.id, ignore_errors=True)
 
-    def _run(self, job: FileJob, model: ServedModel, folder: Path, column: str | None) -> None:
+    def _run(self, job: FileState, model: ServedModel, folder: Path, column: str | None) -> None:
         def report(done_bytes: int, done_documents: int) -> None:
             job.done = done_documents
             if self._ended.is_set():
@@ -191,23 +192,6 @@ def find_card(model: ServedModel) -> Path | None:
     return next((path for path in (model.run / "README.md", model.run / "hf" / "README.md") if path.is_file()), None)
 
 
-class FileState(BaseModel):
-    """Progress of a file; ``error`` is the reason of a failure."""
-
-    id: str
-    rows: int
-    done: int
-    state: State
-    error: str | None
-
-
-class FileAccepted(BaseModel):
-    """File that is being labelled."""
-
-    id: str
-    rows: int
-
-
 def router(models: Models, settings: ServingSettings) -> APIRouter:
     """Build the routes."""
     jobs = FileJobs()
@@ -240,13 +224,11 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
     ) -> FileAccepted:
         served = models.get(model or None)
         served.require("predict")
-        job = jobs.add(served, file.file, column or None)
-        return FileAccepted(id=job.id, rows=job.rows)
+        return jobs.add(served, file.file, column or None)
 
     @routes.get("/files/{name}", summary="Return the progress of a file", responses=error_responses(404))
     def file_state(name: str) -> FileState:
-        job = jobs.get(name)
-        return FileState(id=job.id, rows=job.rows, done=job.done, state=job.state, error=job.error)
+        return jobs.get(name)
 
     @routes.get(
         "/files/{name}/predictions.csv",

@@ -16,16 +16,10 @@ from homespun.serving.batching import Batcher
 from homespun.serving.errors import ApiError, error_responses
 from homespun.serving.models import Input, Models, ServedModel
 from homespun.serving.page import find_card, find_report
-from homespun.serving.requests import body_schema, json_response, read_body, wait_for
+from homespun.serving.requests import Body, ModelName, describe_route, json_response, read_body, wait_for
 from homespun.serving.settings import ServingSettings
 
 Pooling = Literal["mean", "first", "last"]
-
-
-class Body(BaseModel):
-    """Base of request bodies: no unknown fields, strict types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class PredictBody(Body):
@@ -35,14 +29,12 @@ class PredictBody(Body):
         list[str | list[str]],
         Field(min_length=1, description="texts; for a model of pairs, lists of two texts", examples=[["a text"]]),
     ]
-    model: str | None = Field(default=None, description="name of the model; default: the first one")
 
 
 class EmbedBody(Body):
     """Texts to embed."""
 
     texts: Annotated[list[str], Field(min_length=1, examples=[["a text"]])]
-    model: str | None = Field(default=None, description="name of the model; default: the first one")
     pooling: Pooling = Field(default="mean", description="mean of the tokens, first or last token")
 
 
@@ -52,7 +44,7 @@ class EmbeddingsBody(BaseModel):
     model_config = ConfigDict(strict=True)
 
     input: Annotated[str | Annotated[list[str], Field(min_length=1)], Field(examples=["a text"])]
-    model: str | None = Field(default=None, description="name of the model; default: the first one")
+    model: ModelName = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, gt=0, description="must be the size of the model's vectors")
 
@@ -110,8 +102,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         "/predict",
         summary="Predict labels, numbers, tags, answers or texts",
         response_model=Predictions,
-        responses=error_responses(404, 408, 409, 429, 504),
-        openapi_extra=body_schema(PredictBody),
+        **describe_route(PredictBody),
     )
     async def predict(request: Request) -> Response:
         body = await read_body(request, PredictBody, settings)
@@ -129,8 +120,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
         "/embed",
         summary="Compute vectors of texts",
         response_model=Vectors,
-        responses=error_responses(404, 408, 409, 429, 504),
-        openapi_extra=body_schema(EmbedBody),
+        **describe_route(EmbedBody),
     )
     async def embed(request: Request) -> Response:
         body = await read_body(request, EmbedBody, settings)
@@ -141,8 +131,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
     @routes.post(
         "/v1/embeddings",
         summary="Compute vectors of texts, as OpenAI's API",
-        responses=error_responses(404, 408, 409, 429, 504),
-        openapi_extra=body_schema(EmbeddingsBody),
+        **describe_route(EmbeddingsBody),
     )
     async def embeddings(request: Request) -> Response:
         body = await read_body(request, EmbeddingsBody, settings)

@@ -1,21 +1,30 @@
-"""Request bodies, their schemas, and waiting for results."""
+"""Request bodies, the documentation of their routes, and waiting for results."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from homespun.serving.errors import ApiError
+from homespun.serving.errors import ApiError, error_responses
 from homespun.serving.settings import ServingSettings
 
 B = TypeVar("B", bound=BaseModel)
 R = TypeVar("R")
+ModelName = Annotated[str | None, Field(description="name of the model; default: the first one")]
+
+
+class Body(BaseModel):
+    """Base of request bodies: no unknown fields, strict types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: ModelName = None
 
 
 async def read_body(request: Request, kind: type[B], settings: ServingSettings) -> B:
@@ -48,10 +57,10 @@ def describe_problem(location: tuple[int | str, ...], message: str, others: int)
     return f"{path}: {message}" + (f" (and {others} more)" if others else "")
 
 
-def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return ``openapi_extra`` of a route that reads its body by `read_body`."""
-    schema = kind.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+def describe_route(kind: type[BaseModel]) -> dict[str, Any]:
+    """Return arguments of a route that reads its body by `read_body`, for the schema: the body and the errors."""
+    body = {"required": True, "content": {"application/json": {"schema": kind.model_json_schema()}}}
+    return {"openapi_extra": {"requestBody": body}, "responses": error_responses(404, 408, 409, 429, 504)}
 
 
 async def wait_for(request: Request, future: asyncio.Future[R], settings: ServingSettings) -> R:
