@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,27 +33,20 @@ _SEARCH_CHARACTERS = 3_000_000  # maximum for the cross-validation of a linear m
 _SEARCH_COST, _FIT_COST, _WORD_COST = 12e-6, 5e-6, 1.5e-6
 
 
-@dataclass(frozen=True)
+@dataclass
 class Clock:
     """Wall and processor seconds."""
 
-    wall: float
-    processor: float
-
-
-@dataclass
-class Stopwatch:
-    """Times of a block."""
-
-    spent: Clock = field(default_factory=lambda: Clock(0.0, 0.0))
+    wall: float = 0.0
+    processor: float = 0.0
 
 
 @contextmanager
-def stopwatch() -> Iterator[Stopwatch]:
-    """Measure the time of a block."""
-    watch, wall, processor = Stopwatch(), time.monotonic(), time.process_time()
-    yield watch
-    watch.spent = Clock(time.monotonic() - wall, time.process_time() - processor)
+def stopwatch() -> Iterator[Clock]:
+    """Measure the time of a block; the times are set when it ends."""
+    spent, wall, processor = Clock(), time.monotonic(), time.process_time()
+    yield spent
+    spent.wall, spent.processor = time.monotonic() - wall, time.process_time() - processor
 
 
 @dataclass(frozen=True)
@@ -117,7 +110,7 @@ def constant_candidate(inspection: Inspection) -> Candidate:
     outputs = constant_outputs(inspection, inspection.validation)
     measured = measure_outputs(outputs, inspection.validation, inspection.labels, DEFAULT_RULE)
     title = "mean" if inspection.labels is None else "majority class"
-    return Candidate("constant", title, None, outputs, DEFAULT_RULE, measured.metrics, Clock(0.0, 0.0))
+    return Candidate("constant", title, None, outputs, DEFAULT_RULE, measured.metrics, Clock())
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+
 from homespun.commands.trials import write_run_predictions
 from homespun.config import Tree
 from homespun.errors import UserError
@@ -74,6 +76,8 @@ def fit(
         UserError: a file or column cannot be used, ``out`` has other content, or a checkpoint cannot be opened.
     """
     folder = Path(out)
+    if latency is not None and not latency > 0:
+        raise UserError(f"latency={latency:g} must be positive; set --latency to milliseconds a text, such as 20")
     settings = FitSettings(
         train=list(train),
         test=list(test),
@@ -133,8 +137,8 @@ def fit_examples(
     ladder.climb()
     final = ladder.final()
     result, predictions = summarise(inspection, ladder.candidates, final, settings, ladder.skipped, start)
-    for name, rows in predictions.items():
-        write_run_predictions(folder, name, rows.rows, rows.predictions)
+    for name, found in predictions.items():
+        write_run_predictions(folder, name, np.arange(len(found)), found)
     write_page(result, folder)
     assert final.model is not None
     write_card(result, folder, final.model)

@@ -126,7 +126,7 @@ def inspect(
     source = ", ".join(train)
     if not sample:
         raise UserError(f"{source} holds no rows; give a file with a text and a label in each row")
-    _check_header(sample, source)
+    _check_columns(sample, [*([] if label is None else [label]), *text], source)
     label = _label_column(sample, label, text, source, decisions)
     texts = _text_columns(sample, label, text, source, decisions)
     values = [record.get(label) for record in read_records(train, encoding=encoding, columns=columns)]
@@ -167,7 +167,8 @@ def split_examples(
     return Inspection(data, labels, learned, validation, [], "none", decisions)
 
 
-def _check_header(sample: Sequence[Record], source: str) -> None:
+def _check_columns(sample: Sequence[Record], given: Sequence[str], source: str) -> None:
+    """Raise `UserError` for a first row of data instead of names, or if there is no column of a ``given`` name."""
     names = [str(name) for name in sample[0]]
     data_like = [name for name in names if len(name) > _LONG or re.fullmatch(r"-?\d+(\.\d+)?", name.strip())]
     if len(names) > 1 and data_like:
@@ -175,16 +176,17 @@ def _check_header(sample: Sequence[Record], source: str) -> None:
             f"the first row of {source} looks like data, not like names of columns ({data_like[0][:_LONG]!r}); "
             f"name its {len(names)} columns, such as --columns label,text"
         )
+    for name in given:
+        if name not in names:
+            raise UserError(f"{source} has no column {name!r}; there are: {', '.join(names)}")
 
 
 def _label_column(
     sample: Sequence[Record], given: str | None, text: Sequence[str], source: str, decisions: list[str]
 ) -> str:
-    names = [str(name) for name in sample[0]]
     if given is not None:
-        if given not in names:
-            raise UserError(f"{source} has no column {given!r}; there are: {', '.join(names)}")
         return given
+    names = [str(name) for name in sample[0]]
     others = [name for name in names if name not in text]
     tiers = ([name for name in others if name.lower() in tier] for tier in LABEL_NAMES)
     named = next(filter(None, tiers), [])
@@ -212,12 +214,9 @@ def _repeats(values: Sequence[object]) -> bool:
 def _text_columns(
     sample: Sequence[Record], label: str, given: Sequence[str], source: str, decisions: list[str]
 ) -> list[str]:
-    names = [str(name) for name in sample[0]]
-    for name in given:
-        if name not in names:
-            raise UserError(f"{source} has no column {name!r}; there are: {', '.join(names)}")
     if given:
         return list(given)
+    names = [str(name) for name in sample[0]]
     lower = {name.lower(): name for name in names if name != label}
     for pair in PAIR_NAMES:
         if all(name in lower for name in pair):

@@ -292,9 +292,8 @@ class Ladder:
             seconds = Clock(**read_object(described)["seconds"])
             model = open_text_model(folder / "model")
         else:
-            with stopwatch() as watch:
+            with stopwatch() as seconds:
                 model = make()
-            seconds = watch.spent
             save_text_model(folder / "model", model)
             write_text(described, json.dumps({"title": title, "seconds": asdict(seconds)}) + "\n")
         self.candidates.append(candidate(name, title, model, self.inspection, seconds))

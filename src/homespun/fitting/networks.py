@@ -17,7 +17,7 @@ from homespun.commands.distill import distill
 from homespun.commands.finetune import finetune
 from homespun.commands.preparation import Reading, make_corpus, open_tokenizer, reading, train_tokenizer
 from homespun.commands.pretrain import pretrain
-from homespun.commands.recipe import finetune_recipe, pretrain_recipe
+from homespun.commands.recipe import FinetuneRecipe, finetune_recipe, pretrain_recipe
 from homespun.config import Tree
 from homespun.data.labels import Labels
 from homespun.errors import UserError
@@ -25,8 +25,7 @@ from homespun.fitting.candidates import METRICS, score
 from homespun.fitting.inspection import Inspection
 from homespun.hf.open import open_for_inference
 from homespun.inference.predict import embed_rows
-from homespun.io.atomic import write_text
-from homespun.io.json import read_object, read_optional
+from homespun.io.json import read_object, read_optional, write_lines
 from homespun.metrics.calibration import DEFAULT_RULE
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
@@ -231,9 +230,8 @@ def write_parts(inspection: Inspection, folder: Path) -> dict[str, Path]:
     """Write the training and validation examples for `finetune`, with the columns of the user's files."""
     files = {}
     for name, examples in (("train", inspection.train), ("validation", inspection.validation)):
-        records = map(inspection.data.example_record, examples)
         files[name] = folder / f"{name}.jsonl"
-        write_text(files[name], "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        write_lines(files[name], map(inspection.data.example_record, examples))
     return files
 
 
@@ -241,8 +239,7 @@ def texts_to_read(texts: Sequence[str], training: Iterable[str], folder: Path) -
     """Return the pretraining text: unlabelled files, and the training texts, which are written to ``folder``."""
     own = folder / "texts.jsonl"
     if not own.is_file():
-        lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in training)
-        write_text(own, "".join(lines))
+        write_lines(own, ({"text": text} for text in training))
     return reading([*texts, str(own)], duplicates="exact")
 
 
@@ -303,6 +300,13 @@ def _vocabulary_size(read: Reading) -> int:
     return int(np.clip(characters // _CHARACTERS_PER_TOKEN, 400, _VOCABULARY))
 
 
+def open_recipe(run: Path, name: str, settings: Sequence[str]) -> tuple[FinetuneRecipe, bool]:
+    """Return the recipe of a stopped run and True, or for a new run the recipe ``name`` with ``settings`` and False."""
+    config = run / "config.yaml"
+    resume = config.is_file()
+    return finetune_recipe(str(config) if resume else name, [] if resume else settings), resume
+
+
 def finetune_source(
     source: Source,
     inspection: Inspection,
@@ -328,12 +332,8 @@ def finetune_source(
         display: shows progress.
     """
     if not (run / "result.json").is_file():
-        resume = (run / "config.yaml").is_file()
-        if resume:
-            recipe = finetune_recipe(str(run / "config.yaml"), [])
-        else:
-            name, settings = finetuning_settings(source, inspection, files, own=own, seconds=seconds, memory=memory)
-            recipe = finetune_recipe(name, settings)
+        name, settings = finetuning_settings(source, inspection, files, own=own, seconds=seconds, memory=memory)
+        recipe, resume = open_recipe(run, name, settings)
         train = recipe.train
         display.line(
             f"fine-tuning: at most {train.budget.epochs:g} epochs in batches of {train.batch_size}, learning rate "
@@ -367,15 +367,11 @@ def distil_student(
     if not (run / "result.json").is_file():
         depth = open_network(teacher).stored.config.backbone.num_hidden_layers
         layers = layers_of(depth, max(1, int(share * depth)))
-        resume = (run / "config.yaml").is_file()
-        if resume:
-            recipe = finetune_recipe(str(run / "config.yaml"), [])
-        else:
-            data = finetune_recipe(str(teacher / "config.yaml"), []).data.model_dump_json()
-            settings = [f"data={data}", f"train.budget.time={seconds:.0f}", f"train.budget.epochs={_STUDENT_EPOCHS}"]
-            settings += ["train.best_metric=accuracy", "train.validate_every=0.25", "baselines=false"]
-            settings += [] if memory is None else [f"train.budget.memory={memory}"]
-            recipe = finetune_recipe("distil-classify", settings)
+        data = finetune_recipe(str(teacher / "config.yaml"), []).data.model_dump_json()
+        settings = [f"data={data}", f"train.budget.time={seconds:.0f}", f"train.budget.epochs={_STUDENT_EPOCHS}"]
+        settings += ["train.best_metric=accuracy", "train.validate_every=0.25", "baselines=false"]
+        settings += [] if memory is None else [f"train.budget.memory={memory}"]
+        recipe, resume = open_recipe(run, "distil-classify", settings)
         distill(recipe, run, teacher=str(teacher), layers=layers, resume=resume, display=display)
     return open_network(run).calibrated(inspection.validation)
 

@@ -57,7 +57,7 @@ def write_page(result: Tree, folder: Path) -> Path:
 
 def _step(step: str) -> list[Block]:
     """Paragraph with the next step, and its command."""
-    what, _, command = f"{step[0].upper()}{step[1:]}".partition(": homespun ")
+    what, _, command = formats.capitalized(step).partition(": homespun ")
     return paragraphs(f"{what}:" if command else what) + code(f"homespun {command}" if command else "")
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from homespun.commands.preparation import clean_documents
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.fitting.fit import fit
-from homespun.io.atomic import entries, write_text
+from homespun.io.atomic import entries
+from homespun.io.json import write_lines
 from homespun.report.console import Display
 from homespun.text.clean import sentence_spans
 from homespun.text.pydocs import python_documentation
@@ -63,9 +63,9 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
     documents = _collect(display)
     data = out / "data"
     for split, rows in labelled_passages(documents).items():
-        _write_jsonl(data / f"{split}.jsonl", rows)
+        write_lines(data / f"{split}.jsonl", rows)
     unseen = [document for document in documents if not _is_test(document)]
-    _write_jsonl(data / "documents.jsonl", ({"text": d.text, "package": d.label, "source": d.source} for d in unseen))
+    write_lines(data / "documents.jsonl", ({"text": d.text, "package": d.label, "source": d.source} for d in unseen))
     display.line(
         f"{len(documents):,} texts of documentation; the classes are the {CLASSES} packages with the most, whose names "
         "are hidden in the passages"
@@ -142,7 +142,3 @@ def _is_test(document: Document) -> bool:
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,6 @@ _CURVE_SHARES = (0.25, 0.5, 1.0)  # shares of the training examples
 _TIMED = 200  # texts whose prediction is timed
 _ERRORS = 10
 _CHARACTERS = 240
-LEVEL = 0.05
 
 
 _OPTIONS = {
@@ -99,9 +97,8 @@ def open_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:
         if not resume:
             raise UserError(f"{folder} holds a fit; give --resume to continue it, or another --out")
         earlier = read_object(path)
-        different = sorted(
-            name for name, value in settings.model_dump(mode="json").items() if earlier.get(name) != value
-        )
+        given = settings.model_dump(mode="json").items()
+        different = sorted(name for name, value in given if earlier.get(name) != value)
         if set(different) - {"seconds"}:
             raise UserError(f"{folder} was made with another {', '.join(different)}; give the same, or another --out")
         (folder / RESULT).unlink(missing_ok=True)
@@ -116,14 +113,6 @@ def copy_folder(source: Path, target: Path) -> None:
         shutil.copytree(source, temporary)
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """Predictions of one candidate for the test examples."""
-
-    rows: NDArray[np.int64]
-    predictions: Sequence[Mapping[str, object]]
-
-
 def summarise(
     inspection: Inspection,
     candidates: Sequence[Candidate],
@@ -131,7 +120,7 @@ def summarise(
     settings: FitSettings,
     skipped: Sequence[str],
     start: float,
-) -> tuple[Tree, dict[str, Predictions]]:
+) -> tuple[Tree, dict[str, Sequence[Mapping[str, object]]]]:
     """Measure all candidates on the test examples.
 
     Args:
@@ -143,7 +132,7 @@ def summarise(
         start: start of the fit, by `time.monotonic`.
 
     Returns:
-        The content of ``result.json``, and the predictions by name.
+        The content of ``result.json``, and by name the prediction of each test example.
     """
     metric, examples = METRICS[inspection.task], inspection.measured
     measured = {one.name: _test(one, inspection) for one in candidates}
@@ -161,7 +150,7 @@ def summarise(
         "selected": final.name,
         "title": final.title,
         "test": test,
-        "interval": _interval(test, metric, scores[final.name]),
+        "interval": wilson_interval(test["accuracy"], len(examples)) if metric == "accuracy" else None,
         "labels": None if inspection.labels is None else list(inspection.labels.names),
         "examples": {name: len(getattr(inspection, name)) for name in ("train", "validation", "test")},
         "test_from": inspection.test_from,
@@ -181,8 +170,7 @@ def summarise(
     }
     result["next"] = next_steps(result, settings)
     result["seconds"] = time.monotonic() - start
-    rows = np.arange(len(examples))
-    return result, {name: Predictions(rows, one.predictions) for name, one in measured.items()}
+    return result, {name: one.predictions for name, one in measured.items()}
 
 
 def write_results(folder: Path, result: Tree) -> None:
@@ -212,16 +200,12 @@ def _row(one: Candidate, test: Metrics, scores: Mapping[str, NDArray[np.float64]
         differences = scores[selected] - scores[one.name]
         row["difference"] = float(differences.mean())
         row["difference_interval"] = bootstrap_interval(differences)
-        row["p"] = permutation_test(differences, 1.0 if set(np.unique(np.abs(differences))) <= {0.0, 1.0} else None)
+        row["p"] = permutation_test(differences, 1.0 if np.isin(differences, (-1, 0, 1)).all() else None)
     return row
 
 
 def _plain(metrics: Metrics) -> Metrics:
     return {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
-
-
-def _interval(test: Metrics, metric: str, scores: NDArray[np.float64]) -> tuple[float, float] | None:
-    return wilson_interval(float(test["accuracy"]), len(scores)) if metric == "accuracy" else None
 
 
 def _never_predicted(test: Metrics) -> list[str]:

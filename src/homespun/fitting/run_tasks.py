@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from homespun.data.token_labels import TaggedWords
 from homespun.errors import UserError
 from homespun.fitting.inspection import LABEL_NAMES, RunTaskName
 from homespun.fitting.results import FitSettings
-from homespun.io.atomic import write_text
+from homespun.io.json import write_lines
 from homespun.report import formats
 from homespun.tasks.seq2seq_data import TextPairsData
 from homespun.tasks.taggers import TaggedData
@@ -162,11 +161,11 @@ def _hold_out(
 
 
 def write_examples(parts: Mapping[str, Sequence[Example]], folder: Path) -> dict[str, Path]:
+    """Write a file of each part, with `RunTask.example_columns`."""
     files = {}
     for name, examples in parts.items():
         files[name] = folder / f"{name}.jsonl"
-        lines = (json.dumps(_record(example), ensure_ascii=False) + "\n" for example in examples)
-        write_text(files[name], "".join(lines))
+        write_lines(files[name], map(_record, examples))
     return files
 
 

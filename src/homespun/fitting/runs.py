@@ -16,14 +16,13 @@ import numpy as np
 from homespun.commands.finetune import finetune
 from homespun.commands.predict import evaluate
 from homespun.commands.preparation import Reading, reading
-from homespun.commands.recipe import finetune_recipe
 from homespun.config import Tree
 from homespun.data.token_labels import TaggedWords
 from homespun.errors import UserError
 from homespun.fitting.candidates import score, stopwatch
 from homespun.fitting.card import write_card
 from homespun.fitting.linear_tagger import LINEAR, LINEAR_TITLE, TaggerFit, fit_tagger, plan_tagger
-from homespun.fitting.networks import MAX_LENGTH, MIN_CHARACTERS, pretrain_on, texts_to_read
+from homespun.fitting.networks import MAX_LENGTH, MIN_CHARACTERS, open_recipe, pretrain_on, texts_to_read
 from homespun.fitting.page import write_page
 from homespun.fitting.results import FitSettings, copy_folder, next_steps, open_folder, write_results
 from homespun.fitting.run_tasks import Example, RunTask, divide, texts_of_example, write_examples
@@ -144,11 +143,11 @@ class _RunFit:
         path = next(iter(self.stored), None)
         masked = path is not None and _kind(self.stored[path]) == "encoder"
         recipe = "spun-encoder" if masked else "spun-decoder"
-        with stopwatch() as watch:
+        with stopwatch() as spent:
             run, trained = self.pretrain(read, recipe, path, _TRAINING_SHARE * self.left())
         title = "own language model" if path is None else f"{Path(path).name}, trained further"
         unigram = next(iter(trained["unigram_baseline"].values()))
-        row = {"name": "model", "title": title, "parameters": trained["parameters"], **_seconds(asdict(watch.spent))}
+        row = {"name": "model", "title": title, "parameters": trained["parameters"], **_seconds(asdict(spent))}
         losses = _losses(trained["validation"]["loss"])
         rows = [
             {"name": "unigram", "title": "unigram baseline", "parameters": 0, **_seconds({})} | _both(_losses(unigram)),
@@ -219,12 +218,12 @@ class _RunFit:
         if plan.share < 1:
             self.display.line(f"{LINEAR_TITLE}: learns from {plan.share:.0%} of the examples; give more --time")
         data = TaggedData(words=self.task.texts[0], tags=self.task.target)
-        with stopwatch() as watch:
+        with stopwatch() as spent:
             found = fit_tagger(data, parts, plan, seed=self.settings.seed)
         found.model.save(self.folder / "candidates" / LINEAR / "model")
-        self.reserved = watch.spent.wall  # wall time of the last training
+        self.reserved = spent.wall  # wall time of the last training
         row = {"name": LINEAR, "title": LINEAR_TITLE, "parameters": found.model.parameters}
-        return found, row | _seconds(asdict(watch.spent)) | {"validation": _plain(found.measure("validation"))}
+        return found, row | _seconds(asdict(spent)) | {"validation": _plain(found.measure("validation"))}
 
     def _may_train_network(self, parts: Mapping[str, Sequence[Example]]) -> bool:
         """Return False and print the reason if time or text do not suffice for a network; only for tags."""
@@ -268,7 +267,7 @@ class _RunFit:
         run, described = folder / "run", folder / "candidate.json"
         if not described.is_file():
             started = time.monotonic()
-            with stopwatch() as watch:
+            with stopwatch() as spent:
                 if path is None:
                     recipe = "spun-encoder" if self.task.name == "token-classification" else "spun-encoder-decoder"
                     texts = (text for example in parts["train"] for text in texts_of_example(example))
@@ -279,12 +278,10 @@ class _RunFit:
                     own, stored = False, self.stored[path]
                 left = max(20.0, _TRAINING_SHARE * (seconds - (time.monotonic() - started)))
                 if not (run / "result.json").is_file():
-                    resume = (run / "config.yaml").is_file()
-                    made = [] if resume else self._finetuning(stored, parts, files, left, own=own)
                     base = "tag" if self.task.name == "token-classification" else "summarize"
-                    recipe_ = finetune_recipe(str(run / "config.yaml") if resume else base, made)
-                    finetune(recipe_, run, start_from=path, resume=resume, display=self.display)
-            write_text(described, json.dumps(asdict(watch.spent)) + "\n")
+                    found, resume = open_recipe(run, base, self._finetuning(stored, parts, files, left, own=own))
+                    finetune(found, run, start_from=path, resume=resume, display=self.display)
+            write_text(described, json.dumps(asdict(spent)) + "\n")
         return run, read_object(run / "result.json"), read_object(described)
 
     def _finetuning(

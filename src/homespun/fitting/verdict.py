@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from homespun.config import Tree
-from homespun.report import formats
-
-LEVEL = 0.05
+from homespun.report import formats, significance
 
 
 def verdict(result: Tree, folder: Path) -> list[str]:
@@ -37,14 +35,15 @@ def headline(result: Tree) -> list[str]:
             f"the unigram baseline has {baseline:.3f}.",
             f"{formats.count(result['examples']['tokens'])} tokens of text; {cost['parameters']:,} parameters.",
         ]
-    count = result["examples"]["test"] or result["examples"]["validation"]
+    part = "validation" if result["test_from"] == "none" else "test"
+    count = result["examples"][part]
     held_out = " (held out of the training files)" if result["test_from"] == "split" else ""
     interval = result["interval"]
     shown = f", 95 % interval {_percent(interval[0])} to {_percent(interval[1])}" if interval else ""
     value = metric_text(test[metric], result["task"])
     lines = [
         f"Selected: {result['title']}.",
-        f"{_capitalized(formats.metric_title(metric))} {value} on {count:,} test examples{held_out}{shown}"
+        f"{formats.capitalized(formats.metric_title(metric))} {value} on {count:,} {part} examples{held_out}{shown}"
         + (f"; macro F1 {_percent(test['macro_f1'])}" if "macro_f1" in test else "")
         + ".",
     ]
@@ -64,7 +63,7 @@ def headline(result: Tree) -> list[str]:
 def _difference(result: Tree, rival: Tree) -> str:
     low, high = rival["difference_interval"]
     better = "better" if rival["difference"] > 0 else "worse"
-    significant = "significant" if rival["p"] < LEVEL else "not significant"
+    significant = "significant" if rival["p"] < significance.LEVEL else "not significant"
     if result["task"] == "regression":
         amount = f"absolute error {abs(rival['difference']):.3g} {'lower' if rival['difference'] > 0 else 'higher'}"
         return f"Next best on validation: {rival['title']}; {amount} ({significant}, p={rival['p']:.2g})."
@@ -104,7 +103,8 @@ def problems(result: Tree) -> list[str]:
     """Return warnings, skipped candidates and classes without a correct prediction."""
     lines = []
     if names := result["never_predicted"]:
-        lines.append(f"Recall 0: {formats.listed(names)}; no test example of {_these(names)} was classified correctly.")
+        these = "this class" if len(names) == 1 else "these classes"
+        lines.append(f"Recall 0: {formats.listed(names)}; no test example of {these} was classified correctly.")
     lines += [f"Warning: {text}." for text in result["warnings"]]
     lines += [f"Skipped: {text}." for text in result["skipped"]]
     return lines
@@ -114,17 +114,12 @@ def commands(result: Tree, folder: Path) -> list[str]:
     """Return the commands that use the model."""
     name = shlex.quote(str(folder))
     if result["task"] == "language-model":
-        embed = f'python -c \'import homespun; print(homespun.open("{folder}").embed(["A text."]))\''
+        code = (
+            f'import homespun; print(homespun.open({json.dumps(str(folder), ensure_ascii=False)}).embed(["A text."]))'
+        )
+        embed = f"python -c {shlex.quote(code)}"
         return [embed] if result["masked"] else [f'homespun generate {name} --prompt "The"', embed]
     return [f'homespun predict {name} "A text."', f"homespun predict {name} --input FILE --out predictions.csv"]
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _these(names: Sequence[str]) -> str:
-    return "this class" if len(names) == 1 else "these classes"
 
 
 def metric_text(value: float | None, task: str) -> str:

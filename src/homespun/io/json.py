@@ -1,12 +1,14 @@
-"""Readers of untrusted JSON files."""
+"""Readers of untrusted JSON files, and a writer of JSON Lines."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from homespun.errors import UserError, first_line
+from homespun.io.atomic import write_text
 
 
 def read_json(path: Path) -> Any:
@@ -36,3 +38,8 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_optional(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file; empty if the file is missing."""
     return read_object(path) if path.is_file() else {}
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write a file of JSON Lines atomically."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

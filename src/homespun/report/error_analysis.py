@@ -89,7 +89,7 @@ def calibration_table(record: RunRecord, name: str) -> Table | None:
         value("temperature", lambda row: row[1], formats.share),
         value("calibration error", lambda row: row[2].ece, formats.percent),
         value("log loss", lambda row: row[2].log_loss, formats.loss),
-        note=f"{note} {_sentence(why)}" if why else note,
+        note=f"{note} {formats.capitalized(formats.text(why))}." if why else note,
     )
 
 
@@ -107,16 +107,11 @@ def thresholds_table(record: RunRecord, name: str) -> Table | None:
         f"0.5, {formats.share(scores[1])} with these thresholds, {formats.share(scores[2])} cross-validated."
     )
     if why := rule.thresholds_why:
-        note += f" {_sentence(why)}"
+        note += f" {formats.capitalized(formats.text(why))}."
     one = len(set(thresholds)) == 1
     rows = (("all", thresholds[0]),) if one else tuple(zip(labels, thresholds, strict=False))
     columns = (*texts("label"), *numbers(formats.share, "threshold"))
     return Table(name, f"Decision thresholds of {record.name}", columns, rows, note)
-
-
-def _sentence(words: object) -> str:
-    written = formats.text(words)
-    return f"{written[:1].upper()}{written[1:]}."
 
 
 def reliability_plot(found: Calibration | None, name: str) -> Plot | None:

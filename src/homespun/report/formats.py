@@ -178,6 +178,11 @@ def _pair(value: object) -> tuple[float | None, float | None]:
     return (number(value[0]), number(value[1])) if isinstance(value, (tuple, list)) else (None, None)
 
 
+def capitalized(sentence: str) -> str:
+    """Return a sentence with a capital letter at its start; the others stay."""
+    return sentence[:1].upper() + sentence[1:]
+
+
 def listed(names: Sequence[str]) -> str:
     """Join at least one name: ``a, b and c``."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

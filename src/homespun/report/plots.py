@@ -85,7 +85,7 @@ def loss_plots(lines: Sequence[Line], axes: Sequence[Axis], prefix: str) -> list
         losses = [_losses(line, mean, term) for line, mean in zip(lines, means, strict=True)]
         if any(one.train.values or one.validation.values for one in losses):
             for axis in axes:
-                caption = f"{title[0].upper()}{title[1:]} by {axis.name}"
+                caption = f"{formats.capitalized(title)} by {axis.name}"
                 ylabel = f"{title} (nats)" if named in _NATS else title
                 plots.append(_draw(f"{prefix}{file}-by-{axis.name}", caption, ylabel, losses, axis))
     return plots
