@@ -75,9 +75,9 @@ def test_the_card_of_a_folder_for_transformers_and_of_odd_names(
     described = result | {
         "labels": [odd, "money", "sport"],
         "title": used["title"],
-        "candidates": [used],
+        "candidates": [used, result["candidates"][1] | {"name": "finetuned-2", "title": odd}],
         "never_predicted": [odd],
-        "settings": result["settings"] | {"start_from": ["owner/checkpoint"]},
+        "settings": result["settings"] | {"start_from": ["owner/checkpoint", "owner/other"]},
     }
     for name, folder in (("BertModel", run), ("BertForSequenceClassification", run / "hf")):
         (run / "hf" / "config.json").write_text(json.dumps({"architectures": [name]}))

@@ -139,7 +139,9 @@ def _measured_on(result: Tree) -> tuple[str, str]:
 def _base_models(result: Tree) -> list[str]:
     """Hub names of the checkpoints in the selected model; local folders are left out."""
     sources: list[str] = result["settings"]["start_from"]
-    used = [one["name"].rpartition("-") for one in result["candidates"] if one["title"] in result["title"]]
+    title = result["title"].removeprefix("student of ").removeprefix("average of ")
+    members = [one for one in result["candidates"] if one["title"] == title or title.startswith(f"{one['title']} (")]
+    used = [one["name"].rpartition("-") for one in members]
     names = {sources[int(number) - 1] for kind, _, number in used if kind in ("frozen", "finetuned")}
     if result["task"] == "language-model":
         names = set(sources)

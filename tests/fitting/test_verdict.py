@@ -1,0 +1,45 @@
+"""Sentences and commands about the result of a fit."""
+
+import ast
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homespun.errors import UserError
+from homespun.fitting.fit import fit
+from homespun.fitting.verdict import commands, headline
+
+
+@pytest.mark.parametrize(("test_from", "part"), [("none", "validation"), ("files", "test"), ("split", "test")])
+def test_the_headline_names_the_part_that_was_measured(test_from: str, part: str) -> None:
+    result: dict[str, Any] = {
+        "task": "classification",
+        "metric": "accuracy",
+        "title": "linear model",
+        "test": {"accuracy": 0.75},
+        "interval": None,
+        "examples": {"train": 100, "validation": 40, "test": 0 if test_from == "none" else 60},
+        "test_from": test_from,
+        "next_best": None,
+        "candidates": [],
+        "cost": {"parameters": 12},
+    }
+    (sentence,) = (line for line in headline(result) if "75.0 %" in line)
+    assert f"{60 if part == 'test' else 40} {part} examples" in sentence
+
+
+def test_commands_quote_the_folder() -> None:
+    folder = Path('it\'s a "fit"')
+    (command,) = commands({"task": "language-model", "masked": True}, folder)
+    program, flag, code = shlex.split(command)
+    assert (program, flag) == ("python", "-c")
+    assert str(folder) in [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
+
+
+@pytest.mark.parametrize("latency", [0.0, -1.0, float("nan")])
+def test_a_latency_that_no_model_has_is_refused(tmp_path: Path, latency: float) -> None:
+    with pytest.raises(UserError, match="latency="):
+        fit([str(tmp_path / "train.csv")], tmp_path / "run", latency=latency)
+    assert not (tmp_path / "run").exists()
