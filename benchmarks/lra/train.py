@@ -211,7 +211,7 @@ def scoreboard(result: Mapping[str, Any]) -> tuple[Table, Table, Table]:
         interval = None if score is None else wilson_interval(score, model["rows"])
         scores.append((model["name"], score, interval, published[model["name"]]))
     scores.append(("majority class", result["majority"], None, None))
-    interval_column = Column("95 % interval", formats.interval, parts=("low", "high"))
+    interval_column = Column("95 % interval", formats.interval)
     columns: tuple[Column, ...] = (name, accuracy, interval_column, Column("published", formats.percent))
     title = f"Long Range Arena, {result['task']}: accuracy on {result['rows']['test']:,} test rows"
     accuracies = Table("lra", title, columns, tuple(scores))

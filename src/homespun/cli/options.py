@@ -42,13 +42,7 @@ def check_source(source: str | None) -> str | None:
 
 
 def check_recipe(recipe: str, overrides: Sequence[str], kind: str | None = None) -> None:
-    """Refuse unknown keys, wrong values and missing files of a recipe, before torch is imported.
-
-    Args:
-        recipe: name or YAML file.
-        overrides: ``KEY=VALUE`` each.
-        kind: ``pretrain`` or ``finetune``, where no other will do.
-    """
+    """Refuse unknown keys, wrong values, missing files and another ``kind`` of a recipe, before torch is imported."""
     from homespun import recipes
 
     data = recipes.check_recipe(recipe, overrides, kind=kind).get("data", {})

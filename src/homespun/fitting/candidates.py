@@ -51,27 +51,16 @@ def stopwatch() -> Iterator[Clock]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model with its outputs on the validation examples.
+    """A model with its outputs on the validation examples."""
 
-    Attributes:
-        name: key in results, and name of its folder.
-        title: name in tables.
-        model: the model; ``None`` for the baseline of the majority class or the mean, which reads no text.
-        outputs: (examples,) numbers or (examples, classes) logits of the validation examples.
-        decision: temperature and thresholds.
-        validation: metrics of the validation examples.
-        seconds: time of its training.
-        latency: median milliseconds of the prediction of one text.
-    """
-
-    name: str
-    title: str
-    model: TextModel | None
-    outputs: Floats
+    name: str  # key in results, and name of its folder
+    title: str  # name in tables
+    model: TextModel | None  # None: the baseline of the majority class or the mean, which reads no text
+    outputs: Floats  # (examples,) numbers or (examples, classes) logits of the validation examples
     decision: DecisionRule
     validation: Metrics
-    seconds: Clock
-    latency: float = 0.0
+    seconds: Clock  # of its training
+    latency: float = 0.0  # median milliseconds of the prediction of one text
 
 
 def measure_latency(model: TextModel, examples: Sequence[LabelledText]) -> float:

@@ -118,13 +118,8 @@ def fit_examples(
 ) -> Tree:
     """Train and select a model on examples in memory; see `fit`.
 
-    Args:
-        inspection: the examples.
-        folder: a new folder; with ``resume`` that of a stopped fit.
-        settings: time, texts and pretrained models; for ``resume`` they must be those of the stopped fit.
-        resume: continue the fit in ``folder``.
-        display: shows decisions and progress.
-        start: start of the time, by `time.monotonic`; now by default.
+    Of ``settings``, time, texts and pretrained models are used; with ``resume`` they must be those of the stopped fit
+    in ``folder``. The time starts at ``start``, by `time.monotonic`; now by default.
     """
     display, start = display or Display(json=True), time.monotonic() if start is None else start
     sources = [open_source(path, inspection) for path in settings.start_from]

@@ -58,25 +58,16 @@ _RARE = 20  # examples of a class, below which it is named
 
 @dataclass(frozen=True)
 class Inspection:
-    """Examples in three splits, with columns, task, decisions and warnings.
-
-    Attributes:
-        data: columns.
-        labels: classes; ``None`` for numbers.
-        train, validation, test: examples; no text is in two of them.
-        test_from: ``files``; ``split``: held out of the training files; ``none``: there is no test.
-        decisions: choices with their reasons, one line each.
-        warnings: what may spoil the result, a line each.
-    """
+    """Examples in three splits, which have no text in common, with columns, task, decisions and warnings."""
 
     data: TextsData
-    labels: Labels | None
+    labels: Labels | None  # None: numbers
     train: Sequence[LabelledText]
     validation: Sequence[LabelledText]
     test: Sequence[LabelledText]
-    test_from: Literal["files", "split", "none"]
-    decisions: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    test_from: Literal["files", "split", "none"]  # split: held out of the training files; none: there is no test
+    decisions: list[str] = field(default_factory=list)  # choices with their reasons, a line each
+    warnings: list[str] = field(default_factory=list)  # what may spoil the result, a line each
 
     @property
     def task(self) -> TextTaskName:
@@ -106,17 +97,9 @@ def inspect(
     task: TextTaskName = "auto",
     seed: int = 0,
 ) -> Inspection:
-    """Read labelled files, and divide them.
+    """Read labelled files, find their columns and the task where not given, and divide the examples.
 
-    Args:
-        train: files, globs or folders.
-        test: the same; empty: a fifth of the training examples is held out.
-        text: columns of the text; one, several to be joined, or found by name and content.
-        label: column of the label; found by name and content where not given.
-        columns: names of the columns of a csv without a header.
-        encoding: character encoding of text files; detected where not given.
-        task: kind of the task; ``auto``: from the labels.
-        seed: random seed of the splits.
+    The arguments are those of `homespun.fitting.fit.fit`.
 
     Raises:
         UserError: files that cannot be read, columns that are missing or ambiguous, one class, too few examples.

@@ -65,21 +65,13 @@ _MODERNBERT_HEAD = {
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A pretrained model to start from.
+    """A pretrained model to start from."""
 
-    Attributes:
-        path: run, model folder, Hugging Face folder or name.
-        stored: the model without a head.
-        length: maximum tokens of a text.
-        texts_per_second: measured speed of prediction.
-        tokens_per_word: tokens per word of the training texts; words are separated by white space.
-    """
-
-    path: str
-    stored: ModelBundle
-    length: int
-    texts_per_second: float
-    tokens_per_word: float
+    path: str  # run, model folder, Hugging Face folder or name
+    stored: ModelBundle  # without a head
+    length: int  # maximum tokens of a text
+    texts_per_second: float  # measured speed of prediction
+    tokens_per_word: float  # of the training texts; words are separated by white space
 
 
 def open_source(path: str, inspection: Inspection) -> Source:
@@ -255,14 +247,8 @@ def pretrain_on(
 ) -> tuple[str, Tree]:
     """Pretrain a new model with a new tokenizer, or a checkpoint; resumes a stopped training.
 
-    Args:
-        read: the text.
-        folder: for the tokenizer, the corpus and the run.
-        recipe: recipe of the objective, and of a new model.
-        start_from: checkpoint to continue from.
-        seconds: for all of it.
-        memory: limit in bytes.
-        display: shows progress.
+    ``folder`` gets the tokenizer, the corpus and the run, which take ``seconds`` together. ``recipe`` defines the
+    objective, and a new model.
 
     Returns:
         The run, and its result.
@@ -318,18 +304,10 @@ def finetune_source(
     memory: int | None,
     display: Display,
 ) -> NetworkTextModel:
-    """Fine-tune all weights of a model within a time limit; resumes a stopped training.
+    """Fine-tune all weights of a model on the ``files`` of `write_parts`; resumes a stopped training.
 
-    Args:
-        source: the model.
-        inspection: the examples.
-        files: written by `write_parts`.
-        run: run folder.
-        own: a model pretrained here, with ModernBERT's head; a checkpoint has one on the mean of the tokens, or a CNN
-            if it is small.
-        seconds: time of the training.
-        memory: limit in bytes.
-        display: shows progress.
+    An ``own`` model, which was pretrained here, has ModernBERT's head; a checkpoint has one on the mean of the tokens,
+    or a CNN if it is small.
     """
     if not (run / "result.json").is_file():
         name, settings = finetuning_settings(source, inspection, files, own=own, seconds=seconds, memory=memory)
@@ -353,16 +331,9 @@ def distil_student(
     memory: int | None,
     display: Display,
 ) -> NetworkTextModel:
-    """Distil a fine-tuned classifier into a student of its evenly spaced layers; resumes a stopped training.
+    """Distil the classifier of the run ``teacher`` into a student; resumes a stopped training.
 
-    Args:
-        teacher: run of the classifier.
-        share: share of its layers that the student may have, at least one.
-        inspection: the examples.
-        run: run folder.
-        seconds: time of the training.
-        memory: limit in bytes.
-        display: shows progress.
+    The student has a ``share`` of the layers, at least one, evenly spaced.
     """
     if not (run / "result.json").is_file():
         depth = open_network(teacher).stored.config.backbone.num_hidden_layers

@@ -121,15 +121,9 @@ def summarise(
     skipped: Sequence[str],
     start: float,
 ) -> tuple[Tree, dict[str, Sequence[Mapping[str, object]]]]:
-    """Measure all candidates on the test examples.
+    """Measure all candidates on the test examples; the saved model of ``final`` is measured in place of its candidate.
 
-    Args:
-        inspection: the examples.
-        candidates: all that were trained.
-        final: the selected one, with the model that was saved.
-        settings: settings of the fit.
-        skipped: reasons why a candidate was not trained.
-        start: start of the fit, by `time.monotonic`.
+    ``skipped`` are reasons why a candidate was not trained; ``start`` of the fit is by `time.monotonic`.
 
     Returns:
         The content of ``result.json``, and by name the prediction of each test example.

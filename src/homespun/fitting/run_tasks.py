@@ -36,19 +36,12 @@ Example = TaggedWords | SourceTargetPair
 
 @dataclass(frozen=True)
 class RunTask:
-    """A task and its columns.
-
-    Attributes:
-        name: kind of the task.
-        texts: columns of the text, the words or the source.
-        target: column of the tags or of the target text; empty for a language model.
-        decision: reason for the task, one line for the console.
-    """
+    """A task and its columns."""
 
     name: RunTaskName
-    texts: tuple[str, ...]
-    target: str
-    decision: str
+    texts: tuple[str, ...]  # columns of the text, the words or the source
+    target: str  # column of the tags or of the target text; empty for a language model
+    decision: str  # reason for the task, one line for the console
 
     @property
     def example_columns(self) -> dict[str, str]:

@@ -34,45 +34,26 @@ _GREY = "#5a5a57"
 
 @dataclass(frozen=True)
 class AttentionPanel:
-    """Attention pattern of one head, or of several equal heads.
+    """Attention pattern of one head, or of several equal heads; rows are queries, columns keys."""
 
-    Args:
-        title: names of the layers and heads.
-        share: visible pairs of tokens / all pairs.
-        parts: name of `PARTS` -> (cells, cells) float: share of the cell's pairs visible by that part; rows are
-            queries, columns keys, and a cell is `AttentionPlot.cell` tokens wide.
-        annotation: text across the panel.
-        order: order of the tokens on both axes, if not the order of the text.
-    """
-
-    title: str
-    share: float
-    parts: Mapping[str, np.ndarray]
-    annotation: str = ""
-    order: str = ""
+    title: str  # names of the layers and heads
+    share: float  # visible pairs of tokens / all pairs
+    parts: Mapping[str, np.ndarray]  # by name of `PARTS`: (cells, cells) share of the pairs visible by that part
+    annotation: str = ""  # across the panel
+    order: str = ""  # of the tokens on both axes, if not the order of the text
 
 
 @dataclass(frozen=True)
 class AttentionPlot:
-    """Attention patterns of one model.
-
-    Args:
-        title: title of the model.
-        about: a line below the title.
-        length: number of tokens of the text.
-        cell: width of a cell in tokens.
-        groups: the panels, grouped by layer.
-        depth: (cells, cells) int: number of layers after which a key influences a query of the cell; 0: never.
-        reached: share of all possible pairs after each layer.
-    """
+    """Attention patterns of one model."""
 
     title: str
-    about: str
-    length: int
-    cell: int
-    groups: Sequence[Sequence[AttentionPanel]]
-    depth: np.ndarray
-    reached: Sequence[float]
+    about: str  # a line below the title
+    length: int  # tokens of the text
+    cell: int  # width of a cell in tokens
+    groups: Sequence[Sequence[AttentionPanel]]  # by layer
+    depth: np.ndarray  # (cells, cells) int: layers after which a key influences a query of the cell; 0: never
+    reached: Sequence[float]  # share of all possible pairs after each layer
 
 
 def draw_attention(picture: AttentionPlot) -> Plot:

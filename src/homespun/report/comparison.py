@@ -184,16 +184,9 @@ class Report:
         title: str,
         values: Mapping[str, Sequence[float]],
         stages: Sequence[str],
-        writers: tuple[Writer, Writer],
+        writers: tuple[Writer, Writer],  # of a number, and of a mean with its deviation
     ) -> list[Block]:
-        """Build ablations of one quantity.
-
-        Args:
-            name, title: file name and title.
-            values: numbers of each training by variant.
-            stages: stages whose settings are compared.
-            writers: formats of a number, and of a mean with its deviation.
-        """
+        """Build ablations of one quantity, ``values`` of each training by variant, along the settings of ``stages``."""
         drawn, listed = [], []
         for found in tables.ablations(self.comparison, values, stages):
             file = f"{slug(name)}-along-{slug(found.setting)}"

@@ -21,10 +21,7 @@ _FEW = 500  # test examples, below which only large differences are significant
 def advice(comparison: Comparison, tasks: Sequence[TaskComparison], seconds: Mapping[str, float]) -> list[str]:
     """Recommend a variant: a sentence over all tasks if there are several, then a paragraph for each task.
 
-    Args:
-        comparison: the comparison.
-        tasks: evaluations of its tasks.
-        seconds: duration of a training by variant.
+    ``seconds`` is the duration of a training by variant.
     """
     judged = [task for task in tasks if task.best is not None]
     paragraphs = [_task(task, seconds) for task in judged]
@@ -94,12 +91,7 @@ def _by_other_metrics(task: TaskComparison) -> list[tuple[str, tuple[str, object
 
 
 def _losses(group: Sequence[Variant], *, alone: bool) -> str:
-    """Describe validation losses of a comparison without tasks, tested over seeds; empty without losses.
-
-    Args:
-        group: variants with comparable losses.
-        alone: no other group has losses.
-    """
+    """Describe comparable validation losses, tested over seeds; ``alone``: no other group has losses."""
     found = {v.name: values for v in group if (values := v.validation_losses())}
     if not found:
         return ""

@@ -13,7 +13,7 @@ from homespun.comparison_results import Crossover, SignificanceTest
 from homespun.report import formats
 from homespun.report.comparison_quality import Candidate, TaskComparison, compare_seeds
 from homespun.report.comparison_records import Comparison, TrialRecord, Variant
-from homespun.report.document import Getter, Row, Table, numbers, slug, spreads, text, texts, value
+from homespun.report.document import Getter, Row, Table, numbers, slug, text, texts, value
 from homespun.report.formats import FURTHER_METRICS, Writer, metric_title, number
 from homespun.report.records import Tree, architecture, final_losses, flatten
 from homespun.report.tables import difference_table, different_rows, resource_table
@@ -103,12 +103,7 @@ def pairs(task: TaskComparison) -> Table | None:
 
 
 def held_out_losses(group: Sequence[Variant], name: str) -> Table | None:
-    """Build a table of held-out losses of pretraining, tested over seeds; None without losses.
-
-    Args:
-        group: variants with comparable losses.
-        name: name of the table.
-    """
+    """Build a table of comparable held-out losses of pretraining, tested over seeds; None without losses."""
     losses = {variant.name: found for variant in group if (found := variant.validation_losses())}
     order = sorted(losses, key=lambda name: fmean(losses[name]))
     tests = {b: test for (a, b), test in compare_seeds(losses).items() if a == order[0]}
@@ -311,11 +306,7 @@ def ablations(comparison: Comparison, values: Mapping[str, Sequence[float]], sta
     """Find settings that vary between variants with all else equal, with the quality.
 
     All else includes what a stage starts from (recipe, model, word vectors), which is never the varied setting.
-
-    Args:
-        comparison: the comparison.
-        values: metric of each training by variant.
-        stages: stages whose settings are compared.
+    ``values`` are the metric of each training by variant; the settings are those of ``stages``.
     """
     done = {v.name: v.done[0] for v in comparison.variants if values.get(v.name) and v.done}
     settings = {name: _settings(trial, stages) for name, trial in done.items()}
@@ -368,6 +359,6 @@ def _in_order(line: Sequence[tuple[object, float, float | None]]) -> list[tuple[
 
 def ablation_table(found: Ablation, title: str, name: str, write: Writer) -> Table:
     """Build a table of the points of an ablation."""
-    columns = (*texts("all else", found.setting), *spreads(write, title))
+    columns = (*texts("all else", found.setting), *numbers(write, title))
     rows = tuple((rest or None, value, (mean, dev)) for rest, line in found.lines.items() for value, mean, dev in line)
     return Table(name, f"Along {found.setting}", columns, rows).without_empty_columns()

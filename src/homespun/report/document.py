@@ -32,19 +32,18 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table.
-
-    Args:
-        title: heading.
-        write: formats a value.
-        numeric: aligned to the right.
-        parts: names of the members of tuple values, which are one cell on a page and separate columns in a CSV file.
-    """
+    """Column of a table."""
 
     title: str
     write: Writer = formats.text
-    numeric: bool = True
-    parts: tuple[str, ...] = ()
+    numeric: bool = True  # aligned to the right
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the members of pairs, which are one cell on a page and separate columns in a CSV file."""
+        if self.write in (formats.spread, formats.share_spread, formats.loss_spread):
+            return ("mean", "deviation")
+        return ("low", "high") if self.write in (formats.interval, formats.points_interval) else ()
 
 
 def texts(*titles: str) -> tuple[Column, ...]:
@@ -53,17 +52,8 @@ def texts(*titles: str) -> tuple[Column, ...]:
 
 
 def numbers(write: Writer, *titles: str) -> tuple[Column, ...]:
-    """Build number columns with the same format."""
+    """Build columns of numbers, or of pairs if the format is for pairs."""
     return tuple(Column(title, write) for title in titles)
-
-
-def spreads(write: Writer, *titles: str) -> tuple[Column, ...]:
-    """Build columns of pairs of mean and standard deviation."""
-    return tuple(Column(title, write, parts=("mean", "deviation")) for title in titles)
-
-
-_SPREADS = (formats.spread, formats.share_spread, formats.loss_spread)
-_INTERVALS = (formats.interval, formats.points_interval)
 
 
 @dataclass(frozen=True)
@@ -81,29 +71,19 @@ def text(title: str, get: Callable[[Item], object], write: Writer = formats.text
 
 def value(title: str, get: Callable[[Item], object], write: Writer) -> Getter[Item]:
     """Build a column of numbers, or of pairs if the format is for pairs."""
-    parts = ("mean", "deviation") if write in _SPREADS else ("low", "high") if write in _INTERVALS else ()
-    return Getter(Column(title, write, parts=parts), get)
+    return Getter(Column(title, write), get)
 
 
 @dataclass
 class Table:
-    """Table of raw values.
+    """Table of raw values."""
 
-    Args:
-        name: name of its file in ``tables/``.
-        title: caption.
-        columns: headings and formats.
-        rows: raw values; None if missing.
-        note: explanation below the table.
-        marked: indices of highlighted rows.
-    """
-
-    name: str
+    name: str  # of its file in ``tables/``
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    note: str = ""
-    marked: frozenset[int] = frozenset()
+    rows: tuple[Row, ...]  # None: a missing value
+    note: str = ""  # below the table
+    marked: frozenset[int] = frozenset()  # indices of highlighted rows
 
     @classmethod
     def of(
@@ -133,25 +113,15 @@ def slug(name: str) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """Part of a chapter. The functions below return lists of blocks, which are empty without content.
+    """Part of a chapter. The functions below return lists of blocks, which are empty without content."""
 
-    Args:
-        kind: macro of ``report.html.j2`` that renders it.
-        title: heading.
-        text: text of a paragraph, a notice or code; above figures and tables.
-        table: written as a CSV file.
-        confusion: matrix whose cells are coloured.
-        plots: figures, side by side.
-        blocks: folded content.
-    """
-
-    kind: Literal["paragraph", "notice", "code", "table", "heatmap", "gallery", "details"]
+    kind: Literal["paragraph", "notice", "code", "table", "heatmap", "gallery", "details"]  # macro of report.html.j2
     title: str = ""
-    text: str = ""
+    text: str = ""  # of a paragraph, a notice or code; above figures and tables
     table: Table | None = None
-    confusion: ConfusionMatrix | None = None
-    plots: Sequence[Plot] = ()
-    blocks: Sequence[Block] = ()
+    confusion: ConfusionMatrix | None = None  # matrix whose cells are coloured
+    plots: Sequence[Plot] = ()  # side by side
+    blocks: Sequence[Block] = ()  # folded
 
     def all(self) -> Iterator[Block]:
         """Yield this block and its folded blocks."""

@@ -134,28 +134,17 @@ Values = Sequence[float] | np.ndarray
 
 @dataclass(frozen=True)
 class Curve:
-    """Line or points of a figure.
+    """Line or points of a figure."""
 
-    Args:
-        x, y: coordinates, (points,); without ``x`` a horizontal line at the only ``y``.
-        look: colour, dash ("" for no line) and marker ("" for none).
-        label: text in the legend, which is sorted by the last value, the highest first.
-        width: width of the line in points.
-        size: size of the markers in points.
-        alpha: opacity.
-        bars: lengths of error bars, (points,) or (2, points) for downward and upward ones.
-        band: lower and upper values of a shaded area.
-    """
-
-    x: Values
-    y: Values
-    look: Look
-    label: str = ""
-    width: float = 1.0
-    size: float = 4.0
+    x: Values  # (points,); empty: a horizontal line at the only y
+    y: Values  # (points,)
+    look: Look  # dash "": no line; marker "": none
+    label: str = ""  # in the legend, which is sorted by the last value, the highest first
+    width: float = 1.0  # of the line, in points
+    size: float = 4.0  # of the markers, in points
     alpha: float = 1.0
-    bars: Sequence[float] | Sequence[Sequence[float]] | None = None
-    band: tuple[Values, Values] | None = None
+    bars: Sequence[float] | Sequence[Sequence[float]] | None = None  # (points,), or (2, points) down and up
+    band: tuple[Values, Values] | None = None  # lower and upper values of a shaded area
 
 
 @dataclass
@@ -198,11 +187,7 @@ class Canvas:
 def drawing(name: str, caption: str, *, xlabel: str = "", ylabel: str = "", height: float = 2.9) -> Iterator[Canvas]:
     """Context that yields axes; at its end the figure is rendered to ``plot``, with a legend of the labelled curves.
 
-    Args:
-        name: name of the file.
-        caption: text alternative.
-        xlabel, ylabel: titles of the axes.
-        height: minimum height in inches.
+    ``height`` is the minimum in inches.
     """
     from matplotlib.figure import Figure
 

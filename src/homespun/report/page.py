@@ -67,9 +67,7 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str) -> Path:
 def _per_run(records: Sequence[RunRecord], make: Callable[[RunRecord, str], list[Block]]) -> list[Block]:
     """Return the blocks of the first run that has any, and fold those of the others.
 
-    Args:
-        records: the runs.
-        make: function from a run and the end of its file names, a number if there are several runs.
+    ``make`` gets a run and the end of its file names, a number if there are several runs.
     """
     ends = ["" if len(records) == 1 else f"-{i}" for i in range(1, len(records) + 1)]
     return first_open({record.name: make(record, end) for record, end in zip(records, ends, strict=True)})
@@ -138,13 +136,7 @@ def _calibration(record: RunRecord, end: str) -> list[Block]:
 
 
 def length_blocks(records: Mapping[str, RunRecord], stage: str = "", end: str = "") -> list[Block]:
-    """Show histograms and statistics of lengths; records with equal lengths share them.
-
-    Args:
-        records: records by the name to show.
-        stage: title of a stage of a comparison.
-        end: end of file names.
-    """
+    """Show histograms and statistics of lengths; ``records``, by the name to show, with equal lengths share them."""
     given: list[tuple[RunRecord, list[str]]] = []
     for name, record in records.items():
         same = next((names for other, names in given if other.result.lengths == record.result.lengths), None)

@@ -87,10 +87,7 @@ def bootstrap_interval(differences: Scores, *, seed: int = 0, draws: int = DRAWS
 def macro_f1_interval(counts: ArrayLike, *, seed: int = 0, draws: int = 2_000) -> tuple[float, float]:
     """Compute the 95 % interval of macro F1 over test examples (bootstrap, percentiles).
 
-    Args:
-        counts: (classes, classes) confusion matrix, rows are the truth.
-        seed: random seed of the samples.
-        draws: number of samples.
+    ``counts`` is the (classes, classes) confusion matrix, rows are the truth.
     """
     table = np.asarray(counts, dtype=np.int64)
     occupied = table > 0
@@ -158,12 +155,8 @@ def seed_error(
 def detectable_difference(error: float, freedom: int, *, pairs: int = 1) -> float:
     """Compute the smallest true difference that a two-sided t test finds with a probability of `POWER`.
 
-    The level is `LEVEL` / ``pairs``, as in the first step of `holm`.
-
-    Args:
-        error: standard error of the difference.
-        freedom: degrees of freedom of ``error``.
-        pairs: number of tested pairs.
+    The level is `LEVEL` / ``pairs``, as in the first step of `holm`; ``error`` is the standard error of the difference
+    with ``freedom`` degrees of freedom.
     """
     from scipy.optimize import brentq
     from scipy.stats import nct, t

@@ -86,10 +86,8 @@ def _pretraining(records: Sequence[RunRecord]) -> str:
 def compare_with_unigram_baseline(runs: Mapping[str, Sequence[RunRecord]]) -> list[str]:
     """Return a paragraph for each unigram baseline, with the runs that beat it and those that do not.
 
-    A further paragraph is on ELECTRA discriminators that predict only the rate of replaced tokens.
-
-    Args:
-        runs: trainings by name, whose losses are averaged.
+    A further paragraph is on ELECTRA discriminators that predict only the rate of replaced tokens. The losses of the
+    trainings of a name are averaged.
     """
     losses: dict[tuple[str, str], list[tuple[str, float, bool]]] = {}
     for name, records in runs.items():
@@ -187,7 +185,7 @@ def baseline_difference(
     *,
     points: bool = True,
 ) -> dict[str, object] | None:
-    """Compute the difference from a baseline for its template; None without such a metric.
+    """Compute the difference of trainings from a baseline for its template; None without such a metric.
 
     Args:
         tests: metrics of each training.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from homespun.report import formats
-from homespun.report.document import Column, Getter, Row, Table, numbers, spreads, text, texts, value
+from homespun.report.document import Column, Getter, Row, Table, numbers, text, texts, value
 from homespun.report.formats import baseline_title, metric_title, term_title
 from homespun.report.records import (
     RunRecord,
@@ -73,9 +73,9 @@ def _results(records: Sequence[RunRecord]) -> Table:
     rows += [row(name, [found], None, n) for name, (found, n) in distinct_baselines(records, (main, *others)).items()]
     columns = (
         *texts("model"),
-        *spreads(formats.spread if classes else formats.share_spread, metric_title(main)),
-        Column("95 % interval", formats.interval, parts=("low", "high")),
-        *spreads(formats.share_spread, *map(metric_title, others)),
+        *numbers(formats.spread if classes else formats.share_spread, metric_title(main)),
+        *numbers(formats.interval, "95 % interval"),
+        *numbers(formats.share_spread, *map(metric_title, others)),
         *(Column(metric_title(metric), write) for metric, write in further.items()),
         *numbers(formats.integer, "trainings", "examples"),
     )
@@ -133,12 +133,7 @@ def resource_table(
 ) -> Table:
     """Build a row for each run or variant: name, architecture, quantities by key, state.
 
-    Args:
-        name: name of the table.
-        title: caption.
-        rows: name, architecture, quantities and state.
-        note: explanation below the table.
-        headings: other headings by key, including ``run`` and ``state``.
+    ``headings`` replace those of keys, including ``run`` and ``state``.
     """
     shown = {"run": "run", "state": "state", **{key: column.title for key, column in _RESOURCES.items()}}
     shown |= headings or {}
@@ -272,7 +267,7 @@ def learning_curve(record: RunRecord, name: str) -> Table:
     baselines = baselines_of_curve(points)
     columns = (
         *numbers(formats.integer, "training examples"),
-        *spreads(formats.share_spread, f"{metric_title(measure)} of {record.name}"),
+        *numbers(formats.share_spread, f"{metric_title(measure)} of {record.name}"),
         *numbers(formats.share, *map(baseline_title, baselines)),
     )
     found = [[p.baselines[key].number(measure) if key in p.baselines else None for key in baselines] for p, _ in points]

@@ -50,12 +50,9 @@ class Traffic:
 
 
 def create_app(models: Models, settings: ServingSettings, hosts: Collection[str] = ()) -> FastAPI:
-    """Build the application.
+    """Build the application; requests for models that are not open yet get status 503.
 
-    Args:
-        models: models to serve; requests for models that are not open yet get status 503.
-        settings: limits and batching.
-        hosts: allowed names of the header ``Host``, in lower case and without a port; empty: any.
+    ``hosts`` are the allowed names of the header ``Host``, in lower case and without a port; empty: any.
     """
     batcher = Batcher(settings.max_queue, settings.max_wait_ms / 1000, settings.batch_tokens, settings.workers)
     monitor = Monitor(lambda: batcher.queue_length)
@@ -210,13 +207,7 @@ class Gate:
 
 
 class _Body:
-    """Body of a request, limited in size.
-
-    Args:
-        receive: messages of the request.
-        too_large: raised when the body has more than ``limit`` bytes.
-        limit: bytes that the application may read.
-    """
+    """Body of a request; ``too_large`` is raised when the application reads more than ``limit`` bytes."""
 
     def __init__(self, receive: Receive, limit: int, too_large: ApiError) -> None:
         self._receive = receive

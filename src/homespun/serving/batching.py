@@ -52,23 +52,14 @@ class BatchSizes:
 
 @dataclass(eq=False)
 class Batcher:
-    """Queue of texts, and threads that compute batches of them.
+    """Queue of texts, and threads that compute batches of them."""
 
-    Args:
-        max_queue: maximum number of waiting texts.
-        max_wait: seconds that the oldest text waits for more texts.
-        batch_tokens: maximum tokens of a batch, unless its first text has more.
-        workers: number of threads.
-        observe: called with the sizes of each batch, in a worker thread.
-        max_delay: maximum seconds of queued computation; further texts are refused.
-    """
-
-    max_queue: int
-    max_wait: float
-    batch_tokens: int
-    workers: int = 1
-    observe: Callable[[BatchSizes], None] = lambda sizes: None
-    max_delay: float = math.inf
+    max_queue: int  # of waiting texts
+    max_wait: float  # seconds that the oldest text waits for more texts
+    batch_tokens: int  # of a batch, unless its first text has more
+    workers: int = 1  # threads
+    observe: Callable[[BatchSizes], None] = lambda sizes: None  # called in a worker thread, after each batch
+    max_delay: float = math.inf  # seconds of queued computation; further texts are refused
     _waiting: list[_Item[object, object]] = field(default_factory=list, init=False)
     _tokens: int = field(default=0, init=False)
     _seconds_per_token: float = field(default=0.0, init=False)  # mean of a worker over the last batches
@@ -85,11 +76,7 @@ class Batcher:
             thread.start()
 
     def close(self, timeout: float = 0.5) -> None:
-        """Stop the threads after their current batch; waiting requests get an error.
-
-        Args:
-            timeout: seconds to wait for each thread.
-        """
+        """Stop the threads, each within ``timeout`` seconds after its current batch; waiting requests get an error."""
         with self._changed:
             self._closed = True
             waiting, self._waiting, self._tokens = self._waiting, [], 0
@@ -106,15 +93,12 @@ class Batcher:
     def submit(
         self, compute: Callable[[Sequence[Text]], Sequence[Result]], texts: Sequence[Text], lengths: Sequence[int]
     ) -> asyncio.Future[list[Result]]:
-        """Add the texts of a request to the queue; cancelling the future removes them.
+        """Add one or more texts of a request, of ``lengths`` tokens, to the queue.
 
-        Args:
-            compute: computes the results of texts; texts with equal functions share batches.
-            texts: one or more.
-            lengths: tokens of each text.
+        Texts with equal functions ``compute`` share batches.
 
         Returns:
-            Future of the results, in the order of ``texts``.
+            Future of the results, in the order of ``texts``; cancelling it removes the texts.
 
         Raises:
             ApiError: the queue is full or takes too long (429), or the server shuts down (503).

@@ -30,13 +30,7 @@ RETRY_SECONDS = 1
 
 
 class ApiError(HTTPException):
-    """Error of a request.
-
-    Args:
-        status: HTTP status.
-        message: what is wrong - value - allowed, in one line.
-        code: machine-readable name; default: the name of the status.
-    """
+    """Error of a request: HTTP status, message in one line, and machine-readable ``code``, by default of the status."""
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
         retry = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else None

@@ -57,23 +57,14 @@ class Word(BaseModel):
 
 
 class Explanation(BaseModel):
-    """Effect of each part of a text on a prediction.
+    """Effect of each part of a text on a prediction."""
 
-    Attributes:
-        label: the predicted class, for multi-label models the most probable one; ``None`` for regression.
-        probability: that of the class; ``None`` for regression.
-        number: the predicted number; ``None`` for classes.
-        words: the parts, in order.
-        words_a_part: number of words that were removed together.
-        truncated: the text is longer than the model reads.
-    """
-
-    label: str | None
-    probability: float | None
-    number: float | None
-    words: list[Word]
-    words_a_part: int
-    truncated: bool
+    label: str | None  # the predicted class, for multi-label models the most probable one; None for regression
+    probability: float | None  # of the class
+    number: float | None  # of a regression
+    words: list[Word]  # the parts, in order
+    words_a_part: int  # number of words that were removed together
+    truncated: bool  # the text is longer than the model reads
 
 
 Span = tuple[int, int]

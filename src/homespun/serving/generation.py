@@ -30,16 +30,11 @@ class Piece:
 
 @dataclass(eq=False)
 class TextStream:
-    """Text of a request, in pieces, for the event loop that requested it.
-
-    Attributes:
-        request: the text in the generator.
-        cancelled: no client waits for the text; set by the request when it ends.
-    """
+    """Text of a request, in pieces, for the event loop that requested it."""
 
     request: GenerationRequest
     loop: asyncio.AbstractEventLoop
-    cancelled: bool = False
+    cancelled: bool = False  # no client waits for the text
     _pieces: asyncio.Queue[Piece | Exception] = field(default_factory=asyncio.Queue)
 
     def put(self, piece: Piece | Exception) -> None:
@@ -70,10 +65,7 @@ class TextStream:
 class GenerationWorker:
     """Thread that generates the texts of one model by continuous batching.
 
-    Args:
-        model: a model that can generate.
-        max_queue: texts that may run or wait.
-        draining: True after a signal.
+    At most ``max_queue`` texts run or wait; ``draining`` returns True after a signal.
     """
 
     def __init__(self, model: ServedModel, max_queue: int, draining: Callable[[], bool]) -> None:

@@ -44,33 +44,19 @@ _ALLOWED: Mapping[InputKind, str] = {
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """Open model with its capabilities.
+    """Open model with its capabilities."""
 
-    Args:
-        name: name in requests.
-        source: folder or hub name, as given.
-        pipeline: the model.
-        task: kind of its fine-tuning, ``pairs`` for pairs of texts; ``None`` without.
-        capabilities: supported operations.
-        labels: classes; ``None`` without.
-        parameters: number of parameters.
-        max_length: maximum tokens of a text; ``None`` without a limit.
-        run: folder with ``result.json``, if there is one.
-        predictor: predicts records of tasks other than classification and regression of texts.
-        input_kind: kind of the inputs of `predict`.
-    """
-
-    name: str
-    source: Path
+    name: str  # in requests
+    source: Path  # folder or hub name, as given
     pipeline: Pipeline
-    task: str | None
+    task: str | None  # kind of its fine-tuning; "pairs": of pairs of texts
     capabilities: frozenset[Capability]
     labels: tuple[str, ...] | None
     parameters: int
-    max_length: int | None
-    run: Path | None
-    predictor: RecordPredictor | None = None
-    input_kind: InputKind = "text"
+    max_length: int | None  # tokens of a text; None: no limit
+    run: Path | None  # folder with result.json
+    predictor: RecordPredictor | None = None  # of tasks other than classification and regression of texts
+    input_kind: InputKind = "text"  # of the inputs of `predict`
 
     @classmethod
     def open(cls, name: str, source: str | Path, *, quantize: Precision | None = None) -> ServedModel:
@@ -222,12 +208,7 @@ def _run_folder(source: Path) -> Path | None:
 
 
 class Models:
-    """Models by name; a model is replaced when its folder changes.
-
-    Args:
-        sources: folder or hub name, by name.
-        quantize: precision of linear layers, see `homespun.inference.quantization.quantize`.
-    """
+    """Models of folders or hub names, by name; a model is replaced when its folder changes."""
 
     def __init__(self, sources: Mapping[str, str | Path], *, quantize: Precision | None = None) -> None:
         self._quantize: Precision | None = quantize

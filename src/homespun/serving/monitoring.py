@@ -20,11 +20,7 @@ _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
 
 
 class Monitor:
-    """Counters of requests and batches.
-
-    Args:
-        queue_length: returns the number of waiting texts.
-    """
+    """Counters of requests and batches, and the number of waiting texts that ``queue_length`` returns."""
 
     def __init__(self, queue_length: Callable[[], int]) -> None:
         self.registry = registry = CollectorRegistry()

@@ -37,21 +37,13 @@ class Neighbour(BaseModel):
 
 @dataclass(eq=False)
 class NeighbourIndex:
-    """Training examples of a model with their vectors, computed in a thread.
-
-    Args:
-        model: embeds the examples.
-        run: folder that names the training files.
-        rows: examples, when their files have been read.
-        done: number of examples that `nearest` searches; a random subset until all are embedded.
-        error: reason for missing examples.
-    """
+    """Training examples of a model with their vectors, computed in a thread."""
 
     model: TextModel
-    run: Path
-    rows: int = 0
-    done: int = 0
-    error: str | None = None
+    run: Path  # folder that names the training files
+    rows: int = 0  # examples, when their files have been read
+    done: int = 0  # examples that `nearest` searches; a random subset until all are embedded
+    error: str | None = None  # reason for missing examples
     _examples: list[LabelledText] = field(default_factory=list)
     _vectors: list[Vectors] = field(default_factory=list)
     _usable: threading.Event = field(default_factory=threading.Event)
