@@ -87,7 +87,7 @@ def test_regressor_predicts_numbers() -> None:
     ("texts", "labels", "message"),
     [
         (["a b"] * 4, ["x"] * 4, "one class"),
-        (["a b"] * 4, ["x", "y"], "equal length"),
+        (["a b"] * 4, ["x", "y"], "inconsistent numbers of samples"),
         ([], [], "no texts"),
         ("a text", ["x"], "sequence"),
         (["a b"] * 4, [0.5, 0.25, 0.1, 0.3], "Unknown label type"),

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 
 from homespun.config import parse_bytes, parse_duration, parse_option
 from homespun.data.labels import Labels
@@ -60,7 +60,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         examples = [LabelledText(text, label) for text, label in zip(texts, labels, strict=True)]
         inspection = split_examples(LabelledData(), examples, classes, seed=self.random_state)
         with TemporaryDirectory() as temporary:
-            folder = Path(self.folder or temporary) / ("" if self.folder else "fit")
+            folder = Path(self.folder or f"{temporary}/fit")
             with Display(json=not self.verbose) as display:
                 self.result_ = fit_examples(inspection, folder, settings, display=display)
             self.model_ = open_text_model(folder)
@@ -106,7 +106,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
             ValueError: texts and labels have different lengths, labels are continuous numbers, or there is one class.
         """
         texts, labels = _texts(X), column_or_1d(y)
-        _check_lengths(texts, labels)
+        check_consistent_length(texts, labels)
         check_classification_targets(labels)
         self.classes_, indices = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
@@ -126,16 +126,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
 
 
 class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
-    """Text regressor that trains as `homespun fit` does.
-
-    Args:
-        time: time limit of the training in seconds, or a string such as ``"10m"``.
-        start_from: pretrained models to try: runs, folders or hub names.
-        texts: unlabelled text files for pretraining.
-        memory: memory limit of each training, such as ``"8GB"``.
-        folder: new folder for the candidates and the result; default: a temporary folder.
-        random_state: seed of the validation split and of trainings.
-        verbose: show decisions and progress on standard error.
+    """Text regressor that trains as `homespun fit` does. The arguments are those of `TextClassifier`.
 
     Attributes:
         model_: the selected model.
@@ -149,7 +140,7 @@ class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
             ValueError: texts and numbers of different lengths, or a number that is not finite.
         """
         texts, numbers = _texts(X), column_or_1d(y).astype(np.float64)
-        _check_lengths(texts, numbers)
+        check_consistent_length(texts, numbers)
         if not np.isfinite(numbers).all():
             raise ValueError("y has NaN or infinity")
         self._train(texts, [repr(float(number)) for number in numbers], None)
@@ -167,8 +158,3 @@ def _texts(X: ArrayLike) -> list[str]:
     if not texts:
         raise ValueError("X has no texts")
     return texts
-
-
-def _check_lengths(texts: Sequence[str], labels: Sequence[object]) -> None:
-    if len(texts) != len(labels):
-        raise ValueError(f"X has {len(texts)} texts and y has {len(labels)} values; they must be of equal length")

@@ -39,7 +39,7 @@ from homespun.report.comparison import write_comparison
 from homespun.report.comparison_records import read_comparison
 from homespun.report.comparison_tables import ablations, crossovers, pareto
 from homespun.report.document import slug
-from homespun.report.records import Series, mean_series
+from homespun.report.records import Point, mean_series
 
 pytestmark = pytest.mark.slow
 
@@ -636,11 +636,11 @@ def test_pareto_by_hand() -> None:
 
 
 def test_the_mean_curve_goes_as_far_as_all() -> None:
-    first = Series([1.0, 2.0, 3.0], [5.0, 6.0, 7.0], [0.1, 0.2, 0.3], [11.0, 13.0, 17.0])
-    second = Series([1.0, 2.0], [7.0, 10.0], [0.3, 0.6], [11.0, 13.0])
+    first = [Point(1.0, 5.0, 0.1, 11.0), Point(2.0, 6.0, 0.2, 13.0), Point(3.0, 7.0, 0.3, 17.0)]
+    second = [Point(1.0, 7.0, 0.3, 11.0), Point(2.0, 10.0, 0.6, 13.0)]
     mean = mean_series([first, second])
-    assert (mean.steps, mean.seconds, mean.tokens) == ([1.0, 2.0], [6.0, 8.0], [11.0, 13.0])
-    assert mean.values == pytest.approx([0.2, 0.4])
+    assert [point._replace(value=0.0) for point in mean] == [Point(1.0, 6.0, 0.0, 11.0), Point(2.0, 8.0, 0.0, 13.0)]
+    assert [point.value for point in mean] == pytest.approx([0.2, 0.4])
 
 
 def test_variations_stand_in_the_order_of_the_recipe(folder: Path) -> None:

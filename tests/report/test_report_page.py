@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from homespun.errors import UserError
+from homespun.report import formats
 from homespun.report.document import (
     Column,
     Document,
@@ -27,7 +28,7 @@ from homespun.report.error_analysis import confusion, mistakes
 from homespun.report.figure import Plot, _warn_missing_glyphs, assign_looks, style
 from homespun.report.page import write_report
 from homespun.report.plots import BY_STEP, BY_TIME, MAX_POINTS, Line, loss_plots, smooth
-from homespun.report.records import read_runs
+from homespun.report.records import Point, read_runs
 from homespun.results import Metrics
 
 Make = Callable[..., Any]
@@ -250,7 +251,7 @@ def test_other_warnings_of_a_figure_are_not_kept_back() -> None:
 def test_long_curves_are_thinned_and_same_colours_are_kept(tmp_path: Path, pretraining: Make) -> None:
     runs = read_runs([pretraining(tmp_path / name, steps=53) for name in "abc"])
     series = runs[0].train["generator"]
-    series.steps, series.seconds, series.values = ([float(i) for i in range(100_000)] for _ in range(3))
+    series[:] = [Point(float(i), float(i), float(i)) for i in range(100_000)]
     looks = assign_looks([run.name for run in runs])
     assert len({own.colour for own in looks.values()}) == 3
     lines = [Line(run.name, looks[run.name], [run]) for run in runs]
@@ -283,7 +284,7 @@ def test_confusion_in_percent_of_the_truth_and_its_mistakes(metrics: Make) -> No
 
 
 def test_markdown_and_csv_cells() -> None:
-    columns = (Column("a|b", numeric=False), Column("n"), Column("pair", parts=("low", "high")))
+    columns = (Column("a|b", numeric=False), Column("n"), Column("pair", formats.interval))
     table = Table("t", "T", columns, (("x\ny|<b>", 1.5, (0, 1)), ("-1", None, None), ("=1", -2.0, (None, 3))))
     assert markdown_table(Table("t", "T", columns[:2], (("x\ny|<b>", 1.5),))).splitlines() == [
         "| a\\|b | n |",

@@ -16,8 +16,8 @@ Make = Callable[..., Path]
 
 def test_complete_run(tmp_path: Path, pretraining: Make) -> None:
     run = read_run(pretraining(tmp_path / "a", steps=113))
-    assert len(run.train["generator"].values) == 113
-    assert len(run.validation["loss"].values) == 11
+    assert len(run.train["generator"]) == 113
+    assert len(run.validation["loss"]) == 11
     assert loss_terms(run) == ["generator", "discriminator"]
     assert run.summary["tokens"] == 113 * 4003
     assert run.warning is None
@@ -35,7 +35,7 @@ def test_a_killed_run_is_read_from_its_metrics_and_its_half_line_is_ignored(tmp_
     assert run.summary["tokens_per_second"] == pytest.approx(4003 / 0.21)
     assert run.summary["peak_bytes"] == 412_345_678
     train, _ = final_losses(run)
-    assert train["generator"] == pytest.approx(sum(run.train["generator"].values[-11:]) / 11)
+    assert train["generator"] == pytest.approx(sum(point.value for point in run.train["generator"][-11:]) / 11)
 
 
 def test_steps_done_again_after_a_resume_replace_the_first_ones(tmp_path: Path) -> None:
@@ -54,9 +54,8 @@ def test_steps_done_again_after_a_resume_replace_the_first_ones(tmp_path: Path) 
     lines += [json.dumps({"event": "end", "step": 2, "reason": "interrupted"})]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     run = read_run(tmp_path)
-    assert run.train["loss"].steps == [1.0, 2.0]
-    assert run.train["loss"].values == [5.0, 4.5]
-    assert run.validation["loss"].steps == [2.0]
+    assert [(point.step, point.value) for point in run.train["loss"]] == [(1.0, 5.0), (2.0, 4.5)]
+    assert [point.step for point in run.validation["loss"]] == [2.0]
     assert run.warning == "was interrupted at step 2; results up to there"
 
 

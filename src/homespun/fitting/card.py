@@ -225,10 +225,8 @@ def _calibration(result: Tree, decision: DecisionRule, network: str) -> str | No
     if decision.temperature != 1:
         rule = f"; temperature {decision.temperature:.3g}, without which the error is {errors['before']}"
         absent = " The temperature is not in this folder." if network else ""
-    limits = "" if decision.thresholds is None else f" Thresholds: {_thresholds(result, decision)}."
+    limits = ""
+    if decision.thresholds is not None:
+        pairs = zip(result["labels"], decision.thresholds, strict=True)
+        limits = f" Thresholds: {', '.join(f'{name} {threshold:.3g}' for name, threshold in pairs)}."
     return f"{measured}{rule}.{absent}{limits}"
-
-
-def _thresholds(result: Tree, decision: DecisionRule) -> str:
-    assert decision.thresholds is not None
-    return ", ".join(f"{name} {one:.3g}" for name, one in zip(result["labels"], decision.thresholds, strict=True))

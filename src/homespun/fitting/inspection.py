@@ -297,8 +297,7 @@ def _data_config(
     columns: Sequence[str] | None,
     encoding: str | None,
 ) -> TextsData:
-    read = {"train": list(train), "label": label, "encoding": encoding}
-    read |= {"columns": None if columns is None else list(columns)}
+    read = {"train": list(train), "label": label, "columns": columns and list(columns), "encoding": encoding}
     if tuple(name.lower() for name in texts) in PAIR_NAMES and kind != "multi-label":
         return PairsData.model_validate(read | {"first": texts[0], "second": texts[1]})
     text = texts[0] if len(texts) == 1 else list(texts)

@@ -35,20 +35,8 @@ _ERRORS = 10
 _CHARACTERS = 240
 
 
-_OPTIONS = {
-    "test": "--test",
-    "texts": "--texts",
-    "start_from": "--from",
-    "seconds": "--time",
-    "memory": "--memory",
-    "task": "--task",
-    "text": "--text-field",
-    "label": "--label-field",
-    "columns": "--columns",
-    "encoding": "--encoding",
-    "seed": "--seed",
-    "latency": "--latency",
-}
+_OPTIONS = {"start_from": "--from", "seconds": "--time", "text": "--text-field", "label": "--label-field"}
+"""Options of `homespun fit` with other names than the settings."""
 
 
 class FitSettings(Config):
@@ -74,11 +62,12 @@ class FitSettings(Config):
         seconds = max(1, round(values["seconds"]))
         values["seconds"] = f"{seconds}s" if seconds % 60 else f"{seconds // 60}m"
         values["columns"] = None if values["columns"] is None else ",".join(values["columns"])
-        words = ["homespun", "fit", *values["train"]]
-        for name, option in _OPTIONS.items():
+        words = ["homespun", "fit", *values.pop("train")]
+        for name, value in values.items():
             default = type(self).model_fields[name].get_default(call_default_factory=True)
-            given = values[name] if isinstance(values[name], list) else [values[name]]
-            words += [word for value in given if value != default for word in (option, str(value))]
+            given = value if isinstance(value, list) else [value]
+            option = _OPTIONS.get(name, f"--{name}")
+            words += [word for one in given if one != default for word in (option, str(one))]
         return f"{shlex.join(words)} --out NEW"
 
     def is_stored(self, path: Path) -> bool:

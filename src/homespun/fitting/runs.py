@@ -60,7 +60,13 @@ def fit_runs(
     fit = _RunFit(task, folder, settings, display, start)
     fit.check()
     if task.name == "language-model":
-        read = fit.read()
+        read = reading(
+            [*settings.train, *settings.texts],
+            text_fields=task.texts,
+            encoding=settings.encoding,
+            columns=settings.columns,
+            duplicates="near",
+        )
         _check_amount(document.text for document in read.documents())
         open_folder(folder, settings, resume=resume)
         result = fit.language_model(read)
@@ -123,17 +129,6 @@ class _RunFit:
             seconds=seconds,
             memory=self.settings.memory,
             display=self.display,
-        )
-
-    def read(self) -> Reading:
-        """Texts of a language model."""
-        settings = self.settings
-        return reading(
-            [*settings.train, *settings.texts],
-            text_fields=self.task.texts,
-            encoding=settings.encoding,
-            columns=settings.columns,
-            duplicates="near",
         )
 
     def language_model(self, read: Reading) -> Tree:

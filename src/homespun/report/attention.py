@@ -69,7 +69,8 @@ def draw_attention(picture: AttentionPlot) -> Plot:
         page = _Page(Figure(figsize=(width, height), facecolor=CARD), width, height)
         page.write(0.28, picture.title, fontsize=11, fontweight="bold")
         page.write(0.47, picture.about, fontsize=8, color=_GREY)
-        page.legend(0.65, [name for name in PARTS if _is_drawn(name, picture)])
+        drawn = {name for group in picture.groups for panel in group for name in panel.parts}
+        page.legend(0.65, [name for name in PARTS if name in drawn])
         for panel, position in zip((p for group in picture.groups for p in group), panels, strict=True):
             _draw_panel(page.axes(*position), panel, picture, first=position[1] == 0)
         _draw_depth(page.axes(*depth_at), picture, first=depth_at[1] == 0)
@@ -129,10 +130,6 @@ class _Page:
             handletextpad=0.5,
             columnspacing=1.4,
         )
-
-
-def _is_drawn(name: str, picture: AttentionPlot) -> bool:
-    return any(name in panel.parts for group in picture.groups for panel in group)
 
 
 def _draw_panel(axes: Axes, panel: AttentionPanel, picture: AttentionPlot, *, first: bool) -> None:

@@ -137,19 +137,8 @@ def reliability_plot(found: Calibration | None, name: str) -> Plot | None:
     return canvas.plot
 
 
-def top_errors_table(record: RunRecord, name: str) -> Table:
-    """Build a table of examples with the largest loss or lowest score."""
-    note = "Check the labels of these examples first. Row numbers start at 0."
-    return _predictions(name, f"Top errors of {record.name}", record.result.top_errors, note)
-
-
-def confident_table(record: RunRecord, name: str) -> Table:
-    """Build a table of correct predictions with the smallest loss."""
-    note = "Correct predictions with the smallest loss. Row numbers start at 0."
-    return _predictions(name, f"Most confident predictions of {record.name}", record.result.most_confident, note)
-
-
-def _predictions(name: str, title: str, shown: Sequence[ExamplePrediction], note: str) -> Table:
+def predictions_table(name: str, title: str, shown: Sequence[ExamplePrediction], note: str) -> Table:
+    """Build a table of single test examples with their predictions."""
     return Table.of(
         name,
         title,
@@ -160,7 +149,7 @@ def _predictions(name: str, title: str, shown: Sequence[ExamplePrediction], note
         text("predicted", lambda example: example.predicted, _shown),
         value("loss", lambda example: example.loss, formats.loss),
         value("score", lambda example: example.score, formats.share),
-        note=note,
+        note=f"{note} Row numbers start at 0.",
         sparse=True,
     )
 

@@ -104,9 +104,12 @@ def confusion_blocks(found: ConfusionMatrix, end: str, title: str, mistakes_titl
 
 
 def _examples(record: RunRecord, end: str) -> list[Block]:
+    """Show the examples with the largest loss or lowest score, and correct ones with the smallest loss."""
+    wrong, confident = f"Top errors of {record.name}", f"Most confident predictions of {record.name}"
+    check, note = "Check the labels of these examples first.", "Correct predictions with the smallest loss."
     return tabular(
-        error_analysis.top_errors_table(record, f"most-wrong{end}"),
-        error_analysis.confident_table(record, f"most-confident{end}"),
+        error_analysis.predictions_table(f"most-wrong{end}", wrong, record.result.top_errors, check),
+        error_analysis.predictions_table(f"most-confident{end}", confident, record.result.most_confident, note),
     )
 
 

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from homespun.report import formats
 from homespun.report.figure import DASHES, INK, PALETTE, Curve, Look, Plot, drawing, log_ticks, shorten, style
 from homespun.report.formats import Writer, baseline_title, metric_title, number, term_title
-from homespun.report.records import RunRecord, Series, Tree, average, loss_terms
+from homespun.report.records import Point, RunRecord, Series, Tree, average, loss_terms
 from homespun.report.tables import baselines_of_curve, points_of_curve
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Axis:
 
     name: str
     label: Callable[[float], tuple[float, str]]  # maps the largest value to the unit to divide by and the title
-    of: Callable[[Series], list[float]]
+    of: Callable[[Point], float]
 
 
 def _time_unit(largest: float) -> tuple[float, str]:
@@ -50,9 +50,9 @@ def _token_unit(largest: float) -> tuple[float, str]:
     return (1e6, "tokens seen, millions") if largest >= 2e6 else (1.0, "tokens seen")
 
 
-BY_STEP = Axis("step", lambda largest: (1.0, "step"), lambda series: series.steps)
-BY_TIME = Axis("time", _time_unit, lambda series: series.seconds)
-BY_TOKENS = Axis("tokens", _token_unit, lambda series: series.tokens)
+BY_STEP = Axis("step", lambda largest: (1.0, "step"), lambda point: point.step)
+BY_TIME = Axis("time", _time_unit, lambda point: point.seconds)
+BY_TOKENS = Axis("tokens", _token_unit, lambda point: point.tokens)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Line:
 class _Losses:
     line: Line
     train: Series
-    validation: Series = field(default_factory=Series)
+    validation: Series = field(default_factory=list)
     bounds: Sequence[Sequence[float]] = ((), ())
 
 
@@ -83,7 +83,7 @@ def loss_plots(lines: Sequence[Line], axes: Sequence[Axis], prefix: str) -> list
         title = f"{term_title(named)} loss" if named != "loss" else "overall loss" if terms else "loss"
         file = "overall" if named == "loss" else "".join(c if c.isascii() and c.isalnum() else "-" for c in named)[:40]
         losses = [_losses(line, mean, term) for line, mean in zip(lines, means, strict=True)]
-        if any(one.train.values or one.validation.values for one in losses):
+        if any(one.train or one.validation for one in losses):
             for axis in axes:
                 caption = f"{formats.capitalized(title)} by {axis.name}"
                 ylabel = f"{title} (nats)" if named in _NATS else title
@@ -93,26 +93,30 @@ def loss_plots(lines: Sequence[Line], axes: Sequence[Axis], prefix: str) -> list
 
 def _losses(line: Line, mean: RunRecord, term: str) -> _Losses:
     several = line.records if len(line.records) > 1 else ()
-    ranges = [record.validation[term].values for record in several if term in record.validation]
+    ranges = [[point.value for point in r.validation[term]] for r in several if term in r.validation]
     bounds = [[pick(column) for column in zip(*ranges, strict=False)] for pick in (min, max)]
-    train = mean.train.get(term, Series())
-    smooth_train = replace(train, values=smooth(np.array(train.values)).tolist())
-    return _Losses(line, smooth_train, mean.validation.get(term, Series()), bounds)
+    train = mean.train.get(term, [])
+    smoothed = smooth(np.array([point.value for point in train])).tolist()
+    smooth_train = [point._replace(value=value) for point, value in zip(train, smoothed, strict=True)]
+    return _Losses(line, smooth_train, mean.validation.get(term, []), bounds)
 
 
 def learning_rate_plot(lines: Sequence[Line], name: str) -> Plot | None:
     """Draw the learning rate of the first run of each line by step."""
-    rates = [_Losses(line, rate) for line in lines if (rate := line.records[0].learning_rate).values]
+    rates = [_Losses(line, rate) for line in lines if (rate := line.records[0].learning_rate)]
     return _draw(name, "Learning rate by step", "learning rate", rates, BY_STEP, height=1.9) if rates else None
 
 
 def _draw(name: str, caption: str, ylabel: str, losses: Sequence[_Losses], axis: Axis, height: float = 2.9) -> Plot:
-    largest = max((x for one in losses for s in (one.train, one.validation) for x in axis.of(s)), default=0.0)
+    largest = max((axis.of(point) for one in losses for point in (*one.train, *one.validation)), default=0.0)
     unit, xlabel = axis.label(largest)
     with drawing(name, caption, xlabel=xlabel, ylabel=ylabel, height=height) as canvas:
         for one in losses:
             look, run = one.line.look, one.line.name
-            (x, y), (vx, vy) = ((_thin(axis.of(s)) / unit, _thin(s.values)) for s in (one.train, one.validation))
+            (x, y), (vx, vy) = (
+                (_thin([axis.of(point) / unit for point in series]), _thin([point.value for point in series]))
+                for series in (one.train, one.validation)
+            )
             labels = ("" if len(vx) else run, run) if len(losses) > 1 else ("train", "validation")
             if len(losses) == 1 and not (len(vx) and len(x)):
                 labels = ("", "")

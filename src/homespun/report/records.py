@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
@@ -25,27 +25,17 @@ _CONSTANT = 0.1  # share of equal outputs that is reported
 FILES = ("config.yaml", "environment.json", "metrics.jsonl", "result.json")
 
 
-@dataclass
-class Series:
-    """Points of a quantity in the order of training: steps, seconds of training, values, tokens seen."""
+class Point(NamedTuple):
+    """Value of a quantity after a step."""
 
-    steps: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    tokens: list[float] = field(default_factory=list)
+    step: float
+    seconds: float  # of training
+    value: float
+    tokens: float = 0.0  # seen
 
-    def add(self, step: float, seconds: float, value: float | None, tokens: float = 0.0) -> None:
-        """Append a point; a missing value is skipped."""
-        if value is not None:
-            self.steps.append(step)
-            self.seconds.append(seconds)
-            self.values.append(value)
-            self.tokens.append(tokens)
 
-    def cut(self, step: float) -> None:
-        """Remove the points after ``step``, from which the run resumed."""
-        while self.steps and self.steps[-1] > step:
-            del self.steps[-1], self.seconds[-1], self.values[-1], self.tokens[-1]
+Series = list[Point]
+"""Points of a quantity in the order of training."""
 
 
 @dataclass
@@ -63,7 +53,7 @@ class RunRecord:
     result: RunResult
     train: dict[str, Series] = field(default_factory=dict)
     validation: dict[str, Series] = field(default_factory=dict)
-    learning_rate: Series = field(default_factory=Series)
+    learning_rate: Series = field(default_factory=list)
     summary: dict[str, float | None] = field(default_factory=dict)
     trial: str | None = None  # folder of the training whose metrics these are, if there are several
     end: str | None = None  # reason in the last `end` event
@@ -170,21 +160,22 @@ def _events(path: Path) -> Iterator[Event]:
 
 
 def _read_metrics(record: RunRecord, path: Path) -> None:
-    own = {key: Series() for key in ("learning_rate", "seconds", "tokens", "epoch")}
-    last = Series()  # the time of each step
+    own: dict[str, Series] = {key: [] for key in ("learning_rate", "seconds", "tokens", "epoch")}
+    steps: Series = []  # the time of each step
     parameters = peak = None
     for event in _events(path):
         match event.event:
             case "start" | "resume":
                 record.end = None
                 parameters = event.number("parameters") or parameters
-                for series in (*record.train.values(), *record.validation.values(), *own.values(), last):
-                    series.cut(event.step)
+                for series in (*record.train.values(), *record.validation.values(), *own.values(), steps):
+                    series[:] = [point for point in series if point.step <= event.step]
             case "step":
                 _add_losses(record.train, event)
                 for key, series in own.items():
-                    series.add(event.step, event.time, event.number(key))
-                last.add(event.step, event.time, event.time)
+                    if (value := event.number(key)) is not None:
+                        series.append(Point(event.step, event.time, value))
+                steps.append(Point(event.step, event.time, event.time))
             case "validation":
                 _add_losses(record.validation, event)
             case "memory":
@@ -194,11 +185,11 @@ def _read_metrics(record: RunRecord, path: Path) -> None:
     record.learning_rate = own["learning_rate"]
     known: dict[str, float | None] = {
         "parameters": parameters,
-        "steps": last.steps[-1] if last.steps else None,
-        "tokens": own["tokens"].values[-1] if own["tokens"].values else None,
-        "epochs": own["epoch"].values[-1] if own["epoch"].values else None,
-        "seconds": last.values[-1] if last.values else None,
-        "seconds_per_step": median(own["seconds"].values) if own["seconds"].values else None,
+        "steps": steps[-1].step if steps else None,
+        "tokens": own["tokens"][-1].value if own["tokens"] else None,
+        "epochs": own["epoch"][-1].value if own["epoch"] else None,
+        "seconds": steps[-1].seconds if steps else None,
+        "seconds_per_step": median(point.value for point in own["seconds"]) if own["seconds"] else None,
         "peak_bytes": peak,
     }
     if (total := known["tokens"]) and (elapsed := known["seconds"]):
@@ -208,7 +199,7 @@ def _read_metrics(record: RunRecord, path: Path) -> None:
 
 def _add_losses(curves: dict[str, Series], event: Event) -> None:
     for term, value in event.all_losses().items():
-        curves.setdefault(term, Series()).add(event.step, event.time, value, event.number("tokens") or 0.0)
+        curves.setdefault(term, []).append(Point(event.step, event.time, value, event.number("tokens") or 0.0))
 
 
 def constant_output(tests: Sequence[Metrics]) -> float:
@@ -253,8 +244,8 @@ def final_losses(record: RunRecord) -> tuple[dict[str, float], dict[str, float]]
 
     Values of the result file have priority.
     """
-    train = {term: fmean(s.values[-max(1, len(s.values) // 10) :]) for term, s in record.train.items() if s.values}
-    validation = {term: s.values[-1] for term, s in record.validation.items() if s.values}
+    train = {term: fmean(p.value for p in s[-max(1, len(s) // 10) :]) for term, s in record.train.items() if s}
+    validation = {term: s[-1].value for term, s in record.validation.items() if s}
     held_out = record.result.validation
     given = {**held_out.losses, "loss": held_out.loss}
     return train | _known(record.result.train), validation | _known(given)
@@ -285,14 +276,7 @@ def _mean_curves(curves: Sequence[Mapping[str, Series]]) -> dict[str, Series]:
 
 def mean_series(series: Sequence[Series]) -> Series:
     """Average curves point by point, up to the length of the shortest."""
-    if len(series) == 1:
-        return series[0]
-    points = min(len(one.values) for one in series)
-
-    def mean(what: str) -> list[float]:
-        return [fmean(column) for column in zip(*(getattr(one, what)[:points] for one in series), strict=True)]
-
-    return Series(mean("steps"), mean("seconds"), mean("values"), mean("tokens"))
+    return [Point(*map(fmean, zip(*points, strict=True))) for points in zip(*series, strict=False)]
 
 
 def _means(trees: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
