@@ -21,12 +21,12 @@ from served_models import TEXTS, server
 from typer.testing import CliRunner
 
 from homespun.cli import app as command_line
+from homespun.cli.serve import name_models, read_api_key
 from homespun.errors import UserError
 from homespun.serving.app import create_app
 from homespun.serving.models import Models, ServedModel
 from homespun.serving.server import listen
 from homespun.serving.settings import ServingSettings
-from homespun.serving.sources import name_models, read_api_key
 
 
 class Live:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -30,8 +31,6 @@ def serve(
     ] = None,
 ) -> None:
     """Serve predictions, embeddings and generated text over HTTP."""
-    from homespun.serving.sources import name_models, read_api_key
-
     sources, key = name_models(models), read_api_key(api_key)
     try:
         from homespun.serving.server import serve as command
@@ -41,3 +40,53 @@ def serve(
 
     given = {} if workers is None else {"workers": workers}
     command(sources, ServingSettings(api_key=key, quantize=quantize, **given), host=host, port=port)
+
+
+def name_models(arguments: Sequence[str]) -> dict[str, str]:
+    """Parse arguments ``MODEL`` or ``NAME=MODEL``; the default name is the folder's.
+
+    Raises:
+        UserError: there is no such model, or two have the same name.
+    """
+    from homespun import hf
+
+    found: dict[str, str] = {}
+    for argument in arguments:
+        name, equals, source = argument.partition("=")
+        if not equals or "/" in name or Path(argument).exists():
+            name, source = "", argument
+        if not source:
+            raise UserError(f"{argument!r} names no model; write NAME=MODEL")
+        hf.check_source(source)
+        name = name or _default_name(Path(source).expanduser())
+        if name in found:
+            raise UserError(f"{found[name]} and {source} are both named {name!r}; name one: NAME={source}")
+        found[name] = source
+    return found
+
+
+def _default_name(folder: Path) -> str:
+    """Name of a folder, of the run of a ``model/`` folder, or of a repository on the hub."""
+    folder = folder.resolve() if folder.exists() else folder
+    return folder.parent.name if folder.name == "model" and folder.parent.name else folder.name
+
+
+def read_api_key(path: Path | None) -> str | None:
+    """Read the API key from a file; ``None`` without a file.
+
+    Raises:
+        UserError: the file cannot be read, is empty, or has several lines or characters other than ASCII.
+    """
+    if path is None:
+        return None
+    try:
+        key = path.expanduser().read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise UserError(f"cannot read the API key in {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"the API key in {path} must be one line of ASCII characters") from error
+    if not key:
+        raise UserError(f"{path} is empty; write the API key into it, one line")
+    if len(key.split()) > 1 or not key.isprintable():
+        raise UserError(f"the API key in {path} must be one line without spaces")
+    return key

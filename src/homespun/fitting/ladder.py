@@ -163,20 +163,19 @@ class Ladder:
             )
             return
         seconds -= self.evaluation(source)
-        self._rung(
-            f"finetuned-{number}",
-            f"fine-tuned {name}",
-            seconds,
-            lambda: finetune_source(
-                source,
-                self.inspection,
-                write_parts(self.inspection, self.folder / "data"),
-                self._run(f"finetuned-{number}"),
-                own=False,
-                seconds=0.85 * seconds,
-                memory=self.settings.memory,
-                display=self.display,
-            ),
+        run = f"finetuned-{number}"
+        self._rung(run, f"fine-tuned {name}", seconds, lambda: self._finetune(source, run, 0.85 * seconds))
+
+    def _finetune(self, source: Source, name: str, seconds: float, *, own: bool = False) -> TextModel:
+        return finetune_source(
+            source,
+            self.inspection,
+            write_parts(self.inspection, self.folder / "data"),
+            self._run(name),
+            own=own,
+            seconds=seconds,
+            memory=self.settings.memory,
+            display=self.display,
         )
 
     def _embedding(self, source: Source) -> float:
@@ -269,16 +268,7 @@ class Ladder:
             )
             source = open_source(run, self.inspection)
             remaining = seconds - (time.monotonic() - started) - self.evaluation(source)
-            return finetune_source(
-                source,
-                self.inspection,
-                write_parts(self.inspection, self.folder / "data"),
-                self._run("own"),
-                own=True,
-                seconds=max(10.0, 0.85 * remaining),
-                memory=self.settings.memory,
-                display=self.display,
-            )
+            return self._finetune(source, "own", max(10.0, 0.85 * remaining), own=True)
 
         self._rung("own", "own network", seconds, own)
 

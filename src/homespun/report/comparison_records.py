@@ -150,11 +150,11 @@ class Comparison:
         """All trials, by variation and seed."""
         return [trial for variant in self.variants for trial in variant.trials]
 
-    def sharing(self, stage: str) -> list[list[str]]:
-        """Return groups of variants that share runs of a stage."""
+    def sharing(self) -> list[list[str]]:
+        """Return groups of variants that share pretraining runs."""
         found: list[tuple[set[Path], list[str]]] = []
         for variant in self.variants:
-            runs = {record.path.resolve() for record in variant.records(stage, finished=False)}
+            runs = {record.path.resolve() for record in variant.records("pretrain", finished=False)}
             same = next((group for group in found if group[0] & runs), None)
             if same is None:
                 found.append((runs, [variant.name]))

@@ -146,7 +146,7 @@ def _without_baselines(task: TaskComparison) -> tuple[str, list[str]] | None:
 
 def shared(comparison: Comparison) -> str:
     """Describe variants with a common pretraining; empty if each has its own."""
-    return _sentence("shared", groups=comparison.sharing("pretrain"))
+    return _sentence("shared", groups=comparison.sharing())
 
 
 def fronts(found: Sequence[tuple[str, Sequence[str]]]) -> str:

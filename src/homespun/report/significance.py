@@ -22,20 +22,19 @@ _BLOCK = 2**22  # numbers drawn at once
 Scores = NDArray[np.float64]
 
 
-def permutation_test(differences: Scores, unit: float | None = None, *, seed: int = 0, draws: int = DRAWS) -> float:
+def permutation_test(differences: Scores, unit: float | None = None, *, seed: int = 0) -> float:
     """Compute the two-sided p-value of the paired permutation test.
 
     This is the probability that random signs give a sum at least as far from 0. If all differences are multiples of
     ``unit``, the distribution of the sum is exact: each group of equal sizes adds a scaled binomial (McNemar's exact
     test if every size is 1). `scipy.stats.permutation_test` samples it, which takes 4 s for 1,000 examples, 800 times
-    as long, for each pair of models. Otherwise ``draws`` sign vectors are drawn, and p is at least ``1 / (1 + draws)``
+    as long, for each pair of models. Otherwise `DRAWS` sign vectors are drawn, and p is at least ``1 / (1 + DRAWS)``
     (Phipson and Smyth 2010).
 
     Args:
         differences: (examples,) score of one model minus score of the other.
         unit: 1 / number of averaged trainings, for scores of 0 and 1; None for other scores.
         seed: random seed of the sign vectors.
-        draws: number of sign vectors.
     """
     from scipy.signal import fftconvolve
     from scipy.stats import binom
@@ -45,12 +44,12 @@ def permutation_test(differences: Scores, unit: float | None = None, *, seed: in
         generator, hits, done = np.random.default_rng(seed), 0, 0
         # the tolerance allows for sums of the same numbers in another order
         observed = abs(differences.sum()) - 1e-9 * np.abs(differences).sum()
-        while done < draws:
-            block = min(draws - done, max(1, _BLOCK // len(differences)))
+        while done < DRAWS:
+            block = min(DRAWS - done, max(1, _BLOCK // len(differences)))
             signs = 2 * generator.integers(0, 2, (block, len(differences)), dtype=np.int8) - 1
             hits += int((np.abs(signs @ differences) >= observed).sum())
             done += block
-        return (1 + hits) / (1 + draws)
+        return (1 + hits) / (1 + DRAWS)
     mass = np.ones(1)
     for step, count in zip(*np.unique(steps[steps > 0], return_counts=True), strict=True):
         own = np.zeros(step * count + 1)
@@ -65,7 +64,7 @@ def mean_error(differences: Scores) -> tuple[float, int]:
     return float(np.std(differences, ddof=1)) / math.sqrt(len(differences)), len(differences) - 1
 
 
-def bootstrap_interval(differences: Scores, *, seed: int = 0, draws: int = DRAWS) -> tuple[float, float]:
+def bootstrap_interval(differences: Scores) -> tuple[float, float]:
     """Compute the 95 % interval of the mean paired difference over test examples (paired bootstrap, percentiles)."""
     from scipy.stats import bootstrap
 
@@ -73,26 +72,20 @@ def bootstrap_interval(differences: Scores, *, seed: int = 0, draws: int = DRAWS
         return float(differences[0]), float(differences[0])
     batch = max(1, _BLOCK // len(differences))
     interval = bootstrap(
-        (differences,),
-        np.mean,
-        n_resamples=draws,
-        batch=batch,
-        method="percentile",
-        confidence_level=1 - LEVEL,
-        rng=seed,
+        (differences,), np.mean, n_resamples=DRAWS, batch=batch, method="percentile", confidence_level=1 - LEVEL, rng=0
     ).confidence_interval
     return float(interval.low), float(interval.high)
 
 
-def macro_f1_interval(counts: ArrayLike, *, seed: int = 0, draws: int = 2_000) -> tuple[float, float]:
-    """Compute the 95 % interval of macro F1 over test examples (bootstrap, percentiles).
+def macro_f1_interval(counts: ArrayLike) -> tuple[float, float]:
+    """Compute the 95 % interval of macro F1 over test examples (bootstrap, percentiles of 2,000 samples).
 
     ``counts`` is the (classes, classes) confusion matrix, rows are the truth.
     """
     table = np.asarray(counts, dtype=np.int64)
     occupied = table > 0
-    generator, total, values = np.random.default_rng(seed), int(table.sum()), np.empty(draws)
-    for draw in range(draws):
+    generator, total, values = np.random.default_rng(0), int(table.sum()), np.empty(2_000)
+    for draw in range(len(values)):
         sample = np.zeros_like(table)
         sample[occupied] = generator.multinomial(total, table[occupied] / total)
         both = sample.sum(axis=0) + sample.sum(axis=1)

@@ -127,7 +127,7 @@ class GenerationWorker:
                     stream.request.end("cancelled")
                     stream.put(error)
                 self._running.clear()
-        self._end_all("length")
+        self._end_all()
         self._generator.close()
 
     def _receive(self) -> bool:
@@ -149,12 +149,11 @@ class GenerationWorker:
         if self._draining():
             self._drain_end = self._drain_end or time.monotonic() + DRAIN_SECONDS
             if time.monotonic() > self._drain_end:
-                self._end_all("length")
+                self._end_all()
 
-    def _end_all(self, reason: Finish) -> None:
+    def _end_all(self) -> None:
         for request in [*self._running]:
-            text = request.end(reason)
-            self._put(request, text)
+            self._put(request, request.end("length"))
 
     def _put(self, request: GenerationRequest, text: str) -> None:
         stream = self._running.get(request)
