@@ -7,13 +7,13 @@ from pathlib import Path
 
 from homespun.config import Tree
 from homespun.fitting.page import candidates_table
-from homespun.fitting.verdict import commands, headline, metric_text, problems
+from homespun.fitting.verdict import commands, headline, problems
 from homespun.hf import is_hub_name
 from homespun.io.atomic import write_text
 from homespun.io.json import read_optional
 from homespun.metrics.calibration import DecisionRule
 from homespun.report import formats, tables
-from homespun.report.document import Block, Document, code, markdown, paragraphs, tabular
+from homespun.report.document import Block, Document, code, fill, markdown, paragraphs, tabular
 from homespun.report.significance import macro_f1_interval
 from homespun.results import Metrics
 from homespun.tasks.text_models import TextModel
@@ -151,8 +151,8 @@ def _base_models(result: Tree) -> list[str]:
 def _body(result: Tree, task: _Task, network: str, model: TextModel | None) -> str:
     test = Metrics.model_validate(result["test"])
     chapters = {
-        "Labels": paragraphs(_labels(result)),
-        "Data": paragraphs(_data(result)),
+        "Labels": paragraphs(fill("fit", "labels", result=result)),
+        "Data": paragraphs(fill("fit", "data", result=result)),
         "Results": [
             *paragraphs(_macro_f1(result)),
             *tabular(candidates_table(result), tables.per_class(test, "classes") if test.per_class else None),
@@ -184,49 +184,15 @@ def _use(result: Tree, task: _Task, network: str, *, pairs: bool) -> list[Block]
     return found + code(_PIPELINE.format(pipeline=task.pipeline, folder=_FOLDER, options=options, example=theirs))
 
 
-def _labels(result: Tree) -> str | None:
-    if result["labels"] is None:
-        return "Predicts a number." if result["task"] == "regression" else None
-    names = f"{len(result['labels']):,} labels: {', '.join(result['labels'])}."
-    if result["task"] == "token-classification":
-        return f"For each word, one of {names}"
-    return f"{'Any' if result['task'] == 'multi-label' else 'One'} of {names}"
-
-
-def _data(result: Tree) -> str:
-    examples = result["examples"]
-    if result["task"] == "language-model":
-        counts = f"{examples['documents']:,} documents of {examples['tokens']:,} tokens"
-        return f"{counts}. The result is on held-out documents. This card contains no texts of the data."
-    origin = {"files": "from separate files", "split": "held out of the training files"}.get(result["test_from"])
-    tested = f" {examples['test']:,} test examples {origin} were used once, for the results." if origin else ""
-    return (
-        f"Trained on {examples['train']:,} examples; {examples['validation']:,} validation examples selected the model."
-        f"{tested} This card contains no texts of the data."
-    )
-
-
 def _macro_f1(result: Tree) -> str | None:
     matrix = result["test"].get("confusion")
-    if matrix is None:
-        return None
-    low, high = macro_f1_interval(matrix["counts"])
-    value, *ends = (metric_text(one, result["task"]) for one in (result["test"]["macro_f1"], low, high))
-    return f"Macro F1 {value}, 95 % interval {ends[0]} to {ends[1]} (bootstrap over examples)."
+    return fill("fit", "macro_f1", result=result, interval=macro_f1_interval(matrix["counts"])) if matrix else None
 
 
 def _calibration(result: Tree, decision: DecisionRule, network: str) -> str | None:
     found = result["test"].get("calibration")
     if found is None:
         return None
-    errors = {name: metric_text(found[name]["ece"], result["task"]) for name in ("before", "after")}
-    measured = f"Expected calibration error {errors['after']}, log loss {found['after']['log_loss']:.3f}"
-    rule = absent = ""
-    if decision.temperature != 1:
-        rule = f"; temperature {decision.temperature:.3g}, without which the error is {errors['before']}"
-        absent = " The temperature is not in this folder." if network else ""
-    limits = ""
-    if decision.thresholds is not None:
-        pairs = zip(result["labels"], decision.thresholds, strict=True)
-        limits = f" Thresholds: {', '.join(f'{name} {threshold:.3g}' for name, threshold in pairs)}."
-    return f"{measured}{rule}.{absent}{limits}"
+    thresholds = list(zip(result["labels"], decision.thresholds or (), strict=False))
+    values = {"temperature": decision.temperature, "thresholds": thresholds, "network": network}
+    return fill("fit", "calibration", found=found, **values)

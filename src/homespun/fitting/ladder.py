@@ -39,12 +39,12 @@ from homespun.fitting.networks import (
     write_parts,
 )
 from homespun.fitting.results import FitSettings, copy_folder
-from homespun.fitting.verdict import metric_text
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object
 from homespun.linear import LinearFit
 from homespun.report import formats
 from homespun.report.console import Display
+from homespun.report.formats import metric_text
 from homespun.tasks.text_models import LinearTextModel, TextModel, open_text_model, save_text_model
 from homespun.training.precision import multiplies_faster_in_bf16
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import fill
 
 from homespun.config import Tree
-from homespun.fitting.verdict import commands, headline, metric_text, problems
+from homespun.fitting.verdict import commands, headline, problems
 from homespun.report import formats, tables
 from homespun.report.document import (
     Block,
@@ -26,6 +26,7 @@ from homespun.report.document import (
 )
 from homespun.report.error_analysis import confusion, reliability_plot
 from homespun.report.figure import PALETTE, Curve, Look, Plot, drawing
+from homespun.report.formats import metric_text
 from homespun.report.page import confusion_blocks
 from homespun.results import Metrics
 

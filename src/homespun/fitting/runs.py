@@ -26,7 +26,6 @@ from homespun.fitting.networks import MAX_LENGTH, MIN_CHARACTERS, open_recipe, p
 from homespun.fitting.page import write_page
 from homespun.fitting.results import FitSettings, copy_folder, next_steps, open_folder, write_results
 from homespun.fitting.run_tasks import Example, RunTask, divide, texts_of_example, write_examples
-from homespun.fitting.verdict import metric_text
 from homespun.hf.open import open_model
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object
@@ -34,6 +33,7 @@ from homespun.metrics.classification import Metrics
 from homespun.models.bundle import ModelBundle
 from homespun.report import formats
 from homespun.report.console import Display
+from homespun.report.formats import metric_text
 from homespun.results import VERSION
 from homespun.tasks.taggers import TaggedData
 

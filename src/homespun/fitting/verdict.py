@@ -8,6 +8,8 @@ from pathlib import Path
 
 from homespun.config import Tree
 from homespun.report import formats, significance
+from homespun.report.document import fill
+from homespun.report.formats import metric_text
 
 
 def verdict(result: Tree, folder: Path) -> list[str]:
@@ -27,51 +29,15 @@ def verdict(result: Tree, folder: Path) -> list[str]:
 
 def headline(result: Tree) -> list[str]:
     """Return selected model, metric with interval, and difference to the next best, one sentence each."""
-    test, metric, cost = result["test"], result["metric"], result["cost"]
     if result["task"] == "language-model":
-        baseline = result["candidates"][0]["test"]["loss"]
-        return [
-            f"Language model: held-out loss {test['loss']:.3f} nats per token, perplexity {test['perplexity']:.1f}; "
-            f"the unigram baseline has {baseline:.3f}.",
-            f"{formats.count(result['examples']['tokens'])} tokens of text; {cost['parameters']:,} parameters.",
-        ]
-    part = "validation" if result["test_from"] == "none" else "test"
-    count = result["examples"][part]
-    held_out = " (held out of the training files)" if result["test_from"] == "split" else ""
-    interval = result["interval"]
-    shown = f", 95 % interval {_percent(interval[0])} to {_percent(interval[1])}" if interval else ""
-    value = metric_text(test[metric], result["task"])
-    lines = [
-        f"Selected: {result['title']}.",
-        f"{formats.capitalized(formats.metric_title(metric))} {value} on {count:,} {part} examples{held_out}{shown}"
-        + (f"; macro F1 {_percent(test['macro_f1'])}" if "macro_f1" in test else "")
-        + ".",
-    ]
+        return [fill("fit", macro, result=result) for macro in ("language_model", "language_model_size")]
+    sentences = [fill("fit", macro, result=result) for macro in ("selected", "score")]
     rival = next((one for one in result["candidates"] if one["name"] == result["next_best"]), None)
     if rival is not None:
-        lines.append(_difference(result, rival))
-    timed = ""
-    if "seconds_per_1000" in cost:
-        wall, processor = (formats.duration(cost[f"{kind}seconds_per_1000"]) for kind in ("", "processor_"))
-        timed = f"; 1,000 predictions take {wall} ({processor} of processor time)"
-    calibration = test.get("calibration", {}).get("after", {}).get("ece")
-    if calibration is not None:
-        lines.append(f"Expected calibration error {_percent(calibration)}.")
-    return [*lines, f"{cost['parameters']:,} parameters{timed}."]
-
-
-def _difference(result: Tree, rival: Tree) -> str:
-    low, high = rival["difference_interval"]
-    better = "better" if rival["difference"] > 0 else "worse"
-    significant = "significant" if rival["p"] < significance.LEVEL else "not significant"
-    if result["task"] == "regression":
-        amount = f"absolute error {abs(rival['difference']):.3g} {'lower' if rival['difference'] > 0 else 'higher'}"
-        return f"Next best on validation: {rival['title']}; {amount} ({significant}, p={rival['p']:.2g})."
-    exact = " in texts with all labels right" if result["task"] == "multi-label" else ""
-    return (
-        f"{abs(100 * rival['difference']):.1f} points {better} than the next best{exact}, {rival['title']} "
-        f"({100 * low:+.1f} to {100 * high:+.1f}; {significant}, p={rival['p']:.2g})."
-    )
+        significant = rival["p"] < significance.LEVEL
+        sentences.append(fill("fit", "difference", result=result, rival=rival, significant=significant))
+    sentences += [fill("fit", macro, result=result) for macro in ("calibration_error", "cost")]
+    return [sentence for sentence in sentences if sentence]
 
 
 def table(result: Tree) -> list[str]:
@@ -120,14 +86,3 @@ def commands(result: Tree, folder: Path) -> list[str]:
         embed = f"python -c {shlex.quote(code)}"
         return [embed] if result["masked"] else [f'homespun generate {name} --prompt "The"', embed]
     return [f'homespun predict {name} "A text."', f"homespun predict {name} --input FILE --out predictions.csv"]
-
-
-def metric_text(value: float | None, task: str) -> str:
-    """Return a metric in percent, or with three digits for regression and language models."""
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if task in ("regression", "language-model") else _percent(value)
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"

@@ -230,6 +230,13 @@ def metric_title(metric: str) -> str:
     return METRICS.get(metric, metric.replace("_", " "))
 
 
+def metric_text(value: float | None, task: str = "") -> str:
+    """Format a metric of a fit in percent, or with three digits for regression and language models."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if task in ("regression", "language-model") else f"{100 * value:.1f} %"
+
+
 def baseline_title(baseline: str) -> str:
     """Return the title of a baseline, by default its name."""
     return BASELINES.get(baseline, baseline)
