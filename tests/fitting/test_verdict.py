@@ -11,23 +11,37 @@ from homespun.errors import UserError
 from homespun.fitting.fit import fit
 from homespun.fitting.verdict import commands, headline
 
+RESULT: dict[str, Any] = {
+    "task": "classification",
+    "metric": "accuracy",
+    "title": "linear model",
+    "test": {"accuracy": 0.75},
+    "interval": None,
+    "examples": {"train": 100, "validation": 40, "test": 60},
+    "test_from": "files",
+    "next_best": None,
+    "candidates": [],
+    "cost": {"parameters": 12},
+}
+
 
 @pytest.mark.parametrize(("test_from", "part"), [("none", "validation"), ("files", "test"), ("split", "test")])
 def test_the_headline_names_the_part_that_was_measured(test_from: str, part: str) -> None:
-    result: dict[str, Any] = {
-        "task": "classification",
-        "metric": "accuracy",
-        "title": "linear model",
-        "test": {"accuracy": 0.75},
-        "interval": None,
-        "examples": {"train": 100, "validation": 40, "test": 0 if test_from == "none" else 60},
-        "test_from": test_from,
-        "next_best": None,
-        "candidates": [],
-        "cost": {"parameters": 12},
-    }
-    (sentence,) = (line for line in headline(result) if "75.0 %" in line)
+    (sentence,) = (line for line in headline(RESULT | {"test_from": test_from}) if "75.0 %" in line)
     assert f"{60 if part == 'test' else 40} {part} examples" in sentence
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize(
+    ("difference", "words"), [(0.0, ()), (0.02, ("better", "lower")), (-0.02, ("worse", "higher"))]
+)
+def test_an_equal_candidate_is_neither_better_nor_worse(task: str, difference: float, words: tuple[str, ...]) -> None:
+    rival = {"name": "other", "title": "own network", "difference": difference, "difference_interval": (-0.1, 0.1)}
+    result = RESULT | {"task": task, "next_best": "other", "candidates": [rival | {"p": 0.5}]}
+    (sentence,) = (line for line in headline(result) if "own network" in line)
+    found = {word for word in ("better", "lower", "worse", "higher") if word in sentence}
+    assert found == set(words[task == "regression" :][:1])
+    assert "p=0.5" in sentence
 
 
 def test_commands_quote_the_folder() -> None:
