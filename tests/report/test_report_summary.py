@@ -1,4 +1,5 @@
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,9 @@ def test_models_are_ranked_only_with_equal_budgets(
 def test_next_step(tmp_path: Path, finetuning: Make, values: dict[str, Any], words: str) -> None:
     (text,) = summary([read_run(finetuning(tmp_path / "a", **values))])
     assert words in text.partition("Next: ")[2]
+
+
+def test_the_command_of_the_next_step_quotes_the_folder(tmp_path: Path, finetuning: Make) -> None:
+    folder = tmp_path / "my run"
+    (text,) = summary([read_run(finetuning(folder))])
+    assert str(folder) in shlex.split(text.split("`")[1])

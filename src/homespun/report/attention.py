@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from homespun.report.figure import CARD, FAINT, INK, PALETTE, STYLE, Plot, style
+from homespun.report.figure import CARD, FAINT, INK, PALETTE, Plot, style
 from homespun.report.formats import percent
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _HEAD, _TITLE, _FOOT = 0.78, 0.32, 0.5  # above all rows; above and below each r
 _SHALLOW, _DEEP = "#08306b", "#c6dbef"  # reached after one layer, and after the last
 _FAINTEST = 0.4  # opacity of a cell with few visible pairs, so that a line of one token stays visible
 _GREY = "#5a5a57"
+_FRAME = {"axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,13 @@ class AttentionPlot:
 
 def draw_attention(picture: AttentionPlot) -> Plot:
     """Draw the panels in rows with a legend, followed by the receptive field by depth."""
-    import matplotlib
     from matplotlib.figure import Figure
 
     positions = _flow([*map(len, picture.groups), 3])  # the reach is a panel and bars as wide as two
     *panels, depth_at, bars_at, _ = positions
     height = _HEAD + (depth_at[0] + 1) * (_TITLE + _SIDE + _FOOT)
     width = _LEFT + _COLUMNS * _SIDE + (_COLUMNS - 1) * _GAP + _RIGHT
-    with matplotlib.rc_context(STYLE | {"axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}):
+    with style(**_FRAME):
         page = _Page(Figure(figsize=(width, height), facecolor=CARD), width, height)
         page.write(0.28, picture.title, fontsize=11, fontweight="bold")
         page.write(0.47, picture.about, fontsize=8, color=_GREY)
@@ -243,8 +243,7 @@ def draw_alignment(source: Sequence[str], target: Sequence[str], weights: np.nda
         max(min(len(token), _MOST) for token in tokens) * _LETTER for tokens in (source, target)
     )
     width, height = len(source) * _CELL + label_width + 2 * _MARGIN, len(target) * _CELL + label_height + 2 * _MARGIN
-    bare = {"axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}
-    with style(**bare):
+    with style(**_FRAME):
         figure = Figure(figsize=(width, height), facecolor=CARD)
         left, bottom = (label_width + _MARGIN) / width, _MARGIN / height
         size = len(source) * _CELL / width, len(target) * _CELL / height

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 
 Writer = Callable[[object], str]
@@ -176,6 +177,11 @@ def interval(value: object) -> str:
 
 def _pair(value: object) -> tuple[float | None, float | None]:
     return (number(value[0]), number(value[1])) if isinstance(value, (tuple, list)) else (None, None)
+
+
+def quoted(value: object) -> str:
+    """Quote a word of a shell command if needed."""
+    return shlex.quote(str(value))
 
 
 def capitalized(sentence: str) -> str:

@@ -91,10 +91,14 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
     async def compute(
         request: Request, model: ServedModel, run: Callable[[Sequence[Any]], Sequence[Any]], inputs: Sequence[Input]
     ) -> list[Any]:
-        check_count(inputs, settings)
+        if len(inputs) > (most := settings.max_texts):
+            raise ApiError(413, f"{len(inputs)} texts in a request, of at most {most}; send several requests")
         lengths = model.estimate_tokens(inputs)
         request.state.sizes = len(inputs), sum(lengths)
-        await check_lengths(model, inputs, settings)
+        if (limit := settings.max_tokens_per_text) is not None:
+            for index, tokens in enumerate(await asyncio.to_thread(model.count_tokens, inputs)):
+                if tokens > limit:
+                    raise ApiError(413, f"texts.{index} has {tokens} tokens, of at most {limit}; shorten or divide it")
         batcher: Batcher = request.app.state.batcher
         return await wait_for(request, batcher.submit(run, inputs, lengths), settings)
 
@@ -180,19 +184,3 @@ def describe(model: ServedModel) -> ModelDescription:
         report=find_report(model) is not None,
         card=find_card(model) is not None,
     )
-
-
-def check_count(inputs: Sequence[Input], settings: ServingSettings) -> None:
-    """Raise `ApiError` 413 for too many texts."""
-    if len(inputs) > settings.max_texts:
-        raise ApiError(413, f"{len(inputs)} texts in a request, of at most {settings.max_texts}; send several requests")
-
-
-async def check_lengths(model: ServedModel, inputs: Sequence[Input], settings: ServingSettings) -> None:
-    """Raise `ApiError` 413 for a text with too many tokens, if there is a limit."""
-    limit = settings.max_tokens_per_text
-    if limit is None:
-        return
-    for index, tokens in enumerate(await asyncio.to_thread(model.count_tokens, inputs)):
-        if tokens > limit:
-            raise ApiError(413, f"texts.{index} has {tokens} tokens, of at most {limit}; shorten or divide it")
