@@ -78,15 +78,9 @@ tokenizer.decode(written[0], skip_special_tokens=True)
 
 
 def write_card(result: Tree, folder: Path, model: TextModel | None = None) -> Path:
-    """Write the card into ``hf/`` if this folder has the complete model, otherwise next to ``model/``.
+    """Write the card into ``hf/`` if this folder has the complete model, otherwise next to ``model/``; return its path.
 
-    Args:
-        result: the content of ``result.json``.
-        folder: folder of the fit, with ``model/``.
-        model: the selected classifier or regressor of texts; ``None`` for other tasks.
-
-    Returns:
-        The path of the card.
+    ``model`` is the selected classifier or regressor of texts; None for other tasks.
     """
     task = _MASKED if result.get("masked") else _TASKS[result["task"]]
     architectures = read_optional(folder / "hf" / "config.json").get("architectures")

@@ -150,17 +150,13 @@ class Ladder:
         elif tuned <= seconds:
             self._skip(f"frozen {name}: would take {formats.duration(frozen)} from fine-tuning")
         else:
-            self._skip(
-                f"frozen {name}: takes {formats.duration(frozen)}, and {formats.duration(max(0.0, seconds))} is left"
-            )
+            self._skip(f"frozen {name}: takes {formats.duration(frozen)}, and {_left(seconds)} is left")
         source = replace(source, texts_per_second=rate)  # rate on all texts; the first measurement was on few
         seconds -= time.monotonic() - started
         tuned = self._finetuning(source, _MIN_EXAMPLES)
         if seconds < tuned and not self._is_finished(f"finetuned-{number}"):
-            self._skip(
-                f"fine-tuned {name}: takes at least {formats.duration(tuned)}, and "
-                f"{formats.duration(max(0.0, seconds))} is left; give more --time"
-            )
+            least = formats.duration(tuned)
+            self._skip(f"fine-tuned {name}: takes at least {least}, and {_left(seconds)} is left; give more --time")
             return
         seconds -= self.evaluation(source)
         run = f"finetuned-{number}"
@@ -215,7 +211,7 @@ class Ladder:
             return
         teacher = max(tuned, key=lambda one: score(one.validation, self.metric))
         if seconds < _MIN_NETWORK and not self._is_finished("student"):
-            self._skip(f"student of {teacher.title}: {formats.duration(max(0.0, seconds))} is left; give more --time")
+            self._skip(f"student of {teacher.title}: {_left(seconds)} is left; give more --time")
             return
         self._rung(
             "student",
@@ -246,8 +242,8 @@ class Ladder:
             return
         if seconds < 2 * _MIN_NETWORK and not self._is_finished("own"):
             self._skip(
-                f"own network: {formats.duration(max(0.0, seconds))} is left, and pretraining with fine-tuning takes "
-                f"at least {formats.duration(2 * _MIN_NETWORK)}; give more --time, or a checkpoint with --from"
+                f"own network: {_left(seconds)} is left, and pretraining with fine-tuning takes at least "
+                f"{formats.duration(2 * _MIN_NETWORK)}; give more --time, or a checkpoint with --from"
             )
             return
 
@@ -330,6 +326,10 @@ class Ladder:
         else:
             shutil.rmtree(self.folder / "hf", ignore_errors=True)
         return replace(best, model=model)
+
+
+def _left(seconds: float) -> str:
+    return formats.duration(max(0.0, seconds))
 
 
 def _training_cost() -> float:

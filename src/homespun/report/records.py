@@ -40,21 +40,17 @@ Series = list[Point]
 
 @dataclass
 class RunRecord:
-    """Content of a run directory.
-
-    ``train`` and ``validation`` hold a `Series` for each loss term, and ``loss`` for the total.
-    ``summary`` has the numbers of ``result.json``; missing numbers are computed from the metrics.
-    """
+    """Content of a run directory."""
 
     path: Path
     name: str
     config: Tree
     environment: Tree
     result: RunResult
-    train: dict[str, Series] = field(default_factory=dict)
+    train: dict[str, Series] = field(default_factory=dict)  # by loss term; "loss": the total
     validation: dict[str, Series] = field(default_factory=dict)
     learning_rate: Series = field(default_factory=list)
-    summary: dict[str, float | None] = field(default_factory=dict)
+    summary: dict[str, float | None] = field(default_factory=dict)  # of result.json, else computed from the metrics
     trial: str | None = None  # folder of the training whose metrics these are, if there are several
     end: str | None = None  # reason in the last `end` event
 

@@ -187,14 +187,8 @@ def baseline_difference(
 ) -> dict[str, object] | None:
     """Compute the difference of trainings from a baseline for its template; None without such a metric.
 
-    Args:
-        tests: metrics of each training.
-        baseline: metrics of the baseline.
-        name: name of the baseline.
-        examples: number of test examples.
-        measure: metric to compare.
-        interval: confidence interval of the difference; computed with ``points``.
-        points: whether the measure is the accuracy of a classifier, whose differences are in percentage points.
+    With ``points`` the measure is the accuracy of a classifier, whose differences are in percentage points; then the
+    ``interval`` of the difference is computed here.
     """
     found, other = mean_over_trainings(tests, measure), mean_over_trainings([baseline], measure)
     if found is None or other is None:

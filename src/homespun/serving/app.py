@@ -126,21 +126,18 @@ def freeze_objects() -> None:
     gc.freeze()
 
 
+@dataclass(eq=False)
 class Gate:
     """Middleware: host name, API key, limit of the body, refusal during shutdown, metrics and log.
 
     A web page whose name resolves to the loopback address (DNS rebinding) sends its name in ``Host``.
     """
 
-    def __init__(
-        self, app: ASGIApp, traffic: Traffic, monitor: Monitor, settings: ServingSettings, hosts: Collection[str]
-    ) -> None:
-        self.app = app
-        self.traffic = traffic
-        self.monitor = monitor
-        self.hosts = hosts
-        self.limit = settings.max_body_bytes
-        self.key = None if settings.api_key is None else settings.api_key.encode()
+    app: ASGIApp
+    traffic: Traffic
+    monitor: Monitor
+    settings: ServingSettings
+    hosts: Collection[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -188,10 +185,10 @@ class Gate:
     def _refuse(self, scope: Scope) -> ApiError | None:
         if self.traffic.draining:
             return ApiError(503, "the server is shutting down; send the request to another one, or again later")
-        headers = dict(scope["headers"])
-        if self.key is not None and scope["path"] not in page.PAGE_PATHS:
+        headers, key = dict(scope["headers"]), self.settings.api_key
+        if key is not None and scope["path"] not in page.PAGE_PATHS:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-            if not (hmac.compare_digest(given.strip(), self.key) and scheme.lower() == b"bearer"):
+            if not (hmac.compare_digest(given.strip(), key.encode()) and scheme.lower() == b"bearer"):
                 error = ApiError(401, "the API key is missing or wrong; send the header Authorization: Bearer KEY")
                 error.headers = {"WWW-Authenticate": "Bearer"}
                 return error
@@ -200,40 +197,41 @@ class Gate:
         return self._too_large(limit) if length.isdigit() and int(length) > limit else None
 
     def _limit(self, scope: Scope) -> int:
-        return max(self.limit, page.MAX_BODY_BYTES) if scope["path"] == page.FILES_PATH else self.limit
+        limit = self.settings.max_body_bytes
+        return max(limit, page.MAX_BODY_BYTES) if scope["path"] == page.FILES_PATH else limit
 
     def _too_large(self, limit: int) -> ApiError:
         return ApiError(413, f"the body has more than {limit} bytes; send several requests")
 
 
+@dataclass(eq=False)
 class _Body:
     """Body of a request; ``too_large`` is raised when the application reads more than ``limit`` bytes."""
 
-    def __init__(self, receive: Receive, limit: int, too_large: ApiError) -> None:
-        self._receive = receive
-        self._limit = limit
-        self._too_large = too_large
-        self._size = 0
-        self._complete = False
+    unlimited: Receive
+    limit: int
+    too_large: ApiError
+    size: int = 0
+    complete: bool = False
 
     async def receive(self) -> Message:
         """Return the next message."""
         message = await self._next()
-        if self._size > self._limit:
-            raise self._too_large
+        if self.size > self.limit:
+            raise self.too_large
         return message
 
     async def _next(self) -> Message:
-        message = await self._receive()
-        self._size += len(message.get("body", b""))
-        self._complete = not message.get("more_body", False)
+        message = await self.unlimited()
+        self.size += len(message.get("body", b""))
+        self.complete = not message.get("more_body", False)
         return message
 
     async def discard(self) -> None:
         """Read and discard the rest, unless it is very large: a client that still sends does not read a response."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_SECONDS):
-                while not self._complete and self._size <= _DISCARD * self._limit:
+                while not self.complete and self.size <= _DISCARD * self.limit:
                     await self._next()
 
 

@@ -164,13 +164,14 @@ class GenerationWorker:
             del self._running[request]
 
 
+@dataclass(eq=False)
 class GenerationWorkers:
     """Workers of the models, each created at the first request of its model."""
 
-    def __init__(self, max_queue: int, draining: Callable[[], bool]) -> None:
-        self._max_queue, self._draining = max_queue, draining
-        self._workers: dict[str, GenerationWorker] = {}
-        self._lock = asyncio.Lock()
+    max_queue: int
+    draining: Callable[[], bool]
+    _workers: dict[str, GenerationWorker] = field(default_factory=dict)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def get(self, model: ServedModel) -> GenerationWorker:
         """Return the worker of a model; the worker of a replaced model ends after its texts."""
@@ -180,7 +181,7 @@ class GenerationWorkers:
                 if worker is not None:
                     threading.Thread(target=_close_when_idle, args=(worker,), daemon=True).start()
                 # packs the weights
-                worker = await asyncio.to_thread(GenerationWorker, model, self._max_queue, self._draining)
+                worker = await asyncio.to_thread(GenerationWorker, model, self.max_queue, self.draining)
                 self._workers[model.name] = worker
             return worker
 
