@@ -88,11 +88,14 @@ def open_source(path: str, inspection: Inspection) -> Source:
     sample = list(inspection.train[:: max(1, len(inspection.train) // 2_000)])
     texts = [f"{example.text} {example.second or ''}" for example in sample]
     pieces = np.array([len(ids) for ids in stored.tokenizer.encode_batch(texts)])
-    tokens = pieces + 3
-    longest = min(MAX_LENGTH, stored.config.backbone.max_position_embeddings)
-    length = int(np.clip(8 * np.ceil(np.percentile(tokens, 95) / 8), 16, longest))
+    length = common_length(pieces + 3, 16, min(MAX_LENGTH, stored.config.backbone.max_position_embeddings))
     rate, words = _measure_rate(stored, inspection, length), sum(len(text.split()) for text in texts)
     return Source(path, stored, length, rate, float(pieces.sum()) / max(1, words))
+
+
+def common_length(tokens: Sequence[int] | NDArray[np.int64], least: int, most: int) -> int:
+    """Return the 95th percentile of numbers of tokens as a multiple of 8, within limits."""
+    return int(np.clip(8 * np.ceil(np.percentile(tokens, 95) / 8), min(least, most), most))
 
 
 def shorten(source: Source, inspection: Inspection) -> Source:

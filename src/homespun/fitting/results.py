@@ -15,7 +15,15 @@ from pydantic import Field
 
 from homespun.config import Config, Tree
 from homespun.errors import UserError
-from homespun.fitting.candidates import METRICS, Candidate, constant_outputs, example_scores, fit_linear_model, score
+from homespun.fitting.candidates import (
+    METRICS,
+    Candidate,
+    Clock,
+    constant_outputs,
+    example_scores,
+    fit_linear_model,
+    score,
+)
 from homespun.fitting.inspection import Inspection
 from homespun.io.atomic import atomic_path, entries, write_text
 from homespun.io.json import read_object
@@ -168,17 +176,16 @@ def _test(one: Candidate, inspection: Inspection) -> Measured:
     return measure_outputs(outputs, inspection.measured, inspection.labels, one.decision)
 
 
+def candidate_row(name: str, title: str, parameters: int, spent: Clock, **further: object) -> Tree:
+    """Return the description of a candidate in ``result.json``, with ``further`` keys."""
+    seconds = {"seconds": round(spent.wall, 1), "processor_seconds": round(spent.processor, 1)}
+    return {"name": name, "title": title, "parameters": parameters} | seconds | further
+
+
 def _row(one: Candidate, test: Metrics, scores: Mapping[str, NDArray[np.float64]], selected: str) -> Tree:
-    row: Tree = {
-        "name": one.name,
-        "title": one.title,
-        "validation": _plain(one.validation),
-        "test": _plain(test),
-        "parameters": 0 if one.model is None else one.model.parameters,
-        "seconds": round(one.seconds.wall, 1),
-        "processor_seconds": round(one.seconds.processor, 1),
-        "latency": round(one.latency, 2),
-    }
+    parameters, latency = 0 if one.model is None else one.model.parameters, round(one.latency, 2)
+    metrics = {"validation": _plain(one.validation), "test": _plain(test)}
+    row = candidate_row(one.name, one.title, parameters, one.seconds, latency=latency, **metrics)
     if one.name != selected:
         differences = scores[selected] - scores[one.name]
         row["difference"] = float(differences.mean())

@@ -11,20 +11,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-
 from homespun.commands.finetune import finetune
 from homespun.commands.predict import evaluate
 from homespun.commands.preparation import Reading, reading
 from homespun.config import Tree
 from homespun.data.token_labels import TaggedWords
 from homespun.errors import UserError
-from homespun.fitting.candidates import score, stopwatch
+from homespun.fitting.candidates import Clock, score, stopwatch
 from homespun.fitting.card import write_card
 from homespun.fitting.linear_tagger import LINEAR, LINEAR_TITLE, TaggerFit, fit_tagger, plan_tagger
-from homespun.fitting.networks import MAX_LENGTH, MIN_CHARACTERS, open_recipe, pretrain_on, texts_to_read
+from homespun.fitting.networks import MAX_LENGTH, MIN_CHARACTERS, common_length, open_recipe, pretrain_on, texts_to_read
 from homespun.fitting.page import write_page
-from homespun.fitting.results import FitSettings, copy_folder, next_steps, open_folder, write_results
+from homespun.fitting.results import FitSettings, candidate_row, copy_folder, next_steps, open_folder, write_results
 from homespun.fitting.run_tasks import Example, RunTask, divide, texts_of_example, write_examples
 from homespun.hf.open import open_model
 from homespun.io.atomic import write_text
@@ -142,11 +140,11 @@ class _RunFit:
             run, trained = self.pretrain(read, recipe, path, _TRAINING_SHARE * self.left())
         title = "own language model" if path is None else f"{Path(path).name}, trained further"
         unigram = next(iter(trained["unigram_baseline"].values()))
-        row = {"name": "model", "title": title, "parameters": trained["parameters"], **_seconds(asdict(spent))}
-        losses = _losses(trained["validation"]["loss"])
+        baseline, losses = _losses(unigram), _losses(trained["validation"]["loss"])
+        row = candidate_row("model", title, trained["parameters"], spent, validation=losses, test=losses)
         rows = [
-            {"name": "unigram", "title": "unigram baseline", "parameters": 0, **_seconds({})} | _both(_losses(unigram)),
-            row | _both(losses),
+            candidate_row("unigram", "unigram baseline", 0, Clock(), validation=baseline, test=baseline),
+            row,
         ]
         counts = {"documents": trained["corpus"]["documents"], "tokens": trained["corpus"]["tokens"]}
         self._keep(Path(run))
@@ -190,8 +188,7 @@ class _RunFit:
         for row in rows:
             row["test"] = _plain(tests[row["name"]])
         measured = [
-            {"name": name, "title": name.replace("-", " "), "parameters": 0, **_seconds({})}
-            | {"validation": {}, "test": _plain(metrics)}
+            candidate_row(name, name.replace("-", " "), 0, Clock(), validation={}, test=_plain(metrics))
             for name, metrics in baselines.items()
         ]
         found = self._result(metric, selected, tests[selected["name"]], [*measured, *rows], counts)
@@ -217,8 +214,8 @@ class _RunFit:
             found = fit_tagger(data, parts, plan, seed=self.settings.seed)
         found.model.save(self.folder / "candidates" / LINEAR / "model")
         self.reserved = spent.wall  # wall time of the last training
-        row = {"name": LINEAR, "title": LINEAR_TITLE, "parameters": found.model.parameters}
-        return found, row | _seconds(asdict(spent)) | {"validation": _plain(found.measure("validation"))}
+        validation = _plain(found.measure("validation"))
+        return found, candidate_row(LINEAR, LINEAR_TITLE, found.model.parameters, spent, validation=validation)
 
     def _may_train_network(self, parts: Mapping[str, Sequence[Example]]) -> bool:
         """Return False and print the reason if time or text do not suffice for a network; only for tags."""
@@ -245,9 +242,8 @@ class _RunFit:
             title = "own network" if path is None else f"fine-tuned {Path(path).name}"
             self.display.line(f"{title}: about {formats.duration(seconds)}")
             run, result, spent = self._candidate(name, path, parts, files, seconds)
-            validation = evaluate(str(run), [str(files["validation"])])
-            row = {"name": name, "title": title, "parameters": result["parameters"], **_seconds(spent)}
-            yield row | {"validation": _plain(validation)}, run, result
+            validation = _plain(evaluate(str(run), [str(files["validation"])]))
+            yield candidate_row(name, title, result["parameters"], spent, validation=validation), run, result
 
     def _candidate(
         self,
@@ -256,8 +252,8 @@ class _RunFit:
         parts: Mapping[str, Sequence[Example]],
         files: Mapping[str, Path],
         seconds: float,
-    ) -> tuple[Path, Tree, Tree]:
-        """Return the run of a candidate, its result, and its wall and processor seconds."""
+    ) -> tuple[Path, Tree, Clock]:
+        """Return the run of a candidate, its result, and its time."""
         folder = self.folder / "candidates" / name
         run, described = folder / "run", folder / "candidate.json"
         if not described.is_file():
@@ -277,7 +273,7 @@ class _RunFit:
                     found, resume = open_recipe(run, base, self._finetuning(stored, parts, files, left, own=own))
                     finetune(found, run, start_from=path, resume=resume, display=self.display)
             write_text(described, json.dumps(asdict(spent)) + "\n")
-        return run, read_object(run / "result.json"), read_object(described)
+        return run, read_object(run / "result.json"), Clock(**read_object(described))
 
     def _finetuning(
         self,
@@ -370,22 +366,12 @@ def _check_amount(texts: Iterable[str]) -> None:
 
 
 def _length(stored: ModelBundle, texts: Sequence[str], least: int, most: int) -> int:
-    """95th percentile of the tokens of texts, with special tokens, as a multiple of 8 within limits."""
-    tokens = [len(ids) + 2 for ids in stored.tokenizer.encode_batch(list(texts))]
-    return int(np.clip(8 * math.ceil(float(np.percentile(tokens, 95)) / 8), min(least, most), most))
+    return common_length([len(ids) + 2 for ids in stored.tokenizer.encode_batch(list(texts))], least, most)
 
 
 def _losses(loss: float) -> Tree:
     return {"loss": loss, "perplexity": math.exp(min(loss, 50.0))}
 
 
-def _both(metrics: Tree) -> Tree:
-    return {"validation": metrics, "test": metrics}
-
-
 def _plain(metrics: Mapping[str, object]) -> Tree:
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-
-
-def _seconds(spent: Mapping[str, float]) -> Tree:
-    return {"seconds": round(spent.get("wall", 0.0), 1), "processor_seconds": round(spent.get("processor", 0.0), 1)}
