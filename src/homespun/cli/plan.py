@@ -72,79 +72,33 @@ def plan(
     print_result(result if as_json else _facts(result), as_json)
 
 
-def _facts(result: dict[str, Any]) -> dict[str, str]:
-    from homespun.report import formats
+_FACTS = {
+    "model": "model",
+    "parameters": "parameters",
+    "micro-batches": "micro_batches",
+    "memory": "memory",
+    "FLOPs a token": "flops",
+    "step": "step",
+    "expected": "expected",
+    "all {} trainings": "trainings",
+    "forecast": "forecast",
+    "before the probe": "before_probe",
+    "parallel": "parallel",
+}
+"""Macro of ``plan.j2`` of each fact, in the order of printing."""
 
-    parameters, memory, chosen = result["parameters"], result["memory"], result["chosen"]
-    flops, expected, probe = result["flops_per_token"], result["expected"], result["probe"]
-    parts = ", ".join(f"{name} {formats.memory(memory[name])}" for name in _MEMORY)
-    rows = f"{chosen['micro_batch_size']} rows, {chosen['accumulation']} a step of {chosen['batch_size']}"
-    checkpointing = ", gradient checkpointing" if chosen["gradient_checkpointing"] else ""
-    trainings = result["trainings"]
-    epochs = "" if expected["epochs"] is None else f", {_pluralize(formats.count(expected['epochs']), 'epoch')}"
-    size, forecast = result["size"], result["forecast"]
-    facts = {} if size is None else {"model": size["reason"]}
-    facts |= {
-        "parameters": f"{parameters['total']:,}, {parameters['embeddings']:,} of them embeddings, "
-        f"{parameters['trained']:,} trained",
-        "micro-batches": f"{rows}; precision {chosen['precision']}{checkpointing}",
-        "memory": f"{formats.memory(memory['peak'])} at the peak: {parts}",
-        "FLOPs a token": f"{formats.count(round(flops['forward']))} forward, "
-        f"{formats.count(round(flops['backward']))} backward",
-        "step": formats.duration(result["seconds_per_step"]),
-        "expected": f"{_format_budget(expected)}{epochs}; limited by {expected['limit']}",
-    }
-    if trainings["count"] > 1:
-        facts["expected"] += ", for one training"
-        facts[f"all {trainings['count']} trainings"] = _format_budget(trainings)
-    if forecast is not None and forecast["summary"] is not None:
-        facts["forecast"] = forecast["summary"]
-    if probe is not None:
-        before = formats.memory(probe["peak_before"]), formats.duration(probe["seconds_per_step_before"])
-        facts["before the probe"] = f"{before[0]} at the peak, {before[1]} a step"
-    facts |= _format_parallel(result["parallel"])
+
+def _facts(result: dict[str, Any]) -> dict[str, str]:
+    from homespun.report.document import fill
+
+    count = result["trainings"]["count"]
+    facts = {name.format(count): fill("plan", macro, plan=result) for name, macro in _FACTS.items()}
+    parallel = result["parallel"] or {"kinds": {}}
+    for kind, plan in parallel["kinds"].items():
+        facts[f"parallel {kind}"] = fill("plan", "parallel_kind", kind=plan, limit=parallel["limit"])
+        facts[f"all steps {kind}"] = fill("plan", "all_steps", kind=plan)
     if result["made_up_text"]:
         facts["note"] = "without data.corpus the plan is for random text"
     for number, warning in enumerate(result["warnings"], 1):
         facts[f"warning {number}"] = warning
-    return facts
-
-
-def _format_parallel(parallel: dict[str, Any] | None) -> dict[str, str]:
-    from homespun.report import formats
-
-    if parallel is None:
-        return {}
-    limit = formats.memory(parallel["limit"])
-    place = f"{_pluralize(str(parallel['nodes']), 'node')} of {parallel['gpus']}, device {parallel['device']}"
-    chosen = f"{parallel['chosen']} on {place}, {formats.memory(parallel['bandwidth'])} a second"
-    if not parallel["kinds"][parallel["chosen"]]["fits"]:
-        chosen += f"; does not fit into {limit}: take more devices, or a smaller model"
-    facts = {"parallel": chosen}
-    for kind, plan in parallel["kinds"].items():
-        parts = ", ".join(f"{name} {formats.memory(plan[name])}" for name in _SHARED)
-        checkpointing = " with gradient checkpointing" if plan["gradient_checkpointing"] else ""
-        sent, step = formats.memory(plan["communicated_bytes"]), formats.duration(plan["seconds_per_step"])
-        rows, rate = plan["micro_batch_size"], formats.count(round(plan["tokens_per_second"]))
-        peak = f"{formats.memory(plan['peak'])} of {limit} a device, {rows} rows{checkpointing}"
-        facts[f"parallel {kind}"] = f"{peak}: {parts}; sends {sent} a step of {step}, {rate} tokens/s"
-        if "training_seconds" in plan:
-            hours, cost = formats.count(plan["device_hours"]), plan["cost"]
-            facts[f"all steps {kind}"] = f"{formats.duration(plan['training_seconds'])}, {hours} hours of a device"
-            facts[f"all steps {kind}"] += "" if cost is None else f", price {formats.count(cost)}"
-    return facts
-
-
-def _format_budget(totals: dict[str, Any]) -> str:
-    from homespun.report import formats
-
-    steps, tokens = _pluralize(f"{totals['steps']:,}", "step"), _pluralize(formats.count(totals["tokens"]), "token")
-    return f"{steps}, {tokens} in {formats.duration(totals['seconds'])}"
-
-
-def _pluralize(number: str, noun: str) -> str:
-    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
-
-
-_SHARED = ("weights", "gradients", "optimizer", "buffers", "activations")
-_MEMORY = ("weights", "gradients", "optimizer", "activations", "process")
+    return {name: fact for name, fact in facts.items() if fact}
