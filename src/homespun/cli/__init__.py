@@ -274,7 +274,8 @@ def report(
     For the folder of a comparison, write its report again, without --out and --title.
     """
     from homespun.io.lock import locked
-    from homespun.report.comparison import is_comparison, write_comparison
+    from homespun.report.comparison import write_comparison
+    from homespun.report.comparison_records import is_comparison
     from homespun.report.page import write_report
 
     compared = len(runs) == 1 and is_comparison(runs[0])

@@ -19,8 +19,6 @@ Source = Annotated[
         metavar="NAME_OR_FOLDER", callback=check_source, help="Run, model folder, Hugging Face folder or hub name."
     ),
 ]
-
-
 Head = Annotated[str | None, typer.Option("--head", help="Head to load, such as pooler; none: backbone only.")]
 
 

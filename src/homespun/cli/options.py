@@ -94,7 +94,13 @@ StartingVectors = Annotated[
     Path | None,
     typer.Option("--vectors", help="Word vectors to initialise the embeddings: folder, .txt, .vec or .bin."),
 ]
-
+Quantize = Annotated[
+    Literal["bf16", "int8"] | None,
+    typer.Option(help="Precision of linear layers, bfloat16 or 8-bit integers; default: float32."),
+]
+Processes = Annotated[
+    int | None, typer.Option("--processes", min=1, help="Number of processes for --input; default: one per core.")
+]
 
 _REMOVED_COMMANDS = {
     "arena": "was removed; in a checkout, use python -m benchmarks lra",
@@ -191,17 +197,6 @@ def parse_integers(value: str, option: str) -> list[int]:
     if not all(part.isdecimal() for part in parts):
         raise UserError(f"{option} takes whole numbers, such as 1,2, not {value!r}")
     return [int(part) for part in parts]
-
-
-Quantize = Annotated[
-    Literal["bf16", "int8"] | None,
-    typer.Option(help="Precision of linear layers, bfloat16 or 8-bit integers; default: float32."),
-]
-
-
-Processes = Annotated[
-    int | None, typer.Option("--processes", min=1, help="Number of processes for --input; default: one per core.")
-]
 
 
 def parse_overrides(values: list[str] | None) -> Mapping[str, object]:

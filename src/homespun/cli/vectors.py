@@ -99,17 +99,9 @@ def vectors_map(
     from homespun.commands.vectors import map_vectors
     from homespun.vectors.word_vectors import PROJECTIONS
 
-    print_result(
-        map_vectors(
-            vectors,
-            out,
-            words=split_list(words),
-            top=top,
-            method=check_choice(method, PROJECTIONS, "--method"),
-            seed=seed,
-        ),
-        as_json,
-    )
+    projection = check_choice(method, PROJECTIONS, "--method")
+    result = map_vectors(vectors, out, words=split_list(words), top=top, method=projection, seed=seed)
+    print_result(result, as_json)
 
 
 @vectors_app.command("convert", short_help="Convert word vectors.")

@@ -160,10 +160,7 @@ def average_candidate(network: Candidate, linear: Candidate, inspection: Inspect
     assert network.model is not None
     assert linear.model is not None
     parts = [to_predictions(one.outputs, labels, one.decision) for one in (network, linear)]
-    losses = {}
-    for weight in _WEIGHTS:
-        values = average(parts, (weight, 1 - weight), labels)
-        losses[weight] = _loss(values, examples, labels)
+    losses = {weight: _loss(average(parts, (weight, 1 - weight), labels), examples, labels) for weight in _WEIGHTS}
     weight = min(losses, key=lambda one: losses[one])
     values = average(parts, (weight, 1 - weight), labels)
     decision = choose_decision(values, examples, labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, get_args
@@ -340,8 +340,8 @@ def _hold_out(
     examples: Sequence[LabelledText], labels: Labels | None, share: float, seed: int, part: str
 ) -> tuple[list[LabelledText], list[LabelledText]]:
     groups: dict[str, list[int]] = defaultdict(list)
-    for index, text in enumerate(readable_texts(examples)):
-        groups[" ".join(text.lower().split())].append(index)
+    for index, key in enumerate(_keys(examples)):
+        groups[key].append(index)
     firsts = np.array([rows[0] for rows in groups.values()])
     try:
         kept, held_out = stratified_split(_strata(examples, labels)[firsts], share, seed)
@@ -358,6 +358,11 @@ def _hold_out(
     )
 
 
+def _keys(examples: Sequence[LabelledText]) -> list[str]:
+    """Return each text without case and repeated spaces; equal keys are repeated texts."""
+    return [" ".join(text.lower().split()) for text in readable_texts(examples)]
+
+
 def _strata(examples: Sequence[LabelledText], labels: Labels | None) -> NDArray[np.int64]:
     targets = targets_of(examples, labels)
     return np.zeros((len(examples), 0), dtype=np.int64) if labels is None else targets.astype(np.int64)
@@ -365,10 +370,12 @@ def _strata(examples: Sequence[LabelledText], labels: Labels | None) -> NDArray[
 
 def _warnings(found: Inspection) -> list[str]:
     warnings = []
-    counts = Counter(" ".join(text.lower().split()) for text in readable_texts(found.train))
-    if repeated := sum(counts.values()) - len(counts):
+    labels: dict[str, set[object]] = defaultdict(set)
+    for example, key in zip(found.train, _keys(found.train), strict=True):
+        labels[key].add(example.label)
+    if repeated := len(found.train) - len(labels):
         warnings.append(f"{repeated:,} of {len(found.train):,} training texts repeat another one")
-    if conflicts := _conflicts(found.train):
+    if conflicts := sum(len(different) > 1 for different in labels.values()):
         warnings.append(f"{conflicts:,} training texts occur with different labels")
     if found.labels is not None and not found.labels.multi_label:
         sizes = Counter(str(example.label) for example in found.train)
@@ -383,10 +390,3 @@ def _warnings(found: Inspection) -> list[str]:
                 f"({near.same:,} word for word); metrics may be better than on new texts"
             )
     return warnings
-
-
-def _conflicts(examples: Sequence[LabelledText]) -> int:
-    labels: Mapping[str, set[object]] = defaultdict(set)
-    for example, text in zip(examples, readable_texts(examples), strict=True):
-        labels[" ".join(text.lower().split())].add(example.label)
-    return sum(len(different) > 1 for different in labels.values())

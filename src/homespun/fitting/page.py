@@ -120,14 +120,11 @@ def _candidates_plot(result: Tree) -> Plot | None:
                 canvas.axes.plot([best - interval[1], end], [row, row], color="black", linewidth=0.9)
             shown = metric_text(x, result["task"])
             canvas.axes.annotate(shown, (end, row), (4, 0), textcoords="offset points", va="center")
-        canvas.axes.set_yticks(range(len(found)), [_short(one) for one in reversed(found)])
+        names = ["average" if one["name"] == "average" else fill(one["title"], 26) for one in reversed(found)]
+        canvas.axes.set_yticks(range(len(found)), names)
         canvas.axes.margins(x=0.18)
         canvas.axes.grid(visible=False)
     return canvas.plot
-
-
-def _short(one: Tree) -> str:
-    return "average" if one["name"] == "average" else fill(str(one["title"]), 26)
 
 
 def _classes(test: Metrics) -> list[Block]:

@@ -17,7 +17,7 @@ from homespun.report import comparison_summary as summary
 from homespun.report import comparison_tables as tables
 from homespun.report import formats, plots, significance
 from homespun.report.comparison_quality import Candidate, TaskComparison, evaluate
-from homespun.report.comparison_records import Comparison, Variant, comparable_variants, is_comparison, read_comparison
+from homespun.report.comparison_records import Comparison, Variant, comparable_variants, read_comparison
 from homespun.report.comparison_tables import ByLength, Cost, crossovers, pareto
 from homespun.report.document import (
     Block,
@@ -48,7 +48,7 @@ class Report:
     """Comparison with cached results of its evaluation."""
 
     def __init__(self, comparison: Comparison) -> None:
-        self.comparison = comparison
+        self.comparison, self.variants = comparison, comparison.variants
         self.tasks = evaluate(comparison)
         self.looks = assign_looks([variant.name for variant in comparison.variants])
         self.stages = [*(["pretrain"] if comparison.pretrains else []), *comparison.tasks]
@@ -60,16 +60,12 @@ class Report:
 
     def _seconds(self, stages: Sequence[str]) -> dict[str, float]:
         """Return the mean duration of these stages of a trial in seconds, by variant."""
-        found = {v.name: [s for stage in stages if (s := v.stage_seconds(stage)) is not None] for v in self._variants}
+        found = {v.name: [s for stage in stages if (s := v.stage_seconds(stage)) is not None] for v in self.variants}
         return {name: sum(seconds) for name, seconds in found.items() if seconds}
-
-    @property
-    def _variants(self) -> Sequence[Variant]:
-        return self.comparison.variants
 
     def _means(self, stage: str) -> dict[str, RunRecord]:
         """Return the mean run of a stage by variant."""
-        return {v.name: mean for v in self._variants if (mean := v.mean(stage)) is not None}
+        return {v.name: mean for v in self.variants if (mean := v.mean(stage)) is not None}
 
     def _memory(self) -> dict[str, float]:
         """Peak bytes of all stages by variant."""
@@ -80,7 +76,7 @@ class Report:
         return found
 
     def _in_inference(self, what: str) -> dict[str, ByLength]:
-        return {v.name: found for v in self._variants if (found := tables.inference(v, what))}
+        return {v.name: found for v in self.variants if (found := tables.inference(v, what))}
 
     def document(self) -> Document:
         """Build the page."""
@@ -214,7 +210,7 @@ class Report:
 
     def _classes(self) -> list[Block]:
         blocks: list[Block] = []
-        by_name = {variant.name: variant for variant in self._variants}
+        by_name = {variant.name: variant for variant in self.variants}
         for task in self.tasks:
             for rank, candidate in enumerate(task.trained):
                 found = _summed(by_name[candidate.name].records(task.name))
@@ -237,7 +233,7 @@ class Report:
         file = comparison.path / "comparison.yaml"
         if file.is_file():
             blocks += details("comparison.yaml", code(file.read_text(encoding="utf-8", errors="replace")))
-        for variant in self._variants:
+        for variant in self.variants:
             configs: list[Block] = []
             for stage in self.stages:
                 if (records := variant.records(stage)) and records[0].config:
@@ -257,9 +253,6 @@ def _summed(records: Sequence[RunRecord]) -> ConfusionMatrix | None:
         return None
     counts = np.sum([matrix.counts for matrix in found], axis=0).tolist()  # (classes, classes)
     return found[0].model_copy(update={"counts": counts})
-
-
-__all__ = ["is_comparison", "write_comparison"]
 
 
 def write_comparison(folder: Path) -> Path:

@@ -237,7 +237,6 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {name: value for name, value in vars(formats).items() if isinstance(value, FunctionType)}
-
     return found
 
 

@@ -42,7 +42,6 @@ MAX_TOKENS = 128
 _WAITING = 16  # requests that wait for the one thread of this module
 _LEAST = 1e-7  # probability, so that log-odds are finite
 
-
 R = TypeVar("R")
 
 
