@@ -234,3 +234,12 @@ def test_the_command_of_the_next_step_quotes_the_folder(tmp_path: Path, finetuni
     folder = tmp_path / "my run"
     (text,) = summary([read_run(finetuning(folder))])
     assert str(folder) in shlex.split(text.split("`")[1])
+
+
+def test_runs_with_the_same_metrics_share_a_table_in_any_order(tmp_path: Path, finetuning: Make) -> None:
+    measures = {"a": "f1", "b": "rougeL", "c": "f1"}
+    paths = [
+        finetuning(tmp_path / name, seeds=1, task="other", measures=[one], test={one: 0.8, "rows": 50}, baselines={})
+        for name, one in measures.items()
+    ]
+    assert [[row[0] for row in table.rows] for table in tables.results(read_runs(paths))] == [["a", "c"], ["b"]]

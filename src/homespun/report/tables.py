@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 
 from homespun.report import formats
 from homespun.report.document import Column, Getter, Row, Table, numbers, text, texts, value
@@ -45,9 +44,10 @@ def accuracy(record: RunRecord) -> float | None:
 def results(records: Sequence[RunRecord]) -> list[Table]:
     """Build tables of test metrics of models and baselines: classification first, then by group of metrics."""
     shown = [record for record in records if record.tests() or (record.names_classes and record.result.baselines)]
-    shown.sort(key=lambda record: not record.names_classes)
-    groups = groupby(shown, key=lambda record: () if record.names_classes else tuple(record.measures))
-    return [_results(list(group)) for _, group in groups]
+    groups: dict[tuple[str, ...], list[RunRecord]] = {}
+    for record in sorted(shown, key=lambda record: not record.names_classes):
+        groups.setdefault(() if record.names_classes else tuple(record.measures), []).append(record)
+    return [_results(group) for group in groups.values()]
 
 
 def _results(records: Sequence[RunRecord]) -> Table:
