@@ -142,10 +142,7 @@ class _RunFit:
         unigram = next(iter(trained["unigram_baseline"].values()))
         baseline, losses = _losses(unigram), _losses(trained["validation"]["loss"])
         row = candidate_row("model", title, trained["parameters"], spent, validation=losses, test=losses)
-        rows = [
-            candidate_row("unigram", "unigram baseline", 0, Clock(), validation=baseline, test=baseline),
-            row,
-        ]
+        rows = [candidate_row("unigram", "unigram baseline", 0, Clock(), validation=baseline, test=baseline), row]
         counts = {"documents": trained["corpus"]["documents"], "tokens": trained["corpus"]["tokens"]}
         self._keep(Path(run))
         return self._result("loss", row, losses, rows, counts) | {"masked": masked}

@@ -263,5 +263,6 @@ def _choice(number: int, text: str, reason: str | None) -> dict[str, object]:
 
 
 def _usage(streams: Sequence[TextStream]) -> dict[str, int]:
-    prompt, new = (sum(getattr(stream.request, kind) for stream in streams) for kind in ("prompt_tokens", "tokens"))
+    prompt = sum(stream.request.prompt_tokens for stream in streams)
+    new = sum(stream.request.tokens for stream in streams)
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
