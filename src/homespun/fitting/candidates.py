@@ -59,7 +59,7 @@ class Candidate:
     outputs: Floats  # (examples,) numbers or (examples, classes) logits of the validation examples
     decision: DecisionRule
     validation: Metrics
-    seconds: Clock  # of its training
+    seconds: Clock  # time of its training
     latency: float = 0.0  # median milliseconds of the prediction of one text
 
 

@@ -68,10 +68,10 @@ class Source:
     """A pretrained model to start from."""
 
     path: str  # run, model folder, Hugging Face folder or name
-    stored: ModelBundle  # without a head
+    stored: ModelBundle  # model without a head
     length: int  # maximum tokens of a text
     texts_per_second: float  # measured speed of prediction
-    tokens_per_word: float  # of the training texts; words are separated by white space
+    tokens_per_word: float  # tokens in a word of the training texts; words are separated by white space
 
 
 def open_source(path: str, inspection: Inspection) -> Source:

@@ -39,9 +39,9 @@ class AttentionPanel:
 
     title: str  # names of the layers and heads
     share: float  # visible pairs of tokens / all pairs
-    parts: Mapping[str, np.ndarray]  # by name of `PARTS`: (cells, cells) share of the pairs visible by that part
-    annotation: str = ""  # across the panel
-    order: str = ""  # of the tokens on both axes, if not the order of the text
+    parts: Mapping[str, np.ndarray]  # for names of `PARTS`: (cells, cells) share of the pairs visible by that part
+    annotation: str = ""  # text across the panel
+    order: str = ""  # order of the tokens on both axes, if not that in the text
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AttentionPlot:
     about: str  # a line below the title
     length: int  # tokens of the text
     cell: int  # width of a cell in tokens
-    groups: Sequence[Sequence[AttentionPanel]]  # by layer
+    groups: Sequence[Sequence[AttentionPanel]]  # panels of each layer
     depth: np.ndarray  # (cells, cells) int: layers after which a key influences a query of the cell; 0: never
     reached: Sequence[float]  # share of all possible pairs after each layer
 

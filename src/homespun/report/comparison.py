@@ -180,7 +180,7 @@ class Report:
         title: str,
         values: Mapping[str, Sequence[float]],
         stages: Sequence[str],
-        writers: tuple[Writer, Writer],  # of a number, and of a mean with its deviation
+        writers: tuple[Writer, Writer],  # formats of a number, and of a mean with its deviation
     ) -> list[Block]:
         """Build ablations of one quantity, ``values`` of each training by variant, along the settings of ``stages``."""
         drawn, listed = [], []

@@ -36,7 +36,7 @@ class Column:
 
     title: str
     write: Writer = formats.text
-    numeric: bool = True  # aligned to the right
+    numeric: bool = True  # whether cells are aligned to the right
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -78,11 +78,11 @@ def value(title: str, get: Callable[[Item], object], write: Writer) -> Getter[It
 class Table:
     """Table of raw values."""
 
-    name: str  # of its file in ``tables/``
+    name: str  # name of its file in ``tables/``
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]  # None: a missing value
-    note: str = ""  # below the table
+    rows: tuple[Row, ...]  # raw values; None is a missing value
+    note: str = ""  # text below the table
     marked: frozenset[int] = frozenset()  # indices of highlighted rows
 
     @classmethod
@@ -117,11 +117,11 @@ class Block:
 
     kind: Literal["paragraph", "notice", "code", "table", "heatmap", "gallery", "details"]  # macro of report.html.j2
     title: str = ""
-    text: str = ""  # of a paragraph, a notice or code; above figures and tables
+    text: str = ""  # content of a paragraph, a notice or code; text above figures and tables
     table: Table | None = None
     confusion: ConfusionMatrix | None = None  # matrix whose cells are coloured
-    plots: Sequence[Plot] = ()  # side by side
-    blocks: Sequence[Block] = ()  # folded
+    plots: Sequence[Plot] = ()  # figures side by side
+    blocks: Sequence[Block] = ()  # folded content
 
     def all(self) -> Iterator[Block]:
         """Yield this block and its folded blocks."""

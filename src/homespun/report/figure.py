@@ -139,11 +139,11 @@ class Curve:
     x: Values  # (points,); empty: a horizontal line at the only y
     y: Values  # (points,)
     look: Look  # dash "": no line; marker "": none
-    label: str = ""  # in the legend, which is sorted by the last value, the highest first
-    width: float = 1.0  # of the line, in points
-    size: float = 4.0  # of the markers, in points
+    label: str = ""  # text in the legend, which is sorted by the last value, the highest first
+    width: float = 1.0  # width of the line in points
+    size: float = 4.0  # size of the markers in points
     alpha: float = 1.0
-    bars: Sequence[float] | Sequence[Sequence[float]] | None = None  # (points,), or (2, points) down and up
+    bars: Sequence[float] | Sequence[Sequence[float]] | None = None  # (points,) error bars, or (2, points) down and up
     band: tuple[Values, Values] | None = None  # lower and upper values of a shaded area
 
 

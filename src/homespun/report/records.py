@@ -29,9 +29,9 @@ class Point(NamedTuple):
     """Value of a quantity after a step."""
 
     step: float
-    seconds: float  # of training
+    seconds: float  # seconds of training
     value: float
-    tokens: float = 0.0  # seen
+    tokens: float = 0.0  # tokens seen
 
 
 Series = list[Point]
@@ -47,10 +47,12 @@ class RunRecord:
     config: Tree
     environment: Tree
     result: RunResult
-    train: dict[str, Series] = field(default_factory=dict)  # by loss term; "loss": the total
+    train: dict[str, Series] = field(default_factory=dict)  # curve of each loss term; "loss" is the total
     validation: dict[str, Series] = field(default_factory=dict)
     learning_rate: Series = field(default_factory=list)
-    summary: dict[str, float | None] = field(default_factory=dict)  # of result.json, else computed from the metrics
+    summary: dict[str, float | None] = field(
+        default_factory=dict
+    )  # numbers of result.json, else computed from the metrics
     trial: str | None = None  # folder of the training whose metrics these are, if there are several
     end: str | None = None  # reason in the last `end` event
 
@@ -157,7 +159,7 @@ def _events(path: Path) -> Iterator[Event]:
 
 def _read_metrics(record: RunRecord, path: Path) -> None:
     own: dict[str, Series] = {key: [] for key in ("learning_rate", "seconds", "tokens", "epoch")}
-    steps: Series = []  # the time of each step
+    steps: Series = []  # time of each step
     parameters = peak = None
     for event in _events(path):
         match event.event:

@@ -54,12 +54,12 @@ class BatchSizes:
 class Batcher:
     """Queue of texts, and threads that compute batches of them."""
 
-    max_queue: int  # of waiting texts
+    max_queue: int  # maximum number of waiting texts
     max_wait: float  # seconds that the oldest text waits for more texts
-    batch_tokens: int  # of a batch, unless its first text has more
-    workers: int = 1  # threads
+    batch_tokens: int  # maximum tokens of a batch, unless its first text has more
+    workers: int = 1  # number of threads
     observe: Callable[[BatchSizes], None] = lambda sizes: None  # called in a worker thread, after each batch
-    max_delay: float = math.inf  # seconds of queued computation; further texts are refused
+    max_delay: float = math.inf  # maximum seconds of queued computation; further texts are refused
     _waiting: list[_Item[object, object]] = field(default_factory=list, init=False)
     _tokens: int = field(default=0, init=False)
     _seconds_per_token: float = field(default=0.0, init=False)  # mean of a worker over the last batches

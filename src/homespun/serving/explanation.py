@@ -59,8 +59,8 @@ class Explanation(BaseModel):
     """Effect of each part of a text on a prediction."""
 
     label: str | None  # the predicted class, for multi-label models the most probable one; None for regression
-    probability: float | None  # of the class
-    number: float | None  # of a regression
+    probability: float | None  # probability of the class
+    number: float | None  # predicted number of a regression
     words: list[Word]  # the parts, in order
     words_a_part: int  # number of words that were removed together
     truncated: bool  # the text is longer than the model reads

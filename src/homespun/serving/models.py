@@ -46,17 +46,17 @@ _ALLOWED: Mapping[InputKind, str] = {
 class ServedModel:
     """Open model with its capabilities."""
 
-    name: str  # in requests
+    name: str  # name in requests
     source: Path  # folder or hub name, as given
     pipeline: Pipeline
-    task: str | None  # kind of its fine-tuning; "pairs": of pairs of texts
+    task: str | None  # kind of its fine-tuning; "pairs" for pairs of texts
     capabilities: frozenset[Capability]
     labels: tuple[str, ...] | None
     parameters: int
     max_length: int | None  # tokens of a text; None: no limit
     run: Path | None  # folder with result.json
-    predictor: RecordPredictor | None = None  # of tasks other than classification and regression of texts
-    input_kind: InputKind = "text"  # of the inputs of `predict`
+    predictor: RecordPredictor | None = None  # predictor of tasks other than classification and regression of texts
+    input_kind: InputKind = "text"  # kind of the inputs of `predict`
 
     @classmethod
     def open(cls, name: str, source: str | Path, *, quantize: Precision | None = None) -> ServedModel:
