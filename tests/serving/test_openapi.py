@@ -28,6 +28,17 @@ def test_the_schema_names_routes_bodies_and_errors(client: TestClient) -> None:
     assert error == {"$ref": "#/components/schemas/ErrorBody"}
 
 
+def test_every_route_that_reads_a_body_names_the_error_of_a_slow_one(client: TestClient) -> None:
+    posts = [
+        operations["post"]
+        for operations in client.get("/openapi.json").json()["paths"].values()
+        if "post" in operations
+    ]
+    bodies = [post for post in posts if "application/json" in post["requestBody"]["content"]]
+    assert len(bodies) == 8
+    assert all("408" in post["responses"] for post in bodies)
+
+
 def test_the_key_is_a_security_scheme(client: TestClient, connect: Connect) -> None:
     assert "securitySchemes" not in client.get("/openapi.json").json()["components"]
     keyed = connect(api_key="secret-key")

@@ -50,9 +50,7 @@ class RunRecord:
     train: dict[str, Series] = field(default_factory=dict)  # curve of each loss term; "loss" is the total
     validation: dict[str, Series] = field(default_factory=dict)
     learning_rate: Series = field(default_factory=list)
-    summary: dict[str, float | None] = field(
-        default_factory=dict
-    )  # numbers of result.json, else computed from the metrics
+    summary: dict[str, float | None] = field(default_factory=dict)  # numbers of result.json or of the metrics
     trial: str | None = None  # folder of the training whose metrics these are, if there are several
     end: str | None = None  # reason in the last `end` event
 
