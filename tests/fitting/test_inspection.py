@@ -67,6 +67,7 @@ def test_pairs_are_found_by_their_names(tmp_path: Path) -> None:
         ("score", [str(row % 30) for row in range(60)], "regression"),
         ("label", [row % 5 for row in range(60)], "classification"),
         ("label", list(range(120)), "regression"),
+        ("label", [("1", "2", "nan")[row % 3] for row in range(60)], "classification"),
     ],
 )
 def test_task_from_the_labels(name: str, values: list[object], task: str, tmp_path: Path) -> None:

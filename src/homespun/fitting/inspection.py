@@ -268,7 +268,8 @@ def _task_of(
     except ValueError:
         numbers = np.array([])
     distinct = len(set(names))
-    if len(numbers) and (numbers != np.round(numbers)).any():
+    finite = numbers[np.isfinite(numbers)]  # nan may be the name of a class
+    if (finite != np.round(finite)).any():
         decisions.append(f"task: regression ({label!r} holds numbers with fractions)")
         return "regression"
     if len(numbers) and (distinct > _MAX_CLASSES or (label.lower() in _NUMBER_NAMES and distinct > 10)):
