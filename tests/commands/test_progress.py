@@ -9,7 +9,8 @@ from homespun.report import console
 from homespun.report.console import Display
 from homespun.training.config import TrainConfig
 from homespun.training.precision import Precision
-from homespun.training.trainer import StepResult, Trainer
+from homespun.training.step_log import StepResult
+from homespun.training.trainer import Trainer
 
 STEP = StepResult(
     number=61,

@@ -10,7 +10,6 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,38 +27,19 @@ from homespun.training.precision import PRECISIONS, Precision, choose_precision,
 from homespun.training.processes import Interruption
 from homespun.training.run import Run
 from homespun.training.step import TrainingStep, Update
-from homespun.training.validation import EvalResult, TensorBoard, by_term
+from homespun.training.step_log import StepResult, TensorBoard, by_term
+from homespun.training.validation import EvalResult
 
 logger = logging.getLogger(__name__)
 
 _RECENT = 20  # steps whose median time is the expected time of a step
 _REST = 4  # time budgets: minimum time between validations / time of the last one
 _CLOCKS = {"wall": time.monotonic, "processor": time.process_time}
-
-
 _LOGGED = ("epoch", "tokens", "share", "learning_rate", "seconds", "gradient_norm")  # fields of a `StepResult`
 
 
 class Interrupted(UserError):
     """Ctrl-C or SIGTERM stopped the training, with a checkpoint of the last complete step."""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """Result of an optimizer step, over all its micro-batches and processes."""
-
-    number: int  # 1 for the first
-    epoch: float  # epochs so far
-    tokens: int  # tokens so far, padding excluded
-    share: float  # used share of the budget, 0 to 1
-    learning_rate: float
-    seconds: float  # seconds of this step, including data loading
-    loss: float
-    losses: dict[str, float]  # mean of each term
-    gradient_norm: float  # before clipping
-    validation: EvalResult | None
-    tokens_per_second: float
-    eta_seconds: float | None  # until the budget is used
 
 
 class Trainer:
@@ -261,7 +241,7 @@ class Trainer:
             eta_seconds=self.limits.seconds_left(self.progress),
         )
         logged = {name: getattr(step, name) for name in _LOGGED}
-        self.run.log("step", time=ended, step=number, **logged, **by_term(step.loss, step.losses))
+        self.run.log("step", time=ended, step=number, **logged, **by_term(step))
         validation = self._validation()
         due = self.progress.seconds - self._saved >= self.config.checkpoint_every
         improved = validation is not None and self._since_best == 0
@@ -344,7 +324,7 @@ class Trainer:
             time=ended,
             step=self.progress.steps,
             tokens=self.progress.tokens,
-            **by_term(evaluation.loss, evaluation.losses),
+            **by_term(evaluation),
             metrics=evaluation.metrics,
         )
         return evaluation

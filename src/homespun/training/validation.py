@@ -1,13 +1,11 @@
-"""Validation loss and metrics, and the TensorBoard log."""
+"""Validation loss and metrics."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +14,6 @@ from homespun.batch import Batch
 from homespun.errors import NotFinite, UserError, nearest
 from homespun.metrics.classification import Metrics
 from homespun.metrics.registry import METRICS, lower_is_better
-
-if TYPE_CHECKING:
-    from homespun.training.trainer import StepResult
-
 
 _SEED = 0
 
@@ -45,11 +39,6 @@ class EvalResult:
         if value is None or math.isnan(value):
             return -math.inf
         return -float(value) if lower_is_better(metric) else float(value)
-
-
-def by_term(loss: float, losses: Mapping[str, float]) -> dict[str, float]:
-    """Return log entries: ``loss/total``, the weighted sum, and ``loss/TERM``, the mean of each term."""
-    return {"loss/total": loss} | {f"loss/{term}": value for term, value in losses.items()}
 
 
 def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.device | str) -> EvalResult:
@@ -92,40 +81,3 @@ def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.
 
 def _total(values: list[Tensor]) -> float:
     return math.fsum(value.item() for value in values)
-
-
-class TensorBoard:
-    """Write a TensorBoard log of steps and validations in ``folder``; entries after ``step`` are hidden.
-
-    Raises:
-        UserError: TensorBoard is not installed.
-    """
-
-    def __init__(self, folder: Path, *, step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError(
-                "train.tensorboard=true needs TensorBoard; pip install 'homespun[track]', or set it to false"
-            ) from error
-        self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
-
-    def write(self, step: StepResult) -> None:
-        """Write a step and its validation, if any."""
-        scalars: dict[str, object] = {
-            "train/learning_rate": step.learning_rate,
-            "train/gradient_norm": step.gradient_norm,
-            "train/tokens_per_second": step.tokens_per_second,
-        }
-        scalars |= {f"train/{name}": value for name, value in by_term(step.loss, step.losses).items()}
-        if step.validation is not None:
-            losses = by_term(step.validation.loss, step.validation.losses)
-            scalars |= {f"validation/{name}": value for name, value in losses.items()}
-            scalars |= {f"validation/metrics/{name}": value for name, value in step.validation.metrics.items()}
-        for name, value in scalars.items():
-            if isinstance(value, (int, float)) and math.isfinite(value):
-                self._writer.add_scalar(name, value, step.number)
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()
