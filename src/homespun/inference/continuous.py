@@ -22,7 +22,7 @@ from homespun.models.bundle import ModelBundle
 from homespun.models.generation.settings import GenerationArguments
 from homespun.models.generation.steps import CachedSteps, Prompt, RaggedSteps, Steps, Writer, start
 from homespun.models.generation.write import only_distances, prepare_one
-from homespun.models.model import eval_mode
+from homespun.nn.eval_mode import eval_mode
 
 _PROMPT_TOKENS = 256  # read between two steps, so that a long prompt does not delay other texts
 _MANY_STEPS = 2**31  # packing always pays

@@ -16,8 +16,9 @@ from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row, Rows
 from homespun.errors import NotFinite, UserError
 from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule, probabilities
-from homespun.models.model import Model, eval_mode
+from homespun.models.model import Model
 from homespun.models.sequence_heads import PICKS
+from homespun.nn.eval_mode import eval_mode
 from homespun.text.tokenizer import Tokenizer
 
 _CPU_TOKENS, _CPU_NUMBERS = 256, 2**17

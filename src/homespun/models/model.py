@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Unpack
 
-import torch
 from torch import Tensor, nn
 
 from homespun.errors import UserError
 from homespun.models.backbone import Backbone
 from homespun.models.generation.settings import GenerationArguments, SpecialTokens
+from homespun.models.generation.write import generate
 from homespun.models.heads import LanguageModelHead, Reader, last_layer
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Context of evaluation mode without gradients; restores the mode of every module."""
-    modes = [(module, module.training) for module in model.modules() if module.training]
-    model.eval()
-    try:
-        # not inference_mode, whose cached tensors could not be used in training
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 class Model(nn.Module):
@@ -161,8 +146,6 @@ class Model(nn.Module):
             UserError: the model cannot generate, an argument is unknown, a prompt is empty or too long, or a segment is
                 unknown.
         """
-        from homespun.models.generation.write import generate  # imports this module
-
         self._check_segments(token_type_ids)
         context = {
             "token_type_ids": token_type_ids,

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from homespun.attention.full import DotProduct
 from homespun.errors import TooLong, UserError
 from homespun.models.backbone import Backbone
 from homespun.models.generation.search import Beams, Ends, GenerationTask, one_by_one, uniforms
-from homespun.models.generation.settings import GENERATION_TOKENS, GenerationConfig, check_beams
+from homespun.models.generation.settings import GENERATION_TOKENS, GenerationConfig, SpecialTokens, check_beams
 from homespun.models.generation.steps import Prompt, Writer, start
 from homespun.models.heads import LanguageModelHead
-from homespun.models.model import Model, eval_mode
+from homespun.nn.eval_mode import eval_mode
+
+
+class GenerativeModel(Protocol):
+    """Parts of `homespun.models.model.Model` that generation uses."""
+
+    backbone: Backbone
+    head: nn.Module | None
+    special_tokens: SpecialTokens
 
 
 def generate(
-    model: Model,
+    model: GenerativeModel,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     arguments: Mapping[str, object],
@@ -31,7 +40,7 @@ def generate(
     present = {name: tensor for name, tensor in (context or {}).items() if tensor is not None}
     job = _prepare(model, input_ids, attention_mask, arguments, present, ends)
     config = job.config
-    with eval_mode(model):
+    with eval_mode(job.backbone, job.head):
         parts = [(rows, _generate_rows(job, rows)) for rows in job.parts()]
     longest = max(tokens.shape[1] for _, tokens in parts)
     new = input_ids.new_full((len(input_ids), config.num_return_sequences, longest), config.pad_token_id)
@@ -42,7 +51,7 @@ def generate(
 
 
 def stream(
-    model: Model, input_ids: Tensor, arguments: Mapping[str, object], *, ends: Ends | None = None
+    model: GenerativeModel, input_ids: Tensor, arguments: Mapping[str, object], *, ends: Ends | None = None
 ) -> Iterator[int]:
     """Yield the new tokens of one text, (1, seq) ids.
 
@@ -53,7 +62,7 @@ def stream(
 
 
 def prepare_one(
-    model: Model, input_ids: Tensor, arguments: Mapping[str, object], *, ends: Ends | None = None
+    model: GenerativeModel, input_ids: Tensor, arguments: Mapping[str, object], *, ends: Ends | None = None
 ) -> GenerationJob:
     """Validate the inputs of token-by-token generation of one text, (1, seq) ids; raises as `stream`."""
     job = _prepare(model, input_ids, None, arguments, {}, ends)
@@ -72,7 +81,6 @@ class GenerationJob:
         most, least: maximum and minimum number of new tokens.
     """
 
-    model: Model
     backbone: Backbone
     head: LanguageModelHead
     input_ids: Tensor
@@ -115,7 +123,7 @@ class GenerationJob:
 
 
 def _prepare(
-    model: Model,
+    model: GenerativeModel,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     arguments: Mapping[str, object],
@@ -125,7 +133,7 @@ def _prepare(
     backbone, head = model.backbone, model.head
     if not isinstance(head, LanguageModelHead) or not (backbone.has_decoder or backbone.causal):
         raise UserError(
-            f"this model cannot generate: it is {_describe(model)}; use a model of objective clm or an "
+            f"this model cannot generate: it is {_describe(backbone, head)}; use a model of objective clm or an "
             f"encoder-decoder, or homespun predict for a classifier"
         )
     config = GenerationConfig.of(arguments, model.special_tokens)
@@ -159,7 +167,7 @@ def _prepare(
     required = config.max_new_tokens is not None or config.max_length is not None
     longest = input_ids.shape[1] if keep is None else int(keep.sum(1).max())
     most = _limit_new_tokens(backbone, longest, most, required=required)
-    return GenerationJob(model, backbone, head, input_ids, keep, prefix, config, context, ends, most, least)
+    return GenerationJob(backbone, head, input_ids, keep, prefix, config, context, ends, most, least)
 
 
 def _limit_new_tokens(backbone: Backbone, longest: int, most: int, *, required: bool) -> int:
@@ -179,12 +187,11 @@ def _limit_new_tokens(backbone: Backbone, longest: int, most: int, *, required: 
     return min(most, room)
 
 
-def _describe(model: Model) -> str:
-    backbone = model.backbone
+def _describe(backbone: Backbone, head: nn.Module | None) -> str:
     stack = "a causal stack" if backbone.causal else "a bidirectional encoder"
     if backbone.has_decoder:
         stack = "an encoder-decoder"
-    return f"{stack} with {'no head' if model.head is None else f'the head {type(model.head).__name__}'}"
+    return f"{stack} with {'no head' if head is None else f'the head {type(head).__name__}'}"
 
 
 def only_distances(stack: Backbone) -> bool:
@@ -224,7 +231,7 @@ def _one_by_one(job: GenerationJob, rows: Tensor) -> Iterator[Tensor]:
 def _stream_tokens(job: GenerationJob) -> Iterator[int]:
     steps = _one_by_one(job, torch.arange(1, device=job.input_ids.device))
     while True:
-        with eval_mode(job.model):  # not while the caller runs
+        with eval_mode(job.backbone, job.head):  # not while the caller runs
             tokens = next(steps, None)
         if tokens is None:
             return
