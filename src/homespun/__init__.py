@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from homespun.commands.recipe import finetune_recipe, load_recipe, pretrain_recipe
     from homespun.commands.trials import measure_baselines
     from homespun.commands.vectors import init_model, map_vectors, measure_vectors, train_vectors, vectors_config
+    from homespun.compare.comparison import run_comparison
     from homespun.compare.recipe import compare_recipe
-    from homespun.compare.runner import run_comparison
     from homespun.fitting.fit import fit
     from homespun.fitting.quickstart import quickstart
     from homespun.hf.open import load
@@ -81,7 +81,7 @@ _LAZY_IMPORTS = {
     "few_shot": "homespun.commands.few_shot.few_shot",
     "quickstart": "homespun.fitting.quickstart.quickstart",
     "reading": "homespun.commands.preparation.reading",
-    "run_comparison": "homespun.compare.runner.run_comparison",
+    "run_comparison": "homespun.compare.comparison.run_comparison",
     "save_vectors": "homespun.vectors.store.save_vectors",
     "serve": "homespun.serving.server.serve",
     "show_alignment": "homespun.commands.attention_plot.show_alignment",

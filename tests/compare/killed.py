@@ -9,7 +9,7 @@ from typing import Any
 
 from comparing import comparison
 
-from homespun.compare import runner
+from homespun.compare import comparison as comparison_module
 from homespun.compare.executor import LocalExecutor
 from homespun.compare.folder import Record
 from homespun.report import comparison as report
@@ -28,9 +28,9 @@ def run_comparison(out: Path) -> dict[str, Any]:
         seeds=2,
         benchmark={"lengths": [17, 19]},
     )
-    runner.LocalExecutor = partial(LocalExecutor, start=START)
-    runner.check = lambda *_: []  # of data that there is not
-    return runner.run_comparison(recipe, out)
+    comparison_module.LocalExecutor = partial(LocalExecutor, start=START)
+    comparison_module.check = lambda *_: []  # of data that there is not
+    return comparison_module.run_comparison(recipe, out)
 
 
 def until_done(out: Path, subfolder: str) -> None:

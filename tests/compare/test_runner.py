@@ -13,11 +13,12 @@ from comparing import FAKE, calls, comparison, records, run, runner_of
 
 from homespun.commands.recipe import finetune_recipe
 from homespun.commands.trials import baseline_settings
+from homespun.compare import comparison as comparison_module
 from homespun.compare import runner as runner_module
+from homespun.compare.comparison import run_comparison
 from homespun.compare.executor import Command, LocalExecutor, Process, reason, shares
 from homespun.compare.folder import open_records
 from homespun.compare.progress import seconds_left, share_of_run, share_of_trial
-from homespun.compare.runner import run_comparison
 from homespun.compare.sharing import Baselines
 from homespun.compare.trials import trials
 from homespun.errors import UserError
@@ -426,9 +427,9 @@ def test_the_lock_is_held_by_what_a_killed_runner_left(tmp_path: Path) -> None:
 
 
 def test_one_runner_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "_PATIENCE", 0.0)
-    monkeypatch.setattr(runner_module, "check", lambda *_: [])
-    monkeypatch.setattr(runner_module, "plan_variants", lambda *_: ({}, []))
+    monkeypatch.setattr(comparison_module, "_PATIENCE", 0.0)
+    monkeypatch.setattr(comparison_module, "check", lambda *_: [])
+    monkeypatch.setattr(comparison_module, "plan_variants", lambda *_: ({}, []))
     with locked(tmp_path), pytest.raises(UserError, match="is written by"):
         run_comparison(of("good"), tmp_path)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from comparing import FAKE, calls, comparison
 
-from homespun.compare import runner as runner_module
+from homespun.compare import comparison as comparison_module
 from homespun.compare import search
 from homespun.compare.executor import LocalExecutor
 from homespun.compare.recipe import CompareRecipe
@@ -195,16 +195,16 @@ def test_a_search_that_was_killed_shares_its_pretraining_still(tmp_path: Path) -
 
 
 def test_search_runs_before_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "LocalExecutor", partial(LocalExecutor, start=FAKE))
-    monkeypatch.setattr(runner_module, "check", lambda *_: [])  # of data that there is not
+    monkeypatch.setattr(comparison_module, "LocalExecutor", partial(LocalExecutor, start=FAKE))
+    monkeypatch.setattr(comparison_module, "check", lambda *_: [])  # of data that there is not
     monkeypatch.setattr("homespun.report.comparison.write_comparison", lambda folder: folder)
     recipe = searched(trials=1)
-    assert runner_module.run_comparison(recipe, tmp_path / "out")["done"] == 2
-    assert runner_module.run_comparison(recipe, tmp_path / "out")["done"] == 2
+    assert comparison_module.run_comparison(recipe, tmp_path / "out")["done"] == 2
+    assert comparison_module.run_comparison(recipe, tmp_path / "out")["done"] == 2
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "letters.txt").write_text("dear")
     with pytest.raises(UserError, match="other things"):
-        runner_module.run_comparison(recipe, tmp_path / "letters")
+        comparison_module.run_comparison(recipe, tmp_path / "letters")
     assert not (tmp_path / "letters" / "search").exists()
 
 

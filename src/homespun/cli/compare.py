@@ -42,8 +42,8 @@ def compare(
 
     check_comparison_name(recipe)
 
+    from homespun.compare.comparison import run_comparison
     from homespun.compare.recipe import compare_recipe
-    from homespun.compare.runner import run_comparison
     from homespun.report.console import Display
 
     with Display(json=as_json) as display:

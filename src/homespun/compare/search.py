@@ -17,6 +17,7 @@ from pydantic import JsonValue
 
 from homespun.compare.folder import Record
 from homespun.compare.recipe import Choices, CompareRecipe, Range
+from homespun.compare.runner import Runner
 from homespun.compare.trials import Settings, Trial, to_yaml, variants
 from homespun.errors import UserError
 from homespun.io.atomic import write_text
@@ -28,8 +29,6 @@ from homespun.report.records import as_tree
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.distributions import BaseDistribution
-
-    from homespun.compare.runner import Runner
 
 logger = logging.getLogger(__name__)
 
