@@ -344,7 +344,7 @@ def run_folder(rng: random.Random, seeds: Path, folder: Path) -> Words:
 
 def corpus(rng: random.Random, seeds: Path, folder: Path) -> Words:
     """A corpus: description, manifest, shards."""
-    from homespun.commands.preparation import reading
+    from homespun.data.reading import reading
 
     path = folder / "corpus"
     shutil.copytree(seeds / "corpus", path)

@@ -14,7 +14,8 @@ def write_seeds(folder: Path, *, models: bool = True) -> None:
     """Write a valid input of each format, once; models and runs, which take seconds, only with ``models``."""
     if (folder / "complete").exists():
         return
-    from homespun.commands.preparation import make_corpus, reading
+    from homespun.commands.preparation import make_corpus
+    from homespun.data.reading import reading
     from homespun.recipes import recipe_tree
     from homespun.text.tokenizer import Tokenizer
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from benchmarks.measure import measure_interleaved
-from homespun.commands.preparation import reading
 from homespun.data.corpus import build_corpus
+from homespun.data.reading import reading
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 from homespun.vectors.cooccurrence import count_pairs

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from homespun.commands.preparation import make_corpus, reading, train_tokenizer
+from homespun.commands.preparation import make_corpus, train_tokenizer
 from homespun.data.corpus import Corpus
+from homespun.data.reading import reading
 from homespun.io.cluster import connect
 
 _FILE_BYTES, _WORDS, _CHANGED = 8 * 2**20, 50_000, 3

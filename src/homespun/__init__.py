@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         extend_tokenizer,
         file_lengths,
         make_corpus,
-        reading,
         train_tokenizer,
     )
     from homespun.commands.pretrain import pretrain
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from homespun.commands.vectors import init_model, map_vectors, measure_vectors, train_vectors, vectors_config
     from homespun.compare.comparison import run_comparison
     from homespun.compare.recipe import compare_recipe
+    from homespun.data.reading import reading
     from homespun.fitting.fit import fit
     from homespun.fitting.quickstart import quickstart
     from homespun.hf.open import load
@@ -80,7 +80,7 @@ _LAZY_IMPORTS = {
     "pretrain_recipe": "homespun.commands.recipe.pretrain_recipe",
     "few_shot": "homespun.commands.few_shot.few_shot",
     "quickstart": "homespun.fitting.quickstart.quickstart",
-    "reading": "homespun.commands.preparation.reading",
+    "reading": "homespun.data.reading.reading",
     "run_comparison": "homespun.compare.comparison.run_comparison",
     "save_vectors": "homespun.vectors.store.save_vectors",
     "serve": "homespun.serving.server.serve",

@@ -14,8 +14,9 @@ from ray_in_process import InProcess
 from homespun.commands import cluster_corpus, cluster_text
 from homespun.commands.cluster_corpus import UNITS, build_on_cluster
 from homespun.commands.cluster_text import SharedText, draw_texts, run_tasks, sample_texts
-from homespun.commands.preparation import make_corpus, reading, train_tokenizer
+from homespun.commands.preparation import make_corpus, train_tokenizer
 from homespun.data.corpus import Corpus
+from homespun.data.reading import reading
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY
 from homespun.io.cluster import refusal

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from commands_world import run
 
-from homespun.commands.preparation import file_lengths, make_corpus, reading, train_tokenizer
+from homespun.commands.preparation import file_lengths, make_corpus, train_tokenizer
 from homespun.data.corpus import build_corpus
+from homespun.data.reading import reading
 from homespun.errors import UserError
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer

@@ -52,7 +52,8 @@ def tokenizer_train(
     as_json: Json = False,
 ) -> None:
     """Train a tokenizer on your text."""
-    from homespun.commands.preparation import reading, train_tokenizer
+    from homespun.commands.preparation import train_tokenizer
+    from homespun.data.reading import reading
     from homespun.text.tokenizer import KINDS
 
     text = reading(
@@ -107,7 +108,8 @@ def tokenizer_extend(
     as_json: Json = False,
 ) -> None:
     """Add words or sentinel tokens to the tokenizer of a model, to continue pretraining with them (`--from`)."""
-    from homespun.commands.preparation import extend_tokenizer, reading
+    from homespun.commands.preparation import extend_tokenizer
+    from homespun.data.reading import reading
 
     if inputs and not add:
         raise UserError("--input needs --add COUNT, the number of words to take from it; give --add, or leave it out")
@@ -164,7 +166,8 @@ def corpus_build(
     """
     if ray and workers is not None:
         raise UserError("--workers is the number of threads of one machine; leave it out with --ray")
-    from homespun.commands.preparation import describe_corpus, make_corpus, reading
+    from homespun.commands.preparation import describe_corpus, make_corpus
+    from homespun.data.reading import reading
 
     text = reading(
         inputs,

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from homespun.commands.cluster_text import SharedText, run_tasks
-from homespun.commands.preparation import Duplicates, Reading
 from homespun.data.corpus import (
     DESCRIPTION,
     SHARD_TOKENS,
@@ -36,6 +35,7 @@ from homespun.data.corpus import (
     write_description,
 )
 from homespun.data.corpus_files import Description, ShardRecord, TokenizerFacts
+from homespun.data.reading import Duplicates, Reading
 from homespun.data.shards import ShardBuffer, encode_documents
 from homespun.errors import UserError
 from homespun.io.atomic import entries, write_text

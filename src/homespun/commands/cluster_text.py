@@ -12,8 +12,8 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any, TypeVar
 
-from homespun.commands.preparation import Reading
 from homespun.data.corpus import Progress
+from homespun.data.reading import Reading
 from homespun.io.cluster import check_version, connect, refusal
 from homespun.text.input_files import list_files
 from homespun.text.sources import Document, EmptyInput, ReadProgress

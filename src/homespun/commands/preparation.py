@@ -2,116 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
+from homespun.commands.cluster_corpus import build_on_cluster
+from homespun.commands.cluster_text import sample_texts
 from homespun.data.corpus import Corpus, Progress, build_corpus
-from homespun.data.labels import get_text
 from homespun.data.lengths import length_statistics
+from homespun.data.reading import Reading, reading
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.io.atomic import entries
 from homespun.tasks.protocol import Task, TaskRows
-from homespun.text.clean import ExactDuplicates, NearDuplicates, normalise
-from homespun.text.formats import MAX_CHARACTERS
-from homespun.text.input_files import digest_files
-from homespun.text.sources import Document, ReadProgress, read_documents, read_records
+from homespun.text.sources import ReadProgress
 from homespun.text.tokenizer import FILES, Kind, Tokenizer
 from homespun.text.vocabulary_extension import Word, extend, with_sentinels
-
-Duplicates = Literal["keep", "exact", "near"]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Settings to read documents from files.
-
-    Args:
-        inputs: files, globs, folders, archives, URLs or hub names.
-        text_fields: text columns, in formats with columns; several are joined with a space.
-        label_field: label column to keep in the corpus.
-        encoding: character encoding of text files; detected by default.
-        columns: column names of a csv without a header.
-        normalise: apply Unicode NFC, and remove control characters and surplus white space.
-        duplicates: ``exact`` drops repeated texts, ``near`` drops near-duplicates too, ``keep`` drops none.
-        max_characters: maximum length of a document; longer ones are left out, and counted in a warning.
-    """
-
-    inputs: tuple[str, ...]
-    text_fields: tuple[str, ...] = ("text",)
-    label_field: str | None = None
-    encoding: str | None = None
-    columns: tuple[str, ...] | None = None
-    normalise: bool = True
-    duplicates: Duplicates = "exact"
-    max_characters: int = MAX_CHARACTERS
-
-    def documents(self, read_progress: ReadProgress | None = None) -> Iterator[Document]:
-        """Yield the cleaned documents in the order of the inputs; updates ``read_progress``."""
-        stream = self._joined(read_progress) if len(self.text_fields) > 1 else self._single(read_progress)
-        return clean_documents(stream, normal=self.normalise, duplicates=self.duplicates)
-
-    def texts(self, *, progress: Progress | None, read_progress: ReadProgress | None) -> Iterator[str]:
-        """Yield the texts of `documents`; every 256, ``progress`` gets the numbers of characters and documents."""
-        done = 0
-        for number, document in enumerate(self.documents(read_progress), start=1):
-            done += len(document.text)
-            if progress is not None and number % 256 == 0:
-                progress(done, number)
-            yield document.text
-
-    def _single(self, read_progress: ReadProgress | None) -> Iterator[Document]:
-        return read_documents(
-            self.inputs,
-            text_field=self.text_fields[0],
-            label_field=self.label_field,
-            encoding=self.encoding,
-            columns=self.columns,
-            max_characters=self.max_characters,
-            read_progress=read_progress,
-        )
-
-    def _joined(self, read_progress: ReadProgress | None) -> Iterator[Document]:
-        names = ", ".join(self.inputs)
-        records = read_records(
-            self.inputs,
-            encoding=self.encoding,
-            columns=self.columns,
-            max_characters=self.max_characters,
-            read_progress=read_progress,
-        )
-        for number, record in enumerate(records, 1):
-            where = f"record {number} of {names}"
-            text = get_text(record, self.text_fields, where=where)
-            label = None if self.label_field is None else get_text(record, [self.label_field], where=where)
-            yield Document(text, label, where)
-
-    def describe(self) -> str:
-        """Describe settings and content of the files in JSON, to decide whether a stopped build can be resumed.
-
-        Raises:
-            UserError: an input is missing.
-        """
-        return json.dumps(asdict(self) | {"files": digest_files(self.inputs)}, sort_keys=True)
-
-
-def clean_documents(documents: Iterable[Document], *, normal: bool, duplicates: Duplicates) -> Iterator[Document]:
-    """Yield documents with normalised texts if ``normal``, and without ``duplicates``; see `Reading`."""
-    filters: list[ExactDuplicates | NearDuplicates] = []
-    if duplicates != "keep":
-        filters.append(ExactDuplicates())
-    if duplicates == "near":
-        filters.append(NearDuplicates())
-    for document in documents:
-        text = normalise(document.text) if normal else document.text
-        if text and all(seen.is_new(text) for seen in filters):
-            yield Document(text, document.label, document.source)
 
 
 def tokenizer_folder(out: str | Path) -> Path:
@@ -158,13 +66,11 @@ def train_tokenizer(
         UserError: there is no text, the vocabulary is too large for the text, or ``out`` has other files.
     """
     folder = tokenizer_folder(out)
-    texts: Iterable[str]
-    if ray:
-        from homespun.commands.cluster_text import sample_texts
-
-        texts = sample_texts(reading, progress=progress, read_progress=read_progress)
-    else:
-        texts = reading.texts(progress=progress, read_progress=read_progress)
+    texts: Iterable[str] = (
+        sample_texts(reading, progress=progress, read_progress=read_progress)
+        if ray
+        else reading.texts(progress=progress, read_progress=read_progress)
+    )
     tokenizer = Tokenizer.train(texts, kind=kind, vocab_size=vocab_size - sentinels, lowercase=lowercase)
     if sentinels:
         tokenizer = with_sentinels(tokenizer, sentinels)
@@ -250,8 +156,6 @@ def make_corpus(
     """
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     if ray:
-        from homespun.commands.cluster_corpus import build_on_cluster
-
         return build_on_cluster(
             reading, loaded, out, sentences=sentences, progress=progress, read_progress=read_progress
         )
@@ -278,39 +182,6 @@ def describe_corpus(corpus: Corpus, path: str | Path) -> dict[str, object]:
         "vocab_size": corpus.tokenizer.vocab_size,
         "tokenizer": corpus.tokenizer.fingerprint,
     }
-
-
-def reading(
-    inputs: Sequence[str],
-    *,
-    text_fields: Sequence[str] = ("text",),
-    label_field: str | None = None,
-    encoding: str | None = None,
-    columns: Sequence[str] | None = None,
-    normalise: bool = True,
-    duplicates: Duplicates = "exact",
-    max_characters: int = MAX_CHARACTERS,
-) -> Reading:
-    """Describe the text files that `train_tokenizer`, `extend_tokenizer` and `make_corpus` read.
-
-    Args:
-        inputs: files, globs, folders, archives, URLs or hub names.
-        text_fields: text columns, which are joined with a space.
-        label_field: label column to keep.
-        encoding: character encoding; detected by default.
-        columns: column names of a csv without a header.
-        normalise: apply Unicode NFC, and remove control characters and repeated spaces.
-        duplicates: ``exact`` removes repeated texts, ``near`` also near-duplicates, ``keep`` none.
-        max_characters: maximum length of a document; longer ones are skipped and counted.
-
-    Raises:
-        UserError: ``inputs`` is empty.
-    """
-    if not inputs:
-        raise UserError("--input is missing; give a file, glob, folder, archive, URL or hub name")
-    named = None if columns is None else tuple(columns)
-    fields = tuple(text_fields)
-    return Reading(tuple(inputs), fields, label_field, encoding, named, normalise, duplicates, max_characters)
 
 
 _BATCH_SIZE = 1024  # texts to encode at once

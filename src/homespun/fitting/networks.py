@@ -15,11 +15,12 @@ from torch import nn
 
 from homespun.commands.distill import distill
 from homespun.commands.finetune import finetune
-from homespun.commands.preparation import Reading, make_corpus, open_tokenizer, reading, train_tokenizer
+from homespun.commands.preparation import make_corpus, open_tokenizer, train_tokenizer
 from homespun.commands.pretrain import pretrain
 from homespun.commands.recipe import FinetuneRecipe, finetune_recipe, pretrain_recipe
 from homespun.config import Tree
 from homespun.data.labels import Labels
+from homespun.data.reading import Reading, reading
 from homespun.errors import UserError
 from homespun.fitting.candidates import METRICS, score
 from homespun.fitting.inspection import Inspection

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from homespun.commands.preparation import clean_documents
 from homespun.config import Tree
+from homespun.data.reading import clean_documents
 from homespun.errors import UserError
 from homespun.fitting.fit import fit
 from homespun.io.atomic import entries

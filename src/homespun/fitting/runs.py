@@ -13,8 +13,8 @@ from typing import cast
 
 from homespun.commands.finetune import finetune
 from homespun.commands.predict import evaluate
-from homespun.commands.preparation import Reading, reading
 from homespun.config import Tree
+from homespun.data.reading import Reading, reading
 from homespun.data.token_labels import TaggedWords
 from homespun.errors import UserError
 from homespun.fitting.candidates import Clock, score, stopwatch
