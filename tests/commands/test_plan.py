@@ -16,7 +16,7 @@ from commands_world import World, write_table
 
 import homespun
 from homespun.cli import app
-from homespun.commands import machine, parallel, probe
+from homespun.commands import machine, parallel, probe_process
 from homespun.commands.parallel import Cluster
 from homespun.commands.plan import plan
 from homespun.commands.pretrain import pretrain
@@ -222,10 +222,10 @@ def test_a_probe_is_of_the_changed_checkpoint(
         built.append(workload.build())
         return result(rows)
 
-    monkeypatch.setattr(probe, "measure", measured)
+    monkeypatch.setattr(probe_process, "measure", measured)
     monkeypatch.setattr(sys, "stdin", io.StringIO(jobs[0].model_dump_json()))
     capsys.readouterr()
-    assert probe.main() == 0
+    assert probe_process.main() == 0
     assert json.loads(capsys.readouterr().out)["rows"] == jobs[0].rows
     assert len(built[0].export_model()[0].backbone.layers) == 3
 
