@@ -7,6 +7,7 @@ import re
 import typing
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,8 @@ FLOORS, ARROWS = read_floors()
 
 
 def name_of(path: Path) -> str:
-    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    root = PACKAGE.parent if path.is_relative_to(PACKAGE) else ROOT
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
 def package_of(path: Path) -> str:
@@ -115,6 +117,21 @@ def test_imports_run_only_downward() -> None:
             if not allowed:
                 wrong.append(f"{where(path, line)}: {own} (floor {FLOORS[own]}) imports {module}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    """Imports inside functions and for type checkers count too; only those of the entrances do not."""
+    files = {name_of(path): path for path in CODE if path.stem not in ENTRANCES or path.parent != PACKAGE}
+    graph: dict[str, set[str]] = {}
+    for name, path in files.items():
+        modules = [module for module, _ in imports(path)]
+        graph[name] = {module if module in files else module.rpartition(".")[0] for module in modules} & {*files}
+    assert "homespun.commands.probe" in graph["benchmarks.planner"]
+    assert "homespun.commands.few_shot" in graph["homespun.cli.generate"]  # in a function
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
 
 
 def test_transformers_is_for_tests_and_benchmarks_only() -> None:
