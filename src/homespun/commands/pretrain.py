@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from homespun.commands.adaptation import Start, open_start
@@ -22,7 +23,6 @@ from homespun.commands.workload import (
     model_config,
     pretraining_rows,
     pretraining_work,
-    seeded,
     typical_batch,
     with_backbone,
 )
@@ -240,10 +240,9 @@ def _build(recipe: PretrainRecipe, inputs: _Inputs, machine: Callable[[], Machin
     recipe = with_backbone(recipe, corpus.tokenizer, start)
     training, validation = pretraining_rows(recipe, corpus)
     config, plan = fit_memory(recipe.train, lambda: pretraining_work(recipe, corpus, start), display)
-    build = seeded(
-        lambda: recipe.objective.build(model_config(recipe, start), corpus.tokenizer), seed=recipe.train.seed
-    )
-    objective, collate = build(), recipe.objective.collate(corpus.tokenizer)
+    torch.manual_seed(recipe.train.seed)
+    objective = recipe.objective.build(model_config(recipe, start), corpus.tokenizer)
+    collate = recipe.objective.collate(corpus.tokenizer)
     return _Setup(recipe, config, objective, objective.export_model, training, validation, collate, plan, size)
 
 

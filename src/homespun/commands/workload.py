@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -137,8 +136,6 @@ class FirstRows:
         return self.rows[index]
 
 
-M = TypeVar("M", bound=nn.Module)
-
 MADE_UP_VOCABULARY = 30_522  # BERT's vocabulary size, for recipes without model.vocab_size
 _MADE_UP_TOKENS = 2**19
 _SENTINELS = 100
@@ -214,10 +211,15 @@ def pretraining_work(recipe: PretrainRecipe, corpus: Corpus, start: Start | None
     """
     recipe, tokenizer = with_backbone(recipe, corpus.tokenizer, start), corpus.tokenizer
     rows, _ = pretraining_rows(recipe, corpus)
+
+    def build() -> nn.Module:
+        torch.manual_seed(recipe.train.seed)
+        return recipe.objective.build(model_config(recipe, start), tokenizer)
+
     return build_work(
         rows,
         recipe.objective.collate(tokenizer),
-        seeded(lambda: recipe.objective.build(model_config(recipe, start), tokenizer), seed=recipe.train.seed),
+        build,
         recipe.train,
         sorted_=not recipe.objective.packs,
         lighter=recipe.objective.lighter,
@@ -257,9 +259,9 @@ def made_up_tokenizer(vocab_size: int) -> Tokenizer:
     return Tokenizer.train([" ".join([".", *words])], kind="words", vocab_size=vocab_size, lowercase=True)
 
 
-def made_up_texts(vocab_size: int, *, tokens: int, seed: int = 0) -> Iterator[str]:
+def made_up_texts(vocab_size: int, *, tokens: int) -> Iterator[str]:
     """Yield random texts without end, each of ``tokens`` uniformly drawn words in sentences."""
-    draw = random.Random(seed)
+    draw = random.Random(0)
     highest = max(1, vocab_size - 8)
     while True:
         words = [f"w{draw.randrange(highest)}" for _ in range(tokens)]
@@ -267,13 +269,3 @@ def made_up_texts(vocab_size: int, *, tokens: int, seed: int = 0) -> Iterator[st
             words[end - 1] = "."
             words[end] = words[end].capitalize()
         yield " ".join(words).replace(" .", ".")
-
-
-def seeded(build: Callable[[], M], *, seed: int) -> Callable[[], M]:
-    """Return ``build`` with initial weights drawn from ``seed``."""
-
-    def built() -> M:
-        torch.manual_seed(seed)
-        return build()
-
-    return built
