@@ -213,7 +213,7 @@ def test_a_probe_is_of_the_changed_checkpoint(
         jobs.append(job)
         return result(job.rows)
 
-    monkeypatch.setattr(machine, "run_probe", run)
+    monkeypatch.setattr("homespun.commands.plan.run_probe", run)
     planned_from(world, "--from", str(world.base), "model.num_hidden_layers=3", "--probe")
     assert [job.changes for job in jobs] == [{"num_hidden_layers": 3}] * 2
     built: list[Any] = []
@@ -323,11 +323,12 @@ def test_a_probe_corrects_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> No
         kept = Memory(0, 0, 0, 0, {}, 100, 100 + (7 if again else 11) * rows)
         return Prediction(rows, {"total": 3}, kept, 29.0, 5.0, 5.0, (2.0 if again else 1.0) * rows, 1.0)
 
-    def probed(recipe: Any, choice: Any, rows: int, **options: Any) -> ProbeResult:
+    def probed(job: ProbeJob) -> ProbeResult:
+        rows = job.rows
         return ProbeResult(rows=rows, peak_bytes=100 + 22 * rows, seconds=0.1 * rows, update_seconds=0.05)
 
     monkeypatch.setattr(machine.Machine, "predict", lambda self: predicted)
-    monkeypatch.setattr("homespun.commands.plan.probe_choice", probed)
+    monkeypatch.setattr("homespun.commands.plan.run_probe", probed)
     corrected = plan(given, probe=True)
     assert corrected["memory"]["peak"] == 100 + 22 * 8
     assert corrected["seconds_per_step"] == pytest.approx(0.85)

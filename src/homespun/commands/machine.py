@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import torch
 from accelerate.utils import broadcast_object_list
-from pydantic import BaseModel, JsonValue
-from pydantic_core import to_jsonable_python
+from pydantic import JsonValue
 
 from homespun.commands.parallel import choose_parallel
-from homespun.commands.probe import CLOCKS, Clock, ProbeJob, ProbeResult, run_probe
+from homespun.commands.probe import CLOCKS, Clock, ProbeJob, run_probe
 from homespun.commands.recipe import PretrainRecipe
 from homespun.commands.workload import Work
 from homespun.errors import UserError
@@ -156,30 +155,6 @@ def describe_choice(choice: Choice) -> str:
     peak = formats.memory(choice.prediction.memory.peak)
     rows = f"micro-batches of {choice.rows} rows, {choice.accumulation} a step"
     return f"{rows}, precision {_precision(train)}{checkpointing}: {peak} at the peak"
-
-
-def probe_choice(
-    recipe: BaseModel,
-    choice: Choice,
-    rows: int,
-    *,
-    start_from: str | None,
-    changes: Mapping[str, object] | None,
-    clock: Clock,
-) -> ProbeResult:
-    """Measure steps with the settings of ``choice`` in micro-batches of ``rows`` rows."""
-    tree = recipe.model_dump(mode="json")
-    tree["train"] |= {name: choice_to_dict(choice)[name] for name in ("gradient_checkpointing", "precision")}
-    return run_probe(
-        ProbeJob(
-            recipe=tree,
-            rows=rows,
-            start_from=start_from,
-            changes=to_jsonable_python(changes),
-            accumulate=choice.accumulation > 1,
-            clock=clock,
-        )
-    )
 
 
 WorkFactory = Callable[[PretrainRecipe], Work]

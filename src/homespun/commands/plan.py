@@ -7,21 +7,15 @@ import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from homespun.commands.adaptation import open_start
-from homespun.commands.machine import (
-    Machine,
-    WorkFactory,
-    choice_to_dict,
-    probe_choice,
-    size_to_dict,
-    with_precision,
-    with_size,
-)
+from homespun.commands.machine import Machine, WorkFactory, choice_to_dict, size_to_dict, with_precision, with_size
 from homespun.commands.parallel import Cluster, plan_parallel, training_totals
 from homespun.commands.preflight import check_pretraining, training_warnings
-from homespun.commands.probe import Clock, LinearFit, probe_sizes
+from homespun.commands.probe import Clock, LinearFit, ProbeJob, probe_sizes, run_probe
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe
 from homespun.commands.trials import plan_trials
 from homespun.commands.workload import Work, finetuning_work, made_up_corpus, pretraining_work
@@ -36,7 +30,6 @@ from homespun.report.console import Display
 from homespun.training.config import Budget
 
 Recipe = PretrainRecipe | FinetuneRecipe
-N = TypeVar("N", int, float)
 
 
 def plan(
@@ -118,9 +111,7 @@ def plan(
 
 
 @contextmanager
-def recipe_work(
-    recipe: Recipe, *, start_from: str | None = None, changes: Mapping[str, object] | None = None
-) -> Iterator[Work]:
+def recipe_work(recipe: Recipe, *, start_from: str | None, changes: Mapping[str, object] | None) -> Iterator[Work]:
     """Yield the workload of a recipe on its data; without a corpus, that of pretraining on random text.
 
     Raises:
@@ -269,8 +260,19 @@ def _probe(
     """
     predicted = machine.predict()
     accumulate = choice.accumulation > 1
+    tree, chosen = recipe.model_dump(mode="json"), choice_to_dict(choice)
+    tree["train"] |= {name: chosen[name] for name in ("gradient_checkpointing", "precision")}
     points = [
-        probe_choice(recipe, choice, rows, start_from=start_from, changes=changes, clock=clock)
+        run_probe(
+            ProbeJob(
+                recipe=tree,
+                rows=rows,
+                start_from=start_from,
+                changes=to_jsonable_python(changes),
+                accumulate=accumulate,
+                clock=clock,
+            )
+        )
         for rows in probe_sizes(choice.rows)
     ]
     last, expected = points[-1], predicted(choice.workload, points[-1].rows, accumulate)

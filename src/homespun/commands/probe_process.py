@@ -22,11 +22,11 @@ from homespun.planning.rates import machine_rates, synchronize
 from homespun.training.devices import DistributedContext, PeakMemory, disable_malloc_trim
 from homespun.training.step import TrainingStep
 
-_MAX_SECONDS = 20.0  # no step starts later
+_STEPS, _MAX_SECONDS = 5, 20.0  # no step starts after the seconds
 
 
-def measure(workload: Workload, rows: int, *, accumulate: bool, steps: int = 5, clock: Clock = "wall") -> ProbeResult:
-    """Measure ``steps`` steps in this process, which must be new: its peak memory is measured.
+def measure(workload: Workload, rows: int, *, accumulate: bool, clock: Clock) -> ProbeResult:
+    """Measure a few steps in this process, which must be new: its peak memory is measured.
 
     Raises:
         UserError: the steps do not fit into memory.
@@ -40,7 +40,7 @@ def measure(workload: Workload, rows: int, *, accumulate: bool, steps: int = 5, 
     largest, typical = workload.batches(rows, 2)
     begin, forward_backward, updates = seconds(), [], []
     with PeakMemory(context.device) as memory:
-        for number in range(steps):
+        for number in range(_STEPS):
             if number > 2 and seconds() - begin > _MAX_SECONDS:
                 break
             # the first two steps are warm-up, and measure the peak memory on the largest micro-batch
