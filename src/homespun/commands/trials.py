@@ -175,15 +175,6 @@ def copy_model(out: Path, trial: Path) -> None:
                 shutil.copytree(trial / name, temporary)
 
 
-# settings of the data that baselines ignore, by kind of data: lengths of inputs, and generation
-_MODEL_FIELDS = {
-    "texts": {"max_length", "truncation"},
-    "sentence_pairs": {"max_length"},
-    "sentences": {"max_length", "context"},
-    "token_labels": {"max_length", "stride"},
-    "questions": {"max_length", "stride", "max_question_length", "max_answer_length", "n_best", "null_threshold"},
-    "source_target": {"max_source_length", "max_target_length", "prefix", "separator", "generation"},
-}
 _TRUTH_FIELDS = {"kind", "range", "out_of_range", "levels"}  # settings of an objective that change the labels
 
 
@@ -244,7 +235,7 @@ def baseline_settings(recipe: FinetuneRecipe) -> dict[str, object]:
     """Return the settings that baselines depend on; recipes with equal settings have equal baselines."""
     data, objective = recipe.data, recipe.objective
     return {
-        "data": data.model_dump(mode="json", exclude=_MODEL_FIELDS[data.kind]),
+        "data": data.model_dump(mode="json", exclude={*data.not_for_baselines}),
         "objective": objective.model_dump(mode="json", include=_TRUTH_FIELDS),
         "folds": recipe.folds,
         "train_sizes": recipe.train_sizes,

@@ -236,6 +236,8 @@ class TaskData(Config, ABC):
     """Kinds of heads in checkpoints without task metadata (Hugging Face) whose data is this."""
     not_stored: ClassVar[tuple[str, ...]] = ()
     """Settings that are not stored with a model."""
+    not_for_baselines: ClassVar[tuple[str, ...]] = ("max_length",)
+    """Settings that baselines ignore: lengths of inputs, and generation."""
     input_kind: ClassVar[InputKind] = "text"
     """Input of a prediction."""
 

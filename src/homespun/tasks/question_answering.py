@@ -54,6 +54,7 @@ class QuestionData(TaskData):
     default_objective = "question_answering"
     from_heads = ("question_answering", "question_answering_ffn")
     not_stored = ("encoding",)
+    not_for_baselines = ("max_length", "stride", "max_question_length", "max_answer_length", "n_best", "null_threshold")
     input_kind = "question"
 
     kind: Literal["questions"] = "questions"

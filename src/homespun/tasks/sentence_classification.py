@@ -49,6 +49,7 @@ class SentencesData(TaskData):
     missing = "which documents? give data.train=FILE, with data.sentences=COLUMN, a list of [label, sentence] in each"
     default_objective = "sentence_classification"
     input_kind = "sentences"
+    not_for_baselines = ("max_length", "context")
 
     kind: Literal["sentences"] = "sentences"
     sentences: str = Field(default="review_sentences", description="column of [[label, sentence], ...] or of sentences")

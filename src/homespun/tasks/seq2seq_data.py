@@ -40,6 +40,7 @@ class TextPairsData(TaskData):
     missing = "which pairs of texts? give data.train=FILE, with data.source=COLUMN and data.target=COLUMN"
     default_objective = "seq2seq"
     not_stored = ("sets", "limit", "encoding")
+    not_for_baselines = ("max_source_length", "max_target_length", "prefix", "separator", "generation")
 
     kind: Literal["source_target"] = "source_target"
     source: str | list[str] = Field(default="source", description="column of the source; several are joined")

@@ -35,6 +35,7 @@ class TaggedData(TaskData):
     default_objective = "token_classification"
     from_heads = ("token_classification",)
     not_stored = ("encoding",)
+    not_for_baselines = ("max_length", "stride")
 
     kind: Literal["token_labels"] = "token_labels"
     words: str = Field(default="words", description="column of the words; in a CoNLL file the first column")

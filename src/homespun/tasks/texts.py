@@ -75,6 +75,7 @@ class LabelledData(TextsData):
 
     missing = "which labelled texts? give data.train=FILE, with data.text=COLUMN and data.label=COLUMN"
     not_stored = ("multi_label",)  # stored with the labels
+    not_for_baselines = ("max_length", "truncation")
 
     kind: Literal["texts"] = "texts"
     text: str | list[str] = Field(default="text", description="column of the text; several are joined with a space")
