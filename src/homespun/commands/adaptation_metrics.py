@@ -24,6 +24,7 @@ from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.weight_transfer import TransferReport, transfer_weights
+from homespun.nn.eval_mode import eval_mode
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_extension import AddedTokens
 from homespun.training.validation import EvalResult
@@ -73,20 +74,15 @@ def measure_adaptation(
         "layers": list(transfer.layers),
         **_shapes(before, start.backbone),
         "moved": _compare_hidden_states(start, model.backbone, held_out, corpus.tokenizer),
-        "tensors": _summarize_transfer(transfer),
+        "tensors": {  # number of the copied ones, and names of the others by origin
+            "copied": len(transfer.copied),
+            "changed": dict(transfer.changed),
+            "fresh": list(transfer.initialized),
+            "left": list(transfer.unused),
+        },
     }
     write_text(file, json.dumps(result, indent=1, ensure_ascii=False))
     return result
-
-
-def _summarize_transfer(transfer: TransferReport) -> Tree:
-    """Number of copied tensors, and names of the others by origin."""
-    return {
-        "copied": len(transfer.copied),
-        "changed": dict(transfer.changed),
-        "fresh": list(transfer.initialized),
-        "left": list(transfer.unused),
-    }
 
 
 def _pair(before: float | str, after: float | str) -> Tree:
@@ -159,24 +155,21 @@ def _distances(before: Backbone, after: Backbone, rows: Sequence[Row], old: int,
     return result
 
 
-@torch.no_grad()
 def _distance(before: Backbone, after: Backbone, rows: Sequence[Row], length: int, piece: int) -> Tree:
     """Mean cosine and relative distance per token; ``before`` encodes pieces of ``piece`` tokens."""
-    was_training = after.training
     device = next(after.parameters()).device
-    before.to(device).eval()
-    after.eval()
+    before.to(device)
     cosine = distance = 0.0
     tokens = 0
-    for first in range(0, len(rows), _BATCH_SIZE):
-        selected = [_cut(row, 0, length) for row in rows[first : first + _BATCH_SIZE]]
-        for row, changed in zip(selected, _hidden_states(after, selected, device), strict=True):
-            parts = [_cut(row, at, at + piece) for at in range(0, len(row.input_ids), piece)]
-            original = torch.cat([_hidden_states(before, [part], device)[0] for part in parts])
-            cosine += float(torch.cosine_similarity(changed, original, dim=-1).sum())
-            distance += float(((changed - original).norm(dim=-1) / original.norm(dim=-1).clamp(min=1e-12)).sum())
-            tokens += len(changed)
-    after.train(was_training)
+    with eval_mode(before, after):
+        for first in range(0, len(rows), _BATCH_SIZE):
+            selected = [_cut(row, 0, length) for row in rows[first : first + _BATCH_SIZE]]
+            for row, changed in zip(selected, _hidden_states(after, selected, device), strict=True):
+                parts = [_cut(row, at, at + piece) for at in range(0, len(row.input_ids), piece)]
+                original = torch.cat([_hidden_states(before, [part], device)[0] for part in parts])
+                cosine += float(torch.cosine_similarity(changed, original, dim=-1).sum())
+                distance += float(((changed - original).norm(dim=-1) / original.norm(dim=-1).clamp(min=1e-12)).sum())
+                tokens += len(changed)
     return {"cosine": cosine / tokens, "relative_distance": distance / tokens, "rows": len(rows)}
 
 

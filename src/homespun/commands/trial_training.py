@@ -136,11 +136,8 @@ def train_trial(
     flops = flops_per_token(setup.objective, batch) if context.is_main else None
 
     def evaluate() -> EvalResult:
-        was_training = setup.objective.training
         rows, objective = prepared.parts[1], prepared.recipe.objective
-        evaluation = validate(task, objective, setup, rows, batch_size=rows_that_fit(trainer))
-        setup.objective.train(was_training)
-        return evaluation
+        return validate(task, objective, setup, rows, batch_size=rows_that_fit(trainer))
 
     trainer = Trainer(setup.objective, loader, config, run, validate=evaluate)
     watch(trainer, display, f"fine-tuning {run.path.name}")
