@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from homespun.commands.attention_map import (
     shows_structure,
 )
 from homespun.commands.recipe import PretrainRecipe, load_recipe
+from homespun.config import Tree
 from homespun.data.source_target import SourceTargetTemplate
 from homespun.errors import UserError
 from homespun.hf.open import open_model
@@ -49,7 +50,7 @@ def show_attention(
     layers: Sequence[int] | None = None,
     stack: str | None = None,
     out: str | Path | None = None,
-) -> dict[str, Any]:
+) -> Tree:
     """Plot the attention pattern of a recipe, a run or a model, and its receptive field by depth.
 
     Args:
@@ -214,7 +215,7 @@ def _numbered(name: str, numbers: Sequence[int]) -> str:
     return f"{name}s {', '.join(map(str, numbers))}"
 
 
-def _layer_summary(number: int, layer: AttentionMap, heads: int) -> dict[str, Any]:
+def _layer_summary(number: int, layer: AttentionMap, heads: int) -> Tree:
     shares = layer.shares * heads if len(layer.shares) == 1 else layer.shares
     union = np.unpackbits(layer.union, axis=1, count=len(layer.union)).mean()
     return {"layer": number, "share": round(float(union), 6), "heads": [round(share, 6) for share in shares]}
@@ -237,9 +238,7 @@ def _describe(config: EncoderConfig, stack: str | None, length: int, *, more: bo
     return " · ".join(parts)
 
 
-def show_alignment(
-    run: str, *, source: str, target: str | None = None, out: str | Path | None = None
-) -> dict[str, Any]:
+def show_alignment(run: str, *, source: str, target: str | None = None, out: str | Path | None = None) -> Tree:
     """Plot the attention of each target token to the source tokens, in a model with additive attention.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +14,7 @@ from homespun.commands.finetune import read_inputs
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, load_recipe
 from homespun.commands.trial_training import prepare_trial
 from homespun.commands.workload import pretraining_rows, with_backbone
+from homespun.config import Tree
 from homespun.data.corpus import Corpus
 from homespun.data.labels import Labels
 from homespun.data.loader import Collate, Loader, Order
@@ -27,12 +27,8 @@ from homespun.training.config import TrainConfig
 
 _MAX_LABELS = 20  # labelled positions to list per row
 
-DecodedRow = dict[str, Any]
 
-
-def show_batch(
-    recipe: str, overrides: Sequence[str] = (), *, start_from: str | None = None, rows: int = 4
-) -> dict[str, Any]:
+def show_batch(recipe: str, overrides: Sequence[str] = (), *, start_from: str | None = None, rows: int = 4) -> Tree:
     """Decode the first batch of a training, with the masks and noise of epoch 0.
 
     Args:
@@ -126,7 +122,7 @@ class _Decoder:
     tokenizer: Tokenizer
     labels: Labels | None
 
-    def row(self, index: int) -> DecodedRow:
+    def row(self, index: int) -> Tree:
         """Decode a row: one sequence, or the chunks of a long text."""
         batch = self.batch
         sequences = [index] if batch.chunks is None else [i for i in batch.chunks[index].tolist() if i >= 0]
@@ -139,13 +135,13 @@ class _Decoder:
             row |= self._positions("source_", index, batch.input_ids, batch.source_positions, batch.source_labels)
         return row if batch.pair_labels is None else row | {"pair_label": int(batch.pair_labels[index])}
 
-    def _tokens(self, prefix: str, sequences: list[int], ids: Tensor, mask: Tensor | None) -> DecodedRow:
+    def _tokens(self, prefix: str, sequences: list[int], ids: Tensor, mask: Tensor | None) -> Tree:
         real = [ids[i] if mask is None else ids[i][mask[i]] for i in sequences]
         padding = sum(ids.shape[1] - len(tokens) for tokens in real)
         names = [self._name(i) for tokens in real for i in tokens.tolist()]
         return {f"{prefix}tokens": names, f"{prefix}padding": padding}
 
-    def _labels(self, index: int, labels: Tensor) -> DecodedRow:
+    def _labels(self, index: int, labels: Tensor) -> Tree:
         batch = self.batch
         if batch.positions is not None:
             ids = batch.input_ids if batch.decoder_input_ids is None else batch.decoder_input_ids
@@ -168,7 +164,7 @@ class _Decoder:
         positions: Tensor,
         labels: Tensor,
         names: Labels | None = None,
-    ) -> DecodedRow:
+    ) -> Tree:
         """Labelled positions of a row; ``positions`` index the flattened ``ids``, (batch, seq)."""
         width = ids.shape[1]
         numbers = (positions // width == index).nonzero().flatten()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.export import CARD, CONFIG, REPORT, check_replaceable, export_huggingface, suggest_onnx
 from homespun.hf.family import STORED
@@ -26,7 +27,7 @@ _FILES = {"homespun": ("homespun.json",), "hf": (CONFIG, CARD)}
 _TOLERANCE = 1e-5  # relative to the largest value: a tensor that is multiplied and divided again is rounded
 
 
-def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head: str | None = STORED) -> dict[str, Any]:
+def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head: str | None = STORED) -> Tree:
     """Write the model in ``source`` in another format, load the result, and compare both on a small batch.
 
     Args:
@@ -68,9 +69,7 @@ def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head:
     return report
 
 
-def compare(
-    one: ModelBundle, other: ModelBundle, *, names: Mapping[str, tuple[str, ...]] | None = None
-) -> dict[str, Any]:
+def compare(one: ModelBundle, other: ModelBundle, *, names: Mapping[str, tuple[str, ...]] | None = None) -> Tree:
     """Compare the outputs of two models on two texts of random tokens, of which the second is padded.
 
     Compares logits if both models have a head, else hidden states. Longformer's files do not store the global tokens:

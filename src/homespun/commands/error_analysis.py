@@ -23,7 +23,7 @@ _FIELDS = ("truth", "predicted", "loss", "score")
 
 def notable_predictions(
     task: Task[object, TaskRows], trial: Trial, predictions: Sequence[Mapping[str, Any]]
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[Tree]]:
     """Select examples to show in a report.
 
     Returns:

@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from homespun.baselines import majority, tfidf
-from homespun.config import Config
+from homespun.config import Config, Tree
 from homespun.data.labels import Labels, read_labelled_texts
 from homespun.errors import UserError, nearest
 from homespun.hf.open import open_for_inference
@@ -92,7 +92,7 @@ def few_shot(
     columns: Sequence[str] | None = None,
     prompting: Prompting | None = None,
     display: Display | None = None,
-) -> dict[str, Any]:
+) -> Tree:
     """Evaluate few-shot prompting of a generative model, and write ``in_context.json`` and ``index.html`` into ``out``.
 
     Within a draw, the examples of a smaller number of shots are a subset of those of a larger number.
@@ -141,7 +141,7 @@ def few_shot(
         )
 
     task = display.task("evaluating", total=float(sum(settings.repeats if shots else 1 for shots in settings.shots)))
-    measured: list[dict[str, Any]] = []
+    measured: list[Tree] = []
     prompt = ""
     for shots in settings.shots:
         draws = []
