@@ -6,17 +6,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from commands_world import World
 
 import homespun
 from homespun.data.labels import LabelledRows
-from homespun.data.long_inputs import ChunkPool, pad_chunks, saved_long_inputs
+from homespun.data.long_inputs import pad_chunks
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.inference.predict import Predictor
+from homespun.tasks.config import stored_task
 
 KINDS = {
     "truncate": (),
@@ -63,7 +62,7 @@ def test_one_setting_everywhere(world: World, tmp_path: Path, kind: str) -> None
     assert output["truncated"] == metrics["truncated"]
 
     stored = open_model(run)
-    long_inputs = saved_long_inputs(stored.task, source="run")
+    long_inputs = stored_task(stored, source="run").data.truncation  # type: ignore[attr-defined]
     assert (long_inputs.kind, stored.task["max_length"]) == (kind, 16)
     rows = LabelledRows(given, None, stored.tokenizer, length=16, long_inputs=long_inputs)
     with torch.no_grad():
@@ -79,14 +78,12 @@ def test_one_setting_everywhere(world: World, tmp_path: Path, kind: str) -> None
 def test_a_prediction_alone_is_that_in_a_batch(world: World, tmp_path: Path) -> None:
     world.run(*words(world, "chunk_pool"), "--out", tmp_path / "run")
     stored = open_model(tmp_path / "run")
-    assert stored.labels is not None
-    long_inputs = ChunkPool(chunks=2)
-    predictor = Predictor(stored.model, stored.tokenizer, stored.labels, length=16, long_inputs=long_inputs)
-    given = sentences(world.test)[:11]
-    together = list(predictor.predict(given))
-    for text, found in zip(given, together, strict=True):
-        (alone,) = predictor.predict([text])
-        np.testing.assert_allclose(list(alone.probabilities.values()), list(found.probabilities.values()), atol=1e-6)
+    task = stored_task(stored, source="run")
+    given = [{"sentence": text} for text in sentences(world.test)[:11]]
+    together: list[dict[str, Any]] = list(task.predict(stored.model, given, source="test"))
+    for record, found in zip(given, together, strict=True):
+        alone: dict[str, Any] = next(task.predict(stored.model, [record], source="test"))
+        assert alone["probabilities"] == pytest.approx(found["probabilities"], abs=1e-6)
 
 
 @pytest.mark.slow

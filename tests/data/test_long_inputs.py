@@ -11,17 +11,11 @@ from homespun.batch import Batch, RowSeed
 from homespun.commands.recipe import load_recipe
 from homespun.data.labels import LabelledRows
 from homespun.data.loader import Loader
-from homespun.data.long_inputs import (
-    ChunkMean,
-    ChunkPool,
-    HeadTail,
-    LongInputs,
-    Truncate,
-    pad_chunks,
-    saved_long_inputs,
-)
+from homespun.data.long_inputs import ChunkMean, ChunkPool, HeadTail, LongInputs, Truncate, pad_chunks
 from homespun.data.rows import Row
 from homespun.errors import UserError
+from homespun.tasks.stored_data import StoredData, stored_data
+from homespun.tasks.texts import LabelledData
 
 KINDS = get_args(get_args(LongInputs)[0])
 EXAMPLES = [*(kind() for kind in KINDS), HeadTail(head=0.0), HeadTail(head=0.99), ChunkMean(chunks=1)]
@@ -145,18 +139,26 @@ class TestBatches:
         assert 1 - real / sum(part.num_tokens for part in parts) < 0.1  # only last chunks are padded
 
 
+class StoredTexts(StoredData):
+    data: LabelledData
+
+
 class TestSettings:
     @pytest.mark.parametrize("long_inputs", EXAMPLES, ids=str)
     def test_a_model_remembers_its_setting(self, long_inputs: Any) -> None:
-        task = {"max_length": 9, "truncation": long_inputs.model_dump(mode="json")}
-        assert saved_long_inputs(task, source="x") == long_inputs
+        task = LabelledData(max_length=9, truncation=long_inputs).stored_settings()
+        data = stored_data(StoredTexts, task, source="x")
+        assert isinstance(data, LabelledData)
+        assert data.truncation == long_inputs
 
     def test_a_model_without_one_truncates(self) -> None:
-        assert saved_long_inputs({"max_length": 9}, source="x") == Truncate()
+        data = stored_data(StoredTexts, {"max_length": 9}, source="x")
+        assert isinstance(data, LabelledData)
+        assert data.truncation == Truncate()
 
     def test_a_damaged_one_is_one_line(self) -> None:
-        with pytest.raises(UserError, match=r"^runs/a: truncation\.kind: .*'chunk_max'.*'chunk"):
-            saved_long_inputs({"truncation": {"kind": "chunk_max"}}, source="runs/a")
+        with pytest.raises(UserError, match=r"^runs/a: data\.truncation\.kind: .*'chunk_max'.*'chunk"):
+            stored_data(StoredTexts, {"truncation": {"kind": "chunk_max"}}, source="runs/a")
 
     def test_an_unknown_kind_or_key_names_the_nearest(self) -> None:
         with pytest.raises(UserError, match=r"data\.truncation\.kind: .*'headtail'.*'head_tail'"):

@@ -1,6 +1,6 @@
 """Prediction: in order, in bounded memory, independent of the batch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -8,13 +8,17 @@ import pytest
 import torch
 
 import homespun.inference.predict
+import homespun.tasks.texts
 from homespun.data.labels import LabelledRows, Labels
 from homespun.errors import NotFinite
-from homespun.inference.predict import Predictor, predict_logits
+from homespun.inference.predict import predict_logits
 from homespun.metrics.calibration import probabilities
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import ConvolutionalHeadConfig, FeedForwardHeadConfig
+from homespun.tasks.classification import ClassificationTask
+from homespun.tasks.texts import LabelledData
 
 LABELS = Labels(("a", "b", "c"))
 
@@ -32,8 +36,7 @@ class Letters:
 tokenizer: Any = Letters()
 
 
-def classifier(head: Any = None) -> Any:
-    torch.manual_seed(7)
+def config_of(head: Any = None) -> ModelConfig:
     backbone = EncoderConfig(
         vocab_size=40,
         hidden_size=14,
@@ -43,7 +46,12 @@ def classifier(head: Any = None) -> Any:
         max_position_embeddings=23,
         initializer_range=0.3,
     )
-    return ModelConfig(backbone=backbone, head=head or FeedForwardHeadConfig(num_labels=3)).build()
+    return ModelConfig(backbone=backbone, head=head or FeedForwardHeadConfig(num_labels=3))
+
+
+def classifier(head: Any = None) -> Any:
+    torch.manual_seed(7)
+    return config_of(head).build()
 
 
 def texts_of(count: int) -> list[str]:
@@ -51,47 +59,54 @@ def texts_of(count: int) -> list[str]:
     return ["".join(map(chr, generator.integers(97, 123, length))) for length in generator.integers(0, 30, count)]
 
 
-def predictor(labels: Labels = LABELS, head: Any = None) -> Predictor:
-    return Predictor(classifier(head), tokenizer, labels, length=19)
+def predict(
+    texts: Iterable[str], labels: Labels = LABELS, head: Any = None, model: Any = None
+) -> Iterator[dict[str, Any]]:
+    model = model or classifier(head)
+    task = ClassificationTask(
+        LabelledData(max_length=19), labels, ModelBundle(model, config_of(head), tokenizer, labels, {})
+    )
+    return task.predict(model, ({"text": text} for text in texts), source="test")
 
 
 @pytest.mark.parametrize("head", [FeedForwardHeadConfig(num_labels=3), ConvolutionalHeadConfig(num_labels=3)])
 def test_alone_is_in_a_batch(head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(homespun.inference.predict, "_CHUNK", 17)
+    monkeypatch.setattr(homespun.tasks.texts, "_CHUNK", 17)
     texts = texts_of(53)
-    together = list(predictor(head=head).predict(iter(texts), batch_size=5))
-    alone = [next(predictor(head=head).predict([text])) for text in texts]
+    together = list(predict(texts, head=head))
+    alone = [next(predict([text], head=head)) for text in texts]
     assert len(together) == 53
     for one, other in zip(alone, together, strict=True):
-        assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
-        assert one.label == other.label
-        assert one.truncated == other.truncated
-    assert len({round(one.probabilities["a"], 6) for one in together}) > 40  # the texts do matter
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
+        assert one["label"] == other["label"]
+        assert one["truncated"] == other["truncated"]
+    assert len({round(one["probabilities"]["a"], 6) for one in together}) > 40  # the texts do matter
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_what_is_no_number_is_no_prediction(wrong: float) -> None:
-    broken = predictor()
-    next(broken.model.head.parameters()).data[0, 0] = wrong
+    broken = classifier()
+    next(broken.head.parameters()).data[0, 0] = wrong
     with pytest.raises(NotFinite, match="not finite"):
-        list(broken.predict(["abc", "z" * 18]))
+        list(predict(["abc", "z" * 18], model=broken))
 
 
 def test_content_of_a_prediction() -> None:
-    short, long = predictor().predict(["abc", "z" * 18])
-    assert short.probability == max(short.probabilities.values()) == short.probabilities[str(short.label)]
-    assert sum(short.probabilities.values()) == pytest.approx(1)
-    assert (short.truncated, long.truncated) == (False, True)
+    short, long = predict(["abc", "z" * 18])
+    probabilities = short["probabilities"]
+    assert short["probability"] == max(probabilities.values()) == probabilities[short["label"]]
+    assert sum(probabilities.values()) == pytest.approx(1)
+    assert (short["truncated"], long["truncated"]) == (False, True)
 
 
 def test_several_labels() -> None:
-    for prediction in predictor(Labels(LABELS.names, multi_label=True)).predict(texts_of(11)):
-        assert prediction.label == tuple(name for name, p in prediction.probabilities.items() if p > 0.5)
-        assert prediction.probability is None
+    for prediction in predict(texts_of(11), Labels(LABELS.names, multi_label=True)):
+        assert prediction["label"] == tuple(name for name, p in prediction["probabilities"].items() if p > 0.5)
+        assert prediction["probability"] is None
 
 
 def test_it_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(homespun.inference.predict, "_CHUNK", 7)
+    monkeypatch.setattr(homespun.tasks.texts, "_CHUNK", 7)
     read = 0
 
     def source() -> Iterator[str]:
@@ -100,14 +115,14 @@ def test_it_streams(monkeypatch: pytest.MonkeyPatch) -> None:
             read += 1
             yield "abc"
 
-    stream = predictor().predict(source())
+    stream = predict(source())
     for expected in [7] * 7 + [14] * 2:
         next(stream)
         assert read == expected
 
 
 def test_no_texts() -> None:
-    assert list(predictor().predict([])) == []
+    assert list(predict([])) == []
 
 
 def test_logits_are_in_the_order_of_the_rows_and_without_dropout() -> None:

@@ -7,7 +7,7 @@ A text is a row. If it is split into chunks, the row has all chunks, each with i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.batch import Batch
-from homespun.config import Config, validate
+from homespun.config import Config
 from homespun.data.rows import Row, pad
 from homespun.text.tokenizer import TokenIds as Ids
 
@@ -99,19 +99,6 @@ class ChunkPool(_Chunked):
 
 LongInputs = Annotated[Truncate | HeadTail | ChunkMean | ChunkPool, Field(discriminator="kind")]
 TRUNCATE = Truncate()
-
-
-class _Saved(Config):
-    truncation: LongInputs = TRUNCATE
-
-
-def saved_long_inputs(task: Mapping[str, object], *, source: str) -> LongInputs:
-    """Read the treatment of long texts from the ``task`` of a stored model; by default truncation.
-
-    Raises:
-        UserError: an unknown setting; the message begins with ``source``.
-    """
-    return validate(_Saved, {k: task[k] for k in ("truncation",) if k in task}, source=source).truncation
 
 
 def pad_chunks(rows: Sequence[Row], pad_id: int) -> Batch:

@@ -1,25 +1,20 @@
-"""Forward passes over rows: logits, text vectors, and classification of a stream of texts."""
+"""Forward passes over rows: logits and text vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from homespun.batch import Batch
-from homespun.data.labels import LabelledRows, Labels
-from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
+from homespun.data.long_inputs import pad_chunks
 from homespun.data.rows import Row, Rows
 from homespun.errors import NotFinite, UserError
-from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule, probabilities
 from homespun.models.model import Model
 from homespun.models.sequence_heads import PICKS
 from homespun.nn.eval_mode import eval_mode
-from homespun.text.tokenizer import Tokenizer
 
 _CPU_TOKENS, _CPU_NUMBERS = 256, 2**17
 """Padded tokens of a batch on a CPU, or numbers of its hidden states; more leave the cache and take 20 to 40 % longer.
@@ -87,72 +82,6 @@ def embed_rows(
                 table = result.setdefault(name, np.empty((len(rows.lengths), vectors.shape[1]), dtype=np.float32))
                 table[indices] = vectors
     return result
-
-
-_CHUNK = 4096  # texts that are sorted by length together: enough to save padding, few enough to stream
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Prediction of a classifier for a text."""
-
-    label: str | tuple[str, ...]  # the most probable class; multi-label: those above their thresholds
-    probability: float | None  # probability of `label`; None for multi-label
-    probabilities: dict[str, float]
-    truncated: bool  # the text was longer than the model reads
-
-
-class Predictor:
-    """Fine-tuned classifier of raw texts.
-
-    Args:
-        model: returns (batch, classes) logits; used on its device.
-        tokenizer: tokenizer of the model.
-        labels: classes of the logits.
-        length: maximum number of tokens, special tokens included.
-        long_inputs: strategy for longer texts.
-        decision: temperature and thresholds.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        tokenizer: Tokenizer,
-        labels: Labels,
-        *,
-        length: int,
-        long_inputs: LongInputs = TRUNCATE,
-        decision: DecisionRule = DEFAULT_RULE,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.labels = labels
-        self.length = length
-        self.long_inputs = long_inputs
-        self.decision = decision
-
-    def predict(self, texts: Iterable[str], *, batch_size: int = 32) -> Iterator[Prediction]:
-        """Yield a prediction for each text in order, reading a few thousand texts ahead."""
-        texts = iter(texts)
-        while chunk := list(islice(texts, _CHUNK)):
-            rows = LabelledRows(chunk, None, self.tokenizer, length=self.length, long_inputs=self.long_inputs)
-            yield from self.predict_rows(rows, batch_size=batch_size)
-
-    def predict_rows(self, rows: LabelledRows, *, batch_size: int = 32) -> Iterator[Prediction]:
-        """Yield a prediction for each row of encoded texts or pairs."""
-        logits = predict_logits(self.model, rows, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
-        table = probabilities(logits, self.labels, temperature=self.decision.temperature)
-        for row, truncated in zip(table, rows.cut, strict=True):
-            yield self._prediction(row, bool(truncated))
-
-    def _prediction(self, row: NDArray[np.float64], truncated: bool) -> Prediction:
-        best, multi_label = int(row.argmax()), self.labels.multi_label
-        return Prediction(
-            label=self.labels.decode(self.decision.predict_labels(row) if multi_label else best),
-            probability=None if multi_label else float(row[best]),
-            probabilities=dict(zip(self.labels.names, row.tolist(), strict=True)),
-            truncated=truncated,
-        )
 
 
 def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 32) -> NDArray[np.float32]:

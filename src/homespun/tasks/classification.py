@@ -22,7 +22,7 @@ from homespun.data.loader import Collate
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.inference.predict import Predictor, predict_logits
+from homespun.inference.predict import predict_logits
 from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule
 from homespun.metrics.classification import check_memory
 from homespun.models.bundle import ModelBundle
@@ -39,7 +39,7 @@ from homespun.objectives.protocol import WithTargetCounts
 from homespun.tasks.calibration import Calibration, calibrate
 from homespun.tasks.head_training import ClassLoss, ClassTraining, TextLoss, build_text_head, check_text_head
 from homespun.tasks.protocol import CalibratedTask, Measured, TrainingSetup, task_metadata
-from homespun.tasks.text_outputs import class_predictions, measure_logits
+from homespun.tasks.text_outputs import Outputs, class_predictions, measure_logits, output_predictions
 from homespun.tasks.texts import (
     TEXT_COUNTS,
     TEXT_KINDS,
@@ -311,13 +311,5 @@ class ClassificationTask:
         self, model: Model, records: Iterable[Record], *, source: str, first: int = 1
     ) -> Iterator[dict[str, object]]:
         """Yield the label, its probability, and the probability of each class."""
-        predictor = Predictor(
-            model,
-            self.tokenizer,
-            self.labels,
-            length=self.data.max_length,
-            long_inputs=self.data.truncation,
-            decision=self.decision,
-        )
         for rows in unlabelled_rows(records, self.data, self.stored, source=source, first=first):
-            yield from map(vars, predictor.predict_rows(rows))
+            yield from output_predictions(Outputs(self.outputs(model, rows), rows.cut), self.labels, self.decision)

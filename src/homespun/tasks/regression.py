@@ -35,7 +35,7 @@ from homespun.tasks.number_training import (
     number_baselines,
 )
 from homespun.tasks.protocol import Measured, TrainingSetup
-from homespun.tasks.text_outputs import number_predictions, numbers_of_examples
+from homespun.tasks.text_outputs import Outputs, number_predictions, numbers_of_examples, output_predictions
 from homespun.tasks.texts import LabelledText, TextsData, unlabelled_rows
 from homespun.text.formats import Record
 
@@ -168,5 +168,4 @@ class RegressionTask(NumberTask):
     ) -> Iterator[dict[str, object]]:
         """Yield ``number``."""
         for rows in unlabelled_rows(records, self.data, self.stored, source=source, first=first):
-            for number, truncated in zip(self.outputs(model, rows).tolist(), rows.cut.tolist(), strict=True):
-                yield {"number": number, "truncated": truncated}
+            yield from output_predictions(Outputs(self.outputs(model, rows), rows.cut), None, self.decision)

@@ -25,7 +25,7 @@ from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule
 from homespun.ngrams import features
 from homespun.tasks.protocol import Measured, numbered_chunks, task_metadata
 from homespun.tasks.stored_data import ReadOptions, StoredData, stored_data
-from homespun.tasks.text_outputs import Outputs, average, measure_outputs, texts_of, to_predictions
+from homespun.tasks.text_outputs import Outputs, average, measure_outputs, output_predictions, texts_of, to_predictions
 from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData
 from homespun.text.formats import Record
 
@@ -226,21 +226,7 @@ def predict(model: TextModel, records: Iterable[Record], *, source: str, first: 
 
 def predict_examples(model: TextModel, examples: Sequence[LabelledText]) -> Iterator[dict[str, object]]:
     """Yield a prediction for each text or pair: ``label``, ``probability`` and ``probabilities``, or ``number``."""
-    labels, decision = model.labels, model.decision
-    outputs = model.outputs(examples)
-    table = to_predictions(outputs.values, labels, decision)
-    for row, truncated in zip(table, outputs.truncated.tolist(), strict=True):
-        if labels is None:
-            yield {"number": float(row), "truncated": truncated}
-            continue
-        several = labels.multi_label
-        best = int(row.argmax())
-        yield {
-            "label": labels.decode(decision.predict_labels(row) if several else best),
-            "probability": None if several else float(row[best]),
-            "probabilities": dict(zip(labels.names, row.tolist(), strict=True)),
-            "truncated": truncated,
-        }
+    yield from output_predictions(model.outputs(examples), model.labels, model.decision)
 
 
 def save_text_model(folder: Path, model: TextModel) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +52,23 @@ def targets_of(examples: Sequence[LabelledText], labels: Labels | None) -> NDArr
 def to_predictions(values: Floats, labels: Labels | None, decision: DecisionRule) -> Floats:
     """Convert logits to (texts, classes) probabilities; (texts,) numbers are unchanged."""
     return values if labels is None else probabilities(values, labels, temperature=decision.temperature)
+
+
+def output_predictions(outputs: Outputs, labels: Labels | None, decision: DecisionRule) -> Iterator[dict[str, object]]:
+    """Yield ``truncated`` of each text, with ``label``, ``probability`` and ``probabilities``, or with ``number``."""
+    table = to_predictions(outputs.values, labels, decision)
+    for row, truncated in zip(table, outputs.truncated.tolist(), strict=True):
+        if labels is None:
+            yield {"number": float(row), "truncated": truncated}
+            continue
+        several = labels.multi_label
+        best = int(row.argmax())
+        yield {
+            "label": labels.decode(decision.predict_labels(row) if several else best),
+            "probability": None if several else float(row[best]),
+            "probabilities": dict(zip(labels.names, row.tolist(), strict=True)),
+            "truncated": truncated,
+        }
 
 
 def average(predicted: Sequence[Floats], weights: Sequence[float], labels: Labels | None) -> Floats:
