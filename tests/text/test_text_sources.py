@@ -229,6 +229,7 @@ def test_undecodable_bytes_are_named_with_their_offset(tmp_path: Path) -> None:
     assert f"offset {len(good)}" in message
     assert "0xff" in message
     assert "encoding=" in message
+    assert "--encoding" in message
     path.write_bytes(b"abc\xe4")
     assert "offset 3 is not ascii" in problem(path, encoding="ascii")
     path.write_bytes("é".encode() + b" x" * formats.CHUNK + b"\xc3")  # cut in the middle of a letter
@@ -279,9 +280,10 @@ def test_csv_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('text,label\n"two\nlines",3\nonly one\n')
     assert "a.csv, line 4 has 1 cells, the header has 2 (text, label)" in problem(path)
-    assert "columns= has 3" in problem(path, columns=["text", "b", "c"])
+    assert "columns has 3" in problem(path, columns=["text", "b", "c"])
     path.write_text("text,text\na,b\n")
     assert "two columns 'text'" in problem(path)
+    assert "--columns" in problem(path)
     path.write_text('text,label\n"never closed,3\n')
     assert "line 2" in problem(path)
     path.write_text("text,label\n")

@@ -49,6 +49,9 @@ Reader = Callable[[BinaryIO, str, ReadOptions], Iterator[NumberedRecord]]
 
 CHUNK = 1 << 18  # bytes read at a time; the encoding is detected on the first chunk
 FIELD_LIMIT = 1 << 27  # characters of a csv cell; a longer one is an unclosed quote
+# the option of a command, the setting of a recipe, and the argument in Python
+_SET_ENCODING = "give its encoding, such as cp1252, by --encoding, data.encoding or encoding="
+_COLUMNS = "--columns, data.columns or columns="
 SAMPLE_LINES = 1000  # lines of a tsv file that decide whether its cells are quoted
 
 _BYTE_ORDER_MARKS = (  # UTF-32 first: its marks begin with those of UTF-16
@@ -100,11 +103,10 @@ def decode_stream(stream: BinaryIO, name: str, encoding: str | None) -> Iterator
                 continue
             offset = consumed - len(pending) + error.start
             raise UserError(
-                f"{name}: byte 0x{error.object[error.start]:02x} at offset {offset} is not {codec}; "
-                f"set the encoding of the file, for example encoding='cp1252'"
+                f"{name}: byte 0x{error.object[error.start]:02x} at offset {offset} is not {codec}; {_SET_ENCODING}"
             ) from error
         except UnicodeError as error:  # UTF-16 and UTF-32 without a byte order mark
-            raise UserError(f"{name} is not {codec}: {error}; set the encoding of the file") from error
+            raise UserError(f"{name} is not {codec}: {error}; {_SET_ENCODING}") from error
         if text:
             yield text
         if not chunk:
@@ -282,7 +284,7 @@ def _likely_encoding(head: bytes, name: str) -> str:
         best = fitting.best()
         if best is None:
             byte = f"byte 0x{head[error.start]:02x} is not UTF-8"
-            raise UserError(f"{name}: unknown encoding ({byte}); set it, for example encoding='cp1252'") from error
+            raise UserError(f"{name}: unknown encoding ({byte}); {_SET_ENCODING}") from error
         # a few accents fit several code pages equally well; cp1252 is by far the most common
         western = any(m.chaos <= best.chaos + 0.01 for m in fitting if "cp1252" in m.could_be_from_charset)
         return "cp1252" if western else best.encoding
@@ -313,13 +315,13 @@ def _table(
             if header is None:
                 header = row
                 if repeated := [cell for i, cell in enumerate(row) if cell in row[:i]]:
-                    raise UserError(f"{name} has two columns {repeated[0]!r}; rename one, or set columns=")
+                    raise UserError(f"{name} has two columns {repeated[0]!r}; rename one, or set {_COLUMNS}")
                 continue
             if len(row) != len(header):
-                names = "columns=" if columns is not None else "the header"
+                names = "columns" if columns is not None else "the header"
                 raise UserError(
                     f"{name}, line {reader.line_num} has {len(row)} cells, {names} has {len(header)} "
-                    f"({', '.join(header)}); correct the line, or set columns= for a file without a header"
+                    f"({', '.join(header)}); correct the line, or set {_COLUMNS} for a file without a header"
                 )
             yield reader.line_num, dict(zip(header, row, strict=True))
     except csv.Error as error:
