@@ -99,7 +99,9 @@ def test_what_llama_cpp_lacks_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     lower = Tokenizer.train(["The match"], kind="bpe", vocab_size=262, lowercase=True)
     for stored, match in (
-        (build(SIZES | {"hidden_act": "relu"}), "hidden_act=relu"),
+        (build(SIZES | {"hidden_act": "relu"}), "not relu"),
+        (build(GPT2 | {"hidden_act": "silu"}), "hidden_act=gelu_new, not silu"),  # of the others only
+        (build(LLAMA | {"hidden_act": "gelu_new"}), "hidden_act=silu, not gelu_new"),
         (build(LLAMA | {"embedding_norm": True}), "not for"),
         (build(GPT2, lower), "kind bpe"),
         (build(GPT2, Tokenizer.train(["The match"], kind="wordpiece", vocab_size=20)), "kind bpe"),

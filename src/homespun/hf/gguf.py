@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import gguf
 
 _NAMES = {"GPT2LMHeadModel": "gpt2", "LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
-_ACTIVATIONS = ("gelu_new", "silu")  # GPT-2's activation, and that of the other families
-_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # GPT-2's weights that transformers stores transposed
+_ACTIVATIONS = {"gpt2": "gelu_new", "llama": "silu", "qwen3": "silu"}  # fixed in llama.cpp
+_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # of GPT-2 in transformers
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def export_gguf(path: str | Path, stored: ModelBundle) -> GgufReport:
         if name is None:
             raise UserError(f"GGUF is for {', '.join(_NAMES)}, and not for {report.architecture or 'this model'}")
         tree, tensors = read_object(folder / CONFIG), load_file(folder / WEIGHTS)
-    if (activation := tree.get("activation_function", tree.get("hidden_act"))) not in _ACTIVATIONS:
-        raise UserError(f"llama.cpp does not have {name} with hidden_act={activation}")
+    if (activation := tree.get("activation_function", tree.get("hidden_act"))) != _ACTIVATIONS[name]:
+        raise UserError(f"llama.cpp has {name} with hidden_act={_ACTIVATIONS[name]}, not {activation}")
     with atomic_path(path) as made:
         writer = gguf.GGUFWriter(made, name)
         _add_settings(writer, stored, tree)
