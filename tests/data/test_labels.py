@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer as Engine
 from tokenizers import models, pre_tokenizers
 
-from homespun.data.labels import LabelledRows, Labels, read_labelled_records, read_labelled_texts
+from homespun.data.labels import LabelledRows, Labels, get_text, read_labelled_records, read_labelled_texts
 from homespun.errors import UserError
 from homespun.text.tokenizer import Tokenizer
 
@@ -209,6 +210,11 @@ class TestReading:
         inputs = write(tmp_path, [{"text": "x", "label": "a"}, {"text": "x", "label": " "}])
         with pytest.raises(UserError, match=r"row 2 of .*train\.jsonl .*'label'"):
             read_labelled_texts(inputs, text="text", label="label")
+
+    def test_a_missing_text_is_empty(self) -> None:
+        record = {"title": math.nan, "body": "words", "note": None}
+        assert get_text(record, ["title", "body", "note"], where="row 1") == "words"
+        assert get_text(record, ["title"], where="row 1") == ""
 
     def test_a_text_that_is_not_text(self, tmp_path: Path) -> None:
         inputs = write(tmp_path, [{"text": ["x"], "label": "a"}])

@@ -17,6 +17,7 @@ from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.tasks.question_answering import QuestionAnswering, QuestionData
+from homespun.tasks.taggers import TaggedData
 from homespun.tasks.token_classification import TokenClassification
 from homespun.text.tokenizer import Tokenizer
 
@@ -38,6 +39,13 @@ def row_seeds(rows: list[Row]) -> list[RowSeed]:
 def tagged(*labels: list[int]) -> list[Row]:
     generator = np.random.default_rng(1)
     return [Row(generator.integers(5, 61, len(label)), label=np.array(label, dtype=np.int64)) for label in labels]
+
+
+@pytest.mark.parametrize(("value", "text"), [("ab c", "ab c"), (0, "0"), (None, ""), (np.nan, "")])
+def test_a_missing_text_has_no_words_and_zero_is_a_text(value: object, text: str) -> None:
+    found, spans = TaggedData().split({"text": value}, where="row 1")
+    assert found == text
+    assert [found[start:end] for start, end in spans] == text.split()
 
 
 class TestTagging:

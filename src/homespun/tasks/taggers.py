@@ -69,8 +69,7 @@ class TaggedData(TaskData):
             words = get_list(record, self.words, where=where)
             return " ".join(words), word_spans(words)
         column = self.words if self.words in record or "text" not in record else "text"
-        get_text(record, [column], where=where)  # raises if the column cannot be read
-        text = str(record[column] or "")
+        text = str(record[column]) if get_text(record, [column], where=where) else ""
         return text, [match.span() for match in _WORD.finditer(text)]
 
 
