@@ -90,8 +90,10 @@ def finetune(
         logger.warning("%s", leakage_warning)
     # before the run directory is created, so that a mistake in the recipe leaves none
     first = None if resume else prepare_trial(recipe, inputs.trials[0], inputs.task, inputs.model.stored, display)
-    if first is not None and context.is_main and (head_warning := dropped_head_warning(first.setup.export_model()[1])):
-        logger.warning("%s", head_warning)
+    if first is not None and context.is_main:
+        _, config = first.setup.objective.export_model()
+        if head_warning := dropped_head_warning(config):
+            logger.warning("%s", head_warning)
     run = create_run(out, recipe, inputs.identities, resume=resume, main=context.is_main)
     trained = _train_trials(recipe, inputs, run, first, display, resume=resume)
     if not context.is_main:

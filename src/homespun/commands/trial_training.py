@@ -166,7 +166,7 @@ def _evaluate(
 ) -> TrialResult:
     """Calibrate, save, export and measure the trained model."""
     setup, trial, parts = prepared.setup, prepared.trial, prepared.parts
-    model, config = setup.export_model()
+    model, config = setup.objective.export_model()
     calibrated = CalibratedTask(task, {})
     if setup.calibrate is not None and trial.test is not None:
         calibrated = setup.calibrate(parts[1], prepared.recipe.calibration, rows_that_fit(trainer))
@@ -174,7 +174,7 @@ def _evaluate(
     save_model(run.path / "model", model, config, tokenizer, labels=labels, task=calibrated.task.to_metadata())
     export = export_run(run.path, model, config, tokenizer, labels=labels, base_model=start_from.name)
     validation = evaluate()
-    measured = calibrated.task.measure(setup.model, parts[-1], batch_size=rows_that_fit(trainer))
+    measured = calibrated.task.measure(setup.objective.model, parts[-1], batch_size=rows_that_fit(trainer))
     write_run_predictions(run.path, "model", trial.measured_rows, measured.predictions)
     size = sum(p.numel() for p in model.parameters())
     summary: Tree = summarise(

@@ -248,12 +248,7 @@ def build_corpus(
 
 
 def _encode(
-    documents: Iterable[Document],
-    tokenizer: Tokenizer,
-    building: _Building,
-    *,
-    workers: int,
-    progress: Progress | None,
+    documents: Iterable[Document], tokenizer: Tokenizer, building: _Building, *, workers: int, progress: Progress | None
 ) -> None:
     """Encode the documents that are not yet in a shard."""
     stream = iter(documents)

@@ -33,8 +33,7 @@ class StreamWeights(Config):
 
     weights: tuple[Weight, ...] | None = Field(default=None, description="by stream, next token first; default: equal")
     unseen: Literal["left_out", "predicted"] = Field(
-        default="left_out",
-        description="first tokens of a later stream: ignored (the paper), or labels (transformers)",
+        default="left_out", description="first tokens of a later stream: ignored (the paper), or labels (transformers)"
     )
 
     def shares(self, ngram: int) -> tuple[float, ...]:

@@ -254,10 +254,8 @@ class ClassificationTask:
         module = objective.wrap(loss, self.tokenizer, self.labels)
         return TrainingSetup(
             module,
-            module.model,
             rows_without(training, training.one_sided),
             objective.collate(self.tokenizer.pad_id, self.labels, weights=weights),
-            module.export_model,
             loss_from_metrics=lambda metrics: float(metrics["log_loss"]),
             calibrate=partial(self._calibrated, module.model),
         )

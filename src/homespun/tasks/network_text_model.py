@@ -64,31 +64,25 @@ class NetworkTextModel:
 
     @property
     def data(self) -> TextsData:
-        """Columns of the texts and of the label."""
         return self.task.data
 
     @property
     def labels(self) -> Labels | None:
-        """Classes; ``None`` for regression."""
         return self.task.labels
 
     @property
     def decision(self) -> DecisionRule:
-        """Temperature and thresholds of the logits."""
         return self.task.decision
 
     @property
     def parameters(self) -> int:
-        """Number of parameters."""
         return sum(parameter.numel() for parameter in self.stored.model.parameters())
 
     @property
     def networks(self) -> tuple[ModelBundle, ...]:
-        """The network, in a tuple."""
         return (self.stored,)
 
     def outputs(self, examples: Sequence[LabelledText]) -> Outputs:
-        """Compute logits or numbers."""
         rows = rows_of(examples, self.data, self.stored)
         return Outputs(self.task.outputs(self.stored.model, rows), rows.cut)
 
@@ -116,7 +110,6 @@ class NetworkTextModel:
         return NetworkTextModel(replace(self.stored, task=task.to_metadata()), task)
 
     def save(self, folder: Path) -> None:
-        """Write the model into an existing folder."""
         stored = self.stored
         save_model(
             folder, stored.model, stored.config, stored.tokenizer, labels=self.labels, task=self.task.to_metadata()

@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, SupportsFloat, cast
+from typing import Any, ClassVar, Literal, Protocol, Self, SupportsFloat, cast
 
 import numpy as np
 import torch
@@ -24,8 +24,10 @@ from homespun.errors import UserError
 from homespun.inference.predict import predict_logits
 from homespun.metrics.classification import Metrics
 from homespun.models.bundle import ModelBundle
+from homespun.models.composite_heads import LayerCount, Layers
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
+from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives.adversarial import TERM, AdversarialObjective, Adversary, check_not_frozen, squared_error
 from homespun.objectives.protocol import WithTargetCounts
 from homespun.tasks.head_training import TextLoss
@@ -42,7 +44,6 @@ from homespun.tasks.texts import (
 )
 
 _OUTSIDE = "a number outside: refuse stops with an error; leave_out counts it and leaves it out of training and metrics"
-OutOfRange = Annotated[Literal["refuse", "leave_out"], Field(description=_OUTSIDE)]
 CORRECT_OR_LEAVE_OUT = "correct it, or leave such rows out with objective.out_of_range=leave_out"
 
 
@@ -158,12 +159,16 @@ class StandardizedHead(nn.Module):
 
 
 class NumberObjective(TaskObjective):
-    """Settings of objectives on numbers. Subclasses add a head."""
+    """Settings of objectives on numbers."""
 
     data_kinds = TEXT_KINDS
     count_titles = TEXT_COUNTS | {"outside": "Values outside their range, left out"}
     metrics: ClassVar[tuple[str, ...]] = ("absolute_error", "squared_error", "pearson", "spearman")
 
+    head: SequenceHeadConfig = FeedForwardHeadConfig()
+    last_layers: LayerCount = 1
+    layers: Layers = "last"
+    out_of_range: Literal["refuse", "leave_out"] = Field(default="refuse", description=_OUTSIDE)
     frozen: bool = Field(default=False, description="train only the head")
     adversarial: Adversary | None = Field(default=None, description="adversarial training (SiFT)")
 
@@ -183,7 +188,7 @@ class NumberObjective(TaskObjective):
         module, collate = self.wrap(loss, collate)
         rows = rows_without(training, left_out(training))
         from_metrics = cast(NumberHead, loss.model.head).loss_from_metrics
-        return TrainingSetup(module, module.model, rows, collate, module.export_model, loss_from_metrics=from_metrics)
+        return TrainingSetup(module, rows, collate, loss_from_metrics=from_metrics)
 
 
 @dataclass(frozen=True)
@@ -244,10 +249,10 @@ class NumberTask(ABC):
 
     kind: ClassVar[str]
 
-    def __init__(self, data: TextsData, stored: ModelBundle, *, refuses: bool = True) -> None:
+    def __init__(self, data: TextsData, stored: ModelBundle, *, out_of_range: str) -> None:
         self.data = data
         self.stored = stored
-        self.refuses = refuses
+        self.out_of_range = out_of_range
 
     @abstractmethod
     def learned(self) -> dict[str, object]:
@@ -257,8 +262,7 @@ class NumberTask(ABC):
         return readable_texts(examples)
 
     def to_metadata(self) -> dict[str, object]:
-        out_of_range = "refuse" if self.refuses else "leave_out"
-        return task_metadata(self.kind, self.data, self.learned() | {"out_of_range": out_of_range})
+        return task_metadata(self.kind, self.data, self.learned() | {"out_of_range": self.out_of_range})
 
     def logits(self, model: Model, rows: RegressionRows | LabelledRows, batch_size: int = 32) -> NDArray[np.float32]:
         """Compute (rows, logits), in the order of ``rows``."""

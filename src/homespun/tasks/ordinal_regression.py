@@ -20,17 +20,14 @@ from homespun.errors import UserError
 from homespun.metrics.classification import Metrics
 from homespun.metrics.regression import ordinal_regression_metrics
 from homespun.models.bundle import ModelBundle
-from homespun.models.composite_heads import LayerCount, Layers
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
-from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives.adversarial import symmetric_kl
 from homespun.tasks.head_training import build_text_head, check_text_head
 from homespun.tasks.number_training import (
     CORRECT_OR_LEAVE_OUT,
     NumberObjective,
     NumberTask,
-    OutOfRange,
     RegressionCollate,
     RegressionLoss,
     StandardizedHead,
@@ -61,17 +58,13 @@ class OrdinalRegression(NumberObjective):
     description = "ordinal regression"
 
     kind: Literal["ordinal_regression"] = "ordinal_regression"
-    head: SequenceHeadConfig = FeedForwardHeadConfig()
     method: Literal["cumulative", "squared"] = "cumulative"
     levels: list[float] | None = Field(
         default=None, min_length=2, max_length=MAX_LEVELS, description="the ratings; by default those of the training"
     )
-    out_of_range: OutOfRange = "refuse"
     class_weights: Literal["balanced"] | None = Field(
         default=None, description="balanced: weight of each rating in the loss by inverse frequency"
     )
-    last_layers: LayerCount = 1
-    layers: Layers = "last"
 
     @model_validator(mode="after")
     def _check_order(self) -> OrdinalRegression:
@@ -99,16 +92,14 @@ class OrdinalRegression(NumberObjective):
         check_text_head(self, data, stored)
         with prefix_errors(data.train):
             levels = self.find_levels(numbers_of_examples(training))
-        return OrdinalRegressionTask(
-            data, stored, levels=levels, method=self.method, refuses=self.out_of_range == "refuse"
-        )
+        return OrdinalRegressionTask(data, stored, levels=levels, method=self.method, out_of_range=self.out_of_range)
 
     @classmethod
     def task_from_metadata(cls, data: TextsData, stored: ModelBundle, *, source: str) -> OrdinalRegressionTask:
         learned = learned_settings(stored, source, "levels", "method", "out_of_range")
         levels = tuple(float(level) for level in learned["levels"])
-        refuses = learned["out_of_range"] == "refuse"
-        return OrdinalRegressionTask(data, stored, levels=levels, method=learned["method"], refuses=refuses)
+        method, out_of_range = learned["method"], learned["out_of_range"]
+        return OrdinalRegressionTask(data, stored, levels=levels, method=method, out_of_range=out_of_range)
 
     def weights(self, ranks: NDArray[np.int64], levels: int) -> tuple[float, ...] | None:
         """Compute the (levels,) class weights from the ``ranks`` of the training."""
@@ -234,9 +225,9 @@ class OrdinalRegressionTask(NumberTask):
     reported_metrics = ("quadratic_kappa", "accuracy", "absolute_error", "spearman")
 
     def __init__(
-        self, data: TextsData, stored: ModelBundle, *, levels: tuple[float, ...], method: str, refuses: bool = True
+        self, data: TextsData, stored: ModelBundle, *, levels: tuple[float, ...], method: str, out_of_range: str
     ) -> None:
-        super().__init__(data, stored, refuses=refuses)
+        super().__init__(data, stored, out_of_range=out_of_range)
         self.levels = levels
         self.method = method
 
@@ -255,7 +246,7 @@ class OrdinalRegressionTask(NumberTask):
         """
         numbers = numbers_of_examples(examples)
         ranks, outside = self._ranks(numbers)
-        if self.refuses:
+        if self.out_of_range == "refuse":
             for index in np.flatnonzero(outside)[:1]:
                 names = ", ".join(f"{level:g}" for level in self.levels)
                 raise UserError(

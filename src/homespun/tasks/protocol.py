@@ -28,12 +28,11 @@ from homespun.tasks.calibration import Calibration
 from homespun.text.formats import Record
 
 if TYPE_CHECKING:  # imported late: linear models need no torch
-    from torch import nn
-
     from homespun.data.loader import Collate
     from homespun.models.bundle import ModelBundle
-    from homespun.models.config import ModelConfig
     from homespun.models.model import Model
+    from homespun.objectives.protocol import WrappedClassifier
+    from homespun.tasks.head_training import FineTuningLoss
     from homespun.training.validation import EvalResult
 
 Part = Literal["train", "validation", "test"]
@@ -123,22 +122,18 @@ class TrainingSetup:
     """Objective, rows and collate of a training.
 
     Args:
-        objective: maps a batch to its `Loss`.
-        model: the model in ``objective``, for evaluation with the current weights.
+        objective: the model with its loss.
         rows: training rows.
         collate: function from rows to a batch, for training and validation loss.
-        export_model: returns the model to save, after the best weights are loaded.
         loss_from_metrics: validation loss from the metrics; ``None``: the objective's loss on the validation rows.
         labelled_rows: selects the validation rows that have a loss.
         calibrate: function from validation rows, settings and batch size to the calibrated task; ``None``: the task has
             no calibration.
     """
 
-    objective: nn.Module
-    model: Model
+    objective: FineTuningLoss | WrappedClassifier
     rows: Rows
     collate: Collate
-    export_model: Callable[[], tuple[Model, ModelConfig]]
     loss_from_metrics: Callable[[Metrics], float] | None = None
     labelled_rows: Callable[[Any], Rows] | None = None
     calibrate: Callable[[Any, Calibration, int], CalibratedTask] | None = None
@@ -272,12 +267,7 @@ class TaskData(Config, ABC):
         """Return the fields of this config for other columns; no ``text`` or ``label=None`` keeps the columns."""
 
     def with_columns(
-        self,
-        *,
-        text: Sequence[str] | None,
-        label: str | None,
-        encoding: str | None,
-        columns: Sequence[str] | None,
+        self, *, text: Sequence[str] | None, label: str | None, encoding: str | None, columns: Sequence[str] | None
     ) -> Self:
         """Copy for other files, with their columns, if given, and their encoding."""
         kept = {"columns": list(columns) if columns else self.columns, "encoding": encoding}
@@ -384,8 +374,8 @@ def validate(
     if setup.loss_from_metrics is None:
         labelled = rows if setup.labelled_rows is None else setup.labelled_rows(rows)
         loader = Loader(labelled, setup.collate, batch_size=batch_size, seed=0)
-        evaluated = evaluate_loss(setup.objective, loader.once(), next(setup.model.parameters()).device)
-    metrics = task.measure(setup.model, rows, batch_size=batch_size).metrics if objective.metrics else {}
+        evaluated = evaluate_loss(setup.objective, loader.once(), next(setup.objective.parameters()).device)
+    metrics = task.measure(setup.objective.model, rows, batch_size=batch_size).metrics if objective.metrics else {}
     numbers = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
     if evaluated is not None:
         return EvalResult(evaluated.loss, evaluated.losses, numbers)

@@ -217,8 +217,8 @@ class QuestionAnsweringTask:
         self, objective: QuestionAnswering, stored: ModelBundle, training: QuestionRows
     ) -> TrainingSetup:
         loss = objective.build(copy.deepcopy(stored.model), stored.config)
-        rows, collate = _labelled(training), objective.collate(self.tokenizer.pad_id)
-        return TrainingSetup(loss, loss.model, rows, collate, loss.export_model, labelled_rows=_labelled)
+        collate = objective.collate(self.tokenizer.pad_id)
+        return TrainingSetup(loss, _labelled(training), collate, labelled_rows=_labelled)
 
     def measure(self, model: Model, rows: QuestionRows, *, batch_size: int) -> Measured:
         """Compute exact match and F1; ``score`` is F1, ``start`` and ``end`` are positions in characters."""

@@ -16,16 +16,13 @@ from homespun.errors import UserError
 from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule
 from homespun.metrics.regression import regression_metrics
 from homespun.models.bundle import ModelBundle
-from homespun.models.composite_heads import LayerCount, Layers
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
-from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.tasks.head_training import build_text_head, check_text_head
 from homespun.tasks.number_training import (
     CORRECT_OR_LEAVE_OUT,
     NumberObjective,
     NumberTask,
-    OutOfRange,
     RegressionCollate,
     RegressionLoss,
     StandardizedHead,
@@ -50,11 +47,7 @@ class Regression(NumberObjective):
     description = "regression"
 
     kind: Literal["regression"] = "regression"
-    head: SequenceHeadConfig = FeedForwardHeadConfig()
-    last_layers: LayerCount = 1
-    layers: Layers = "last"
     range: tuple[float, float] | None = Field(default=None, description="least and greatest number; clips predictions")
-    out_of_range: OutOfRange = "refuse"
 
     @model_validator(mode="after")
     def _check_range(self) -> Regression:
@@ -64,13 +57,13 @@ class Regression(NumberObjective):
 
     def task(self, data: TextsData, stored: ModelBundle, training: Sequence[LabelledText]) -> RegressionTask:
         check_text_head(self, data, stored)
-        return RegressionTask(data, stored, bounds=self.range, refuses=self.out_of_range == "refuse")
+        return RegressionTask(data, stored, bounds=self.range, out_of_range=self.out_of_range)
 
     @classmethod
     def task_from_metadata(cls, data: TextsData, stored: ModelBundle, *, source: str) -> RegressionTask:
         learned = learned_settings(stored, source, "range", "out_of_range")
         bounds = None if learned["range"] is None else (float(learned["range"][0]), float(learned["range"][1]))
-        return RegressionTask(data, stored, bounds=bounds, refuses=learned["out_of_range"] == "refuse")
+        return RegressionTask(data, stored, bounds=bounds, out_of_range=learned["out_of_range"])
 
     def build(
         self, model: Model, config: ModelConfig, targets: NDArray[np.float64], *, long_inputs: LongInputs = TRUNCATE
@@ -99,9 +92,9 @@ class RegressionTask(NumberTask):
     decision = DEFAULT_RULE
 
     def __init__(
-        self, data: TextsData, stored: ModelBundle, *, bounds: tuple[float, float] | None, refuses: bool = True
+        self, data: TextsData, stored: ModelBundle, *, bounds: tuple[float, float] | None, out_of_range: str = "refuse"
     ) -> None:
-        super().__init__(data, stored, refuses=refuses)
+        super().__init__(data, stored, out_of_range=out_of_range)
         self.bounds = bounds
 
     def stratify_by(self, examples: Sequence[LabelledText]) -> NDArray[np.int64]:
@@ -111,7 +104,7 @@ class RegressionTask(NumberTask):
             UserError: a label is not a number, or is outside the range.
         """
         numbers = numbers_of_examples(examples)
-        if self.bounds is not None and self.refuses:
+        if self.bounds is not None and self.out_of_range == "refuse":
             low, high = self.bounds
             for index in np.flatnonzero(self._outside(numbers))[:1]:
                 raise UserError(

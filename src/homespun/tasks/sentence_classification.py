@@ -238,14 +238,7 @@ class SentenceClassificationTask:
         weights = objective.weights(self.labels, training.targets)
         loss = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
         collate = SentenceClassificationCollate(stored.tokenizer.pad_id, self.vector, weights)
-        return TrainingSetup(
-            loss,
-            loss.model,
-            training,
-            collate,
-            loss.export_model,
-            loss_from_metrics=lambda metrics: float(metrics["log_loss"]),
-        )
+        return TrainingSetup(loss, training, collate, loss_from_metrics=lambda metrics: float(metrics["log_loss"]))
 
     def measure(self, model: Model, rows: SentenceWindows, *, batch_size: int) -> Measured:
         """Compute `classification_metrics` over all sentences, and predictions by document."""

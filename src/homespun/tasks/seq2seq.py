@@ -23,13 +23,7 @@ from pydantic import Field
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.loader import Collate
 from homespun.data.rows import Row, Rows, pad
-from homespun.data.source_target import (
-    SourceTargetPair,
-    SourceTargetRows,
-    SourceTargetTemplate,
-    get_source,
-    mix_rows,
-)
+from homespun.data.source_target import SourceTargetPair, SourceTargetRows, SourceTargetTemplate, get_source, mix_rows
 from homespun.errors import UserError
 from homespun.inference.generation import generate_batch
 from homespun.metrics.classification import Metrics
@@ -236,7 +230,7 @@ class TextToTextTask:
         if (sets := self.data.sets) is not None:
             weights = [one.weight for one in sets]
             rows = mix_rows(training, training.data_sets, weights=weights, limit=self.data.limit)
-        return TrainingSetup(loss, loss.model, rows, objective.collate(loss.config), loss.export_model)
+        return TrainingSetup(loss, rows, objective.collate(loss.config))
 
     def measure(self, model: Model, rows: SourceTargetRows, *, batch_size: int) -> Measured:
         """Compute ROUGE of generated texts."""

@@ -92,21 +92,17 @@ class LinearTextModel:
 
     @property
     def labels(self) -> Labels | None:
-        """Classes; ``None`` for regression."""
         return self.model.labels
 
     @property
     def parameters(self) -> int:
-        """Number of parameters."""
         return self.model.parameters
 
     @property
     def networks(self) -> tuple[ModelBundle, ...]:
-        """No networks."""
         return ()
 
     def outputs(self, examples: Sequence[LabelledText]) -> Outputs:
-        """Compute logits or numbers."""
         return Outputs(self.model.outputs(texts_of(examples)), np.zeros(len(examples), dtype=bool))
 
     def vectors(self, examples: Sequence[LabelledText]) -> Vectors:
@@ -119,7 +115,6 @@ class LinearTextModel:
         return fit(self)
 
     def save(self, folder: Path) -> None:
-        """Write the model into an existing folder."""
         replace(self.model, task=_metadata(self)).save(folder)
 
 
@@ -140,12 +135,10 @@ class AverageTextModel:
 
     @property
     def data(self) -> TextsData:
-        """Columns of the texts and of the label."""
         return next(iter(self.members.values())).data
 
     @property
     def labels(self) -> Labels | None:
-        """Classes; ``None`` for regression."""
         return next(iter(self.members.values())).labels
 
     @property
@@ -155,7 +148,6 @@ class AverageTextModel:
 
     @property
     def networks(self) -> tuple[ModelBundle, ...]:
-        """Networks of all members."""
         return tuple(network for member in self.members.values() for network in member.networks)
 
     def outputs(self, examples: Sequence[LabelledText]) -> Outputs:
@@ -178,7 +170,6 @@ class AverageTextModel:
         return replace(self, members={name: member.refit(fit) for name, member in self.members.items()})
 
     def save(self, folder: Path) -> None:
-        """Write the model into an existing folder."""
         for name, member in self.members.items():
             (folder / name).mkdir()
             member.save(folder / name)

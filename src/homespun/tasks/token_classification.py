@@ -17,11 +17,7 @@ from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.labels import Labels
 from homespun.data.loader import Collate
 from homespun.data.rows import Row, pad
-from homespun.data.token_labels import (
-    IGNORE_INDEX,
-    TaggedWords,
-    TokenLabelRows,
-)
+from homespun.data.token_labels import IGNORE_INDEX, TaggedWords, TokenLabelRows
 from homespun.errors import UserError
 from homespun.inference.spans import decode_tags, predict_tag_probabilities
 from homespun.metrics.sequence_labels import ENTITY_METRICS, WORD_METRICS, are_entities
@@ -154,8 +150,7 @@ class TokenClassificationTask:
         targets = np.concatenate([np.zeros(0, np.int64), *(np.asarray(one) for one in numbers)])
         weights = objective.weights(self.labels, targets[targets != IGNORE_INDEX])
         loss = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
-        collate = objective.collate(self.tokenizer.pad_id, weights=weights)
-        return TrainingSetup(loss, loss.model, training, collate, loss.export_model)
+        return TrainingSetup(loss, training, objective.collate(self.tokenizer.pad_id, weights=weights))
 
     def measure(self, model: Model, rows: TokenLabelRows, *, batch_size: int) -> Measured:
         """Compute metrics of entities or words; ``score`` is the tag accuracy of a sentence."""
