@@ -27,6 +27,7 @@ from homespun.text.tokenizer import Tokenizer
 CONFIG, CARD = "config.json", "README.md"
 REPORT = "conversion.json"  # report of `homespun convert`, in any format
 WEIGHTS = "model.safetensors"
+_CARD = Path(__file__).with_name("model_card.md.txt")
 _REPLACEABLE = frozenset({WEIGHTS, REPORT, "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"})
 
 
@@ -186,34 +187,20 @@ def _card(
     notes: tuple[str, ...],
     base_model: str | Path | None,
 ) -> str:
-    backbone = config.backbone
-    front = ["---", "library_name: transformers"]
-    # a local folder is no model for readers elsewhere
-    front += [f"base_model: {base_model}"] if base_model is not None and is_hub_name(str(base_model)) else []
-    front += [f"pipeline_tag: {architecture.pipeline}"] if architecture.pipeline else []
-    front += ["tags:", "- homespun", "---"]
-    body = [
-        "# Model card",
-        "",
-        f"A `{architecture.name}` of {parameters:,} parameters, written by homespun: "
-        f"{backbone.num_hidden_layers} layers, hidden size {backbone.hidden_size}, "
-        f"{backbone.num_attention_heads} attention heads, a vocabulary of {backbone.vocab_size:,}, "
-        f"texts of up to {backbone.max_position_embeddings} tokens.",
-        "",
-        "```python",
-        f"from transformers import AutoTokenizer, {architecture.name}",
-        "",
-        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")',
-        f'model = {architecture.name}.from_pretrained("path/to/this/folder")',
-        "```",
-    ]
-    if base_model is not None:
-        # no local paths in the card
-        base = Path(base_model).name if Path(base_model).is_absolute() else base_model
-        body += ["", f"It was trained from `{base}`."]
-    body += ["", "What to know:", "", *(f"- {note}" for note in notes)] if notes else []
-    body += ["", "Its training data and its quality are not recorded in this folder."]
-    return "\n".join([*front, "", *body]) + "\n"
+    import jinja2
+
+    base = None if base_model is None else str(base_model)
+    template = jinja2.Template(_CARD.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
+    card: str = template.render(
+        architecture=architecture,
+        backbone=config.backbone,
+        parameters=parameters,
+        notes=notes,
+        # local paths say nothing to readers elsewhere
+        hub_name=base if base is not None and is_hub_name(base) else None,
+        base=Path(base).name if base is not None and Path(base).is_absolute() else base,
+    )
+    return card
 
 
 def _json(tree: Tree) -> str:

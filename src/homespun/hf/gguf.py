@@ -122,19 +122,10 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, vocab_size: in
     before = tokenizer.template[0]
     if len(before) > 1:
         raise UserError(f"llama.cpp puts at most one token before a text, and the tokenizer puts {len(before)}")
-    added = {token["id"]: token["special"] for token in tree["added_tokens"]}
-    names = [*tokenizer.tokens, *[""] * (vocab_size - tokenizer.vocab_size)]
     kinds = gguf.TokenType
-    types = [
-        kinds.UNUSED
-        if not token
-        else kinds.NORMAL
-        if i not in added
-        else kinds.CONTROL
-        if added[i]
-        else kinds.USER_DEFINED
-        for i, token in enumerate(names)
-    ]
+    added = {one["id"]: kinds.CONTROL if one["special"] else kinds.USER_DEFINED for one in tree["added_tokens"]}
+    names = [*tokenizer.tokens, *[""] * (vocab_size - tokenizer.vocab_size)]
+    types = [added.get(i, kinds.NORMAL) if token else kinds.UNUSED for i, token in enumerate(names)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([token or f"[UNUSED{i}]" for i, token in enumerate(names)])
