@@ -173,13 +173,13 @@ class TestAnswers:
                         score = logits[window.place + first, 0] + logits[window.place + last, 1]
                         best[span] = max(score, best.get(span, -np.inf))
             expected = sorted(best.items(), key=lambda item: -item[1])[:7]
-            spans = [one for one in told[number] if not one.is_none]
+            spans = [one for one in told[number] if one.start is not None]
             assert [one.score for one in spans] == pytest.approx([score for _, score in expected], abs=1e-5)
             assert all(question.context[one.start : one.end] == one.text for one in spans)
             assert sum(one.probability for one in told[number]) == pytest.approx(1)
-            assert sum(one.is_none for one in told[number]) == no_answer
+            assert sum(one.start is None for one in told[number]) == no_answer
             if no_answer:
-                assert told[number][0].is_none == (none > expected[0][1])
+                assert (told[number][0].start is None) == (none > expected[0][1])
 
     def test_a_model_that_answers_goes_on(self) -> None:
         first = QuestionAnswering().build(*base())

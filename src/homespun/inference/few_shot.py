@@ -19,6 +19,7 @@ from torch import Tensor
 from homespun.config import Config
 from homespun.data.rows import Row, pad
 from homespun.errors import UserError
+from homespun.inference.generation import TextGenerationConfig, generate_batch
 from homespun.models.backbone import Backbone
 from homespun.models.heads import LanguageModelHead
 from homespun.models.model import Model
@@ -151,24 +152,16 @@ def score_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch
 
 def generate_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> list[str]:
     """Generate greedy continuations of the prompts, at most as long as the longest answer."""
-    texts = []
-    max_new_tokens = max(map(len, prompts.answers))
-    has_encoder = model.backbone.has_decoder
-    device = next(model.parameters()).device
-    end = np.array([tokenizer.sep_id] if has_encoder else [], dtype=np.int64)
-    for start in range(0, len(prompts.questions), batch_size):
-        questions = prompts.questions[start : start + batch_size]
-        batch = pad([Row(np.concatenate([prompts.before, ids, end])) for ids in questions], tokenizer.pad_id).to(device)
-        ids = model.generate(
-            batch.input_ids,
-            batch.attention_mask,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=tokenizer.sep_id,
-            pad_token_id=tokenizer.pad_id,
-        )
-        new = ids[:, 1:] if has_encoder else ids[:, batch.input_ids.shape[1] :]
-        texts += [tokenizer.decode(row.tolist()).strip() for row in new]
-    return texts
+    end = np.array([tokenizer.sep_id] if model.backbone.has_decoder else [], dtype=np.int64)
+    return generate_batch(
+        model,
+        [Row(np.concatenate([prompts.before, ids, end])) for ids in prompts.questions],
+        tokenizer,
+        end_id=tokenizer.sep_id,
+        max_new_tokens=max(map(len, prompts.answers)),
+        generation=TextGenerationConfig(no_repeat_ngram_size=0),
+        batch_size=batch_size,
+    )
 
 
 def match_answers(texts: Sequence[str], answers: Sequence[str]) -> NDArray[np.int64]:

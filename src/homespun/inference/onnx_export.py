@@ -152,9 +152,11 @@ def export_onnx(
         outputs.insert(0, "probabilities")
 
     def batch(lengths: tuple[int, int]) -> dict[str, Tensor]:
-        given = _batch(model, config, lengths)
-        if probabilities is not None:  # single texts have one segment
-            given.pop("token_type_ids", None)
+        given = make_small_batch(model, config, lengths)
+        if config.backbone.type_vocab_size > 1 and probabilities is None:  # single texts have one segment
+            ids = given["input_ids"]
+            second_half = torch.arange(ids.shape[1]) >= ids.shape[1] // 2
+            given["token_type_ids"] = second_half.long().expand_as(ids).contiguous()
         return given
 
     with atomic_path(path) as made:
@@ -226,14 +228,6 @@ def _exportable_copy(model: Model) -> Model:
             elif isinstance(child, GlobalAttention):
                 setattr(module, name, _DenseGlobalAttention(child))
     return model
-
-
-def _batch(model: Model, config: ModelConfig, lengths: tuple[int, int]) -> dict[str, Tensor]:
-    given = make_small_batch(model, config, lengths)
-    if config.backbone.type_vocab_size > 1:
-        half = torch.arange(given["input_ids"].shape[1]) >= given["input_ids"].shape[1] // 2
-        given["token_type_ids"] = half.long().expand_as(given["input_ids"]).contiguous()
-    return given
 
 
 def _write(

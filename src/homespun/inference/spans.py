@@ -26,15 +26,6 @@ class Answer:
     score: float  # sum of the logits of start and end
     probability: float  # probability among the candidates
 
-    @property
-    def is_none(self) -> bool:
-        """True for *no answer*."""
-        return self.start is None
-
-
-NO_TEXT = Answer("", None, None, 0.0, 1.0)
-"""Answer to a question about an empty text."""
-
 
 def find_answers(
     model: Model,
@@ -106,8 +97,8 @@ def _rank(
         first = not candidates or none - candidates[0][1] > threshold
         later = sum(score >= none for _, score in ordered) or 1  # the lead is below the threshold
         candidates.insert(0 if first else later, (None, none))
-    if not candidates:
-        return [NO_TEXT]
+    if not candidates:  # an empty text
+        return [Answer("", None, None, 0.0, 1.0)]
     values = np.array([score for _, score in candidates])
     shares = np.exp(values - values.max())
     shares /= shares.sum()
