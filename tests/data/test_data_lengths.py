@@ -12,7 +12,7 @@ from homespun.errors import UserError
 def test_statistics_per_split_and_class():
     lengths = np.array([1, 2, 3, 200, 600, 128])
     splits = {"train": np.array([0, 1, 2, 3]), "validation": np.array([4, 5])}
-    rows = length_statistics(lengths, splits=splits, classes=["b", "a", "b", None, "a", "a"], limits=(128, 512))
+    rows = length_statistics(lengths, splits=splits, classes=["b", "a", "b", None, "a", "a"])
     table = {(row["split"], row["class"]): row for row in rows}
     assert list(table) == [
         ("train", None),
@@ -30,11 +30,11 @@ def test_statistics_per_split_and_class():
         "minimum": 1,
         "maximum": 200,
         "tokens": 206,
-        "above": {128: 0.25, 512: 0.0},
+        "above": {128: 0.25, 256: 0.0, 512: 0.0},
         "histogram": None,
     }
     assert table["train", "b"]["mean"] == 2.0
-    assert table["validation", None]["above"] == {128: 0.5, 512: 0.5}
+    assert table["validation", None]["above"] == {128: 0.5, 256: 0.5, 512: 0.5}
     assert json.loads(json.dumps(rows))[0]["count"] == 4
 
 

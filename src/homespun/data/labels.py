@@ -275,7 +275,7 @@ def read_labelled_texts(
         separator: separator of the labels of a text.
 
     Raises:
-        UserError: a missing column, a value that is not text, a row without a label, or no rows.
+        UserError: a missing column, a value that is not text, or a row without a label.
     """
     text_columns = [text] if isinstance(text, str) else list(text)
     texts: list[str] = []
@@ -287,8 +287,6 @@ def read_labelled_texts(
             label_sets.append(_label_set(get_field(record, label, where=where), separator or ","))
         else:
             labels.append(_single_label(record, label, where))
-    if not texts:
-        raise UserError(f"{', '.join(inputs)} has no rows; give a file with rows of two classes or more")
     return texts, label_sets if multi_label else labels
 
 

@@ -18,7 +18,6 @@ def length_statistics(
     *,
     splits: Mapping[str, np.ndarray] | None = None,
     classes: Sequence[str | None] | None = None,
-    limits: Sequence[int] = LIMITS,
 ) -> list[Tree]:
     """Compute statistics of document lengths, by split and by class.
 
@@ -26,13 +25,12 @@ def length_statistics(
         lengths: (documents,) tokens of each, from `Corpus.lengths` or of labelled rows.
         splits: document indices of each split; by default one split, ``all``.
         classes: class of each document, or None.
-        limits: lengths in ``above``.
 
     Returns:
         Rows of plain values: ``split``, ``class`` (None: the split), ``count``, ``mean``, ``median``, ``minimum``,
-            ``maximum``, ``tokens`` (the sum), ``above`` {limit: share of longer documents}, ``histogram`` {``edges``,
-            ``counts``}. All rows have the same edges, spaced evenly in the logarithm. The row of a split is followed by
-            those of its classes, sorted by name.
+            ``maximum``, ``tokens`` (the sum), ``above`` {limit of `LIMITS`: share of longer documents}, ``histogram``
+            {``edges``, ``counts``}. All rows have the same edges, spaced evenly in the logarithm. The row of a split is
+            followed by those of its classes, sorted by name.
 
     Raises:
         UserError: there are no documents.
@@ -49,14 +47,14 @@ def length_statistics(
         if classes is not None:
             groups |= {name: indices[names[indices] == name] for name in sorted(set(names[indices]) - {None})}
         rows += [
-            {"split": split, "class": name, **_row(lengths[members], edges, limits)}
+            {"split": split, "class": name, **_row(lengths[members], edges)}
             for name, members in groups.items()
             if len(members)
         ]
     return rows
 
 
-def _row(lengths: np.ndarray, edges: np.ndarray, limits: Sequence[int]) -> Tree:
+def _row(lengths: np.ndarray, edges: np.ndarray) -> Tree:
     return {
         "count": len(lengths),
         "mean": float(lengths.mean()),
@@ -64,7 +62,7 @@ def _row(lengths: np.ndarray, edges: np.ndarray, limits: Sequence[int]) -> Tree:
         "minimum": int(lengths.min()),
         "maximum": int(lengths.max()),
         "tokens": int(lengths.sum()),
-        "above": {int(limit): float((lengths > limit).mean()) for limit in limits},
+        "above": {limit: float((lengths > limit).mean()) for limit in LIMITS},
         "histogram": {"edges": edges.tolist(), "counts": np.histogram(lengths, edges)[0].tolist()},
     }
 

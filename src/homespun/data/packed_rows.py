@@ -75,11 +75,6 @@ class PackedRows:
         self._count, self.num_tokens = count, count * length - padding - room
         self.lengths: NDArray[np.int64] = lengths[:count].copy()
 
-    @property
-    def fill(self) -> float:
-        """Share of ``rows * length`` that is not padding."""
-        return self.num_tokens / (len(self) * self.length)
-
     def __len__(self) -> int:
         return self._count
 

@@ -275,7 +275,7 @@ def read_source_target(
     targets; ``listed`` is the meaning of a list in one column. ``title`` is a column, or empty.
 
     Raises:
-        UserError: a missing column, a value that is not text, or no rows.
+        UserError: a missing column, or a value that is not text.
     """
     pairs = []
     for record, where in read_rows(inputs, encoding=encoding, columns=columns):
@@ -286,8 +286,6 @@ def read_source_target(
         source_text = get_source(record, source, where=where, between=between)
         title_text = get_source(record, [title] if title else [], where=where)
         pairs.append(SourceTargetPair(source_text, targets, data_set, title_text))
-    if not pairs:
-        raise UserError(f"{', '.join(inputs)} has no rows; give a file with pairs of texts")
     return pairs
 
 
