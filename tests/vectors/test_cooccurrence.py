@@ -8,6 +8,7 @@ import pytest
 from tiny_corpus import corpus_of, two_topics
 
 from homespun.errors import UserError
+from homespun.vectors import cooccurrence
 from homespun.vectors.cooccurrence import Cooccurrence, count_pairs
 from homespun.vectors.word_file import WordFile, write_words
 
@@ -47,20 +48,22 @@ def cells(matrix: Cooccurrence) -> dict[tuple[int, int], float]:
     ("limits", "workers"),
     [
         ({}, 1),
-        ({"pairs": 37}, 2),
-        ({"pairs": 37, "run": 53, "merged": 29}, 3),
-        ({"pairs": 11, "run": 1, "cells": 7}, 1),
+        ({"PAIRS": 37}, 2),
+        ({"PAIRS": 37, "RUN": 53, "MERGED": 29}, 3),
+        ({"PAIRS": 11, "RUN": 1, "CELLS": 7}, 1),
     ],
     ids=["at once", "in pieces", "over disk", "every piece to disk"],
 )
 @pytest.mark.parametrize("window", [1, 5, 13])
-def test_pairs_are_those_counted_one_by_one(tmp_path: Path, window: int, limits: dict[str, int], workers: int) -> None:
+def test_pairs_are_those_counted_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int, limits: dict[str, int], workers: int
+) -> None:
+    for name, limit in limits.items():
+        monkeypatch.setattr(cooccurrence, name, limit)
     text = made_up(tmp_path, 43, [97, 0, 1, 3, 131])
     (tmp_path / "matrix").mkdir()
     progress: list[float] = []
-    matrix = count_pairs(
-        text, tmp_path / "matrix", window=window, workers=workers, on_progress=progress.append, **limits
-    )
+    matrix = count_pairs(text, tmp_path / "matrix", window=window, workers=workers, on_progress=progress.append)
     wanted, found = one_by_one(text, window), cells(matrix)
     assert found.keys() == wanted.keys()
     assert matrix.cells == len(wanted)

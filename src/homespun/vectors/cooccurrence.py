@@ -70,10 +70,6 @@ def count_pairs(
     *,
     window: int,
     workers: int | None = None,
-    pairs: int = PAIRS,
-    run: int = RUN,
-    merged: int = MERGED,
-    cells: int = CELLS,
     on_progress: OnProgress | None = None,
 ) -> Cooccurrence:
     """Count co-occurrences within ``window`` words in a document, each as 1 / distance.
@@ -85,16 +81,15 @@ def count_pairs(
         folder: an empty folder for the runs and the matrix.
         window: maximum distance.
         workers: threads; default: one per core.
-        pairs, run, merged, cells: limits, see `PAIRS`, `RUN`, `MERGED` and `CELLS`.
         on_progress: called with the completed share.
     """
     folder = Path(folder)
     count, ids = len(text.words), text.ids
     workers = workers or os.cpu_count() or 1
-    step = max(pairs // window, 1)
+    step = max(PAIRS // window, 1)
     pieces = [(start, min(start + step, len(ids))) for start in range(0, len(ids), step)]
     counted = partial(_count_piece, ids, text.ends, count, window)
-    runs = _Runs(folder, run)
+    runs = _Runs(folder)
     with ThreadPoolExecutor(workers) as pool:
         queue = iter(pieces)
         futures = [pool.submit(counted, piece) for piece in islice(queue, workers + 1)]
@@ -108,8 +103,8 @@ def count_pairs(
                 on_progress(0.7 * done / len(pieces))
     sorted_runs = runs.finish()
     total = 2 * sum(len(keys) for keys, _ in sorted_runs)
-    blocks = min(max(BLOCKS, -(-total // cells)), count)
-    _spread(sorted_runs, folder, count, blocks, merged)
+    blocks = min(max(BLOCKS, -(-total // CELLS)), count)
+    _spread(sorted_runs, folder, count, blocks)
     runs.remove()
     num_cells = 0
     for number in range(blocks):
@@ -157,8 +152,8 @@ def _merge(runs: Sequence[tuple[Keys, Sums]]) -> tuple[Keys, Sums]:
 
 
 class _Runs:
-    def __init__(self, folder: Path, limit: int) -> None:
-        self.folder, self.limit = folder, limit
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._held: list[tuple[Keys, Sums]] = []
         self._written: list[Path] = []
 
@@ -168,7 +163,7 @@ class _Runs:
         while len(self._held) > 1 and 2 * len(self._held[-1][0]) > len(self._held[-2][0]):
             last = self._held.pop()
             self._held[-1] = _merge([self._held[-1], last])
-        if sum(len(keys) for keys, _ in self._held) > self.limit:
+        if sum(len(keys) for keys, _ in self._held) > RUN:
             self._write()
 
     def _write(self) -> None:
@@ -199,9 +194,9 @@ class _Runs:
             path.with_suffix(".values.npy").unlink()
 
 
-def _ranges(runs: Sequence[tuple[Keys, Sums]], merged: int) -> Iterator[list[tuple[Keys, Sums]]]:
-    """Split the runs into ranges of keys with about ``merged`` entries."""
-    step = max(merged // (4 * len(runs)), 1)
+def _ranges(runs: Sequence[tuple[Keys, Sums]]) -> Iterator[list[tuple[Keys, Sums]]]:
+    """Split the runs into ranges of keys with about `MERGED` entries."""
+    step = max(MERGED // (4 * len(runs)), 1)
     marks = np.sort(np.concatenate([keys[::step] for keys, _ in runs]))[4 * len(runs) :: 4 * len(runs)]
     before = [0] * len(runs)
     for mark in np.unique(marks):
@@ -214,11 +209,11 @@ def _ranges(runs: Sequence[tuple[Keys, Sums]], merged: int) -> Iterator[list[tup
 _CELL = np.dtype([("row", "<i4"), ("column", "<i4"), ("weight", "<f4")])
 
 
-def _spread(runs: Sequence[tuple[Keys, Sums]], folder: Path, count: int, blocks: int, merged: int) -> None:
+def _spread(runs: Sequence[tuple[Keys, Sums]], folder: Path, count: int, blocks: int) -> None:
     """Append each pair, in both orders, to the file of its second word's block."""
     streams = [(folder / f"cells-{number}").open("wb") for number in range(blocks)]
     try:
-        for part in _ranges(runs, merged):
+        for part in _ranges(runs):
             keys, sums = _merge(part)
             low, high = np.divmod(keys, count)
             twice = low == high  # a pair of one word has both orders in one cell

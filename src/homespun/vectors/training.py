@@ -205,8 +205,7 @@ class _Epochs:
 class Epoch:
     """Progress of GloVe."""
 
-    number: int
-    share: float  # completed share of all epochs
+    share: float  # of all epochs
     loss: float  # mean weighted squared error of a cell
 
 
@@ -265,7 +264,7 @@ class Glove:
             for index, block in enumerate(self._order.permutation(blocks)):
                 loss, cells = self._update(self.matrix.block(int(block)))
                 total, seen = total + loss, seen + cells
-                yield Epoch(number + 1, (number + (index + 1) / blocks) / count, total / max(seen, 1))
+                yield Epoch((number + (index + 1) / blocks) / count, total / max(seen, 1))
 
     def _update(self, block: Block) -> tuple[float, int]:
         """Update words, then contexts; return the summed loss before the updates and the number of cells."""

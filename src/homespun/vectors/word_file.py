@@ -19,7 +19,6 @@ from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 
 Unit = Literal["words", "tokens"]
-UNITS: tuple[Unit, ...] = ("words", "tokens")
 OnProgress = Callable[[float], None]  # completed share
 _WORD = re.compile(r"\w+|[^\w\s]")  # words and punctuation marks, as in tokenizers of kind `words`
 _BATCH = 64  # documents
