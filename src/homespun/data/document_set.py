@@ -22,20 +22,13 @@ class DocumentSet:
     """Documents of a corpus whose hash of key and index lies in a range; by default all documents.
 
     ``numpy.asarray`` gives their ascending indices.
-
-    Attributes:
-        total: number of documents of the corpus.
-        size: number of documents in the set.
-        key: key of the hash.
-        lowest: lowest hash.
-        highest: highest hash.
     """
 
-    total: int
-    size: int
-    key: int = 0
-    lowest: int = 0
-    highest: int = _LARGEST
+    total: int  # number of documents of the corpus
+    size: int  # number of documents in the set
+    key: int = 0  # of the hash
+    lowest: int = 0  # hash
+    highest: int = _LARGEST  # hash
 
     @classmethod
     def all(cls, total: int) -> DocumentSet:

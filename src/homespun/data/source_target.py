@@ -58,19 +58,12 @@ class Paragraphs(Config):
 
 @dataclass(frozen=True)
 class NumberedParagraphs:
-    """Tokens of a source with their paragraphs.
+    """Tokens of a source with their paragraphs."""
 
-    Attributes:
-        ids: (tokens,) token ids.
-        documents: (tokens,) number of the paragraph.
-        cut: True if tokens or paragraphs were left out.
-        left_out: number of paragraphs left out.
-    """
-
-    ids: TokenIds
-    documents: NDArray[np.int64]
-    cut: bool = False
-    left_out: int = 0
+    ids: TokenIds  # (tokens,) token ids
+    documents: NDArray[np.int64]  # (tokens,) number of the paragraph
+    cut: bool = False  # True if tokens or paragraphs were left out
+    left_out: int = 0  # number of paragraphs left out
 
 
 def rank_paragraphs(lines: Sequence[str], title: str) -> list[int]:

@@ -33,17 +33,11 @@ _REPLACEABLE = frozenset({WEIGHTS, REPORT, "special_tokens_map.json", "tokenizer
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Result of an export.
+    """Result of an export."""
 
-    Args:
-        folder: the folder; None if nothing was written, for the reason in ``notes``.
-        architecture: the class of transformers.
-        notes: differences from the model.
-    """
-
-    folder: str | None
-    architecture: str | None
-    notes: tuple[str, ...]
+    folder: str | None  # the folder; None if nothing was written, for the reason in ``notes``
+    architecture: str | None  # the class of transformers
+    notes: tuple[str, ...]  # differences from the model
 
 
 def export_huggingface(

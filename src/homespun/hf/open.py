@@ -43,21 +43,13 @@ _DROPPED_HEAD = "a head, and the model is opened without it"
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model and a report on its files.
+    """A model and a report on its files."""
 
-    Args:
-        stored: model.
-        architecture: class of transformers; None for a ``model/`` folder.
-        mapped: names of tensors in the model, by the name in the files.
-        unused_tensors: tensors of the files that are not in the model.
-        notes: differences from the model in the files.
-    """
-
-    stored: ModelBundle
-    architecture: str | None
-    mapped: dict[str, tuple[str, ...]]
-    unused_tensors: tuple[UnusedTensor, ...]
-    notes: tuple[str, ...]
+    stored: ModelBundle  # model
+    architecture: str | None  # class of transformers; None for a ``model/`` folder
+    mapped: dict[str, tuple[str, ...]]  # names of tensors in the model, by the name in the files
+    unused_tensors: tuple[UnusedTensor, ...]  # tensors of the files that are not in the model
+    notes: tuple[str, ...]  # differences from the model in the files
 
 
 def open_model(source: str | Path, *, head: str | None = STORED) -> ModelBundle:

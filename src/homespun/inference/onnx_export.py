@@ -81,25 +81,15 @@ class Comparison(TypedDict):
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """Result of an export.
+    """Result of an export."""
 
-    Args:
-        file: the ONNX file.
-        inputs: names of the inputs, each (batch, length) int64; none for a linear model.
-        output: name of the output, ``logits`` or ``last_hidden_state``; ``probabilities``, before ``logits``.
-        length: length that texts must be padded to; None for any length up to ``max_length``.
-        max_length: maximum length in tokens; None: no limit.
-        checked: comparisons with the model.
-        notes: limits of the file.
-    """
-
-    file: str
-    inputs: tuple[str, ...]
-    output: str
-    length: int | None
-    max_length: int | None
-    checked: tuple[Comparison, ...]
-    notes: tuple[str, ...]
+    file: str  # the ONNX file
+    inputs: tuple[str, ...]  # names of the inputs, each (batch, length) int64; none for a linear model
+    output: str  # name of the output, ``logits`` or ``last_hidden_state``; ``probabilities``, before ``logits``
+    length: int | None  # length that texts must be padded to; None for any length up to ``max_length``
+    max_length: int | None  # maximum length in tokens; None: no limit
+    checked: tuple[Comparison, ...]  # comparisons with the model
+    notes: tuple[str, ...]  # limits of the file
 
 
 class Probabilities(nn.Module):

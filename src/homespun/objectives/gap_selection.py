@@ -22,17 +22,11 @@ _BASE = 0x9E3779B97F4A7C15  # odd base of the polynomial hashes of words, modulo
 
 @dataclass(frozen=True)
 class WordHashes:
-    """Hashes of the letters and digits of each token of a vocabulary; picklable.
+    """Hashes of the letters and digits of each token of a vocabulary; picklable."""
 
-    Attributes:
-        numbers: (vocab,) uint64 hash of the letters; 0 without letters.
-        letters: (vocab,) int64 number of letters.
-        begins: (vocab,) bool, True if the token begins a word.
-    """
-
-    numbers: np.ndarray
-    letters: np.ndarray
-    begins: np.ndarray
+    numbers: np.ndarray  # (vocab,) uint64 hash of the letters; 0 without letters
+    letters: np.ndarray  # (vocab,) int64 number of letters
+    begins: np.ndarray  # (vocab,) bool, True if the token begins a word
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> WordHashes:
@@ -128,21 +122,13 @@ Rouge = Literal["original", "unique"]
 
 @dataclass(frozen=True)
 class WordCounts:
-    """Sparse counts of words by sentence.
+    """Sparse counts of words by sentence."""
 
-    Attributes:
-        word: (pairs,) int64 word numbers, ascending.
-        sentence: (pairs,) int64 sentence numbers.
-        count: (pairs,) int64 counts of the word in the sentence.
-        total: (words,) int64 counts in the document.
-        sentences: number of sentences.
-    """
-
-    word: np.ndarray
-    sentence: np.ndarray
-    count: np.ndarray
-    total: np.ndarray
-    sentences: int
+    word: np.ndarray  # (pairs,) int64 word numbers, ascending
+    sentence: np.ndarray  # (pairs,) int64 sentence numbers
+    count: np.ndarray  # (pairs,) int64 counts of the word in the sentence
+    total: np.ndarray  # (words,) int64 counts in the document
+    sentences: int  # number of sentences
 
     def f1(self, overlap: np.ndarray, counting: Counting) -> np.ndarray:
         """Compute the (n,) ROUGE-1 F1 of parts against the rest, from the (n,) numbers of shared words."""

@@ -117,17 +117,11 @@ def reuse_head(model: ModelConfig, new: HeadConfig) -> ModelConfig:
 
 @dataclass(frozen=True)
 class ClassifierOutput:
-    """Logits of a batch, with their loss.
+    """Logits of a batch, with their loss."""
 
-    Attributes:
-        hidden: (sequences, seq, hidden) input of the head.
-        logits: (texts, labels) float32.
-        loss: terms; ``loss`` is the loss on the labels.
-    """
-
-    hidden: Tensor
-    logits: Tensor
-    loss: Loss
+    hidden: Tensor  # (sequences, seq, hidden) input of the head
+    logits: Tensor  # (texts, labels) float32
+    loss: Loss  # terms; ``loss`` is the loss on the labels
 
 
 class HasLogits(Protocol):

@@ -107,17 +107,11 @@ class Corruption(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class CorruptionCollator:
-    """Collate that corrupts each row.
+    """Collate that corrupts each row."""
 
-    Attributes:
-        pad_id: padding of sources and targets.
-        start_id: first token of the decoder.
-        corrupt: function from a row to its source and its target.
-    """
-
-    pad_id: int
-    start_id: int
-    corrupt: Corruption
+    pad_id: int  # padding of sources and targets
+    start_id: int  # first token of the decoder
+    corrupt: Corruption  # function from a row to its source and its target
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         pairs = [self.corrupt(row, row_seed.generator()) for row, row_seed in zip(rows, row_seeds, strict=True)]

@@ -193,17 +193,11 @@ class NumberObjective(TaskObjective):
 
 @dataclass(frozen=True)
 class RegressionCollate:
-    """Collate rows whose label is a number, or the rank of a rating; deterministic.
+    """Collate rows whose label is a number, or the rank of a rating; deterministic."""
 
-    Args:
-        pad_id: padding token.
-        measured: reported term besides the loss.
-        weights: (ranks,) weights in the loss.
-    """
-
-    pad_id: int
-    measured: str
-    weights: tuple[float, ...] | None = None
+    pad_id: int  # padding token
+    measured: str  # reported term besides the loss
+    weights: tuple[float, ...] | None = None  # (ranks,) weights in the loss
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Build a batch whose ``labels`` are (texts,) float32."""

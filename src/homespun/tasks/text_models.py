@@ -120,17 +120,11 @@ class LinearTextModel:
 
 @dataclass(frozen=True)
 class AverageTextModel:
-    """Weighted mean of the probabilities, or of the numbers, of several models.
+    """Weighted mean of the probabilities, or of the numbers, of several models."""
 
-    Args:
-        members: models of the same classes, by name.
-        weights: one weight for each member, with sum 1.
-        decision: temperature and thresholds of the logits of the mean probabilities.
-    """
-
-    members: Mapping[str, TextModel]
-    weights: tuple[float, ...]
-    decision: DecisionRule = DEFAULT_RULE
+    members: Mapping[str, TextModel]  # models of the same classes, by name
+    weights: tuple[float, ...]  # one weight for each member, with sum 1
+    decision: DecisionRule = DEFAULT_RULE  # temperature and thresholds of the logits of the mean probabilities
     kind: Literal["average"] = "average"
 
     @property

@@ -24,15 +24,10 @@ _LEAST = 1e-7  # probability, so that logits are finite
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of a model for a sequence of texts.
+    """Outputs of a model for a sequence of texts."""
 
-    Args:
-        values: (texts, classes) logits, or (texts,) numbers.
-        truncated: (texts,) True if a part of the text was not read.
-    """
-
-    values: Floats
-    truncated: NDArray[np.bool_]
+    values: Floats  # (texts, classes) logits, or (texts,) numbers
+    truncated: NDArray[np.bool_]  # (texts,) True if a part of the text was not read
 
 
 def texts_of(examples: Sequence[LabelledText]) -> Texts:

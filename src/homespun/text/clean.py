@@ -201,19 +201,12 @@ _TRAINING_CHUNK = 4096  # training texts compared at a time; memory grows with t
 
 @dataclass(frozen=True)
 class NearDuplicatePairs:
-    """Test texts that are near-duplicates of training texts, in ascending order.
+    """Test texts that are near-duplicates of training texts, in ascending order."""
 
-    Attributes:
-        rows: numbers of these test texts.
-        of: number of the most similar training text of each.
-        similarity: Jaccard similarity of both.
-        compared: number of test texts that are not blank.
-    """
-
-    rows: tuple[int, ...]
-    of: tuple[int, ...]
-    similarity: tuple[float, ...]
-    compared: int
+    rows: tuple[int, ...]  # numbers of these test texts
+    of: tuple[int, ...]  # number of the most similar training text of each
+    similarity: tuple[float, ...]  # Jaccard similarity of both
+    compared: int  # number of test texts that are not blank
 
     @property
     def same(self) -> int:

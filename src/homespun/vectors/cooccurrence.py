@@ -32,19 +32,12 @@ Sums = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Block:
-    """Columns of the co-occurrence matrix, in CSR format.
+    """Columns of the co-occurrence matrix, in CSR format."""
 
-    Args:
-        words: (columns,) int64, the words of the columns.
-        row_starts: (vocabulary + 1,) int32, the first cell of each row.
-        columns: (cells,) int32, indices of ``words``.
-        weights: (cells,) float32, sums of 1 / distance.
-    """
-
-    words: NDArray[np.int64]
-    row_starts: NDArray[np.int32]
-    columns: NDArray[np.int32]
-    weights: Sums
+    words: NDArray[np.int64]  # (columns,) int64, the words of the columns
+    row_starts: NDArray[np.int32]  # (vocabulary + 1,) int32, the first cell of each row
+    columns: NDArray[np.int32]  # (cells,) int32, indices of ``words``
+    weights: Sums  # (cells,) float32, sums of 1 / distance
 
 
 @dataclass(frozen=True)

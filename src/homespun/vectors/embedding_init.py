@@ -37,23 +37,14 @@ _CHUNK = 4_000_000  # tokens whose pairs are sorted at once
 
 @dataclass(frozen=True)
 class EmbeddingCoverage:
-    """Counts of tokens with a vector, without special tokens; other tokens keep their random initialisation.
+    """Counts of tokens with a vector, without special tokens; other tokens keep their random initialisation."""
 
-    Args:
-        source: name of the vectors.
-        size: dimensions of the vectors.
-        tokens: tokens of the vocabulary.
-        by_name: tokens found by their name in the vocabulary.
-        by_word: tokens found by their text.
-        by_lower_case: tokens found by their lower-case text.
-    """
-
-    source: str
-    size: int
-    tokens: int
-    by_name: int
-    by_word: int
-    by_lower_case: int
+    source: str  # name of the vectors
+    size: int  # dimensions of the vectors
+    tokens: int  # tokens of the vocabulary
+    by_name: int  # tokens found by their name in the vocabulary
+    by_word: int  # tokens found by their text
+    by_lower_case: int  # tokens found by their lower-case text
 
     @property
     def found(self) -> int:

@@ -26,19 +26,12 @@ _BATCH = 64  # documents
 
 @dataclass(frozen=True)
 class WordFile:
-    """Word ids of a corpus in order, without rare words.
+    """Word ids of a corpus in order, without rare words."""
 
-    Args:
-        path: raw file of (length,) int32.
-        words: the vocabulary, by frequency and then by name.
-        counts: (words,) int64 frequencies.
-        ends: (documents,) int64 offsets of the ends of documents.
-    """
-
-    path: Path
-    words: list[str]
-    counts: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    path: Path  # raw file of (length,) int32
+    words: list[str]  # the vocabulary, by frequency and then by name
+    counts: NDArray[np.int64]  # (words,) int64 frequencies
+    ends: NDArray[np.int64]  # (documents,) int64 offsets of the ends of documents
 
     @property
     def ids(self) -> NDArray[np.int32]:
