@@ -367,13 +367,7 @@ def parse_numbers(labels: Sequence[str]) -> NDArray[np.float64]:
 
 
 class RegressionRows:
-    """Rows with a number as label.
-
-    Args:
-        rows: the rows.
-        numbers: (rows,) labels; NaN if unknown.
-        counts: counts for the result file.
-    """
+    """Rows with (rows,) ``numbers`` as labels, NaN if unknown, and the counts of a result file."""
 
     def __init__(self, rows: Rows, numbers: NDArray[np.float64], counts: dict[str, int]) -> None:
         if len(rows) != len(numbers):

@@ -30,11 +30,6 @@ class PackedRows:
     of them. A row is found by packing its block again. With `lengths` and the documents of the split, memory stays
     below 80 MB.
 
-    Args:
-        corpus: source of the tokens.
-        documents: a side of `Corpus.split`.
-        length: tokens in a row, special tokens included.
-
     Attributes:
         lengths: (rows,) tokens in each of the first `MEASURED` rows.
         num_tokens: tokens in all rows, special tokens included.

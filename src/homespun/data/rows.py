@@ -178,14 +178,8 @@ class SentenceRows:
     A row has as many complete sentences as fit; a sentence longer than a row is split and continues in the next. In a
     corpus without sentence ends, documents are split into equal parts, and rows have no ``sentence_ends``. A decoder
     attends to all of its encoder's input, so a row has one document; rows of short documents are short, so batch them
-    by length (`Loader`'s order ``bucketed``).
-
-    Args:
-        corpus: source of the tokens.
-        documents: a side of `Corpus.split`, or (n,) document indices.
-        length: maximum tokens of a row, special tokens included.
-        begin_id: token before the text (BART), or None (T5, PEGASUS, ProphetNet).
-        end_id: token after the text.
+    by length (`Loader`'s order ``bucketed``). ``begin_id`` is the token before the text (BART), or None (T5, PEGASUS,
+    ProphetNet), ``end_id`` the token after it.
 
     Raises:
         UserError: ``length`` is below 8, or there are no documents.

@@ -18,12 +18,7 @@ class StreamRows:
     A row begins at the end of the previous row, possibly inside a document, and then has no [CLS] there. The last row
     of a shard is filled with tokens of the previous row. Shards shorter than a row are left out.
     `homespun.data.packed_rows.PackedRows` reads the lengths of all documents first; here a row is found by arithmetic
-    on the manifest and a binary search in its shard.
-
-    Args:
-        corpus: source of the tokens.
-        shards: (n,) shard numbers: a side of `split_shards`.
-        length: tokens in a row, special tokens included.
+    on the manifest and a binary search in its shard. ``shards`` (n,) are a side of `split_shards`.
 
     Raises:
         UserError: ``length`` is below 8, or no shard has a row.

@@ -57,12 +57,7 @@ def fold_config(config: ModelConfig) -> ModelConfig | None:
 
 
 def fold_weights(weights: Weights, config: ModelConfig) -> Weights:
-    """Weights of the folded model.
-
-    Args:
-        weights: weights of the model, by name.
-        config: config of the model, for which `fold_config` is not None.
-    """
+    """Weights of the folded model of a ``config`` for which `fold_config` is not None."""
     backbone, head = config.backbone, config.head
     if backbone.has_decoder:
         return _scaled_weights(weights, backbone)

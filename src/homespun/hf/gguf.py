@@ -39,15 +39,11 @@ class GgufReport:
 
 
 def export_gguf(path: str | Path, stored: ModelBundle) -> GgufReport:
-    """Write a decoder with its tokenizer to ``path``, atomically, in float32.
-
-    Args:
-        path: a file that ends in ``.gguf``; an existing file is replaced.
-        stored: the model and its tokenizer.
+    """Write a decoder with its tokenizer to ``path``, atomically, in float32; an existing file is replaced.
 
     Raises:
-        UserError: the extra ``gguf`` is not installed; ``path`` has another suffix; llama.cpp does not have the model
-            or its tokenizer.
+        UserError: the extra ``gguf`` is not installed; ``path`` does not end in ``.gguf``; llama.cpp does not have the
+            model or its tokenizer.
     """
     path = Path(path)
     if path.suffix != ".gguf":

@@ -18,12 +18,8 @@ _TOKENIZER = "tokenizer_config.json"
 def export_sentence_transformers(folder: str | Path, stored: ModelBundle, *, max_length: int) -> ExportReport:
     """Write an encoder with mean pooling to a new folder, for ``SentenceTransformer``.
 
-    Weights, config and tokenizer are those of `export_huggingface` without a head.
-
-    Args:
-        folder: a new folder.
-        stored: the model and its tokenizer.
-        max_length: maximum number of tokens, special tokens included.
+    Weights, config and tokenizer are those of `export_huggingface` without a head. A text has at most ``max_length``
+    tokens, special tokens included.
 
     Raises:
         UserError: the model has a decoder, or no family has it.

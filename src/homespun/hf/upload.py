@@ -19,11 +19,7 @@ def check_repository(name: str) -> None:
 
 
 def upload(path: str | Path, name: str) -> str:
-    """Upload a file, or all files of a folder, in one commit; a new repository is private.
-
-    Args:
-        path: the file or folder.
-        name: the repository, OWNER/NAME.
+    """Upload a file, or all files of a folder, to OWNER/NAME in one commit; a new repository is private.
 
     Returns:
         URL of the commit.

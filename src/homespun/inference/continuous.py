@@ -160,11 +160,7 @@ class ContinuousGenerator:
     ) -> Iterator[GeneratedText]:
         """Yield a text for each prompt, in order; texts run together, and ``2 max_rows`` prompts are read ahead.
 
-        Args:
-            prompts: the prompts.
-            stop: strings that end a text and are removed from it.
-            first: number of the first prompt in errors.
-            arguments: see `homespun.inference.generation.TextGenerator.generate`.
+        Texts end before a string of ``stop``. Errors number prompts from ``first``.
 
         Raises:
             UserError: as in `request`.

@@ -120,13 +120,8 @@ class Prompts:
 def score_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> NDArray[np.float64]:
     """Compute the log-probability of each answer after each prompt, summed over its tokens.
 
-    Answers with a common prefix share a row of the batch. The model is set to evaluation mode.
-
-    Args:
-        model: a language model.
-        prompts: encoded by ``tokenizer``.
-        tokenizer: tokenizer of the model.
-        batch_size: questions at a time.
+    Answers with a common prefix share a row of the batch, which has ``batch_size`` questions. The model is set to
+    evaluation mode.
 
     Returns:
         (questions, answers) log-probabilities in nats.

@@ -206,16 +206,9 @@ def generate_batch(
     generation: TextGenerationConfig,
     batch_size: int = 32,
 ) -> list[str]:
-    """Generate a text for each of ``sources``, in order.
+    """Generate a text for each of ``sources``, token ids with special tokens, in order.
 
-    Args:
-        model: a language model, used on its device.
-        sources: token ids with special tokens.
-        tokenizer: tokenizer of the model.
-        end_id: token that ends a text.
-        max_new_tokens: maximum length of a text.
-        generation: settings of generation.
-        batch_size: rows at a time, the longest first.
+    A text ends at ``end_id`` or at ``max_new_tokens``. Batches have ``batch_size`` sources, the longest first.
     """
     device = next(model.parameters()).device
     arguments: GenerationArguments = {

@@ -24,12 +24,7 @@ def quantize(networks: Collection[ModelBundle], precision: Precision, *, source:
 
     ``int8`` is dynamic quantization: weights have a scale for each output, activations one for each batch, so that a
     result depends slightly on the other texts of its batch. The float32 weights are kept for the parts of a model that
-    read them.
-
-    Args:
-        networks: moved to the CPU.
-        precision: precision of the products.
-        source: name of the model in errors.
+    read them. The networks are moved to the CPU.
 
     Raises:
         UserError: there is no linear layer, or this build of torch has no 8-bit products.

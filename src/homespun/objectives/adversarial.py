@@ -123,10 +123,7 @@ def check_not_frozen(adversary: SiftConfig | PlainAdversarialConfig | None, *, f
 class AdversarialObjective(WrappedClassifier):
     """Add the term ``adversarial`` in training.
 
-    Args:
-        objective: the wrapped objective.
-        adversary: perturbation and its loss.
-        distance: between predictions, for SiFT: `symmetric_kl`, or `squared_error` for regression.
+    ``distance`` is that of predictions in SiFT: `symmetric_kl`, or `squared_error` for regression.
     """
 
     def __init__(

@@ -25,9 +25,7 @@ from homespun.text.tokenizer import Tokenizer
 def find_next_tokens(batch: Batch, excluded: Sequence[tuple[int, int]] = ()) -> tuple[Tensor, Tensor]:
     """Find the tokens that are followed by a token of the same document, and the following tokens.
 
-    Args:
-        batch: padded rows.
-        excluded: (row, position) of tokens without a label.
+    Tokens at the (row, position) pairs ``excluded`` have no label.
 
     Returns:
         (targets,) positions into batch * seq, and (targets,) token ids.
@@ -127,9 +125,7 @@ class WithNextTokenCounts:
 class AuxiliaryLM(nn.Module):
     """Causal language modelling loss on the hidden states of the task (Radford et al. 2018, equation 5).
 
-    Args:
-        head: language model head.
-        weight: lambda; 0.5 in the paper.
+    ``weight`` is lambda, 0.5 in the paper.
     """
 
     def __init__(self, head: CausalLMHead, weight: float) -> None:
@@ -145,11 +141,8 @@ class AuxiliaryLM(nn.Module):
         """
         if not config.one_text("auxiliary_lm").causal:
             raise UserError("auxiliary_lm needs a causal model, and this one is not; set objective.auxiliary_lm=0")
-        head = model.head
-        if not isinstance(head, CausalLMHead):
-            built = CausalLMHeadConfig().build(model.backbone)
-            assert isinstance(built, CausalLMHead)
-            head = built
+        head = model.head if isinstance(model.head, CausalLMHead) else CausalLMHeadConfig().build(model.backbone)
+        assert isinstance(head, CausalLMHead)
         return cls(head, weight)
 
     def forward(self, hidden: Tensor, batch: Batch) -> Term:

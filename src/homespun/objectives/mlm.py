@@ -174,13 +174,8 @@ def token_terms(
 ) -> dict[str, Term]:
     """Compute the cross-entropy ``name`` of predicted tokens and their accuracy, with logits at labels only.
 
-    Args:
-        name: name of the term.
-        head: language model head.
-        hidden: (batch, seq, hidden).
-        positions: (targets,) into batch * seq.
-        labels: (targets,) token ids.
-        label_smoothing: as in `torch.nn.CrossEntropyLoss`.
+    Hidden states are (batch, seq, hidden), ``labels`` (targets,) token ids at (targets,) ``positions`` into batch *
+    seq.
     """
     assert positions is not None
     assert labels is not None
@@ -205,13 +200,9 @@ class MaskedLM(PretrainingConfig):
     teacher: TokenTeacher | None = Field(default=None, description="a teacher for distillation (DistilBERT)")
 
     @model_validator(mode="after")
-    def _one_task(self) -> MaskedLM:
+    def _check_settings(self) -> MaskedLM:
         if self.teacher is not None and self.next_sentence:
             raise ValueError("teacher does not support next_sentence=true; set it to false, or leave teacher out")
-        return self
-
-    @model_validator(mode="after")
-    def _shares(self) -> MaskedLM:
         check_shares(self.mask_share, self.random_share)
         return self
 

@@ -89,12 +89,7 @@ class PretrainingConfig(Config):
 
 
 class Objective(nn.Module):
-    """Interface of pretraining objectives: a model with the loss of a batch.
-
-    Args:
-        model: trained in place.
-        config: config of ``model``.
-    """
+    """Interface of pretraining objectives: a model, trained in place, with the loss of a batch."""
 
     def __init__(self, model: Model, config: ModelConfig) -> None:
         super().__init__()
@@ -142,11 +137,7 @@ class HasLogits(Protocol):
 
 
 class WrappedClassifier(nn.Module):
-    """Base of objectives that add terms to the loss on labels.
-
-    Args:
-        objective: the wrapped objective; its model is trained and exported.
-    """
+    """Base of objectives that add terms to the loss of another one, whose model is trained and exported."""
 
     def __init__(self, objective: HasLogits) -> None:
         super().__init__()

@@ -164,16 +164,12 @@ def build_seq2seq_config(
     tokens: Mapping[str, int | None] | None = None,
     head: CausalLMHeadConfig | None = None,
 ) -> ModelConfig:
-    """Build the config of an encoder-decoder with its language model head or a new head.
+    """Build the config of an encoder-decoder with other ``tokens`` of the backbone, by the names in `NAMED_TOKENS`.
 
-    Args:
-        model: config of the model.
-        kind: kind of the objective, for error messages.
-        tokens: token ids of the backbone, by the names in `NAMED_TOKENS`; others are unchanged.
-        head: new head, if the model has none.
+    The language model head of ``model`` is kept; without one, ``head`` or a head with tied embeddings is new.
 
     Raises:
-        UserError: the backbone is a single stack.
+        UserError: the backbone is a single stack; the message has the ``kind`` of the objective.
     """
     if not model.backbone.has_decoder:
         raise UserError(

@@ -36,12 +36,6 @@ class TbpttRows:
     token, which is only a label; ``documents`` numbers its documents. The last pieces may be shorter, and fewer than
     ``streams`` tokens at the end of the corpus are dropped.
 
-    Args:
-        corpus: source of the tokens.
-        documents: a side of `Corpus.split`, or (n,) document indices.
-        length: tokens in a piece.
-        streams: number of streams.
-
     Raises:
         UserError: ``length`` is below 8, or there are fewer than two tokens for each stream.
     """
@@ -174,11 +168,6 @@ class StatefulCausalLMObjective(Objective):
     States are buffers, so that a resumed run continues from them. ``before`` is the initial state of the last piece of
     each stream and ``piece`` its number: a step that is repeated after running out of memory starts from the same
     state. Validation has separate states, which are not stored.
-
-    Args:
-        model: trained in place.
-        config: config of ``model``.
-        streams: number of streams.
     """
 
     before: Tensor

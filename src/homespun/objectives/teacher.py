@@ -25,12 +25,7 @@ _FILE = "homespun.json"
 
 
 class Teacher:
-    """Trained model in evaluation mode.
-
-    Args:
-        stored: the model.
-        source: name of the model in messages.
-    """
+    """Trained model in evaluation mode; ``source`` is its name in messages."""
 
     def __init__(self, stored: ModelBundle, source: str) -> None:
         self.stored, self.source = stored, source

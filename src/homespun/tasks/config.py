@@ -56,15 +56,11 @@ def task_from_metadata(data: TaskData, stored: ModelBundle, *, source: str) -> A
 
 
 def stored_task(stored: ModelBundle, *, source: str, **options: Unpack[ReadOptions]) -> AnyTask:
-    """Rebuild the task that a model was fine-tuned on, with other columns if given.
-
-    Args:
-        stored: the model.
-        source: beginning of error messages.
-        options: see `homespun.tasks.stored_data.ReadOptions`.
+    """Rebuild the task that a model was fine-tuned on, with other columns if given by ``options``.
 
     Raises:
-        UserError: the model was not fine-tuned, or by another version; or as in `stored_data`.
+        UserError: the model was not fine-tuned, or by another version; or as in `stored_data`; the message begins with
+            ``source``.
     """
     metadata: Mapping[str, object] = stored.task
     if "data" not in metadata and (head := stored.config.head) is not None:

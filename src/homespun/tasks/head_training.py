@@ -86,13 +86,7 @@ def check_text_head(objective: TextHeadSettings, data: TextsData, stored: ModelB
 
 
 def check_first_token(setting: str, config: ModelConfig, *, hint: str) -> None:
-    """Raise `UserError` for a causal model, whose first token attends only to itself.
-
-    Args:
-        setting: setting that reads the first token.
-        config: config of the model.
-        hint: end of the message.
-    """
+    """Raise `UserError` for ``setting``, which reads the first token, and a causal model; ``hint`` ends the message."""
     if not config.backbone.has_decoder and config.backbone.causal:
         raise UserError(
             f"{setting} reads [CLS], the first token, which in a causal model attends only to itself; {hint}"
@@ -167,11 +161,8 @@ class ClassLoss(nn.Module):
     def multi_label(self, logits: Tensor, labels: Tensor) -> Loss:
         """Compute the terms by binary cross-entropy; ``accuracy`` requires all labels of a row to be right.
 
-        Class weights are weights of the positives, as in `torch.nn.BCEWithLogitsLoss`.
-
-        Args:
-            logits: (rows, classes).
-            labels: (rows, classes) zeros and ones.
+        Both tensors are (rows, classes), with labels 0 and 1. Class weights are weights of the positives, as in
+        `torch.nn.BCEWithLogitsLoss`.
         """
         smoothed = labels.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
         loss = F.binary_cross_entropy_with_logits(logits, smoothed, pos_weight=self.class_weights, reduction="sum")
@@ -180,12 +171,9 @@ class ClassLoss(nn.Module):
 
 
 class FineTuningLoss(nn.Module):
-    """Base of fine-tuning losses: the trained model with its config.
+    """Base of fine-tuning losses: the model, trained in place, with its config.
 
-    Args:
-        model: backbone and head, trained in place.
-        config: config of ``model``.
-        frozen: train only the head; the backbone stays in evaluation mode.
+    With ``frozen`` only the head is trained, and the backbone stays in evaluation mode.
     """
 
     def __init__(self, model: Model, config: ModelConfig, *, frozen: bool = False) -> None:

@@ -120,13 +120,8 @@ class OrdinalRegression(NumberObjective):
     ) -> RegressionLoss:
         """Build a new head on the encoder of ``model``, which is modified in place.
 
-        Args:
-            model: pretrained model.
-            config: config of ``model``.
-            ranks: (rows,) ranks of the training ratings.
-            levels: the ratings, ascending.
-            weights: (levels,) weights in the loss.
-            long_inputs: treatment of long texts.
+        ``ranks`` are those of the (rows,) training ratings among the ascending ``levels``; ``weights`` (levels,) are in
+        the loss.
 
         Raises:
             UserError: all ranks are equal, or the head has no bias.
@@ -146,11 +141,7 @@ class OrdinalHead(nn.Module):
     """Head with one score that returns (texts, levels - 1) logits of a rating above each level but the last.
 
     Thresholds stay ordered: all but the first are sums of positive steps. They are initialized so that a score of zero
-    predicts the frequencies of the ratings.
-
-    Args:
-        head: head with one score.
-        counts: (levels,) number of training examples of each rating.
+    predicts the frequencies of the ratings, given by the (levels,) ``counts`` of the training.
     """
 
     measured = "accuracy"
@@ -192,12 +183,7 @@ class OrdinalHead(nn.Module):
 
 
 def log_likelihood(logits: Tensor, ranks: Tensor) -> Tensor:
-    """Compute (texts,) log-likelihoods in nats.
-
-    Args:
-        logits: (texts, levels - 1), descending.
-        ranks: (texts,) ranks of the ratings.
-    """
+    """Compute (texts,) log-likelihoods in nats of (texts,) ranks from (texts, levels - 1) descending logits."""
     return _log_probabilities(logits).gather(1, ranks[:, None]).squeeze(1)
 
 

@@ -68,13 +68,7 @@ class Regression(NumberObjective):
     def build(
         self, model: Model, config: ModelConfig, targets: NDArray[np.float64], *, long_inputs: LongInputs = TRUNCATE
     ) -> RegressionLoss:
-        """Build a new head on the encoder of ``model``, which is modified in place.
-
-        Args:
-            model: pretrained model.
-            config: config of ``model``.
-            targets: (rows,) numbers of the training.
-            long_inputs: treatment of long texts.
+        """Build a new head for (rows,) training ``targets`` on the encoder of ``model``, which is modified in place.
 
         Raises:
             UserError: all targets are equal, or the head has no bias.

@@ -190,11 +190,7 @@ def find_tagger(run: str | Path) -> Path | None:
 
 
 def open_tagger(folder: Path, **options: Unpack[ReadOptions]) -> LinearTagger:
-    """Open a linear tagger.
-
-    Args:
-        folder: ``model/`` folder.
-        options: columns that differ from training; see `homespun.tasks.stored_data.ReadOptions`.
+    """Open the linear tagger in a ``model/`` folder; ``options`` are columns that differ from training.
 
     Raises:
         UserError: a file is damaged.

@@ -233,9 +233,7 @@ def find_text_model(run: str | Path) -> Path | None:
 def open_text_model(run: str | Path, **options: Unpack[ReadOptions]) -> TextModel:
     """Open a classifier or regressor of texts: a run, a ``model/`` folder, a Hugging Face folder or a hub name.
 
-    Args:
-        run: the model.
-        options: columns that differ from training; see `homespun.tasks.stored_data.ReadOptions`.
+    ``options`` are columns that differ from training.
 
     Raises:
         UserError: there is no model, it has another task, or its files are damaged.

@@ -114,11 +114,7 @@ def measure_logits(
 ) -> Measured:
     """Compute `classification_metrics`, ``calibration``, and predictions with ``probability`` and ``loss``.
 
-    Args:
-        logits: (texts, classes).
-        truth: (texts,) classes, or (texts, classes) zeros and ones.
-        labels: the classes.
-        decision: temperature and thresholds.
+    ``logits`` are (texts, classes), ``truth`` (texts,) classes, or (texts, classes) zeros and ones.
     """
     temperature = decision.temperature
     table = probabilities(logits, labels, temperature=temperature)

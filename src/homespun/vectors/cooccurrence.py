@@ -67,14 +67,8 @@ def count_pairs(
 ) -> Cooccurrence:
     """Count co-occurrences within ``window`` words in a document, each as 1 / distance.
 
-    Needs 12 bytes of disk for each different pair of a run, and 16 for each cell of the matrix.
-
-    Args:
-        text: the words.
-        folder: an empty folder for the runs and the matrix.
-        window: maximum distance.
-        workers: threads; default: one per core.
-        on_progress: called with the completed share.
+    Runs and matrix are written to an empty ``folder``: 12 bytes for each different pair of a run, and 16 for each cell
+    of the matrix. ``workers`` are threads, by default one per core.
     """
     folder = Path(folder)
     count, ids = len(text.words), text.ids

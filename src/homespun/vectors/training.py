@@ -135,18 +135,9 @@ def train_word2vec(
     workers: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> NDArray[np.float32]:
-    """Train word2vec.
+    """Train (words, size) vectors by word2vec, with a temporary file of 2 to 7 bytes per word in ``folder``.
 
-    Args:
-        text: the words.
-        config: settings.
-        folder: folder for a temporary file of 2 to 7 bytes per word.
-        seed: random seed of the training, which is reproducible with one worker.
-        workers: threads; default: one per core.
-        on_progress: called after each epoch with the completed share.
-
-    Returns:
-        (words, size) vectors.
+    ``workers`` are threads, by default one per core; the training is reproducible with one.
 
     Raises:
         UserError: gensim is not installed.
@@ -236,10 +227,7 @@ class _Side:
 class Glove:
     """Training of GloVe vectors: iterate over `epochs`, then read `vectors`.
 
-    Args:
-        matrix: co-occurrence counts.
-        config: settings.
-        seed: random seed of the initialisation and the order of blocks.
+    ``seed`` determines the initialisation and the order of blocks.
     """
 
     def __init__(self, matrix: Cooccurrence, config: GloveConfig, *, seed: int) -> None:
