@@ -279,15 +279,14 @@ def read_labelled_texts(
     """
     text_columns = [text] if isinstance(text, str) else list(text)
     texts: list[str] = []
-    labels: list[str] = []
-    label_sets: list[tuple[str, ...]] = []
+    labels: list[Any] = []
     for record, where in read_rows(inputs, encoding=encoding, columns=columns):
         texts.append(get_text(record, text_columns, where=where))
         if multi_label:
-            label_sets.append(_label_set(get_field(record, label, where=where), separator or ","))
+            labels.append(_label_set(get_field(record, label, where=where), separator or ","))
         else:
             labels.append(_single_label(record, label, where))
-    return texts, label_sets if multi_label else labels
+    return texts, labels
 
 
 def read_labelled_records(

@@ -93,11 +93,7 @@ class NextSentenceRows:
     def __init__(self, corpus: Corpus, documents: Documents, *, length: int, seed: int) -> None:
         check_corpus_rows(length, documents)
         documents = np.asarray(documents)
-        if not corpus.has_sentences:
-            raise UserError(
-                f"next sentence prediction needs sentence ends, and corpus {corpus.path} was built without; build it "
-                f"again with: homespun corpus build --sentences"
-            )
+        require_sentences(corpus, "next sentence prediction")
         if len(documents) < 2:
             raise UserError(f"next sentence prediction needs two documents or more, not {len(documents)}; add text")
         flat = array("I")
@@ -242,6 +238,15 @@ def check_corpus_rows(length: int, documents: Sized) -> None:
         raise UserError(f"data.max_length={length} is too short; set it to {SHORTEST_LENGTH} or more")
     if not len(documents):
         raise UserError("there are no documents for rows; give more text, or a larger share of it")
+
+
+def require_sentences(corpus: Corpus, needed_by: str, otherwise: str = "") -> None:
+    """Raise `UserError` for a corpus without sentence ends; ``otherwise`` ends the message."""
+    if not corpus.has_sentences:
+        raise UserError(
+            f"{needed_by} needs sentence ends, and corpus {corpus.path} was built without; build it again with: "
+            f"homespun corpus build --sentences{otherwise}"
+        )
 
 
 def check_index(index: int, count: int) -> int:

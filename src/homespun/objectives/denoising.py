@@ -12,8 +12,7 @@ from pydantic import Field, model_validator
 from homespun.data.corpus import Corpus
 from homespun.data.document_set import Documents
 from homespun.data.loader import Order
-from homespun.data.rows import Row, Rows, SentenceRows
-from homespun.errors import UserError
+from homespun.data.rows import Row, Rows, SentenceRows, require_sentences
 from homespun.models.config import ModelConfig
 from homespun.objectives.protocol import PretrainingConfig
 from homespun.objectives.seq2seq import CorruptionCollator, Seq2SeqObjective, build_seq2seq_config
@@ -150,11 +149,9 @@ class Denoising(PretrainingConfig):
         Raises:
             UserError: ``sentence_permutation`` without sentence ends in the corpus.
         """
-        if self.sentence_permutation and not corpus.has_sentences:
-            raise UserError(
-                f"objective.sentence_permutation needs sentence ends, and corpus {corpus.path} has none; build it "
-                f"again with: homespun corpus build --sentences, or set objective.sentence_permutation=0"
-            )
+        if self.sentence_permutation:
+            setting = "objective.sentence_permutation"
+            require_sentences(corpus, setting, f", or set {setting}=0")
         tokenizer = corpus.tokenizer
         return SentenceRows(corpus, documents, length=length, begin_id=tokenizer.cls_id, end_id=tokenizer.sep_id)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -34,23 +34,33 @@ Weight = Annotated[float, Field(ge=0)]
 _INITIALIZER_RANGE = 0.02
 
 
-class TokenTeacher(Config):
+class _TeacherConfig(Config):
+    """Settings of all teachers."""
+
+    source: str
+    temperature: float = Field(default=2.0, gt=0)
+    soft: Weight = Field(default=5.0, description="weight of T^2 KL(teacher || student)")
+    cosine: Weight
+
+    @model_validator(mode="after")
+    def _teaches(self) -> Self:
+        if not (self.soft or self.cosine):
+            raise ValueError(
+                "teacher.soft=0 and teacher.cosine=0 disable the teacher; set one above 0, or leave it out"
+            )
+        return self
+
+
+class TokenTeacher(_TeacherConfig):
     """Masked language model as teacher, with the weights and the temperature of DistilBERT's released command.
 
-    By default the soft targets are all tokens, as in DistilBERT; masked tokens only cost a seventh as much.
+    By default the soft targets are the masked tokens, which cost a seventh of all tokens, the targets of DistilBERT.
     """
 
     source: str = Field(default="", description="run or model/ folder with the tokenizer of the student")
-    temperature: float = Field(default=2.0, gt=0)
-    soft: Weight = Field(default=5.0, description="weight of T^2 KL(teacher || student)")
     hard: Weight = Field(default=2.0, description="weight of the masked language modelling loss")
     cosine: Weight = Field(default=1.0, description="weight of the cosine distance of hidden states")
     positions: Literal["masked", "all"] = Field(default="masked", description="tokens with soft targets")
-
-    @model_validator(mode="after")
-    def _teaches(self) -> TokenTeacher:
-        _check_weights(self.soft, self.cosine)
-        return self
 
     @property
     def masked_terms(self) -> tuple[str, ...]:
@@ -78,12 +88,10 @@ class TokenTeacher(Config):
         return MaskedLMDistillation(objective, teacher, self)
 
 
-class LabelTeacher(Config):
+class LabelTeacher(_TeacherConfig):
     """Classifier as teacher."""
 
     source: str = Field(default="", description="run or model/ folder with the same labels")
-    temperature: float = Field(default=2.0, gt=0)
-    soft: Weight = Field(default=5.0, description="weight of T^2 KL(teacher || student)")
     hard: Weight = Field(default=2.0, description="weight of the loss of the labels")
     cosine: Weight = Field(default=0.0, description="weight of the cosine distance of hidden states")
     cache: str = Field(default="", description="folder for the teacher's logits, computed once for all epochs")
@@ -93,7 +101,6 @@ class LabelTeacher(Config):
     def _logits_alone(self) -> LabelTeacher:
         if self.cache and self.cosine:
             raise ValueError("cache stores logits, and cosine needs hidden states; set one of them")
-        _check_weights(self.soft, self.cosine)
         return self
 
     @property
@@ -118,11 +125,6 @@ class LabelTeacher(Config):
                 f"fine-tuned for these labels"
             )
         return LabelDistillation(objective, teacher, self, labels)
-
-
-def _check_weights(soft: float, cosine: float) -> None:
-    if not (soft or cosine):
-        raise ValueError("teacher.soft=0 and teacher.cosine=0 disable the teacher; set one above 0, or leave it out")
 
 
 class HasMaskedLMLoss(Protocol):

@@ -15,7 +15,7 @@ from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.corpus import Corpus
 from homespun.data.document_set import Documents
 from homespun.data.loader import Order
-from homespun.data.rows import Row, Rows, SentenceRows, SubsetRows, pad
+from homespun.data.rows import Row, Rows, SentenceRows, SubsetRows, pad, require_sentences
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
@@ -164,11 +164,7 @@ class GapSentenceGeneration(PretrainingConfig):
         Raises:
             UserError: the corpus was built without sentence ends, or no row has two sentences.
         """
-        if not corpus.has_sentences:
-            raise UserError(
-                f"objective gap_sentences needs sentence ends, and corpus {corpus.path} was built without; build it "
-                f"again with: homespun corpus build --sentences"
-            )
+        require_sentences(corpus, "objective gap_sentences")
         return multi_sentence_rows(sentence_rows(corpus, documents, length=length))
 
     def target_length(self, length: int) -> int:

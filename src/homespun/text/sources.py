@@ -80,8 +80,7 @@ def read_records(
     An input is
 
     - a file: ``.txt .text .md`` (one record, ``{"text": ...}``), ``.csv``, ``.tsv``, ``.json`` (an array of objects, or
-    an
-      object), ``.jsonl .ndjson``, ``.parquet``, CoNLL, each also compressed: ``.gz .xz .bz2 .zst``;
+      an object), ``.jsonl .ndjson``, ``.parquet``, CoNLL, each also compressed: ``.gz .xz .bz2 .zst``;
     - a ``.zip`` or ``.tar`` archive of such files (``.tar.gz``, ``.tgz`` ...), read without unpacking it;
     - a folder with its subfolders, or a glob (``data/**/*.csv``): files of other kinds are skipped;
     - a URL: ``https://...``, or any that `fsspec` supports, such as ``hf://``;

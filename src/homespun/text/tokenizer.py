@@ -58,8 +58,7 @@ class Tokenizer:
 
     - ``bpe``: byte-pair encoding over bytes (GPT-2, RoBERTa). No token is unknown, ``decode`` returns the exact text.
     - ``bpe-characters``: byte-pair encoding over characters, words marked by ``▁`` (SentencePiece). ``decode`` returns
-    the
-      NFC text with single spaces; rare characters become ``[UNK]``.
+      the NFC text with single spaces; rare characters become ``[UNK]``.
     - ``wordpiece``: BERT's; pieces inside a word begin with ``##``.
     - ``unigram``: the unigram language model of Kudo (2018), words marked by ``▁``.
     - ``words``: the most frequent words and punctuation marks; others are ``[UNK]``.
