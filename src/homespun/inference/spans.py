@@ -13,6 +13,7 @@ from homespun.data.question_answering import QuestionRows, question_batch
 from homespun.data.rows import pad
 from homespun.data.token_labels import TokenLabelRows
 from homespun.inference.predict import forward_logits
+from homespun.metrics.calibration import probabilities
 from homespun.models.model import Model
 
 
@@ -111,21 +112,19 @@ def _rank(
 
 
 def predict_tag_probabilities(
-    model: Model, rows: TokenLabelRows, *, tags: int, pad_id: int, batch_size: int = 32
+    model: Model, rows: TokenLabelRows, labels: Labels, *, pad_id: int, batch_size: int = 32
 ) -> list[NDArray[np.float64]]:
     """Compute (words, tags) probabilities of each sentence; zeros for a word without tokens."""
-    tables = [np.zeros((len(sentence.words), tags)) for sentence in rows.sentences]
+    tables = [np.zeros((len(sentence.words), len(labels))) for sentence in rows.sentences]
     for numbers, logits in forward_logits(model, rows, partial(pad, pad_id=pad_id), batch_size=batch_size):
         for number, values in zip(numbers, logits, strict=True):
             positions, words = rows.first_pieces(number)
-            scores = values[positions].astype(np.float64)
-            scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-            tables[rows.owner(number)][words] = scores / scores.sum(axis=1, keepdims=True)
+            tables[rows.owner(number)][words] = probabilities(values[positions], labels)
     return tables
 
 
-def decode_tags(probabilities: NDArray[np.float64], labels: Labels) -> list[str]:
-    """Return the most probable tag of each word; ``O`` or the first tag for a word without tokens."""
+def decode_tags(table: NDArray[np.float64], labels: Labels) -> list[str]:
+    """Return the most probable tag from (words, tags) probabilities; ``O`` or the first for a word without tokens."""
     unseen = labels.names.index("O") if "O" in labels.names else 0
-    numbers = np.where(probabilities.any(axis=1), probabilities.argmax(axis=1), unseen)
+    numbers = np.where(table.any(axis=1), table.argmax(axis=1), unseen)
     return [labels.names[number] for number in numbers.tolist()]

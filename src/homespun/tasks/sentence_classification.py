@@ -257,12 +257,8 @@ class SentenceClassificationTask:
         for numbers, part in forward_logits(model, rows, lambda chosen: collate(chosen, ()), batch_size=batch_size):
             sentences = collate([rows[number] for number in numbers], ()).sentences
             assert sentences is not None
-            selected = sentences.numpy() >= 0
-            sentence_of_token = sentences.numpy()[selected]
             predicted = [s for n in numbers for s in range(rows.windows[n, 1], rows.windows[n, 2])]
-            sums = np.zeros((len(predicted), part.shape[-1]))
-            np.add.at(sums, sentence_of_token, part[selected])
-            logits[predicted] = sums / np.bincount(sentence_of_token, minlength=len(predicted))[:, None]
+            logits[predicted] = sentence_means(torch.from_numpy(part).double(), sentences, len(predicted)).numpy()
         return probabilities(logits, self.labels)
 
     def _predictions(

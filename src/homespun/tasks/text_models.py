@@ -224,10 +224,7 @@ def save_text_model(folder: Path, model: TextModel) -> None:
 def find_text_model(run: str | Path) -> Path | None:
     """Return the folder of a linear or average model in a run, or ``None`` if there is none."""
     folder = Path(run).expanduser()
-    for candidate in (folder, folder / "model"):
-        if is_linear(candidate) or (candidate / AVERAGE).is_file():
-            return candidate
-    return None
+    return next((f for f in (folder, folder / "model") if is_linear(f) or (f / AVERAGE).is_file()), None)
 
 
 def open_text_model(run: str | Path, **options: Unpack[ReadOptions]) -> TextModel:

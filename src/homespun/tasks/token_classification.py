@@ -159,7 +159,7 @@ class TokenClassificationTask:
 
     def _probabilities(self, model: Model, rows: TokenLabelRows, batch_size: int = 32) -> list[NDArray[np.float64]]:
         pad_id = self.tokenizer.pad_id
-        return predict_tag_probabilities(model, rows, tags=len(self.labels), pad_id=pad_id, batch_size=batch_size)
+        return predict_tag_probabilities(model, rows, self.labels, pad_id=pad_id, batch_size=batch_size)
 
     def baselines(self, training: Sequence[TaggedWords], test: Sequence[TaggedWords]) -> dict[str, Measured]:
         """Evaluate the most frequent tag of each word."""
