@@ -12,12 +12,15 @@ from homespun.data.labels import Labels
 from homespun.data.question_answering import Question, QuestionRows, question_batch
 from homespun.data.rows import Row
 from homespun.data.token_labels import IGNORE_INDEX
+from homespun.errors import UserError
 from homespun.inference.spans import find_answers
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
+from homespun.tasks.protocol import TaskData
 from homespun.tasks.question_answering import QuestionAnswering, QuestionData
 from homespun.tasks.taggers import TaggedData
+from homespun.tasks.texts import PairsData
 from homespun.tasks.token_classification import TokenClassification
 from homespun.text.tokenizer import Tokenizer
 
@@ -46,6 +49,23 @@ def test_a_missing_text_has_no_words_and_zero_is_a_text(value: object, text: str
     found, spans = TaggedData().split({"text": value}, where="row 1")
     assert found == text
     assert [found[start:end] for start, end in spans] == text.split()
+
+
+@pytest.mark.parametrize(("data", "texts"), [(QuestionData(), ["q"]), (PairsData(), ["a", "b", "c"])])
+def test_an_input_of_another_number_of_texts_is_one_line(data: TaskData, texts: list[str]) -> None:
+    with pytest.raises(UserError, match=f"give two texts, not {len(texts)}"):
+        data.record_of_texts(texts)
+
+
+@pytest.mark.parametrize(("data", "columns"), [(TaggedData(), ["a", "b"]), (QuestionData(), ["a", "b", "c"])])
+def test_more_columns_than_the_model_reads_are_refused(data: TaskData, columns: list[str]) -> None:
+    with pytest.raises(UserError, match=f"--text-field is given {len(columns)} times"):
+        data.rename_columns(columns, None)
+
+
+def test_the_record_of_a_pair_has_both_texts() -> None:
+    data = PairsData(first=["title", "body"], second="claim")
+    assert data.texts_of(data.record_of_texts(["x", "y"]), where="row 1") == ("x", "y")
 
 
 class TestTagging:

@@ -81,10 +81,16 @@ class QuestionData(TaskData):
 
     def record_of_texts(self, texts: Sequence[str]) -> Record:
         """Return the record of a question and its text."""
+        if len(texts) != 2:
+            raise UserError(f"the model reads a question and its text; give two texts, not {len(texts)}")
         return dict(zip((self.question, self.context), texts, strict=True))
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """Return the fields for the columns of the text, or of question and text, and of the answers."""
+        if len(text) > 2:
+            raise UserError(
+                f"--text-field is given {len(text)} times; give the columns of the question and of the text"
+            )
         return {
             "question": text[0] if len(text) > 1 else self.question,
             "context": text[-1] if text else self.context,

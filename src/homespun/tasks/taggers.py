@@ -16,6 +16,7 @@ from pydantic import Field
 from homespun.crf import Crf, is_crf
 from homespun.data.labels import Labels, get_text
 from homespun.data.token_labels import TaggedWords, get_list, read_tagged_words, word_spans
+from homespun.errors import UserError
 from homespun.io.atomic import atomic_path
 from homespun.metrics.classification import Metrics
 from homespun.metrics.sequence_labels import EntityMetrics, Tags, are_entities, extract_entities, word_metrics
@@ -54,6 +55,8 @@ class TaggedData(TaskData):
 
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """Return the fields for the columns of the words and of the tags."""
+        if len(text) > 1:
+            raise UserError(f"--text-field is given {len(text)} times; give the one column of the words")
         return {"words": text[0] if text else self.words, "tags": label or self.tags}
 
     def split(self, record: Record, *, where: str) -> tuple[str, list[tuple[int, int]]]:

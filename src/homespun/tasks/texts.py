@@ -147,11 +147,16 @@ class PairsData(TextsData):
             pairs.append(LabelledText(first, label, second))
         return pairs
 
+    def record_of_texts(self, texts: Sequence[str]) -> Record:
+        """Return the record of a pair: each text in the first of its columns."""
+        if len(texts) != 2:
+            raise UserError(f"the model reads pairs of texts; give two texts, not {len(texts)}")
+        sides = list(zip((paths(self.first), paths(self.second)), texts, strict=True))
+        return {name: "" for names, _ in sides for name in names} | {names[0]: text for names, text in sides}
+
     def example_record(self, example: LabelledText) -> Record:
-        """Return the record from which an example is read: both texts in the first of their columns."""
-        sides = ((paths(self.first), example.text), (paths(self.second), example.second or ""))
-        columns = {name: "" for names, _ in sides for name in names}
-        return columns | {names[0]: text for names, text in sides} | {self.label: example.label}
+        """Return the record from which an example is read."""
+        return {**self.record_of_texts([example.text, example.second or ""]), self.label: example.label}
 
     def texts_of(self, record: Record, *, where: str) -> tuple[str, str]:
         first, second = (get_text(record, paths(columns), where=where) for columns in (self.first, self.second))
