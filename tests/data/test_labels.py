@@ -12,8 +12,9 @@ import pytest
 from tokenizers import Tokenizer as Engine
 from tokenizers import models, pre_tokenizers
 
-from homespun.data.labels import LabelledRows, Labels, get_text, read_labelled_records, read_labelled_texts
+from homespun.data.labels import LabelledRows, Labels, get_text, read_labelled_texts, read_rows, single_label
 from homespun.errors import UserError
+from homespun.tasks.texts import LabelledData, PairsData
 from homespun.text.tokenizer import Tokenizer
 
 
@@ -152,11 +153,11 @@ class TestRows:
 
 
 def test_records_have_label_and_location(tmp_path: Path) -> None:
-    found = list(read_labelled_records(write(tmp_path, [{"x": 1, "y": 2.0}, {"x": "a", "y": "b"}]), label="y"))
-    assert [(record["x"], label) for record, label, _ in found] == [(1, "2"), ("a", "b")]
-    assert found[1][2].startswith("row 2 of ")
+    found = list(read_rows(write(tmp_path, [{"x": 1, "y": 2.0}, {"x": "a", "y": "b"}])))
+    assert [(record["x"], single_label(record, "y", where="")) for record, _ in found] == [(1, "2"), ("a", "b")]
+    assert found[1][1].startswith("row 2 of ")
     with pytest.raises(UserError, match=r"row 1 of .* no label .*'y'"):
-        list(read_labelled_records(write(tmp_path, [{"y": " "}]), label="y"))
+        PairsData(label="y").read_files(write(tmp_path, [{"y": " "}]))
 
 
 def write(folder: Path, records: list[dict[str, Any]]) -> list[str]:
@@ -195,9 +196,8 @@ class TestReading:
     )
     def test_several_labels(self, tmp_path: Path, value: Any, separator: str | None, expected: Any) -> None:
         inputs = write(tmp_path, [{"text": "x", "label": value}])
-        assert read_labelled_texts(inputs, text="text", label="label", multi_label=True, separator=separator)[1] == [
-            expected
-        ]
+        data = LabelledData(multi_label=True, separator=separator)
+        assert [example.label for example in data.read_files(inputs)] == [expected]
 
     def test_no_such_column(self, tmp_path: Path) -> None:
         inputs = write(tmp_path, [{"sentence": "x", "label": 1}])

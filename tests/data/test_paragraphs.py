@@ -1,8 +1,5 @@
 """Paragraph selection from several documents: ranking, order, length limit."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,8 +8,8 @@ from homespun.data.source_target import (
     SourceTargetPair,
     SourceTargetRows,
     SourceTargetTemplate,
+    parse_pair,
     rank_paragraphs,
-    read_source_target,
 )
 from homespun.text.tokenizer import Tokenizer
 
@@ -80,9 +77,8 @@ def test_rows_have_the_numbers_of_their_paragraphs_and_the_frame_is_of_the_outer
     assert set(rows[1].documents.tolist()) == {0}
 
 
-def test_a_list_and_several_columns_are_several_documents(tmp_path: Path) -> None:
-    file = tmp_path / "many.jsonl"
+def test_a_list_and_several_columns_are_several_documents() -> None:
     record = {"title": "profits", "pages": ["one\ntwo", "three"], "notes": "four", "lead": "five"}
-    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    (pair,) = read_source_target([str(file)], source=["pages", "notes"], target=["lead"], between="\n", title="title")
+    sources = ["pages", "notes"]
+    pair = parse_pair(record, source=sources, target=["lead"], between="\n", title="title", where="row 1")
     assert pair == SourceTargetPair("one\ntwo\nthree\nfour", ("five",), title="profits")

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homespun.data.question_answering import Question, QuestionRows, read_questions
+from homespun.data.question_answering import Question, QuestionRows
 from homespun.errors import UserError
+from homespun.tasks.question_answering import QuestionData
 from homespun.text.tokenizer import Tokenizer
 
 CONTEXT = "The  old quay is by the harbour; the new quay (of the harbour) is not."
@@ -45,7 +46,7 @@ def test_forms_of_a_question(tmp_path: Path) -> None:
         flat | {"answers": []},
         flat | {"answers": [{"text": "new quay", "answer_start": start}], "is_impossible": True},
     )
-    found = read_questions([str(tmp_path / "squad.json"), rows])
+    found = QuestionData().read_files([str(tmp_path / "squad.json"), rows])
     spans = [[CONTEXT[a:b] for a, b in one.spans] for one in found]
     assert spans == [
         ["new quay"],
@@ -69,7 +70,7 @@ def test_forms_of_a_question(tmp_path: Path) -> None:
 )
 def test_is_impossible_as_text(value: Any, impossible: bool, tmp_path: Path) -> None:
     row = {"question": "Which?", "context": CONTEXT, "answers": "new quay", "is_impossible": value}
-    (found,) = read_questions([write(tmp_path / "rows.jsonl", row)])
+    (found,) = QuestionData().read_files([write(tmp_path / "rows.jsonl", row)])
     assert found.answers == (() if impossible else ("new quay",))
 
 
@@ -79,7 +80,7 @@ def test_wrong_offsets_are_mended(tmp_path: Path) -> None:
         {"question": "q", "context": CONTEXT, "answers": [{"text": text, "answer_start": start}]}
         for text, start in (("the harbour", second - 3), ("the harbour", 0), ("the harbour", -5), ("a pier", 4))
     ]
-    found = read_questions([write(tmp_path / "rows.jsonl", *rows)])
+    found = QuestionData().read_files([write(tmp_path / "rows.jsonl", *rows)])
     first = CONTEXT.index("the harbour")
     assert [one.spans for one in found] == [((at, at + 11),) for at in (second, first, first)] + [()]
     assert [one.realigned for one in found] == [1, 1, 1, 0]
@@ -103,7 +104,7 @@ def test_wrong_offsets_are_mended(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_read(row: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
-        read_questions([write(tmp_path / "rows.jsonl", row)])
+        QuestionData().read_files([write(tmp_path / "rows.jsonl", row)])
 
 
 def rows_of(tokenizer: Tokenizer, *questions: Question, **changes: Any) -> QuestionRows:

@@ -12,9 +12,9 @@ from homespun.data.source_target import (
     SourceTargetRows,
     SourceTargetTemplate,
     mix_rows,
-    read_source_target,
 )
 from homespun.errors import UserError
+from homespun.tasks.seq2seq_data import TextPairsData
 from homespun.text.tokenizer import Tokenizer
 
 PAIRS = [
@@ -125,16 +125,16 @@ def test_records(tmp_path: Path) -> None:
     ]
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    found = read_source_target([str(file)], source=["a"], target=["b"])
+    found = TextPairsData(source=["a"], target=["b"]).read_files([str(file)])
     assert [(pair.source, pair.targets, pair.is_empty) for pair in found] == [
         ("One. Two.", ("x", "y"), False),
         ("Three.", (), True),
         ("", ("z",), True),
     ]
-    joined = read_source_target([str(file)], source=["a"], target=["b"], listed="sentences")
+    joined = TextPairsData(source=["a"], target=["b"], listed="sentences").read_files([str(file)])
     assert joined[0].targets == ("x y x",)
     with pytest.raises(UserError, match=r"row 1 of .* no column 'c'.*: a, b"):
-        read_source_target([str(file)], source=["a"], target=["c"])
+        TextPairsData(source=["a"], target=["c"]).read_files([str(file)])
     file.write_text(json.dumps({"a": {"x": 1}, "b": "z"}))
     with pytest.raises(UserError, match=r"'a' .*dict"):
-        read_source_target([str(file)], source=["a"], target=["b"])
+        TextPairsData(source=["a"], target=["b"]).read_files([str(file)])

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from homespun.data.labels import Labels
-from homespun.data.token_labels import IGNORE_INDEX, TaggedWords, TokenLabelRows, read_tagged_words
+from homespun.data.token_labels import IGNORE_INDEX, TaggedWords, TokenLabelRows
 from homespun.metrics.sequence_labels import extract_entities
+from homespun.tasks.taggers import TaggedData
 from homespun.text.tokenizer import Tokenizer
 
 LABELS = Labels(("B-X", "I-X", "O"))
@@ -64,7 +65,7 @@ def test_lists_texts_and_conll_read_the_same(tmp_path) -> None:
     (tmp_path / "a.jsonl").write_text('{"words": ["a", "b"], "tags": [1, "0 "]}\n{"words": "a b", "tags": "1 0"}\n')
     (tmp_path / "b.txt").write_text("a x 1\nb x 0\n")
     one = TaggedWords(("a", "b"), ("1", "0"))
-    assert read_tagged_words([str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")]) == [one, one, one]
+    assert TaggedData().read_files([str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")]) == [one, one, one]
 
 
 @pytest.mark.parametrize(

@@ -259,53 +259,43 @@ def read_labelled_texts(
     label: str,
     columns: Sequence[str] | None = None,
     encoding: str | None = None,
-    multi_label: bool = False,
-    separator: str | None = None,
-) -> tuple[list[str], list[str] | list[tuple[str, ...]]]:
+) -> tuple[list[str], list[str]]:
     """Read texts and labels of all records of ``inputs`` (see `homespun.text.sources.read_records`).
 
-    Args:
-        inputs: files, folders, globs, URLs or hub names.
-        text: a column, or several that are joined with a space, such as title and description.
-        label: a column; if ``multi_label``, of lists, or of names separated by ``separator`` (by default a comma), and
-            possibly empty.
-        columns: names of the columns of files without a header.
-        encoding: character encoding of the files; None: detected.
-        multi_label: return a tuple of labels for each text.
-        separator: separator of the labels of a text.
+    ``text`` is a column, or several that are joined with a space, such as title and description.
 
     Raises:
-        UserError: a missing column, a value that is not text, or a row without a label.
+        UserError: as in `get_text` and `single_label`.
     """
     text_columns = [text] if isinstance(text, str) else list(text)
-    texts: list[str] = []
-    labels: list[Any] = []
+    texts, labels = [], []
     for record, where in read_rows(inputs, encoding=encoding, columns=columns):
         texts.append(get_text(record, text_columns, where=where))
-        if multi_label:
-            labels.append(_label_set(get_field(record, label, where=where), separator or ","))
-        else:
-            labels.append(_single_label(record, label, where))
+        labels.append(single_label(record, label, where=where))
     return texts, labels
 
 
-def read_labelled_records(
-    inputs: Sequence[str], *, label: str, columns: Sequence[str] | None = None, encoding: str | None = None
-) -> Iterator[tuple[Record, str, str]]:
-    """Yield each record of ``inputs`` with its label, and its location for error messages.
+def single_label(record: Record, column: str, *, where: str) -> str:
+    """Return the label of a record.
 
     Raises:
-        UserError: a missing column, or a record without a label.
+        UserError: a missing column, or no label; the message begins with ``where``.
     """
-    for record, where in read_rows(inputs, encoding=encoding, columns=columns):
-        yield record, _single_label(record, label, where), where
-
-
-def _single_label(record: Record, column: str, where: str) -> str:
     name = label_name(get_field(record, column, where=where))
     if not name:
         raise UserError(f"{where} has no label in column {column!r}; give it one, or leave the row out")
     return name
+
+
+def several_labels(record: Record, column: str, *, separator: str, where: str) -> tuple[str, ...]:
+    """Return the labels of a record: a list, or names separated by ``separator``; possibly none.
+
+    Raises:
+        UserError: a missing column; the message begins with ``where``.
+    """
+    value = get_field(record, column, where=where)
+    parts = value if isinstance(value, Sequence) and not isinstance(value, str) else label_name(value).split(separator)
+    return tuple(dict.fromkeys(name for name in map(label_name, parts) if name))
 
 
 def get_text(record: Record, columns: Sequence[str], *, where: str) -> str:
@@ -345,11 +335,6 @@ def label_name(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))  # a column of integers with missing values is read as floats
     return str(value).strip()
-
-
-def _label_set(value: object, separator: str) -> tuple[str, ...]:
-    parts = value if isinstance(value, Sequence) and not isinstance(value, str) else label_name(value).split(separator)
-    return tuple(dict.fromkeys(name for name in map(label_name, parts) if name))
 
 
 def parse_numbers(labels: Sequence[str]) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from homespun.batch import Batch
-from homespun.data.labels import get_field, read_rows
+from homespun.data.labels import get_field
 from homespun.data.rows import Row, pad
 from homespun.data.token_labels import window_starts
 from homespun.errors import UserError
@@ -45,16 +45,10 @@ class Question:
         return not self.context.strip()
 
 
-def read_questions(
-    inputs: Sequence[str],
-    *,
-    question: str = "question",
-    context: str = "context",
-    answers: str = "answers",
-    columns: Sequence[str] | None = None,
-    encoding: str | None = None,
-) -> list[Question]:
-    """Read the questions of all records of ``inputs`` (see `homespun.text.sources.read_records`).
+def parse_questions(
+    record: Record, *, question: str, context: str, answers: str | None, where: str
+) -> Iterator[Question]:
+    """Parse the questions of a record; without answers if ``answers`` is ``None``.
 
     A record is an article of SQuAD's JSON, with ``paragraphs``; or a question with its ``context`` and ``answers``: a
     text, a list of texts, SQuAD's objects with ``text`` and ``answer_start``, or one object with a list of each. A
@@ -62,20 +56,8 @@ def read_questions(
     moved to the nearest occurrence.
 
     Raises:
-        UserError: a missing column, answers in another format, or no question.
+        UserError: a missing column, or answers in another format; the message begins with ``where``.
     """
-    names = {"question": question, "context": context, "answers": answers}
-    rows = read_rows(inputs, encoding=encoding, columns=columns)
-    questions = [one for record, where in rows for one in parse_questions(record, **names, where=where)]
-    if not questions:
-        raise UserError(f"{', '.join(inputs)} has no question; give SQuAD's JSON, or question, context and answers")
-    return questions
-
-
-def parse_questions(
-    record: Record, *, question: str, context: str, answers: str | None, where: str
-) -> Iterator[Question]:
-    """Parse the questions of a record; without answers if ``answers`` is ``None``. Raises as `read_questions`."""
     if "paragraphs" not in record:
         text = _text(record, context, where)
         title = str(record.get("title") or "")

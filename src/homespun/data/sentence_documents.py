@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.labels import get_field, label_name, read_rows
+from homespun.data.labels import get_field, label_name
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.text.formats import Record
@@ -27,37 +27,15 @@ class LabelledDocument:
     labels: tuple[str, ...] = ()
 
 
-def read_sentence_documents(
-    inputs: Sequence[str],
-    *,
-    sentences: str,
-    labels: str | None = None,
-    columns: Sequence[str] | None = None,
-    encoding: str | None = None,
-) -> list[LabelledDocument]:
-    """Read a document from each record of ``inputs`` (see `homespun.text.sources.read_records`).
+def parse_document(record: Record, column: str, *, where: str, labels: str | None = None) -> LabelledDocument:
+    """Parse the sentences of a record, with their labels if any.
 
-    The column ``sentences`` is a list of [label, sentence] pairs, as in the Goodreads reviews (Wan et al. 2019), or of
-    sentences, whose labels are in the column ``labels``.
+    The column is a list of [label, sentence] pairs, as in the Goodreads reviews (Wan et al. 2019), or of sentences,
+    whose labels are in the column ``labels``.
 
     Raises:
-        UserError: a missing column, a value of another form, or no sentence.
+        UserError: a missing column, or a value of another form; the message begins with ``where``.
     """
-    documents = []
-    for record, where in read_rows(inputs, encoding=encoding, columns=columns):
-        document = parse_document(record, sentences, where=where, labels=labels)
-        if len(document.labels) != len(document.sentences):
-            raise UserError(
-                f"{where} lacks labels in column {sentences!r}; write [label, sentence], or set data.labels"
-            )
-        documents.append(document)
-    if not any(document.sentences for document in documents):
-        raise UserError(f"{', '.join(inputs)} has no sentences; give a file with labelled sentences")
-    return documents
-
-
-def parse_document(record: Record, column: str, *, where: str, labels: str | None = None) -> LabelledDocument:
-    """Parse the sentences of a record, with their labels if any. Raises as `read_sentence_documents`."""
     value = get_field(record, column, where=where)
     if not isinstance(value, Sequence) or isinstance(value, str):
         kind = type(value).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.config import Config
-from homespun.data.labels import get_field, read_rows
+from homespun.data.labels import get_field
 from homespun.data.rows import Row, Rows, SubsetRows
 from homespun.errors import UserError
 from homespun.text.formats import Record
@@ -250,36 +251,31 @@ def _joined(before: tuple[int, ...], ids: TokenIds, after: tuple[int, ...]) -> N
     return np.concatenate([np.array(before, np.int64), ids.astype(np.int64), np.array(after, np.int64)])
 
 
-def read_source_target(
-    inputs: Sequence[str],
+def parse_pair(
+    record: Record,
     *,
     source: Sequence[str],
     target: Sequence[str],
-    columns: Sequence[str] | None = None,
-    encoding: str | None = None,
+    where: str,
     listed: Listed = "references",
     data_set: int = 0,
     between: str = " ",
     title: str = "",
-) -> list[SourceTargetPair]:
-    """Read pairs from all records of ``inputs`` (see `homespun.text.sources.read_records`), including empty ones.
+) -> SourceTargetPair:
+    """Parse the pair of a record, which may be empty.
 
     Several source columns, or a list in one column, are joined with ``between``. Several target columns are alternative
     targets; ``listed`` is the meaning of a list in one column. ``title`` is a column, or empty.
 
     Raises:
-        UserError: a missing column, or a value that is not text.
+        UserError: a missing column, or a value that is not text; the message begins with ``where``.
     """
-    pairs = []
-    for record, where in read_rows(inputs, encoding=encoding, columns=columns):
-        columns_of_texts = [_texts(record, column, where=where) for column in target]
-        if listed == "sentences":
-            columns_of_texts = [[" ".join(texts)] for texts in columns_of_texts if texts]
-        targets = tuple(dict.fromkeys(text for texts in columns_of_texts for text in texts))
-        source_text = get_source(record, source, where=where, between=between)
-        title_text = get_source(record, [title] if title else [], where=where)
-        pairs.append(SourceTargetPair(source_text, targets, data_set, title_text))
-    return pairs
+    targets = [_texts(record, column, where=where) for column in target]
+    if listed == "sentences":
+        targets = [[" ".join(texts)] for texts in targets if texts]
+    source_text = get_source(record, source, where=where, between=between)
+    title_text = get_source(record, [title] if title else [], where=where)
+    return SourceTargetPair(source_text, tuple(dict.fromkeys(chain.from_iterable(targets))), data_set, title_text)
 
 
 def get_source(record: Record, columns: Sequence[str], *, where: str, between: str = " ") -> str:

@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.labels import Labels, get_field, read_rows
+from homespun.data.labels import Labels, get_field
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.text.formats import Record, conll_sentences
@@ -29,32 +29,20 @@ class TaggedWords:
     tags: tuple[str, ...] = ()
 
 
-def read_tagged_words(
-    inputs: Sequence[str],
-    *,
-    words: str = "words",
-    tags: str = "tags",
-    columns: Sequence[str] | None = None,
-    encoding: str | None = None,
+def parse_tagged_words(
+    record: Record, *, words: str, tags: str, columns: Sequence[str] | None, where: str
 ) -> list[TaggedWords]:
-    """Read the sentences of all records of ``inputs`` (see `homespun.text.sources.read_records`).
+    """Parse the sentence of a record, or all sentences of a text file, which is read as CoNLL.
 
-    The columns ``words`` and ``tags`` are lists, or strings that are split at white space. A text file is read as
-    CoNLL.
+    The columns ``words`` and ``tags`` are lists, or strings that are split at white space.
 
     Raises:
-        UserError: a missing column, different numbers of words and tags, or no sentence.
+        UserError: a missing column, or different numbers of words and tags; the message begins with ``where``.
     """
-    sentences = []
-    for record, where in read_rows(inputs, encoding=encoding, columns=columns):
-        if words not in record and list(record) == ["text"]:
-            rows = conll_sentences(record["text"].splitlines(), where, columns)
-            sentences += [_sentence(values, words, tags, f"{where}, line {line}") for line, values in rows]
-        else:
-            sentences.append(_sentence(record, words, tags, where))
-    if not sentences:
-        raise UserError(f"{', '.join(inputs)} has no sentence; give lists of words and tags, or a CoNLL file")
-    return sentences
+    if words in record or list(record) != ["text"]:
+        return [_sentence(record, words, tags, where)]
+    rows = conll_sentences(record["text"].splitlines(), where, columns)
+    return [_sentence(values, words, tags, f"{where}, line {line}") for line, values in rows]
 
 
 def _sentence(record: Record, words: str, tags: str, where: str) -> TaggedWords:

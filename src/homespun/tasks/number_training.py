@@ -178,6 +178,7 @@ class NumberObjective(TaskObjective):
         return self
 
     def wrap(self, loss: RegressionLoss, collate: Collate) -> tuple[RegressionLoss | AdversarialObjective, Collate]:
+        """Wrap loss and collate for adversarial training, if configured."""
         if self.adversarial is None:
             return loss, collate
         distance = cast(NumberHead, loss.model.head).distance
@@ -185,6 +186,7 @@ class NumberObjective(TaskObjective):
         return wrapped, WithTargetCounts(collate, {TERM: self.adversarial.like})
 
     def setup(self, loss: RegressionLoss, training: RegressionRows, collate: Collate) -> TrainingSetup:
+        """Set up the training of a loss on the rows with a number and with both texts."""
         module, collate = self.wrap(loss, collate)
         rows = rows_without(training, left_out(training))
         from_metrics = cast(NumberHead, loss.model.head).loss_from_metrics

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.config import Config
-from homespun.data.labels import Labels
+from homespun.data.labels import Labels, read_rows
 from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics
@@ -225,6 +225,8 @@ class TaskData(Config, ABC):
 
     missing: ClassVar[str]
     """Error message if there are no training files; names the settings."""
+    no_examples: ClassVar[str] = "no examples; give other files"
+    """End of the error message if files have no examples."""
     default_objective: ClassVar[str]
     """Kind of the default objective on such data."""
     from_heads: ClassVar[tuple[str, ...]] = ()
@@ -258,9 +260,25 @@ class TaskData(Config, ABC):
         files = files_of(part, self, self.missing)
         return self.read_files(files) if files else None
 
-    @abstractmethod
     def read_files(self, inputs: Sequence[str]) -> Examples:
-        """Read examples from any files."""
+        """Read examples from any files.
+
+        Raises:
+            UserError: there are none, or as in `parse`.
+        """
+        rows = read_rows(inputs, columns=self.columns, encoding=self.encoding)
+        examples = [example for record, where in rows for example in self.parse(record, where=where)]
+        if not examples:
+            raise UserError(f"{', '.join(inputs)} has {self.no_examples}")
+        return examples
+
+    @abstractmethod
+    def parse(self, record: Record, *, where: str) -> Examples:
+        """Return the examples of a record.
+
+        Raises:
+            UserError: a column is missing or has another type of value; the message begins with ``where``.
+        """
 
     @abstractmethod
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.data.loader import Collate
-from homespun.data.question_answering import Question, QuestionRows, parse_questions, question_batch, read_questions
+from homespun.data.question_answering import Question, QuestionRows, parse_questions, question_batch
 from homespun.data.rows import Row, Rows, SubsetRows
 from homespun.errors import UserError
 from homespun.inference.spans import Answer, find_answers
@@ -51,6 +51,7 @@ class QuestionData(TaskData):
     """Questions with texts and answers. A split keeps the questions of an article together."""
 
     missing = "which questions? give data.train=FILE: SQuAD's JSON, or rows with question, context and answers"
+    no_examples = "no question; give SQuAD's JSON, or question, context and answers"
     default_objective = "question_answering"
     from_heads = ("question_answering", "question_answering_ffn")
     not_stored = ("encoding",)
@@ -69,15 +70,9 @@ class QuestionData(TaskData):
     no_answer: bool | None = Field(default=None, description="questions may have no answer; default: as in training")
     null_threshold: float = Field(default=0.0, description="margin of the no-answer score over the best answer's")
 
-    def read_files(self, inputs: Sequence[str]) -> list[Question]:
-        return read_questions(
-            inputs,
-            question=self.question,
-            context=self.context,
-            answers=self.answers,
-            columns=self.columns,
-            encoding=self.encoding,
-        )
+    def parse(self, record: Record, *, where: str) -> list[Question]:
+        columns = {"question": self.question, "context": self.context, "answers": self.answers}
+        return list(parse_questions(record, **columns, where=where))
 
     def record_of_texts(self, texts: Sequence[str]) -> Record:
         """Return the record of a question and its text."""

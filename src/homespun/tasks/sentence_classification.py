@@ -18,14 +18,7 @@ from homespun.baselines import majority, tfidf
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.labels import Labels
 from homespun.data.rows import Row, pad
-from homespun.data.sentence_documents import (
-    CONTEXT,
-    LabelledDocument,
-    SentenceWindows,
-    Vector,
-    parse_document,
-    read_sentence_documents,
-)
+from homespun.data.sentence_documents import CONTEXT, LabelledDocument, SentenceWindows, Vector, parse_document
 from homespun.errors import UserError
 from homespun.inference.predict import forward_logits
 from homespun.metrics.calibration import probabilities
@@ -58,9 +51,17 @@ class SentencesData(TaskData):
     context: float = Field(default=0.25, ge=0, le=0.9, description="share of a row for sentences of the row before")
 
     def read_files(self, inputs: Sequence[str]) -> list[LabelledDocument]:
-        return read_sentence_documents(
-            inputs, sentences=self.sentences, labels=self.labels, columns=self.columns, encoding=self.encoding
-        )
+        documents = super().read_files(inputs)
+        if not any(document.sentences for document in documents):
+            raise UserError(f"{', '.join(inputs)} has no sentences; give a file with labelled sentences")
+        return documents
+
+    def parse(self, record: Record, *, where: str) -> list[LabelledDocument]:
+        document = parse_document(record, self.sentences, where=where, labels=self.labels)
+        if len(document.labels) != len(document.sentences):
+            column = self.sentences
+            raise UserError(f"{where} lacks labels in column {column!r}; write [label, sentence], or set data.labels")
+        return [document]
 
     def record_of_texts(self, texts: Sequence[str]) -> Record:
         """Return the record of the sentences of a document."""

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from homespun.config import Config
-from homespun.data.source_target import BREAK, Listed, Paragraphs, SourceTargetPair, read_source_target
+from homespun.data.labels import read_rows
+from homespun.data.source_target import BREAK, Listed, Paragraphs, SourceTargetPair, parse_pair
 from homespun.errors import UserError, nearest
 from homespun.inference.generation import TextGenerationConfig
 from homespun.models.config import ModelConfig
@@ -91,20 +92,20 @@ class TextPairsData(TaskData):
         """Read the pairs of a part, from all data sets."""
         pairs: list[SourceTargetPair] = []
         for number, data_set in enumerate(self.all_sets):
-            files = files_of(part, data_set, self.missing)
-            pairs += self._pairs(files, data_set, number) if files else []
+            if files := files_of(part, data_set, self.missing):
+                rows = read_rows(files, columns=self.columns, encoding=self.encoding)
+                pairs += [self._pair(record, data_set, number, where) for record, where in rows]
         return pairs or None
 
-    def read_files(self, inputs: Sequence[str]) -> list[SourceTargetPair]:
-        return self._pairs(inputs, self.all_sets[0], 0)
+    def parse(self, record: Record, *, where: str) -> list[SourceTargetPair]:
+        return [self._pair(record, self.all_sets[0], 0, where)]
 
-    def _pairs(self, inputs: Sequence[str], one: DataSet, number: int) -> list[SourceTargetPair]:
-        return read_source_target(
-            inputs,
+    def _pair(self, record: Record, one: DataSet, number: int, where: str) -> SourceTargetPair:
+        return parse_pair(
+            record,
             source=paths(one.source),
             target=paths(one.target),
-            columns=self.columns,
-            encoding=self.encoding,
+            where=where,
             listed=self.listed,
             data_set=number,
             between=self.between,

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from homespun.crf import Crf, is_crf
 from homespun.data.labels import Labels, get_text
-from homespun.data.token_labels import TaggedWords, get_list, read_tagged_words, word_spans
+from homespun.data.token_labels import TaggedWords, get_list, parse_tagged_words, word_spans
 from homespun.errors import UserError
 from homespun.io.atomic import atomic_path
 from homespun.metrics.classification import Metrics
@@ -33,6 +33,7 @@ class TaggedData(TaskData):
     """Sentences of words with tags."""
 
     missing = "which tagged words? give data.train=FILE: CoNLL, or rows with lists of words and of tags"
+    no_examples = "no sentence; give lists of words and tags, or a CoNLL file"
     default_objective = "token_classification"
     from_heads = ("token_classification",)
     not_stored = ("encoding",)
@@ -44,8 +45,8 @@ class TaggedData(TaskData):
     max_length: int = Field(default=128, ge=8, description="maximum tokens of an input, with special tokens")
     stride: int = Field(default=32, ge=0, description="tokens that two consecutive windows of a sentence share")
 
-    def read_files(self, inputs: Sequence[str]) -> list[TaggedWords]:
-        return read_tagged_words(inputs, words=self.words, tags=self.tags, columns=self.columns, encoding=self.encoding)
+    def parse(self, record: Record, *, where: str) -> list[TaggedWords]:
+        return parse_tagged_words(record, words=self.words, tags=self.tags, columns=self.columns, where=where)
 
     def record_of(self, text: str) -> Record:
         return {"text": text}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from homespun.data.labels import LabelledRows, LabelNames, Labels, get_text, read_labelled_records, read_labelled_texts
+from homespun.data.labels import LabelledRows, LabelNames, Labels, get_text, several_labels, single_label
 from homespun.data.long_inputs import TRUNCATE, LongInputs, Truncate
 from homespun.data.rows import Rows, SubsetRows
 from homespun.errors import UserError
@@ -86,18 +86,12 @@ class LabelledData(TextsData):
     def with_labels(self, labels: Labels) -> Self:
         return self.model_copy(update={"multi_label": labels.multi_label})
 
-    def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
-        texts, names = read_labelled_texts(
-            inputs,
-            text=self.text,
-            label=self.label,
-            columns=self.columns,
-            encoding=self.encoding,
-            multi_label=self.multi_label,
-            separator=self.separator,
-        )
-        labels: Sequence[str | tuple[str, ...]] = names
-        return [LabelledText(text, label) for text, label in zip(texts, labels, strict=True)]
+    def parse(self, record: Record, *, where: str) -> list[LabelledText]:
+        text = get_text(record, paths(self.text), where=where)
+        if self.multi_label:
+            separator = self.separator or ","
+            return [LabelledText(text, several_labels(record, self.label, separator=separator, where=where))]
+        return [LabelledText(text, single_label(record, self.label, where=where))]
 
     def record_of(self, text: str) -> Record:
         """Return the record of a single text."""
@@ -139,13 +133,12 @@ class PairsData(TextsData):
     def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
         if self.first == self.second:
             raise UserError(f"data.first and data.second are the same column, {self.first!r}; name two columns")
-        pairs = []
-        for record, label, where in read_labelled_records(
-            inputs, label=self.label, columns=self.columns, encoding=self.encoding
-        ):
-            first, second = self.texts_of(record, where=where)
-            pairs.append(LabelledText(first, label, second))
-        return pairs
+        return super().read_files(inputs)
+
+    def parse(self, record: Record, *, where: str) -> list[LabelledText]:
+        label = single_label(record, self.label, where=where)
+        first, second = self.texts_of(record, where=where)
+        return [LabelledText(first, label, second)]
 
     def record_of_texts(self, texts: Sequence[str]) -> Record:
         """Return the record of a pair: each text in the first of its columns."""
