@@ -44,18 +44,6 @@ class Loader:
     has all rows. A step is split into ``world_size`` parts of consecutive rows, and each part into micro-batches; the
     split does not change rows, order or seeds.
 
-    Args:
-        rows: the rows.
-        collate: function from rows to a batch.
-        batch_size: rows of a step, over all processes.
-        seed: random seed of the order and of each row.
-        micro_batch_size: rows in the model at a time; None: all rows of this process.
-        rank: number of this process.
-        world_size: number of processes.
-        order: ``shuffled``; ``bucketed``: shuffled, divided into windows of at least 64 steps, and sorted by length in
-            each window, whose steps are in random order, to reduce padding; or ``in_order``.
-        workers: processes that prepare batches ahead; they do not change the batches.
-
     Raises:
         UserError: a size is below 1, there are no rows, or there are more processes than rows in a step.
     """
@@ -63,13 +51,15 @@ class Loader:
     rows: Rows
     collate: Collate
     _: KW_ONLY
-    batch_size: int
-    seed: int
-    micro_batch_size: int | None = None
-    rank: int = 0
-    world_size: int = 1
+    batch_size: int  # rows of a step, over all processes
+    seed: int  # random seed of the order and of each row
+    micro_batch_size: int | None = None  # rows in the model at a time; None: all rows of this process
+    rank: int = 0  # number of this process
+    world_size: int = 1  # number of processes
+    # ``shuffled``; ``bucketed``: shuffled, divided into windows of at least 64 steps, and sorted by length in each
+    # window, whose steps are in random order, to reduce padding; or ``in_order``
     order: Order = "shuffled"
-    workers: int = 0
+    workers: int = 0  # processes that prepare batches ahead; they do not change the batches
 
     def __post_init__(self) -> None:
         for name, size in (("batch_size", self.batch_size), ("micro_batch_size", self.micro_batch_size)):

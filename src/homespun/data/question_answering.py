@@ -24,20 +24,16 @@ _CHUNK = 1024  # texts encoded at a time
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Question with its text and reference answers.
-
-    Attributes:
-        spans: (start, end) of the answers in characters; answers that are not in the text have none.
-        realigned: number of answers that were moved to their nearest occurrence.
-    """
+    """Question with its text and reference answers."""
 
     question: str
     context: str
     answers: tuple[str, ...] = ()
+    # (start, end) of the answers in characters; answers that are not in the text have none
     spans: tuple[tuple[int, int], ...] = ()
     article: str = ""
     name: str = ""
-    realigned: int = 0
+    realigned: int = 0  # number of answers that were moved to their nearest occurrence
 
     @property
     def is_empty(self) -> bool:

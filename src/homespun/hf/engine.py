@@ -34,21 +34,17 @@ def unchanged(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
 
 @dataclass(frozen=True)
 class Rule:
-    """Correspondence of one tensor of Hugging Face with one or several tensors of homespun.
+    """Correspondence of one tensor of Hugging Face with one or several tensors of homespun."""
 
-    Args:
-        hf_pattern: Hugging Face name; ``{i}`` stands for a number and ``{p}`` for ``weight`` or ``bias``.
-        pattern: name in homespun; several names are equal parts of the tensor along its first dimension.
-        from_hf, to_hf: changes of the tensor, inverse to each other.
-        stride: layers of homespun for each layer of Hugging Face, with shared weights; multiplies ``{i}``.
-        when: condition on the backbone; otherwise the tensor may be dropped.
-    """
-
-    hf_pattern: str
+    hf_pattern: str  # Hugging Face name; ``{i}`` stands for a number and ``{p}`` for ``weight`` or ``bias``
+    # name in homespun; several names are equal parts of the tensor along its first dimension
     pattern: str | tuple[str, ...]
+    # changes of the tensor, inverse to each other
     from_hf: Change = unchanged
     to_hf: Change = unchanged
+    # layers of homespun for each layer of Hugging Face, with shared weights; multiplies ``{i}``
     stride: Callable[[AnyBackbone], int] = lambda backbone: 1
+    # condition on the backbone; otherwise the tensor may be dropped
     when: Callable[[AnyBackbone], bool] = lambda backbone: True
 
     @property

@@ -67,31 +67,19 @@ def no_notes(backbone: BackboneConfig) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model class of transformers.
-
-    Args:
-        name: class.
-        kind: ``kind`` of the head in homespun; None without a head.
-        table: tensors of the head.
-        head: maps config.json with defaults to settings of the head.
-        pipeline: name of the task on the hub.
-        unsupported_fields: paths of fields that config.json lacks, which ``notes`` report.
-        notes: maps a backbone to notes on differences from transformers.
-        dropout: setting of the dropout of the head.
-        write: maps the settings of the head to further settings of config.json.
-        fits: True for a config.json of this class, if several classes have the name.
-    """
+    """A model class of transformers."""
 
     name: str
-    kind: str | None
-    table: Table
-    head: Callable[[Tree], Tree | None]
-    pipeline: str | None = None
-    unsupported_fields: frozenset[str] = frozenset()
-    notes: Notes = no_notes
-    dropout: str = "classifier_dropout"
+    kind: str | None  # ``kind`` of the head in homespun; None without a head
+    table: Table  # tensors of the head
+    head: Callable[[Tree], Tree | None]  # maps config.json with defaults to settings of the head
+    pipeline: str | None = None  # name of the task on the hub
+    unsupported_fields: frozenset[str] = frozenset()  # paths of fields that config.json lacks, which ``notes`` report
+    notes: Notes = no_notes  # maps a backbone to notes on differences from transformers
+    dropout: str = "classifier_dropout"  # setting of the dropout of the head
+    # True for a config.json of this class, if several classes have the name
     fits: Callable[[Tree], bool] = lambda tree: True
-    write: Callable[[Tree], Tree] = lambda head: {}
+    write: Callable[[Tree], Tree] = lambda head: {}  # maps the settings of the head to further settings of config.json
 
     @property
     def classifies(self) -> bool:
@@ -106,38 +94,28 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Family:
-    """Models of one ``model_type``.
+    """Models of one ``model_type``."""
 
-    Args:
-        model_type: as in config.json.
-        prefix: prefix of tensors of the backbone, except in files of the class without a head.
-        table: tensors of the backbone.
-        architectures: classes, including one without a head.
-        defaults: settings of config.json with their defaults in transformers. A field that has a setting here is copied
-            without change.
-        names: settings of fields that have another name in config.json.
-        decoder_names: ``names`` of the decoder of an encoder-decoder, whose ``read`` returns
-            ``{"encoder": ..., "decoder": ...}``; None for one stack.
-        read: maps settings and the kind of the head to fields that are not copied.
-        write: maps a backbone to settings that are not copied; settings that it cannot express keep their defaults.
-        fixed: settings that change the outputs, with their supported values.
-        offset: maps the padding id to the rows of the position table before position 0.
-        infer_from_tensors: settings that are inferred from tensors, where config.json is unreliable.
-        dropouts: maps settings to the names of dropout settings that homespun lacks.
-    """
-
-    model_type: str
-    prefix: str
-    table: Table
-    architectures: tuple[Architecture, ...]
+    model_type: str  # as in config.json
+    prefix: str  # prefix of tensors of the backbone, except in files of the class without a head
+    table: Table  # tensors of the backbone
+    architectures: tuple[Architecture, ...]  # classes, including one without a head
+    # settings of config.json with their defaults in transformers; a field that has a setting here is copied unchanged
     defaults: Mapping[str, JsonValue]
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)  # settings of fields that have another name in config.json
+    # `names` of the decoder, for which `read` returns {"encoder": ..., "decoder": ...}; None for one stack
     decoder_names: Mapping[str, str] | None = None
+    # maps settings and the kind of the head to fields that are not copied
     read: Callable[[Tree, str | None], Tree] = lambda settings, kind: {}
+    # maps a backbone to settings that are not copied; settings that it cannot express keep their defaults
     write: Callable[[AnyBackbone], Tree] = lambda backbone: {}
+    # settings that change the outputs, with their supported values
     fixed: Mapping[str, tuple[JsonValue, ...]] = field(default_factory=dict)
+    # maps the padding id to the rows of the position table before position 0
     offset: Callable[[int], int] = lambda pad_token_id: 0
+    # settings that are inferred from tensors, where config.json is unreliable
     infer_from_tensors: Infer = lambda tree, weights: {}
+    # maps settings to the names of dropout settings that homespun lacks
     dropouts: Callable[[Tree], Sequence[str]] = lambda settings: ()
 
     @property

@@ -17,18 +17,12 @@ from homespun.models.sequence_heads import SequenceHeadConfig
 
 @dataclass(frozen=True)
 class ArchitectureMatch:
-    """Class of transformers for a model.
-
-    Args:
-        family, architecture: the class.
-        differences: fields that it cannot express.
-        config: config of the model, or of the folded model (`homespun.hf.folding`).
-    """
+    """Class of transformers for a model."""
 
     family: Family
     architecture: Architecture
-    differences: list[str]
-    config: ModelConfig
+    differences: list[str]  # fields that it cannot express
+    config: ModelConfig  # config of the model, or of the folded model (`homespun.hf.folding`)
 
 
 def match_architecture(config: ModelConfig) -> tuple[ArchitectureMatch | None, tuple[str, ...]]:

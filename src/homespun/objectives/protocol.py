@@ -24,16 +24,11 @@ from homespun.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class UnigramTerm:
-    """Loss term with a unigram baseline.
-
-    Attributes:
-        name: name of the term.
-        mask_share: share of the targets that are masked in the input, or absent from it.
-        random_share: share of the targets that are a random token in the input; the others are unchanged in the input.
-    """
+    """Loss term with a unigram baseline."""
 
     name: str
-    mask_share: float = 1.0
+    mask_share: float = 1.0  # share of the targets that are masked in the input, or absent from it
+    # share of the targets that are a random token in the input; the others are unchanged in the input
     random_share: float = 0.0
 
 

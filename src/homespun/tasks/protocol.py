@@ -119,23 +119,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """Objective, rows and collate of a training.
+    """Objective, rows and collate of a training."""
 
-    Args:
-        objective: the model with its loss.
-        rows: training rows.
-        collate: function from rows to a batch, for training and validation loss.
-        loss_from_metrics: validation loss from the metrics; ``None``: the objective's loss on the validation rows.
-        labelled_rows: selects the validation rows that have a loss.
-        calibrate: function from validation rows, settings and batch size to the calibrated task; ``None``: the task has
-            no calibration.
-    """
-
-    objective: FineTuningLoss | WrappedClassifier
-    rows: Rows
-    collate: Collate
+    objective: FineTuningLoss | WrappedClassifier  # the model with its loss
+    rows: Rows  # training rows
+    collate: Collate  # function from rows to a batch, for training and validation loss
+    # validation loss from the metrics; None: the objective's loss on the validation rows
     loss_from_metrics: Callable[[Metrics], float] | None = None
-    labelled_rows: Callable[[Any], Rows] | None = None
+    labelled_rows: Callable[[Any], Rows] | None = None  # selects the validation rows that have a loss
+    # function from validation rows, settings and batch size to the calibrated task; None: the task has no calibration
     calibrate: Callable[[Any, Calibration, int], CalibratedTask] | None = None
 
 

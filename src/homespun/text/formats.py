@@ -20,18 +20,12 @@ MAX_CHARACTERS = 64_000_000  # characters of a document
 
 
 class ReadOptions(NamedTuple):
-    """Options of the readers.
+    """Options of the readers."""
 
-    Args:
-        encoding: character encoding of the files; None: detected.
-        columns: column names for csv and tsv files without a header.
-        max_characters: maximum length of a text file, of a line and of a JSON value.
-        skipped: collects the locations of longer text files and JSON lines; None: they are errors.
-    """
-
-    encoding: str | None = None
-    columns: Sequence[str] | None = None
-    max_characters: int = MAX_CHARACTERS
+    encoding: str | None = None  # character encoding of the files; None: detected
+    columns: Sequence[str] | None = None  # column names for csv and tsv files without a header
+    max_characters: int = MAX_CHARACTERS  # maximum length of a text file, of a line and of a JSON value
+    # collects the locations of longer text files and JSON lines; None: they are errors
     skipped: list[str] | None = None
 
     def skip(self, where: str) -> None:
