@@ -56,7 +56,7 @@ def small_units(monkeypatch: pytest.MonkeyPatch, files: Path) -> None:
 
 
 def contents(corpus: Corpus) -> list[tuple[list[int], str | None]]:
-    return [(corpus.tokens(index).tolist(), corpus.label(index)) for index in range(len(corpus))]
+    return [(corpus.tokens(index).tolist(), label) for index, label in enumerate(corpus.labels())]
 
 
 @pytest.mark.usefixtures("small_units")

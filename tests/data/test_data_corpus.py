@@ -57,7 +57,7 @@ def test_documents_come_back_in_order(tmp_path, tokenizer, small_shards):
     np.testing.assert_array_equal(corpus.counts(37), counts[37:])
     for i, ids in enumerate(expected):
         np.testing.assert_array_equal(corpus.tokens(i), ids)
-        assert corpus.label(i) == documents[i].label
+        assert corpus.labels()[i] == documents[i].label
     assert corpus.labels() == [d.label for d in documents]
     assert corpus.label_counts == {"a": 34, "b": 34}
     np.testing.assert_array_equal(corpus.lengths, [len(ids) for ids in expected])

@@ -140,10 +140,6 @@ class Corpus:
         shard, local = self._find(index)
         return shard.tokens(local)
 
-    def label(self, index: int) -> str | None:
-        shard, local = self._find(index)
-        return shard.label(local)
-
     def labels(self) -> list[str | None]:
         return [label for shard in self.shards for label in shard.labels()]
 

@@ -116,10 +116,6 @@ class Shard:
         offsets, ends = self._sentences
         return ends[offsets[index] : offsets[index + 1]]
 
-    def label(self, index: int) -> str | None:
-        label: str | None = self._labels[index].as_py()
-        return label
-
     def labels(self) -> list[str | None]:
         labels: list[str | None] = self._labels.to_pylist()
         return labels

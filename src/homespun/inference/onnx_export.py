@@ -187,10 +187,8 @@ class _DenseGlobalAttention(nn.Module):
         super().__init__()
         self.attention = attention
         self.local, self.dense = DotProduct(attention.kernel.sparse), DotProduct()
-        members = attention.sparse.global_tokens
-        if members is None:
-            raise ValueError("there are no global tokens")
-        self.global_tokens = members
+        assert attention.sparse.global_tokens is not None
+        self.global_tokens = attention.sparse.global_tokens
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
         """Map (batch, seq, hidden) to (batch, seq, hidden)."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # imported late: linear models need no torch
     from homespun.models.model import Model
     from homespun.objectives.protocol import WrappedClassifier
     from homespun.tasks.head_training import FineTuningLoss
+    from homespun.tasks.stored_data import ReadOptions
     from homespun.training.validation import EvalResult
 
 Part = Literal["train", "validation", "test"]
@@ -276,12 +277,10 @@ class TaskData(Config, ABC):
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, object]:
         """Return the fields of this config for other columns; no ``text`` or ``label=None`` keeps the columns."""
 
-    def with_columns(
-        self, *, text: Sequence[str] | None, label: str | None, encoding: str | None, columns: Sequence[str] | None
-    ) -> Self:
+    def with_columns(self, options: ReadOptions) -> Self:
         """Copy for other files, with their columns, if given, and their encoding."""
-        kept = {"columns": list(columns) if columns else self.columns, "encoding": encoding}
-        return self.model_copy(update=self.rename_columns(text or (), label) | kept)
+        files = {"columns": list(options.get("columns") or ()) or self.columns, "encoding": options.get("encoding")}
+        return self.model_copy(update=self.rename_columns(options.get("text") or (), options.get("label")) | files)
 
     def record_of(self, text: str) -> Record:
         """Return the record of a single text, for prediction.

@@ -53,10 +53,4 @@ def stored_data(
         earlier = settings.get("generation", {})
         settings["generation"] = {**(earlier if isinstance(earlier, Mapping) else {}), **generation}
     data = validate(stored, {"data": settings | {"kind": kind}}, source=source).data
-    data = data.select_set(options.get("data_set"), source=source)
-    return data.with_columns(
-        text=options.get("text"),
-        label=options.get("label"),
-        encoding=options.get("encoding"),
-        columns=options.get("columns"),
-    )
+    return data.select_set(options.get("data_set"), source=source).with_columns(options)

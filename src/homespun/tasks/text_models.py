@@ -115,7 +115,9 @@ class LinearTextModel:
         return fit(self)
 
     def save(self, folder: Path) -> None:
-        replace(self.model, task=_metadata(self)).save(folder)
+        kind = "regression" if self.labels is None else "classification"
+        task = task_metadata(kind, self.data) | {"decision": self.decision.model_dump(mode="json")}
+        replace(self.model, task=task).save(folder)
 
 
 @dataclass(frozen=True)
@@ -256,8 +258,3 @@ def open_text_model(run: str | Path, **options: Unpack[ReadOptions]) -> TextMode
     if len({member.labels for member in members.values()}) > 1:
         raise UserError(f"{path}: its members have different classes; fit the model again")
     return AverageTextModel(members, tuple(stored_average.weights.values()), stored_average.decision)
-
-
-def _metadata(model: LinearTextModel) -> dict[str, object]:
-    kind = "regression" if model.labels is None else "classification"
-    return task_metadata(kind, model.data) | {"decision": model.decision.model_dump(mode="json")}

@@ -203,9 +203,6 @@ def _files_records(entry: str, options: ReadOptions, read_progress: ReadProgress
             raise UserError(f"cannot read {file.name}: {first_line(error)}") from error
 
 
-# Reading one file
-
-
 def _file_records(
     name: str, stream: BinaryIO, options: ReadOptions, *, member: str | None = None
 ) -> Iterator[_Located]:
@@ -260,9 +257,6 @@ def _seekable(stream: BinaryIO, *, direct: bool) -> Iterator[BinaryIO]:
         shutil.copyfileobj(stream, copy)
         copy.seek(0)
         yield cast(BinaryIO, copy)
-
-
-# The hub
 
 
 def _hub(entry: str) -> Iterator[_Located]:

@@ -112,9 +112,9 @@ class WordVectors:
             UserError: one of the words has no vector.
         """
         rows = [self.row(word) for word in (a, b, c)]
-        return self._nearest(
-            _unit(self.directions[rows[1]] - self.directions[rows[0]] + self.directions[rows[2]]), count, without=rows
-        )
+        first, second, third = self.directions[rows]
+        direction = second - first + third
+        return self._nearest(direction / (np.linalg.norm(direction) or 1), count, without=rows)
 
     def _nearest(self, direction: Floats, count: int, *, without: Iterable[int]) -> list[tuple[str, float]]:
         if count < 1:
@@ -124,11 +124,6 @@ class WordVectors:
         count = min(count, int(np.isfinite(cosines).sum()))
         best = np.argpartition(-cosines, count - 1)[:count] if count else np.empty(0, np.int64)
         return [(self.words[row], float(cosines[row])) for row in best[np.argsort(-cosines[best], kind="stable")]]
-
-
-def _unit(vector: Floats) -> Floats:
-    length = np.linalg.norm(vector)
-    return vector / length if length > 0 else vector
 
 
 Projection = Literal["pca", "tsne"]
