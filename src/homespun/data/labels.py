@@ -114,17 +114,8 @@ class LabelledRows:
     Special tokens are those of `Tokenizer.template` and `Tokenizer.pair_template`. If ``long_inputs`` splits texts into
     chunks, a row is ``[CLS] chunk [SEP] [CLS] chunk [SEP] ...`` and its ``documents`` number the chunks. The longer
     text of a pair is truncated first. Token ids are in one flat array, 2 or 4 bytes a token. The row of an empty text
-    is ``[CLS] [SEP]``, or a padding token without a template.
-
-    Args:
-        texts: the texts.
-        labels: their labels; ``None`` for prediction.
-        tokenizer: encodes the texts.
-        length: maximum tokens of a model input, special tokens included.
-        long_inputs: treatment of longer texts.
-        names: the classes; required with ``labels``.
-        pairs: second texts.
-        segments: give the second text of a pair the token type 1.
+    is ``[CLS] [SEP]``, or a padding token without a template. With ``segments`` the second text of a pair has the token
+    type 1. ``labels`` and the classes ``names`` are None for prediction.
 
     Raises:
         UserError: ``length`` is too small, a label is unknown, or ``long_inputs`` does not support pairs.

@@ -153,15 +153,9 @@ class QuestionRows:
 
     Special tokens are those of `Tokenizer.pair_template`. ``label`` has the positions of the first and last token of
     the first answer, or 0 and 0 if the window does not contain the complete answer (Devlin et al. 2019, section 4.3).
-    ``sentence_ends`` has the end of the question. Questions about a blank text have no row.
-
-    Args:
-        questions: the questions.
-        tokenizer: encodes questions and texts.
-        length: maximum tokens of a row, special tokens included.
-        stride: tokens that two consecutive windows share.
-        question_length: maximum tokens of a question; longer questions are truncated.
-        segments: rows have ``token_type_ids``.
+    ``sentence_ends`` has the end of the question. Questions about a blank text have no row. Two consecutive windows
+    share ``stride`` tokens. Questions are truncated to ``question_length`` tokens. With ``segments`` rows have
+    ``token_type_ids``.
 
     Raises:
         UserError: no room for a window and its stride after the longest question.

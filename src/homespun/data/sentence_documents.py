@@ -71,15 +71,8 @@ class SentenceWindows:
     A row is ``[CLS] sentence [SEP] sentence [SEP] ...``; with ``vector=first`` each sentence has a [CLS] (BERTSUM, Liu
     and Lapata 2019). ``row.sentence_ends`` has the end of each sentence with its [SEP], and ``row.label`` (sentences,)
     its class, 0 if unknown, or `CONTEXT`. A longer document continues in the next row, after as many previous sentences
-    as fit into the share ``context``. A sentence longer than a row is truncated.
-
-    Args:
-        documents: documents; those without sentences have no row.
-        targets: (sentences of all documents,) classes; ``None`` for prediction.
-        tokenizer: encodes the sentences.
-        length: maximum tokens of a row.
-        context: share of a row for sentences of the previous row.
-        vector: representation of a sentence.
+    as fit into the share ``context``. A sentence longer than a row is truncated. Documents without sentences have no
+    row. ``targets`` are the (sentences of all documents,) classes, or None for prediction.
     """
 
     def __init__(

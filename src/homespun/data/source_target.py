@@ -144,16 +144,8 @@ class SourceTargetRows:
     """Rows of pairs that are not empty, one for each target; longer texts are truncated.
 
     ``row.input_ids`` is the source and ``row.target_ids`` the target, with their special tokens. Source tokens are
-    stored once, 2 or 4 bytes each.
-
-    Args:
-        pairs: the pairs.
-        tokenizer: encodes both sides.
-        source_length: maximum tokens of a source, special tokens and prefix included.
-        target_length: maximum tokens of a target, special tokens included.
-        template: tokens around the texts.
-        prefixes: text before each source, by `SourceTargetPair.data_set`.
-        paragraphs: selection of paragraphs of the sources; ``None``: sources are one text.
+    stored once, 2 or 4 bytes each. ``prefixes`` are put before the sources, by `SourceTargetPair.data_set`; they and
+    special tokens count in the lengths. Without ``paragraphs`` a source is one text.
 
     Raises:
         UserError: a length without room for a token.
@@ -231,13 +223,8 @@ def mix_rows(
 ) -> SubsetRows:
     """Mix rows of several data sets in proportion to their sizes (Raffel et al. 2020, section 3.5.2).
 
-    An epoch has all rows; rows of data sets with a higher rate are repeated.
-
-    Args:
-        rows: rows of all data sets.
-        data_sets: (rows,) number of the data set.
-        weights: factor of the size of each data set.
-        limit: maximum size that counts for a data set; ``None``: no limit.
+    An epoch has all rows; rows of data sets with a higher rate are repeated. The rate of a data set, whose number is in
+    (rows,) ``data_sets``, is its size, of which at most ``limit`` rows count, times its weight.
     """
     places = [np.flatnonzero(data_sets == number) for number in range(len(weights))]
     sizes = np.array(list(map(len, places)))

@@ -78,14 +78,8 @@ class TokenLabelRows:
 
     Special tokens are those of `Tokenizer.template`. Words are joined by a space and tokenized as text; the first piece
     of a word has its tag (Devlin et al. 2019, section 5.3). A word in several windows is predicted in the one with the
-    most context on both sides.
-
-    Args:
-        sentences: words and tags; without tags for prediction.
-        tokenizer: encodes the sentences.
-        length: maximum tokens of a row, special tokens included.
-        stride: tokens that two consecutive windows share.
-        names: the tags; other tags are ignored.
+    most context on both sides. Two consecutive windows share ``stride`` tokens. Tags that are not in ``names`` are
+    ignored.
 
     Raises:
         UserError: ``length`` leaves no room between the special tokens, or for the stride.

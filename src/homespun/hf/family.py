@@ -294,12 +294,9 @@ def _differences(first: object, second: object, path: str) -> Iterator[tuple[str
 
 
 def classification(kind: str, *, dropout: str = "classifier_dropout", **fields: object) -> Callable[[Tree], Tree]:
-    """Function from config.json to settings of a classification head.
+    """Function from config.json to the settings of a head of this kind, with further ``fields``.
 
-    Args:
-        kind: kind of the head.
-        dropout: setting of the dropout of the head, by default that of the hidden states.
-        fields: further settings of the head.
+    ``dropout`` is the setting of its dropout; without it the head has that of the hidden states.
     """
 
     def head(tree: Tree) -> Tree:

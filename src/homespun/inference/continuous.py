@@ -87,11 +87,8 @@ class ContinuousGenerator:
     """Generator of many concurrent texts with a language model, for one thread.
 
     The text of a request equals that of `homespun.inference.generation.TextGenerator`, whichever requests run with it.
-    Packs the weights of linear layers for a CPU until `close`, which stores a second copy of them.
-
-    Args:
-        bundle: the model and its tokenizer.
-        max_rows: maximum number of texts in a step.
+    Packs the weights of linear layers for a CPU until `close`, which stores a second copy of them. A step has at most
+    ``max_rows`` texts.
 
     Raises:
         UserError: the model cannot generate; ``max_rows`` is below 1.

@@ -35,12 +35,8 @@ class GeneratedText:
 class TextPieces:
     """Text of new tokens in pieces, up to a stop string.
 
-    A possible prefix of a stop string, or an incomplete character, is held back until the next tokens.
-
-    Args:
-        tokenizer: tokenizer of the model.
-        prompt: ids that the new tokens continue; None: the new tokens are a text without the prompt.
-        stop: strings that end a text and are removed from it.
+    A possible prefix of a stop string, or an incomplete character, is held back until the next tokens. The tokens
+    continue the ids of ``prompt``; if it is None, they are a text without the prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] | None, stop: Sequence[str]) -> None:
@@ -115,11 +111,8 @@ def stop_condition(tokenizer: Tokenizer, stop: Sequence[str]) -> Ends | None:
 class TextGenerator:
     """Text generation with a language model.
 
-    The special tokens of the tokenizer's template are added before a prompt, for an encoder also after it.
-
-    Args:
-        bundle: the model and its tokenizer.
-        stop: strings that end a text and are removed from it.
+    The special tokens of the tokenizer's template are added before a prompt, for an encoder also after it. Strings of
+    ``stop`` end a text and are removed from it.
 
     Raises:
         UserError: an empty stop string.

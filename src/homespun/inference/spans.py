@@ -43,17 +43,13 @@ def find_answers(
 
     The score of a span is the sum of the logits of its start and end; the score of *no answer* is the minimum over the
     windows of that of ``[CLS]``. *No answer* is first if its score exceeds that of the best span by more than
-    ``null_threshold`` (Devlin et al. 2019, section 4.3).
+    ``null_threshold`` (Devlin et al. 2019, section 4.3). It is a candidate only with ``no_answer``.
 
     Args:
         model: returns (batch, seq, 2) logits.
         rows: windows of the questions.
         n_best: maximum number of answers to a question.
         max_answer_length: maximum number of tokens of an answer.
-        no_answer: make *no answer* a candidate.
-        null_threshold: minimum lead of *no answer* over the best span.
-        pad_id: padding token.
-        batch_size: windows at a time.
     """
     best: list[dict[tuple[int, int], float]] = [{} for _ in rows.questions]
     none = np.full(len(rows.questions), np.inf)

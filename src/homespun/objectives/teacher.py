@@ -84,13 +84,8 @@ class Teacher:
 class LogitCache:
     """Cache of a teacher's logits on disk, by the tokens of each text; computed in the first epoch only.
 
-    Logits are always rounded to float16, so that they do not depend on the content of the cache.
-
-    Args:
-        teacher: computes missing logits.
-        folder: folder of the cache; each teacher has a subfolder.
-        labels: number of logits of a text.
-        limit: maximum bytes.
+    Logits are always rounded to float16, so that they do not depend on the content of the cache. Each teacher has a
+    subfolder of ``folder``, of at most ``limit`` bytes.
     """
 
     def __init__(self, teacher: Teacher, folder: str | Path, *, labels: int, limit: int) -> None:

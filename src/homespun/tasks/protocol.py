@@ -367,15 +367,7 @@ def task_metadata(kind: str, data: TaskData, learned: Mapping[str, object] | Non
 def validate(
     task: Task[Any, RowsOfTask], objective: TaskObjective, setup: TrainingSetup, rows: RowsOfTask, *, batch_size: int
 ) -> EvalResult:
-    """Compute loss and metrics on the validation rows, to select the checkpoint.
-
-    Args:
-        task: computes the metrics.
-        objective: names the metrics; without metrics only the loss is computed.
-        setup: the training, with the current weights.
-        rows: validation rows.
-        batch_size: rows at a time.
-    """
+    """Compute the loss and, if the objective has any, the metrics on the validation rows, to select the checkpoint."""
     from homespun.data.loader import Loader
     from homespun.training.validation import EvalResult, evaluate_loss
 

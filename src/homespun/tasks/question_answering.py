@@ -307,12 +307,8 @@ def span_baselines(
     """Answer questions without training; spans are in characters.
 
     ``tfidf-sentence`` is the sentence with the highest TF-IDF cosine similarity to the question. ``random-span`` is a
-    random span with as many words as a random training answer, seeded by the index of the question.
-
-    Args:
-        texts: training texts, for the inverse document frequencies.
-        lengths: words in each training answer.
-        questions: (question, text) pairs.
+    random span with as many words as a random training answer, seeded by the index of the question. ``texts`` are those
+    of the training, ``lengths`` the words in each of its answers, ``questions`` (question, text) pairs.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 

@@ -326,17 +326,11 @@ def sentence_baselines(targets: Sequence[str], sources: Sequence[str]) -> dict[s
     return baselines | {"copy": list(sources)}
 
 
-def central_sentences(sentences: Sequence[str], count: int, *, k1: float = 1.2, b: float = 0.75) -> list[str]:
+def central_sentences(sentences: Sequence[str], count: int) -> list[str]:
     """Return the ``count`` sentences that are most similar to the others, in their order.
 
     Similarity is the sum of BM25 (Robertson and Zaragoza 2009) over the other sentences as queries, with the sentences
     of this text as the collection.
-
-    Args:
-        sentences: sentences of a text.
-        count: number to return.
-        k1: saturation of the word frequency.
-        b: strength of the correction for sentence length.
     """
     words = [re.findall(r"\w+", sentence.lower()) for sentence in sentences]
     vocabulary = {word: index for index, word in enumerate(dict.fromkeys(word for found in words for word in found))}
@@ -348,6 +342,7 @@ def central_sentences(sentences: Sequence[str], count: int, *, k1: float = 1.2, 
     lengths = counts.sum(axis=1, keepdims=True)
     containing = (counts > 0).sum(axis=0)
     rarity = np.log1p((len(words) - containing + 0.5) / (containing + 0.5))
+    k1, b = 1.2, 0.75  # saturation of the word frequency, strength of the correction for sentence length
     weights = rarity * counts * (k1 + 1) / (counts + k1 * (1 - b + b * lengths / lengths.mean()))
     scores = ((counts.sum(axis=0) - counts) * weights).sum(axis=1)
     return [sentences[index] for index in sorted(np.argsort(-scores, kind="stable")[:count])]

@@ -103,11 +103,8 @@ def tag_prediction(
 ) -> dict[str, object]:
     """Return ``words``, ``tags``, ``offsets``, and ``entities`` with their start and end in characters.
 
-    Args:
-        text: the sentence.
-        spans: start and end of its words.
-        tags: tags of its words.
-        probabilities: (words,) probabilities of the tags; an entity has their mean.
+    ``spans`` are the start and end of the words in ``text``, ``probabilities`` (words,) those of the tags; an entity
+    has their mean.
     """
     entities = [
         {

@@ -57,17 +57,10 @@ def write_words(
     max_words: int = 400_000,
     on_progress: OnProgress | None = None,
 ) -> WordFile:
-    """Write the word ids of ``corpus`` to the file ``path``.
+    """Write the word ids of ``corpus`` to the file ``path``; settings as in `homespun.vectors.training.WordsConfig`.
 
-    Args:
-        corpus: corpus with any tokenizer.
-        path: a new file.
-        unit: ``tokens``, without special tokens, or ``words`` of the decoded text: runs of letters, digits and ``_``,
-            and punctuation marks. With a tokenizer of kind ``words`` both are the same.
-        lowercase: lowercase words of the text; tokens stay as they are.
-        min_count: minimum frequency of a word.
-        max_words: maximum size of the vocabulary.
-        on_progress: called with the completed share.
+    Tokens are without special tokens. Words of the decoded text are runs of letters, digits and ``_``, and punctuation
+    marks. With a tokenizer of kind ``words`` both are the same.
 
     Raises:
         UserError: fewer than two words are frequent enough.
