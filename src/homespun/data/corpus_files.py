@@ -11,10 +11,12 @@ from homespun.text.tokenizer import Tokenizer
 VERSION = 1
 
 
-class ShardRecord(BaseModel):
-    """Name, size and checksum of a shard."""
-
+class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True)
+
+
+class ShardRecord(_Strict):
+    """Name, size and checksum of a shard."""
 
     name: str
     documents: NonNegativeInt
@@ -23,10 +25,8 @@ class ShardRecord(BaseModel):
     checksum: str  # blake2b of the file
 
 
-class TokenizerFacts(BaseModel):
+class TokenizerFacts(_Strict):
     """Facts that identify the tokenizer of a corpus."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
 
     fingerprint: str
     kind: str
@@ -40,10 +40,8 @@ class TokenizerFacts(BaseModel):
         return f"tokenizer {self.fingerprint[:12]} ({self.kind}, {self.vocab_size:,} tokens)"
 
 
-class Description(BaseModel):
+class Description(_Strict):
     """Content of ``corpus.json``."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
 
     version: int = VERSION
     documents: NonNegativeInt
@@ -62,10 +60,8 @@ class Description(BaseModel):
         return self
 
 
-class Line(BaseModel):
+class Line(_Strict):
     """Line of ``building.jsonl`` after the first: a shard, and totals up to its end."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
 
     shard: ShardRecord
     consumed: NonNegativeInt  # documents of the stream, including those without tokens

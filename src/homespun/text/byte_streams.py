@@ -16,7 +16,12 @@ from typing import Any, BinaryIO, Self, cast
 from homespun.errors import UserError
 
 
-class _Zstandard(io.RawIOBase):
+class _Readable(io.RawIOBase):
+    def readable(self) -> bool:
+        return True
+
+
+class _Zstandard(_Readable):
     """Stream of zstd frames that raises `EOFError` on truncated data, unlike the reader of the library."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -28,9 +33,6 @@ class _Zstandard(io.RawIOBase):
         self._frame = self._new()
         self._started = False
         self._pending = b""
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: Any) -> int:
         while not self._pending:
@@ -52,14 +54,11 @@ class _Zstandard(io.RawIOBase):
         return size
 
 
-class _Response(io.RawIOBase):
+class _Response(_Readable):
     """Body of an HTTP response; raises `EOFError` if the connection breaks."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: Any) -> int:
         count = int(self._response.readinto(buffer))
@@ -131,15 +130,12 @@ class _Counted:
         return chunk
 
 
-class _Limited(io.RawIOBase):
+class _Limited(_Readable):
     """Stream of decompressed bytes that raises `UserError` if they are too many, see `check_ratio`."""
 
     def __init__(self, stream: BinaryIO, decompress: Callable[[BinaryIO], BinaryIO]) -> None:
         self._compressed, self._size = _Counted(stream), 0
         self._stream = decompress(cast(BinaryIO, self._compressed))
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: Any) -> int:
         chunk = self._stream.read(len(buffer))

@@ -37,6 +37,7 @@ def save_vectors(vectors: WordVectors, path: str | Path) -> None:
         UserError: ``path`` has other content, or the format of word2vec cannot store a word.
     """
     path = Path(path)
+    check_output_path(path)
     if path.suffix in (*_TEXT, *_BINARY):
         _save_file(vectors, path, _write_text if path.suffix in _TEXT else _write_binary)
     else:
@@ -90,7 +91,6 @@ def _checked(path: Path, read: Callable[[Path], WordVectors]) -> WordVectors:
 
 
 def _save_folder(vectors: WordVectors, folder: Path) -> None:
-    check_output_path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = folder / TENSORS
     with atomic_path(tensors) as temporary:
@@ -135,7 +135,6 @@ def _open_folder(folder: Path) -> WordVectors:
 
 
 def _save_file(vectors: WordVectors, path: Path, write: Callable[[WordVectors, IO[bytes]], None]) -> None:
-    check_output_path(path)
     # gensim splits text at white space, and reads binary words up to a space
     broken = next((word for word in vectors.words if len(word.split()) != 1 or word != word.strip()), None)
     if broken is not None:
