@@ -105,6 +105,18 @@ def test_many_prompts_in_their_order(name: str) -> None:
             list(generator.generate(["on", ""], first=7))
 
 
+@pytest.mark.parametrize("name", ["gpt2", "encoder-decoder"])
+def test_texts_of_a_stream_that_ended_early_do_not_run_on(name: str) -> None:
+    with closing(continuous(build(name), max_rows=2)) as generator:
+        with pytest.raises(UserError, match="prompt 3"):
+            list(generator.generate(["on", "your", ""], max_new_tokens=9))
+        stream = generator.generate(["on"] * 9, max_new_tokens=9)
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+        assert len(list(generator.generate(["own", "text"], max_new_tokens=3))) == 2
+        assert not generator.requests
+
+
 @every
 def test_texts_do_not_depend_on_the_requests_that_join_and_leave(name: str) -> None:
     bundle = build(name)

@@ -171,15 +171,19 @@ class ContinuousGenerator:
             while pieces and (oldest := next(iter(pieces))).finish_reason is not None:
                 yield GeneratedText("".join(pieces.pop(oldest)), oldest.tokens)
 
-        for number, prompt in enumerate(prompts, first):
-            try:
-                request = self.request(prompt, stop=stop, **arguments)
-            except UserError as error:
-                raise UserError(f"prompt {number}: {error}") from error
-            pieces[request] = []
-            self.add(request)
-            yield from advance(2 * self.max_rows)
-        yield from advance(0)
+        try:
+            for number, prompt in enumerate(prompts, first):
+                try:
+                    request = self.request(prompt, stop=stop, **arguments)
+                except UserError as error:
+                    raise UserError(f"prompt {number}: {error}") from error
+                pieces[request] = []
+                self.add(request)
+                yield from advance(2 * self.max_rows)
+            yield from advance(0)
+        finally:  # after an error, or if the caller stops early
+            for request in pieces:
+                request.end("cancelled")
 
     def step(self) -> list[tuple[GenerationRequest, str]]:
         """Read prompts, or add a token to each text.

@@ -288,7 +288,7 @@ class TaskData(Config, ABC):
         Raises:
             UserError: a record has more than one text.
         """
-        raise UserError("the model reads more than a single text; give a file with --input")
+        raise UserError("the model reads several texts, not one; give a list of them, or a file with --input")
 
     def record_of_texts(self, texts: Sequence[str]) -> Record:
         """Return the record of an input of several texts, for prediction.
