@@ -26,9 +26,9 @@ class DocumentSet:
 
     total: int  # number of documents of the corpus
     size: int  # number of documents in the set
-    key: int = 0  # of the hash
-    lowest: int = 0  # hash
-    highest: int = _LARGEST  # hash
+    key: int = 0  # key of the hash
+    lowest: int = 0  # lowest hash of the set
+    highest: int = _LARGEST  # highest hash of the set
 
     @classmethod
     def all(cls, total: int) -> DocumentSet:

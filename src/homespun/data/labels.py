@@ -298,7 +298,7 @@ def get_text(record: Record, columns: Sequence[str], *, where: str) -> str:
     parts = []
     for column in columns:
         value = get_field(record, column, where=where)
-        if value is None or value != value:  # missing; NaN in tables
+        if value is None or value != value:  # tables have NaN for a missing value
             continue
         if not isinstance(value, str | int | float):
             raise UserError(f"{where}: column {column!r} is a {type(value).__name__}; name a column of text")

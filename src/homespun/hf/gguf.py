@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import gguf
 
 _NAMES = {"GPT2LMHeadModel": "gpt2", "LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
-_ACTIVATIONS = {"gpt2": "gelu_new", "llama": "silu", "qwen3": "silu"}  # fixed in llama.cpp
-_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # of GPT-2 in transformers
+_ACTIVATIONS = {"gpt2": "gelu_new", "llama": "silu", "qwen3": "silu"}  # llama.cpp has one for each architecture
+_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # GPT-2's weights that transformers stores transposed
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ class ContinuousGenerator:
                 self.add(request)
                 yield from advance(2 * self.max_rows)
             yield from advance(0)
-        finally:  # after an error, or if the caller stops early
+        finally:  # the caller may stop early, and a prompt may be invalid
             for request in pieces:
                 request.end("cancelled")
 

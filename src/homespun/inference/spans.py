@@ -94,7 +94,7 @@ def _rank(
         first = not candidates or none - candidates[0][1] > threshold
         later = sum(score >= none for _, score in ordered) or 1  # the lead is below the threshold
         candidates.insert(0 if first else later, (None, none))
-    if not candidates:  # an empty text
+    if not candidates:  # an empty text has no span
         return [Answer("", None, None, 0.0, 1.0)]
     values = np.array([score for _, score in candidates])
     shares = np.exp(values - values.max())

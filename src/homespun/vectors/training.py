@@ -196,7 +196,7 @@ class _Epochs:
 class Epoch:
     """Progress of GloVe."""
 
-    share: float  # of all epochs
+    share: float  # completed share of all epochs
     loss: float  # mean weighted squared error of a cell
 
 
