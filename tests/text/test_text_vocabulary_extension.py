@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from homespun.errors import UserError
+from homespun.text import vocabulary_extension
 from homespun.text.tokenizer import KINDS, Tokenizer
 from homespun.text.vocabulary_extension import Word, extend, find_added_tokens
 
@@ -85,12 +86,13 @@ def test_the_words_that_save_most_are_taken() -> None:
     assert Word("x", 3, 1).gain == 3
 
 
-def test_memory_is_bounded_and_no_frequent_word_is_missed() -> None:
+def test_memory_is_bounded_and_no_frequent_word_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary_extension, "_CAPACITY", 17)
     tokenizer = Tokenizer.train(OLD, kind="wordpiece", vocab_size=61)
     letters = "abcdefghijklmnop"
     noise = [f"{a}{b}{c}" for a in letters for b in letters for c in letters]
     texts = [f"{word} stenosis" if number % 3 == 0 else word for number, word in enumerate(noise)]
-    _, words = extend(tokenizer, texts, 1, capacity=17)
+    _, words = extend(tokenizer, texts, 1)
     assert words[0].token == "stenosis"
     assert words[0].count <= len(noise) // 3 + 1
 

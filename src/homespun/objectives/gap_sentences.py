@@ -212,14 +212,12 @@ class GapSentenceGeneration(PretrainingConfig):
         return GapSentenceObjective(built, config, words)
 
     def _select(self, tokenizer: Tokenizer) -> SentenceSelector:
-        match self.selection:
-            case "random":
-                return select_random
-            case "lead":
-                return select_lead
-            case "independent" | "sequential" as name:
-                choose = {"independent": select_independent, "sequential": select_sequential}[name]
-                return PrincipalSelector(WordHashes.of(tokenizer), choose, COUNTINGS[self.rouge], self.noise)
+        if self.selection == "random":
+            return select_random
+        if self.selection == "lead":
+            return select_lead
+        choose = select_independent if self.selection == "independent" else select_sequential
+        return PrincipalSelector(WordHashes.of(tokenizer), choose, COUNTINGS[self.rouge], self.noise)
 
 
 def multi_sentence_rows(rows: SentenceRows) -> SubsetRows:

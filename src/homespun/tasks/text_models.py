@@ -23,10 +23,10 @@ from homespun.io.json import read_object
 from homespun.linear import LinearModel, is_linear
 from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule
 from homespun.ngrams import features
-from homespun.tasks.protocol import Measured, numbered_chunks, task_metadata
+from homespun.tasks.protocol import Measured, task_metadata
 from homespun.tasks.stored_data import ReadOptions, StoredData, stored_data
 from homespun.tasks.text_outputs import Outputs, average, measure_outputs, output_predictions, texts_of, to_predictions
-from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData
+from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData, unlabelled_texts
 from homespun.text.formats import Record
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     Vectors: TypeAlias = NDArray[np.float32] | csr_matrix
 
 AVERAGE = "average.json"
-_CHUNK = 4096  # records read ahead in prediction
 
 
 class TextModel(Protocol):
@@ -206,9 +205,8 @@ def predict(model: TextModel, records: Iterable[Record], *, source: str, first: 
     Raises:
         UserError: a record lacks the columns; the message begins with ``source``.
     """
-    for chunk in numbered_chunks(records, _CHUNK, source=source, first=first):
-        texts = [model.data.texts_of(record, where=where) for where, record in chunk]
-        yield from predict_examples(model, [LabelledText(text, "", second) for text, second in texts])
+    for texts in unlabelled_texts(records, model.data, source=source, first=first):
+        yield from predict_examples(model, texts)
 
 
 def predict_examples(model: TextModel, examples: Sequence[LabelledText]) -> Iterator[dict[str, object]]:

@@ -218,10 +218,18 @@ def rows_without(rows: Rows, left_out: NDArray[np.bool_]) -> Rows:
     return SubsetRows(rows, kept)
 
 
+def unlabelled_texts(
+    records: Iterable[Record], data: TextsData, *, source: str, first: int = 1
+) -> Iterator[list[LabelledText]]:
+    """Yield the texts or pairs of records, a few thousand at a time."""
+    for chunk in numbered_chunks(records, _CHUNK, source=source, first=first):
+        texts = [data.texts_of(record, where=where) for where, record in chunk]
+        yield [LabelledText(text, "", second) for text, second in texts]
+
+
 def unlabelled_rows(
     records: Iterable[Record], data: TextsData, stored: ModelBundle, *, source: str, first: int = 1
 ) -> Iterator[LabelledRows]:
     """Yield the rows of records, a few thousand at a time."""
-    for chunk in numbered_chunks(records, _CHUNK, source=source, first=first):
-        texts = [data.texts_of(record, where=where) for where, record in chunk]
-        yield rows_of([LabelledText(text, "", second) for text, second in texts], data, stored)
+    for texts in unlabelled_texts(records, data, source=source, first=first):
+        yield rows_of(texts, data, stored)

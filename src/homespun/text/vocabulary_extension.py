@@ -15,6 +15,8 @@ from homespun.text.tokenizer import Tokenizer, sentinel
 from homespun.text.vocabularies import WORD_START
 
 _GROWING = ("model.ignore_merges", "model.vocab", "added_tokens")  # fields that an extension changes
+_CAPACITY = 1_000_000  # distinct words that are counted
+_MIN_COUNT = 2  # minimum count of a new word
 _BETWEEN = str.maketrans("", "", "-'’")
 
 
@@ -43,22 +45,12 @@ class AddedTokens:
     pieces: tuple[tuple[int, ...], ...] = ()
 
 
-def extend(
-    tokenizer: Tokenizer, texts: Iterable[str], count: int, *, capacity: int = 1_000_000, least: int = 2
-) -> tuple[Tokenizer, list[Word]]:
+def extend(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> tuple[Tokenizer, list[Word]]:
     """Add the ``count`` words of ``texts`` that save the most tokens.
 
     Existing ids are unchanged. Byte-pair encoding then looks up complete words first (``ignore_merges``), so a new word
     needs no merges and no other word changes. In WordPiece and unigram vocabularies a new word can also begin a longer
-    word.
-
-    Args:
-        tokenizer: tokenizer to extend.
-        texts: read once.
-        count: number of words.
-        capacity: distinct words to count. Beyond it, all counts are lowered by that of the rarest (Misra and Gries
-            1982): every word with a share above 1 / ``capacity`` is found.
-        least: minimum count of a word.
+    word. ``texts`` are read once.
 
     Returns:
         The tokenizer and the new words.
@@ -74,8 +66,8 @@ def extend(
     known = engine.get_vocab(with_added_tokens=True)
     marked = {"bpe": "Ġ", "bpe-characters": WORD_START, "unigram": WORD_START}.get(tokenizer.kind, "")
     words = []
-    for word, times in _counted(_words(engine, texts), capacity).items():
-        if times < least or word in known or not word.startswith(marked) or not _is_word(engine, word):
+    for word, times in _counted(_words(engine, texts)).items():
+        if times < _MIN_COUNT or word in known or not word.startswith(marked) or not _is_word(engine, word):
             continue
         pieces = engine.model.tokenize(word)
         unknown = any(piece.id == tokenizer.unk_id for piece in pieces)
@@ -84,7 +76,7 @@ def extend(
     words.sort(key=lambda word: (-word.gain, word.token))
     if len(words) < count:
         raise UserError(
-            f"--add {count}: only {len(words)} words of this text have several pieces and occur {least} times; "
+            f"--add {count}: only {len(words)} words of this text have several pieces and occur {_MIN_COUNT} times; "
             f"lower --add to that, or give more text"
         )
     chosen = words[:count]
@@ -128,12 +120,16 @@ def _words(engine: Engine, texts: Iterable[str]) -> Iterator[str]:
         yield from (word for word, _ in engine.pre_tokenizer.pre_tokenize_str(normal))
 
 
-def _counted(words: Iterable[str], capacity: int) -> Counter[str]:
+def _counted(words: Iterable[str]) -> Counter[str]:
+    """Count words. Beyond `_CAPACITY` distinct words all counts are lowered by that of the rarest.
+
+    Every word with a share above 1 / `_CAPACITY` is found (Misra and Gries 1982).
+    """
     counts: Counter[str] = Counter()
     for word in words:
         counts[word] += 1
-        if len(counts) > 2 * capacity:
-            rarest = sorted(counts.values(), reverse=True)[capacity]
+        if len(counts) > 2 * _CAPACITY:
+            rarest = sorted(counts.values(), reverse=True)[_CAPACITY]
             counts = Counter({known: times - rarest for known, times in counts.items() if times > rarest})
     return counts
 
