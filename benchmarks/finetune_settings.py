@@ -80,7 +80,7 @@ def _data_set(source: Source, inspection: Inspection, folder: Path, options: arg
                 recipe = finetune_recipe(name, [*settings, *CHANGES[change], f"train.seed={seed}"])
                 finetune(recipe, out, start_from=source.path, display=Display(json=True))
             seconds.append(time.process_time() - start)
-            model = open_network(out).calibrated(inspection.validation)
+            model = open_network(out)
             outputs.append(candidate(change, change, model, inspection, Clock(0.0, 0.0)))
             accuracies.append(outputs[-1].validation["accuracy"])
         found[change] = {

@@ -117,7 +117,7 @@ def _network(source: Source, inspection: Inspection, folder: Path, name: str, se
             start_from=source.path,
             display=Display(json=True),
         )
-    model = open_network(out).calibrated(inspection.validation)
+    model = open_network(out)
     return candidate("network", "network", model, inspection, Clock(0.0, 0.0))
 
 

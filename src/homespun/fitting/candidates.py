@@ -74,8 +74,9 @@ def measure_latency(model: TextModel, examples: Sequence[LabelledText]) -> float
 
 
 def candidate(name: str, title: str, model: TextModel, inspection: Inspection, seconds: Clock) -> Candidate:
-    """Return a candidate with a model, evaluated on the validation examples."""
+    """Evaluate a model on the validation examples, which also choose temperature and thresholds of a network."""
     outputs = model.outputs(inspection.validation).values
+    model = model.calibrate(outputs, inspection.validation)
     measured = measure_outputs(outputs, inspection.validation, inspection.labels, model.decision)
     latency = measure_latency(model, inspection.validation)
     return Candidate(name, title, model, outputs, model.decision, measured.metrics, seconds, latency)

@@ -280,10 +280,12 @@ class Ladder:
         else:
             with stopwatch() as seconds:
                 model = make()
-            save_text_model(folder / "model", model)
+        found = candidate(name, title, model, self.inspection, seconds)
+        if found.model is not None and not self._is_finished(name):
+            save_text_model(folder / "model", found.model)
             write_text(described, json.dumps({"title": title, "seconds": asdict(seconds)}) + "\n")
-        self.candidates.append(candidate(name, title, model, self.inspection, seconds))
-        self._show(self.candidates[-1])
+        self.candidates.append(found)
+        self._show(found)
 
     def _is_finished(self, name: str) -> bool:
         """True for a candidate of an earlier call, which is kept; a linear model is fitted again in seconds."""

@@ -219,7 +219,7 @@ def _with_layer(
     bundle = ModelBundle(model.to(best_device()).eval(), config, source.tokenizer, labels)
     if labels is None:
         return NetworkTextModel(bundle, RegressionTask(data, bundle, bounds=None))
-    return NetworkTextModel(bundle, ClassificationTask(data, labels, bundle)).calibrated(inspection.validation)
+    return NetworkTextModel(bundle, ClassificationTask(data, labels, bundle))
 
 
 def write_parts(inspection: Inspection, folder: Path) -> dict[str, Path]:
@@ -322,7 +322,7 @@ def finetune_source(
             f"{train.optimizer.learning_rate:g}; of four validations in an epoch the best is kept"
         )
         finetune(recipe, run, start_from=source.path, resume=resume, display=display)
-    return open_network(run).calibrated(inspection.validation)
+    return open_network(run)
 
 
 def distil_student(
@@ -348,7 +348,7 @@ def distil_student(
         settings += [] if memory is None else [f"train.budget.memory={memory}"]
         recipe, resume = open_recipe(run, "distil-classify", settings)
         distill(recipe, run, teacher=str(teacher), layers=layers, resume=resume, display=display)
-    return open_network(run).calibrated(inspection.validation)
+    return open_network(run)
 
 
 def finetuning_settings(

@@ -32,7 +32,7 @@ from homespun.metrics.classification import Metrics
 from homespun.report.significance import bootstrap_interval, permutation_test, wilson_interval
 from homespun.results import VERSION
 from homespun.tasks.protocol import Measured
-from homespun.tasks.text_models import TextModel, measure
+from homespun.tasks.text_models import TextModel, measure, measure_all
 from homespun.tasks.text_outputs import measure_outputs
 from homespun.tasks.texts import readable_texts
 
@@ -126,9 +126,13 @@ def summarise(
         The content of ``result.json``, and by name the prediction of each test example.
     """
     metric, examples = METRICS[inspection.task], inspection.measured
-    measured = {one.name: _test(one, inspection) for one in candidates}
     assert final.model is not None
-    measured[final.name] = measure(final.model, examples)
+    models = {one.name: one.model for one in candidates if one.model is not None} | {final.name: final.model}
+    measured = {
+        one.name: measure_outputs(constant_outputs(inspection, examples), examples, inspection.labels, one.decision)
+        for one in candidates
+        if one.model is None
+    } | measure_all(models, examples)
     scores = {name: example_scores(one, inspection.labels) for name, one in measured.items()}
     others = [one for one in candidates if one.name != final.name]
     rivals = sorted(others, key=lambda one: -score(one.validation, metric))
@@ -167,13 +171,6 @@ def summarise(
 def write_results(folder: Path, result: Tree) -> None:
     """Write ``result.json``, which makes the folder a finished fit."""
     write_text(folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def _test(one: Candidate, inspection: Inspection) -> Measured:
-    if one.model is not None:
-        return measure(one.model, inspection.measured)
-    outputs = constant_outputs(inspection, inspection.measured)
-    return measure_outputs(outputs, inspection.measured, inspection.labels, one.decision)
 
 
 def candidate_row(name: str, title: str, parameters: int, spent: Clock, **further: object) -> Tree:

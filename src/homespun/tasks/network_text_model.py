@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, Unpack, runtime_checkable
+from typing import ClassVar, Literal, Protocol, Unpack, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,8 @@ from homespun.models.bundle import ModelBundle, save_model
 from homespun.models.model import Model
 from homespun.tasks.config import stored_task
 from homespun.tasks.stored_data import ReadOptions
-from homespun.tasks.text_outputs import Outputs, choose_decision
+from homespun.tasks.text_outputs import Floats, Outputs, choose_decision
 from homespun.tasks.texts import LabelledText, TextsData, rows_of, second_texts
-
-Floats = NDArray[np.float64]
 
 
 @runtime_checkable
@@ -53,6 +51,8 @@ class NetworkTextModel:
     stored: ModelBundle
     task: TextTask
     kind: Literal["network"] = "network"
+    members: ClassVar[Mapping[str, NetworkTextModel]] = {}
+    weights: ClassVar[tuple[float, ...]] = ()
 
     @classmethod
     def of(cls, stored: ModelBundle, *, source: str, **options: Unpack[ReadOptions]) -> NetworkTextModel:
@@ -103,9 +103,8 @@ class NetworkTextModel:
         """Return the model itself."""
         return self
 
-    def calibrated(self, examples: Sequence[LabelledText]) -> NetworkTextModel:
-        """Return the model with temperature and thresholds chosen on validation examples."""
-        values = self.outputs(examples).values
+    def calibrate(self, values: Floats, examples: Sequence[LabelledText]) -> NetworkTextModel:
+        """Return the model with temperature and thresholds chosen by its outputs on validation examples."""
         task = self.task.with_decision(choose_decision(values, examples, self.labels))
         return NetworkTextModel(replace(self.stored, task=task.to_metadata()), task)
 

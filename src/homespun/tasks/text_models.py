@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol, TypeAlias, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -25,7 +25,16 @@ from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule
 from homespun.ngrams import features
 from homespun.tasks.protocol import Measured, task_metadata
 from homespun.tasks.stored_data import ReadOptions, StoredData, stored_data
-from homespun.tasks.text_outputs import Outputs, average, measure_outputs, output_predictions, texts_of, to_predictions
+from homespun.tasks.text_outputs import (
+    Floats,
+    Outputs,
+    average,
+    choose_decision,
+    measure_outputs,
+    output_predictions,
+    texts_of,
+    to_predictions,
+)
 from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData, unlabelled_texts
 from homespun.text.formats import Record
 
@@ -67,11 +76,25 @@ class TextModel(Protocol):
     def networks(self) -> Sequence[ModelBundle]:
         """Networks of the model."""
 
+    @property
+    def members(self) -> Mapping[str, TextModel]:
+        """Models whose mean this is, by name; empty for a single model."""
+
+    @property
+    def weights(self) -> Sequence[float]:
+        """One weight for each member, with sum 1."""
+
     def outputs(self, examples: Sequence[LabelledText]) -> Outputs:
         """Compute logits or numbers."""
 
     def vectors(self, examples: Sequence[LabelledText]) -> Vectors:
         """Compute (texts, size) vectors whose cosine is the similarity of texts."""
+
+    def calibrate(self, values: Floats, examples: Sequence[LabelledText]) -> TextModel:
+        """Return the model with temperature and thresholds chosen by its outputs on validation examples.
+
+        A linear model has chosen them by cross-validation.
+        """
 
     def refit(self, fit: RefitLinear) -> TextModel:
         """Return the model with its linear parts fitted to other examples."""
@@ -88,6 +111,8 @@ class LinearTextModel:
     data: TextsData
     decision: DecisionRule = DEFAULT_RULE
     kind: Literal["linear"] = "linear"
+    members: ClassVar[Mapping[str, TextModel]] = {}
+    weights: ClassVar[tuple[float, ...]] = ()
 
     @property
     def labels(self) -> Labels | None:
@@ -108,6 +133,10 @@ class LinearTextModel:
         """Compute (texts, features) TF-IDF vectors."""
         vectors: csr_matrix = features(self.model.vectorizers, texts_of(examples))
         return vectors
+
+    def calibrate(self, values: Floats, examples: Sequence[LabelledText]) -> LinearTextModel:
+        """Return the model itself: cross-validation has chosen its temperature and thresholds."""
+        return self
 
     def refit(self, fit: RefitLinear) -> LinearTextModel:
         """Return the model fitted to other examples."""
@@ -147,18 +176,16 @@ class AverageTextModel:
 
     def outputs(self, examples: Sequence[LabelledText]) -> Outputs:
         """Compute logits of the mean probabilities, or mean numbers."""
-        found = [member.outputs(examples) for member in self.members.values()]
-        truncated = np.any([one.truncated for one in found], axis=0)
-        predicted = [
-            to_predictions(one.values, self.labels, member.decision)
-            for one, member in zip(found, self.members.values(), strict=True)
-        ]
-        return Outputs(average(predicted, self.weights, self.labels), truncated)
+        return _mean_outputs(self, [member.outputs(examples) for member in self.members.values()])
 
     def vectors(self, examples: Sequence[LabelledText]) -> Vectors:
         """Compute the vectors of the first network, or of the first member without networks."""
         members = sorted(self.members.values(), key=lambda member: member.kind != "network")
         return members[0].vectors(examples)
+
+    def calibrate(self, values: Floats, examples: Sequence[LabelledText]) -> AverageTextModel:
+        """Return the average with another temperature and other thresholds."""
+        return replace(self, decision=choose_decision(values, examples, self.labels))
 
     def refit(self, fit: RefitLinear) -> AverageTextModel:
         """Return the average with its linear members fitted to other examples."""
@@ -174,6 +201,16 @@ class AverageTextModel:
             "decision": self.decision.model_dump(mode="json"),
         }
         (folder / AVERAGE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def _mean_outputs(model: TextModel, found: Sequence[Outputs]) -> Outputs:
+    """Average the outputs of the members of a model."""
+    predicted = [
+        to_predictions(one.values, model.labels, member.decision)
+        for one, member in zip(found, model.members.values(), strict=True)
+    ]
+    truncated = np.any([one.truncated for one in found], axis=0)
+    return Outputs(average(predicted, model.weights, model.labels), truncated)
 
 
 RefitLinear = Callable[[LinearTextModel], LinearTextModel]
@@ -196,7 +233,23 @@ class _StoredAverage(Config):
 
 def measure(model: TextModel, examples: Sequence[LabelledText]) -> Measured:
     """Evaluate a model on labelled examples, with the metrics of its task."""
-    return measure_outputs(model.outputs(examples).values, examples, model.labels, model.decision)
+    return measure_all({"model": model}, examples)["model"]
+
+
+def measure_all(models: Mapping[str, TextModel], examples: Sequence[LabelledText]) -> dict[str, Measured]:
+    """Evaluate models on the same examples; a model that is also a member of an average is computed once."""
+    computed: dict[int, Outputs] = {}
+
+    def outputs(model: TextModel) -> Outputs:
+        if id(model) not in computed:
+            found = list(map(outputs, model.members.values()))
+            computed[id(model)] = _mean_outputs(model, found) if found else model.outputs(examples)
+        return computed[id(model)]
+
+    return {
+        name: measure_outputs(outputs(model).values, examples, model.labels, model.decision)
+        for name, model in models.items()
+    }
 
 
 def predict(model: TextModel, records: Iterable[Record], *, source: str, first: int = 1) -> Iterator[dict[str, object]]:
