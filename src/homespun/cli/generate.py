@@ -152,7 +152,7 @@ def summarize(
     """Summarise texts with a fine-tuned model and the settings of its training."""
     from homespun.commands.generate import summaries
     from homespun.commands.generate import summarize as command
-    from homespun.tasks.stored_data import ReadOptions
+    from homespun.tasks.protocol import ReadOptions
 
     options = ReadOptions(
         text=text,

@@ -19,7 +19,7 @@ from homespun.inference.continuous import ContinuousGenerator
 from homespun.inference.generation import TextGenerator
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.config import stored_task
-from homespun.tasks.stored_data import ReadOptions
+from homespun.tasks.protocol import ReadOptions
 from homespun.text.formats import Record
 from homespun.text.sources import ReadProgress
 

@@ -30,8 +30,7 @@ from homespun.data.corpus import Progress
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics
-from homespun.tasks.protocol import AnyTask, TaskData, prefix_errors
-from homespun.tasks.stored_data import ReadOptions
+from homespun.tasks.protocol import AnyTask, ReadOptions, TaskData, prefix_errors
 from homespun.tasks.taggers import LinearTagger, find_tagger, open_tagger
 from homespun.tasks.text_models import find_text_model, measure, open_text_model
 from homespun.tasks.text_models import predict as predict_with

@@ -84,7 +84,7 @@ class PretrainingConfig(Config):
 
 
 class Objective(nn.Module):
-    """Interface of pretraining objectives: a model, trained in place, with the loss of a batch."""
+    """Interface of objectives: a model, trained in place, with the loss of a batch."""
 
     def __init__(self, model: Model, config: ModelConfig) -> None:
         super().__init__()

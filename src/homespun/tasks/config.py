@@ -10,13 +10,13 @@ from pydantic import Field
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.classification import Classification
 from homespun.tasks.ordinal_regression import OrdinalRegression
-from homespun.tasks.protocol import AnyTask, TaskData, TaskObjective
+from homespun.tasks.protocol import AnyTask, ReadOptions, TaskData, TaskObjective
 from homespun.tasks.question_answering import QuestionAnswering, QuestionData
 from homespun.tasks.regression import Regression
 from homespun.tasks.sentence_classification import SentenceClassification, SentencesData
 from homespun.tasks.seq2seq import TextToText
 from homespun.tasks.seq2seq_data import TextPairsData
-from homespun.tasks.stored_data import ReadOptions, StoredData, stored_data
+from homespun.tasks.stored_data import StoredData, stored_data
 from homespun.tasks.taggers import TaggedData
 from homespun.tasks.texts import LabelledData, PairsData
 from homespun.tasks.token_classification import TokenClassification

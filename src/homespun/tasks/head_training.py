@@ -24,7 +24,7 @@ from homespun.models.encoder import initialise
 from homespun.models.heads import HeadSettings
 from homespun.models.model import Model
 from homespun.models.sequence_heads import SequenceHeadConfig
-from homespun.objectives.protocol import ClassifierOutput
+from homespun.objectives.protocol import ClassifierOutput, Objective
 from homespun.tasks.protocol import TaskObjective, check_length
 from homespun.tasks.texts import TextsData
 
@@ -170,16 +170,11 @@ class ClassLoss(nn.Module):
         return Loss({"loss": Term(loss, labels.numel()), "accuracy": Term(right, len(labels), weight=0.0)})
 
 
-class FineTuningLoss(nn.Module):
-    """Base of fine-tuning losses: the model, trained in place, with its config.
-
-    With ``frozen`` only the head is trained, and the backbone stays in evaluation mode.
-    """
+class FineTuningLoss(Objective):
+    """Base of fine-tuning losses; with ``frozen`` the backbone is not trained and stays in evaluation mode."""
 
     def __init__(self, model: Model, config: ModelConfig, *, frozen: bool = False) -> None:
-        super().__init__()
-        self.model = model
-        self.config = config
+        super().__init__(model, config)
         if frozen:
             model.freeze(model.backbone)
 

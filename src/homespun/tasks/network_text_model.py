@@ -18,7 +18,7 @@ from homespun.metrics.calibration import DecisionRule
 from homespun.models.bundle import ModelBundle, save_model
 from homespun.models.model import Model
 from homespun.tasks.config import stored_task
-from homespun.tasks.stored_data import ReadOptions
+from homespun.tasks.protocol import ReadOptions
 from homespun.tasks.text_outputs import Floats, Outputs, choose_decision
 from homespun.tasks.texts import LabelledText, TextsData, rows_of, second_texts
 

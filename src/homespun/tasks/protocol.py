@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,7 @@ if TYPE_CHECKING:  # imported late: linear models need no torch
     from homespun.data.loader import Collate
     from homespun.models.bundle import ModelBundle
     from homespun.models.model import Model
-    from homespun.objectives.protocol import WrappedClassifier
-    from homespun.tasks.head_training import FineTuningLoss
-    from homespun.tasks.stored_data import ReadOptions
+    from homespun.objectives.protocol import Objective, WrappedClassifier
     from homespun.training.validation import EvalResult
 
 Part = Literal["train", "validation", "test"]
@@ -42,6 +40,23 @@ InputKind = Literal["text", "pair", "question", "sentences"]
 
 SplitSeed = Annotated[int, Field(ge=0, description="seed of folds and of the validation split; train.seed is another")]
 """Runs with several values of train.seed share their splits, so that they can be compared example by example."""
+
+
+class ReadOptions(TypedDict, total=False):
+    """Options for reading records for a fine-tuned model; default: as in training, with detected encoding."""
+
+    text: Sequence[str] | None
+    """Columns of the texts."""
+    label: str | None
+    """Column of the labels."""
+    encoding: str | None
+    """Of the files."""
+    columns: Sequence[str] | None
+    """Names of the columns of files without a header."""
+    data_set: str | None
+    """One of several data sets that the model learned from, each with its prefix."""
+    generation: Mapping[str, object] | None
+    """Generation settings that differ from training: `homespun.inference.generation.TextGenerationConfig`."""
 
 
 def paths(value: str | Sequence[str] | Path) -> list[str]:
@@ -122,7 +137,7 @@ class Measured:
 class TrainingSetup:
     """Objective, rows and collate of a training."""
 
-    objective: FineTuningLoss | WrappedClassifier  # the model with its loss
+    objective: Objective | WrappedClassifier  # the model with its loss
     rows: Rows  # training rows
     collate: Collate  # function from rows to a batch, for training and validation loss
     # validation loss from the metrics; None: the objective's loss on the validation rows

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypedDict, Unpack, get_args
+from collections.abc import Mapping
+from typing import Unpack, get_args
 
 from homespun.config import Config, validate
 from homespun.errors import UserError
-from homespun.tasks.protocol import TaskData
-
-
-class ReadOptions(TypedDict, total=False):
-    """Options for reading records for a fine-tuned model; default: as in training, with detected encoding."""
-
-    text: Sequence[str] | None
-    """Columns of the texts."""
-    label: str | None
-    """Column of the labels."""
-    encoding: str | None
-    """Of the files."""
-    columns: Sequence[str] | None
-    """Names of the columns of files without a header."""
-    data_set: str | None
-    """One of several data sets that the model learned from, each with its prefix."""
-    generation: Mapping[str, object] | None
-    """Generation settings that differ from training: `homespun.inference.generation.TextGenerationConfig`."""
+from homespun.tasks.protocol import ReadOptions, TaskData
 
 
 class StoredData(Config):

@@ -20,8 +20,8 @@ from homespun.errors import UserError
 from homespun.io.atomic import atomic_path
 from homespun.metrics.classification import Metrics
 from homespun.metrics.sequence_labels import EntityMetrics, Tags, are_entities, extract_entities, word_metrics
-from homespun.tasks.protocol import Measured, TaskData, numbered_chunks, task_metadata
-from homespun.tasks.stored_data import ReadOptions, StoredData, stored_data
+from homespun.tasks.protocol import Measured, ReadOptions, TaskData, numbered_chunks, task_metadata
+from homespun.tasks.stored_data import StoredData, stored_data
 from homespun.text.formats import Record
 
 CHUNK = 1024

@@ -23,8 +23,8 @@ from homespun.io.json import read_object
 from homespun.linear import LinearModel, is_linear
 from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule
 from homespun.ngrams import features
-from homespun.tasks.protocol import Measured, task_metadata
-from homespun.tasks.stored_data import ReadOptions, StoredData, stored_data
+from homespun.tasks.protocol import Measured, ReadOptions, task_metadata
+from homespun.tasks.stored_data import StoredData, stored_data
 from homespun.tasks.text_outputs import (
     Floats,
     Outputs,
