@@ -151,7 +151,9 @@ class Corpus:
         """
         shard, local = self._find(index)
         if (ends := shard.sentence_ends(local)) is None:
-            raise UserError(f"corpus {self.path} was built without sentence ends; build it again with --sentences")
+            raise UserError(
+                f"corpus {self.path} was built without sentence ends; build it again with --sentences or sentences=True"
+            )
         return ends
 
     def counts(self, first: int) -> np.ndarray:
