@@ -22,6 +22,8 @@ from typing import Literal
 
 import psutil
 
+from homespun.io.cores import available_cores
+
 GIB = 1024**3
 COMFORTABLE_MEMORY = 4 * GIB
 COMFORTABLE_DISK = 5 * GIB
@@ -92,7 +94,7 @@ def _arithmetic() -> Iterator[Check]:
 def _cores() -> Iterator[Check]:
     import torch
 
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    usable = available_cores()
     detail = f"{usable} usable, {psutil.cpu_count(logical=False) or '?'} physical"
     threads = torch.get_num_threads()
     advice = f"torch runs {threads} threads on {usable} cores: set OMP_NUM_THREADS={usable}"

@@ -34,6 +34,7 @@ from homespun import __version__
 from homespun.commands.prediction_files import Prediction, Summary, write_lines
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, file_digest, write_bytes
+from homespun.io.cores import available_cores
 from homespun.io.signals import ignored_interrupts
 from homespun.text.formats import Record
 
@@ -323,9 +324,8 @@ def identify(model: Path, options: Mapping[str, object]) -> str:
 
 def choose_processes(model: Path) -> int:
     """Number of processes that the cores and the free memory of this machine allow."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = 2 * sum(file.stat().st_size for file in _model_files(model))
-    return max(1, min(cores, psutil.virtual_memory().available // (size + _WORKER_BYTES)))
+    return max(1, min(available_cores(), psutil.virtual_memory().available // (size + _WORKER_BYTES)))
 
 
 def _model_files(folder: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from homespun.errors import UserError
+from homespun.io.cores import available_cores
 
 START = (sys.executable, "-m", "homespun.compare.worker")
 _TAIL = 1 << 16  # bytes at the end of a log that are searched for the reason
@@ -96,9 +97,8 @@ class LocalExecutor:
 
 def shares(slot: int, slots: int) -> dict[str, str]:
     """Return variables that give the process of a slot its share of the threads, and one GPU if there are several."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     given = os.environ.get("OMP_NUM_THREADS", "")
-    threads = str(max(1, (int(given) if given.isdecimal() and int(given) else cores) // slots))
+    threads = str(max(1, (int(given) if given.isdecimal() and int(given) else available_cores()) // slots))
     variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
     gpus = _gpus()
     return variables | ({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if len(gpus) > 1 else {})

@@ -16,11 +16,12 @@ from types import FrameType
 import uvicorn
 
 from homespun.errors import UserError
+from homespun.io.cores import available_cores
 from homespun.serving.app import Traffic, create_app, freeze_objects
 from homespun.serving.batching import Batcher
 from homespun.serving.models import Models
 from homespun.serving.monitoring import access_log
-from homespun.serving.settings import ServingSettings, available_cores
+from homespun.serving.settings import ServingSettings
 
 DRAIN_SECONDS = 8.0
 """Time for the accepted requests after a signal."""

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Literal
 
 from pydantic import Field
 
 from homespun.config import Config
+from homespun.io.cores import available_cores
 
 _MAX_WORKERS = 4  # more would wait for Python's lock
-
-
-def available_cores() -> int:
-    """Return the number of processor cores of this process."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 class ServingSettings(Config):
