@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
@@ -35,22 +34,14 @@ class MultiHead(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMap:
-    """Attention pattern of one layer.
+    """Attention pattern of one layer; lists have an entry for each head, or one if all heads are equal."""
 
-    Args:
-        shares: of all pairs of tokens, for each head; one number if all heads are equal.
-        parts: for each head, or once for all: a name of `homespun.report.attention.PARTS` -> (cells, cells) float, the
-            share of the pairs in each cell.
-        union: (length, length / 8) uint8, packed bits: what some head sees.
-        through: through what low-rank attention sees everything; empty for other attention.
-        order: in which the tokens stand in ``parts``, where it is not that of the text.
-    """
-
-    shares: list[float]
+    shares: list[float]  # of all pairs of tokens
+    # a name of `homespun.report.attention.PARTS` -> (cells, cells) float, the share of the pairs in each cell
     parts: list[dict[str, np.ndarray]]
-    union: np.ndarray
-    through: str
-    order: str = ""
+    union: np.ndarray  # (length, length / 8) uint8, packed bits: what some head sees
+    through: str  # through what low-rank attention sees everything; empty for other attention
+    order: str = ""  # order of the tokens in `parts`, where it is not that of the text
 
 
 def build_attentions(config: EncoderConfig) -> list[MultiHead]:
@@ -189,9 +180,8 @@ def _exact(sparse: Sparse, length: int, *, causal: bool, full: str) -> Iterator[
         query = torch.arange(start, min(start + _rows(length), length))[None, :, None]
         mask = Mask(causal=causal, start=start)
         table = mask.dense(sparse, query.shape[1], length, CPU)
-        seen = (torch.ones(1, 1, length, dtype=torch.bool) if table is None else table[0]).expand(
-            -1, query.shape[1], -1
-        )
+        seen = torch.ones(1, 1, length, dtype=torch.bool) if table is None else table[0]
+        seen = seen.expand(-1, query.shape[1], -1)
         if not sparse.patterns:
             yield {full: seen}
             continue
@@ -208,26 +198,22 @@ def _exact(sparse: Sparse, length: int, *, causal: bool, full: str) -> Iterator[
 
 
 def probe_attention(attention: MultiHead, length: int, config: EncoderConfig) -> Tensor:
-    """(heads, length, length) bool: the keys that influence the output of each query, for one random text.
+    """(heads, length, length) bool: the keys that influence the output of each query, for one random text."""
+    return _measure_kernel(attention, length, config, _kernel_weights)[0] != 0
 
-    A head has fewer dimensions than unit vectors, so it is called several times.
+
+def _kernel_weights(kernel: nn.Module, given: Any) -> Tensor:
+    """(batch, heads, queries, keys) weights of a kernel: its output for unit vectors in place of the values.
+
+    A head has fewer dimensions than unit vectors, so the kernel is called several times.
     """
-    width = attention.output.in_features // config.num_attention_heads
-    pieces: list[Tensor] = []
+    *vectors, value, mask = given  # queries and keys are one tensor, or two
+    length, width = value.shape[-2:]
+    pieces = []
     for start in range(0, length, width):
-        units = torch.zeros(length, width)
+        units = value.new_zeros(length, width)
         units.diagonal(-start).fill_(1)
-
-        def put_in(_: nn.Module, given: Any, units: Tensor = units) -> tuple[object, ...]:
-            *vectors, value, mask = given  # queries and keys are one, or two
-            return (*vectors, units.expand_as(value), mask)
-
-        def take_out(_: nn.Module, given: object, values: Tensor) -> None:
-            pieces.append(values[0] != 0)
-
-        kernel = _kernel(attention)
-        hooks = [kernel.register_forward_pre_hook(put_in), kernel.register_forward_hook(take_out)]
-        _attend(attention, length, config, hooks)
+        pieces.append(kernel.forward(*vectors, units.expand_as(value), mask))
     return torch.cat(pieces, dim=-1)[..., :length]
 
 
@@ -262,14 +248,7 @@ def attention_weights(model: Model, layer: int, input_ids: Tensor, context: Mapp
     def measure(kernel: nn.Module, given: Any, values: Tensor) -> None:
         if threading.get_ident() != thread:  # another text in the same model
             return
-        *vectors, value, mask = given
-        length, width = value.shape[-2:]
-        pieces = []
-        for start in range(0, length, width):
-            units = value.new_zeros(length, width)
-            units.diagonal(-start).fill_(1)
-            pieces.append(kernel.forward(*vectors, units.expand_as(value), mask))
-        found.append(torch.cat(pieces, dim=-1)[0, :, :, :length])
+        found.append(_kernel_weights(kernel, given)[0])
 
     hook = _kernel(weighted_attentions(model)[layer]).register_forward_hook(measure)
     try:
@@ -282,24 +261,26 @@ def attention_weights(model: Model, layer: int, input_ids: Tensor, context: Mapp
 
 def _order_by_bucket(attention: MultiHead, length: int, config: EncoderConfig) -> Tensor:
     """(heads, length) int64: tokens in the order of the buckets of the first hashing round."""
-    found: list[Tensor] = []
-    kernel = _kernel(attention)
 
-    def note(module: nn.Module, given: tuple[Tensor, Tensor, Mask]) -> None:
+    def hash_order(kernel: Any, given: tuple[Tensor, Tensor, Mask]) -> Tensor:
         vectors, _, mask = given
-        found.append(kernel.hash_order(vectors, mask))
+        order: Tensor = kernel.hash_order(vectors, mask)
+        return order
 
-    _attend(attention, length, config, [kernel.register_forward_pre_hook(note)])
-    return found[0]
+    return _measure_kernel(attention, length, config, hash_order)
 
 
 @torch.no_grad()
-def _attend(attention: MultiHead, length: int, config: EncoderConfig, hooks: Sequence[RemovableHandle]) -> None:
-    """Over the vectors of one random text, the same at every call; then the hooks are gone."""
+def _measure_kernel(
+    attention: MultiHead, length: int, config: EncoderConfig, measure: Callable[[nn.Module, Any], Tensor]
+) -> Tensor:
+    """Return ``measure(kernel, inputs)`` with the inputs of the kernel for one random text, the same at every call."""
+    found: list[Tensor] = []
     hidden = torch.randn(1, length, attention.output.out_features, generator=torch.Generator().manual_seed(0))
+    hook = _kernel(attention).register_forward_pre_hook(lambda kernel, given: found.append(measure(kernel, given)))
     attention(hidden, Mask(causal=config.causal))
-    for hook in hooks:
-        hook.remove()
+    hook.remove()
+    return found[0]
 
 
 def _mean_of_cells(table: np.ndarray, cell: int) -> np.ndarray:
