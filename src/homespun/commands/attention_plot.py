@@ -28,7 +28,6 @@ from homespun.data.source_target import SourceTargetTemplate
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.inference.generation import TextGenerator
-from homespun.io.atomic import write_bytes
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -73,9 +72,7 @@ def show_attention(
         UserError: there is no such recipe, model, layer or stack, ``length`` exceeds the model's maximum, or ``out``
             has another suffix.
     """
-    path = None if out is None else Path(out)
-    if path is not None and path.suffix not in (".svg", ".png"):
-        raise UserError(f"--out must end in .svg or .png, not {path.name!r}")
+    path = _picture_path(out)
     stack, config = _select_stack(_model_config(source, overrides), stack)
     attentions = build_attentions(config)
     chosen = _chosen_layers(layers, len(attentions))
@@ -96,8 +93,7 @@ def show_attention(
             depth=pool_depth(depth),
             reached=reached,
         )
-        plot = draw_attention(picture)
-        write_bytes(path, plot.svg if path.suffix == ".svg" else plot.png)
+        draw_attention(picture).write(path)
     full_depths = [layer for layer, share in enumerate(reached, start=1) if share > 1 - 0.5 / length**2]
     return {
         "source": source,
@@ -108,6 +104,13 @@ def show_attention(
         "all_reach_all": full_depths[0] if full_depths else None,
         "out": None if path is None else str(path),
     }
+
+
+def _picture_path(out: str | Path | None) -> Path | None:
+    path = None if out is None else Path(out)
+    if path is not None and path.suffix not in (".svg", ".png"):
+        raise UserError(f"--out must end in .svg or .png, not {path.name!r}")
+    return path
 
 
 def _model_config(source: str, overrides: Sequence[str]) -> ModelConfig:
@@ -254,9 +257,7 @@ def show_alignment(run: str, *, source: str, target: str | None = None, out: str
     Raises:
         UserError: the model has no additive attention, a text is empty, or ``out`` has another suffix.
     """
-    path = None if out is None else Path(out)
-    if path is not None and path.suffix not in (".svg", ".png"):
-        raise UserError(f"--out must end in .svg or .png, not {path.name!r}")
+    path = _picture_path(out)
     stored = open_model(run)
     attention = _find_attention(stored, run)
     source_ids, generated = _encode(stored, source, "--source"), None
@@ -267,8 +268,7 @@ def show_alignment(run: str, *, source: str, target: str | None = None, out: str
     weights = _attention_weights(stored, attention, source_ids, target_ids)
     source_tokens, target_tokens = (_decode_each(stored.tokenizer, ids) for ids in (source_ids, target_ids))
     if path is not None:
-        plot = draw_alignment(source_tokens, target_tokens, weights.numpy())
-        write_bytes(path, plot.svg if path.suffix == ".svg" else plot.png)
+        draw_alignment(source_tokens, target_tokens, weights.numpy()).write(path)
     return {
         "source": source_tokens,
         "target": target_tokens,

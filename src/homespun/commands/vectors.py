@@ -16,7 +16,7 @@ from homespun.commands.workload import with_vocabulary
 from homespun.config import Tree, override, validate
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
-from homespun.io.atomic import TEMPORARY, entries, write_bytes
+from homespun.io.atomic import TEMPORARY, entries
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
 from homespun.report.console import Display
@@ -149,7 +149,7 @@ def map_vectors(
     plot = draw_embeddings(
         out.stem, chosen, positions, axes_names=names, title=f"{len(chosen)} words of {Path(vectors).name}"
     )
-    write_bytes(out, plot.png if out.suffix == ".png" else plot.svg)
+    plot.write(out)
     return {"map": str(out), "words": len(chosen)}
 
 

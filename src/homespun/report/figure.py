@@ -10,9 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from homespun.io.atomic import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,6 +101,10 @@ class Plot:
     def of(cls, name: str, caption: str, figure: Figure) -> Plot:
         """Render a figure; the same figure gives the same bytes."""
         return cls(name, caption, render(figure, "svg"), render(figure, "png"))
+
+    def write(self, path: Path) -> None:
+        """Write a .svg or .png file."""
+        write_bytes(path, self.svg if path.suffix == ".svg" else self.png)
 
 
 def render(figure: Figure, kind: str) -> bytes:
