@@ -5,16 +5,27 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import TypedDict
+from functools import partial
+from typing import NamedTuple, TypedDict
 
 import torch
+from torch import nn
 
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.bundle import ModelBundle
 from homespun.training.devices import DistributedContext, PeakMemory
 
-_MIN_PASSES, _MAX_PASSES, _SECONDS = 3, 50, 0.5  # forward passes per length; no pass starts after the seconds
+
+class Passes(NamedTuple):
+    """Numbers of forward passes; none starts after the seconds, except the least number."""
+
+    least: int
+    most: int
+    seconds: float
+
+
+_PASSES = Passes(least=3, most=50, seconds=0.5)
 
 
 class InferenceCost(TypedDict):
@@ -60,9 +71,8 @@ def benchmark(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int 
             f"--lengths {min(lengths)} exceeds max_position_embeddings={limit} of {run}; give {limit} or less"
         )
     device = DistributedContext.join().device
-    model = stored.model.to(device).eval()
     return {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in stored.model.parameters()),
         "device": str(device),
         "threads": torch.get_num_threads(),
         "inference": [_measure(stored, length, batch_size, device) for length in allowed],
@@ -70,29 +80,43 @@ def benchmark(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int 
 
 
 def _measure(stored: ModelBundle, length: int, batch_size: int, device: torch.device) -> InferenceCost:
-    forward = _forward_pass(stored, length, batch_size, device)
-    with torch.inference_mode(), PeakMemory(device) as memory:
-        forward()  # warm-up: the first pass allocates memory and fills caches
-        seconds: list[float] = []
-        while len(seconds) < _MIN_PASSES or (len(seconds) < _MAX_PASSES and sum(seconds) < _SECONDS):
-            started = time.perf_counter()
-            forward()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            seconds.append(time.perf_counter() - started)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(stored.tokenizer.vocab_size, (batch_size, length), generator=generator).to(device)
+    forward = partial(inference_module(stored, device), tokens)
+    if stored.config.backbone.has_decoder:
+        forward = partial(forward, decoder_input_ids=tokens)
+    with PeakMemory(device) as memory:
+        (seconds,) = median_seconds([forward], device, _PASSES)
     return {
         "length": length,
         "batch_size": batch_size,
-        "seconds_per_text": statistics.median(seconds) / batch_size,
+        "seconds_per_text": seconds / batch_size,
         "peak_bytes": memory.peak_bytes,
     }
 
 
-def _forward_pass(stored: ModelBundle, length: int, batch_size: int, device: torch.device) -> Callable[[], object]:
-    """Return a function that runs the model on one batch of random tokens."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(stored.tokenizer.vocab_size, (batch_size, length), generator=generator).to(device)
-    model = stored.model if stored.labels is not None else stored.model.backbone
-    if stored.config.backbone.has_decoder:
-        return lambda: model(tokens, decoder_input_ids=tokens)
-    return lambda: model(tokens)
+def inference_module(stored: ModelBundle, device: torch.device) -> nn.Module:
+    """Return the model on ``device`` in evaluation mode, without its head unless it is fine-tuned."""
+    model = stored.model.to(device).eval()
+    return model if stored.labels is not None else model.backbone
+
+
+@torch.inference_mode()
+def median_seconds(
+    calls: Sequence[Callable[[], object]],
+    device: torch.device,
+    passes: Passes,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Measure the median seconds of each call, in turns so that other load slows all."""
+    for call in calls:
+        call()  # warm-up: the first pass allocates memory and fills caches
+    seconds: list[list[float]] = [[] for _ in calls]
+    while len(seconds[0]) < passes.least or (len(seconds[0]) < passes.most and sum(map(sum, seconds)) < passes.seconds):
+        for call, measured in zip(calls, seconds, strict=True):
+            started = clock()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            measured.append(clock() - started)
+    return [statistics.median(measured) for measured in seconds]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from pydantic_core import to_jsonable_python
 
+from homespun.commands.benchmark import Passes, inference_module, median_seconds
 from homespun.commands.finetune import finetune
 from homespun.commands.pretrain import pretrain
 from homespun.commands.provenance import FILE, InitialWeights, RunInputs, check_inputs, identify_model, write_inputs
@@ -23,6 +24,7 @@ from homespun.data.loader import Loader
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.io.atomic import atomic_path
+from homespun.io.json import read_object
 from homespun.io.lock import locked
 from homespun.models.bundle import ModelBundle, save_model
 from homespun.models.weight_transfer import build_student
@@ -37,7 +39,7 @@ from homespun.training.validation import evaluate_loss
 
 logger = logging.getLogger(__name__)
 
-_MIN_PASSES, _MAX_PASSES, _SECONDS = 5, 60, 2.0  # forward passes of each model; no pass starts after the seconds
+_PASSES = Passes(least=5, most=60, seconds=2.0)  # of each model
 _BATCH_SIZE = 32  # texts or held-out rows
 
 
@@ -78,7 +80,7 @@ def distill(
             another student, or a folder has other files; see also `homespun.commands.pretrain.pretrain` and
             `homespun.commands.finetune.finetune`.
     """
-    _check(recipe, start_from, layers, changes, from_scratch=from_scratch)
+    _check_options(recipe, start_from, layers, changes, from_scratch=from_scratch)
     if unmeasured := _unmeasured(recipe):
         logger.warning("metrics of teacher and student are not compared: %s", unmeasured)
     path, stored = Path(out), open_model(teacher)
@@ -119,7 +121,7 @@ def distill(
         return {}
     trained = open_model(path)
     summary: Tree = {"teacher": teacher, "layers": chosen} | _sizes(stored, trained)
-    result: Tree = json.loads((path / "result.json").read_text(encoding="utf-8"))
+    result = read_object(path / "result.json")
     summary["quality"] = _quality(recipe, stored, trained, result, context.device)
     summary |= {"quality_why": unmeasured} if unmeasured else {}
     summary["speed"] = compare_speed(stored, trained, length=int(trained.task["max_length"]), device=context.device)
@@ -146,7 +148,7 @@ def with_teacher(recipe: PretrainRecipe | FinetuneRecipe, source: str) -> Pretra
     return recipe.model_copy(update={"objective": type(objective).model_validate(tree)})
 
 
-def _check(
+def _check_options(
     recipe: PretrainRecipe | FinetuneRecipe,
     start_from: str | None,
     layers: Sequence[int] | None,
@@ -201,18 +203,12 @@ def _save_initial_models(run: Path, models: Mapping[Path, tuple[ModelBundle, Run
                 write_inputs(made, inputs)
 
 
-def _pair(teacher: ModelBundle, student: ModelBundle) -> dict[str, ModelBundle]:
-    return {"teacher": teacher, "student": student}
-
-
 def _sizes(teacher: ModelBundle, student: ModelBundle) -> dict[str, dict[str, int]]:
     """Number of parameters and bytes of both models."""
-    pair = _pair(teacher, student)
-    counts = {name: [p.numel() for p in stored.model.parameters()] for name, stored in pair.items()}
-    sizes = {name: [p.nbytes for p in stored.model.parameters()] for name, stored in pair.items()}
+    models = {"teacher": teacher.model, "student": student.model}
     return {
-        "parameters": {name: sum(found) for name, found in counts.items()},
-        "bytes": {name: sum(found) for name, found in sizes.items()},
+        "parameters": {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()},
+        "bytes": {name: sum(p.nbytes for p in model.parameters()) for name, model in models.items()},
     }
 
 
@@ -242,10 +238,8 @@ def _quality(
     for stored in (teacher, student):
         stored.model.to(device).eval()
     if isinstance(recipe, PretrainRecipe):
-        summary = {
-            name: _evaluate_mlm(recipe, stored, student, device) for name, stored in _pair(teacher, student).items()
-        }
-        return {key: {name: values[key] for name, values in summary.items()} for key in summary["student"]}
+        before, after = (_evaluate_mlm(recipe, stored, student, device) for stored in (teacher, student))
+        return {key: {"teacher": before[key], "student": after[key]} for key in after}
     examples = recipe.data.read("test")
     if examples is None:
         return {}
@@ -297,33 +291,12 @@ def compare_speed(
     Returns:
         For each batch size ``length``, ``batch_size``, and seconds per text of ``teacher`` and ``student``.
     """
-    pair = [_prepare(stored, device) for stored in (teacher, student)]
+    pair = [inference_module(stored, device) for stored in (teacher, student)]
     limit = min(stored.config.backbone.max_position_embeddings for stored in (teacher, student))
     generator = torch.Generator().manual_seed(0)
     rows = []
     for size in batch_sizes:
         tokens = torch.randint(student.tokenizer.vocab_size, (size, min(length, limit)), generator=generator).to(device)
-        seconds: tuple[list[float], list[float]] = ([], [])
-        with torch.inference_mode():
-            for model in pair:
-                model(tokens)  # warm-up
-            while len(seconds[0]) < _MIN_PASSES or (
-                len(seconds[0]) < _MAX_PASSES and sum(map(sum, seconds)) < _SECONDS
-            ):
-                for model, found in zip(pair, seconds, strict=True):
-                    started = clock()
-                    model(tokens)
-                    if device.type == "cuda":
-                        torch.cuda.synchronize(device)
-                    found.append(clock() - started)
-        medians = [statistics.median(found) / size for found in seconds]
-        rows.append(
-            {"length": tokens.shape[1], "batch_size": size} | dict(zip(("teacher", "student"), medians, strict=True))
-        )
+        before, after = median_seconds([partial(model, tokens) for model in pair], device, _PASSES, clock)
+        rows.append({"length": tokens.shape[1], "batch_size": size, "teacher": before / size, "student": after / size})
     return rows
-
-
-def _prepare(stored: ModelBundle, device: torch.device) -> Callable[[torch.Tensor], object]:
-    """Model on ``device`` in evaluation mode; without its head unless it is fine-tuned."""
-    model = stored.model.to(device).eval()
-    return model if stored.labels is not None else model.backbone

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 from homespun.config import Tree
 from homespun.errors import UserError
+from homespun.io.json import read_object
 from homespun.nn.devices import best_device
 from homespun.objectives.config import PretrainingObjective
 from homespun.report.console import Display
@@ -61,8 +61,7 @@ def run_in_processes(
     """
     display.stop()  # the first process has its own display
     launch(count, _run, job, recipe, out, display.json, options)
-    result: Tree = json.loads((Path(out) / "result.json").read_text(encoding="utf-8"))
-    return result
+    return read_object(Path(out) / "result.json")
 
 
 def _run(job: Job, recipe: object, out: str | Path, json: bool, options: dict[str, object]) -> None:
