@@ -20,21 +20,13 @@ from homespun.text.vocabulary_extension import AddedTokens, find_added_tokens
 
 @dataclass(frozen=True)
 class Start:
-    """Checkpoint that a run starts from, with changes.
+    """Checkpoint that a run starts from, with changes."""
 
-    Attributes:
-        source: name or folder of the checkpoint.
-        stored: the checkpoint.
-        backbone: its config with the changes and the corpus's vocabulary.
-        words: tokens of the corpus's tokenizer that the checkpoint's tokenizer lacks.
-        generator: checkpoint of ELECTRA's generator; None: the generator is initialised.
-    """
-
-    source: str
+    source: str  # name or folder of the checkpoint
     stored: ModelBundle
-    backbone: BackboneConfig
-    words: AddedTokens
-    generator: ModelBundle | None = None
+    backbone: BackboneConfig  # config of the checkpoint with the changes and the corpus's vocabulary
+    words: AddedTokens  # tokens of the corpus's tokenizer that the checkpoint's tokenizer lacks
+    generator: ModelBundle | None = None  # checkpoint of ELECTRA's generator; None: the generator is initialised
 
     @property
     def config(self) -> ModelConfig:

@@ -25,19 +25,12 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class SharedText:
-    """Documents of files that all machines see, in units of about 64 MB of consecutive files.
+    """Documents of files that all machines see, in units of about 64 MB of consecutive files."""
 
-    Args:
-        reading: as for one machine.
-        units: names of the files of each unit.
-        sizes: bytes of each unit.
-        version: of homespun, which all machines must have.
-    """
-
-    reading: Reading
-    units: tuple[tuple[str, ...], ...]
-    sizes: tuple[int, ...]
-    version: str
+    reading: Reading  # as for one machine
+    units: tuple[tuple[str, ...], ...]  # names of the files of each unit
+    sizes: tuple[int, ...]  # bytes of each unit
+    version: str  # of homespun, which all machines must have
 
     @classmethod
     def divide(cls, reading: Reading) -> SharedText:

@@ -114,25 +114,15 @@ def finetune(
 
 @dataclass(frozen=True)
 class FinetuningInputs:
-    """Examples, pretrained model and trials.
+    """Examples, pretrained model and trials."""
 
-    Attributes:
-        everything: training examples, with the share that is held out for validation.
-        test: test examples; None without data.test.
-        model: the pretrained model.
-        task: makes rows of examples and measures predictions.
-        trials: one for each fold, number of examples and seed.
-        coverage: tokens that have a word vector; None without word vectors.
-        identities: names and digests of the initial weights, by option.
-    """
-
-    everything: Sequence[object]
-    test: Sequence[object] | None
+    everything: Sequence[object]  # training examples, with the share that is held out for validation
+    test: Sequence[object] | None  # test examples; None without data.test
     model: ModelSource
-    task: Task[object, TaskRows]
-    trials: list[Trial]
-    coverage: EmbeddingCoverage | None
-    identities: RunInputs
+    task: Task[object, TaskRows]  # makes rows of examples and measures predictions
+    trials: list[Trial]  # one for each fold, number of examples and seed
+    coverage: EmbeddingCoverage | None  # tokens that have a word vector; None without word vectors
+    identities: RunInputs  # names and digests of the initial weights, by option
 
     @property
     def most(self) -> int:

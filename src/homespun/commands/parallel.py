@@ -42,23 +42,16 @@ GLOO_BANDWIDTH = 0.6e9
 class Cluster:
     """Devices of a training.
 
-    Args:
-        nodes: machines.
-        gpus: devices of each, or CPU processes.
-        device: a name in `ACCELERATORS`, or ``here``: devices as this machine has.
-        bandwidth: bytes a second that a device sends; None: of the data sheet, or `GLOO_BANDWIDTH`.
-        price: of an hour of a device, in any currency.
-
     Raises:
         UserError: a number is below 1, the price is not a positive number, the device is unknown, or GPUs of this
             machine have no ``bandwidth``.
     """
 
-    nodes: int
-    gpus: int
-    device: str = HERE
-    bandwidth: float | None = None
-    price: float | None = None
+    nodes: int  # machines
+    gpus: int  # devices of each, or CPU processes
+    device: str = HERE  # a name in `ACCELERATORS`, or `here`: devices as this machine has
+    bandwidth: float | None = None  # bytes a second that a device sends; None: of the data sheet, or `GLOO_BANDWIDTH`
+    price: float | None = None  # of an hour of a device, in any currency
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus"):

@@ -52,19 +52,12 @@ Predict = Callable[..., Iterator[Prediction]]
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive records of the inputs.
+    """Consecutive records of the inputs."""
 
-    Args:
-        first: number of the first record, from 1.
-        records: the records.
-        digest: of the records, the model and the options.
-        bytes_read: bytes of the inputs up to the end of the part, or a little more.
-    """
-
-    first: int
+    first: int  # number of the first record, from 1
     records: list[Record]
-    digest: str
-    bytes_read: int
+    digest: str  # of the records, the model and the options
+    bytes_read: int  # bytes of the inputs up to the end of the part, or a little more
 
 
 def max_part_records(classes: int) -> int:
@@ -101,17 +94,11 @@ def divide(
 
 @dataclass(frozen=True)
 class PartRenderer:
-    """Predicts a part and returns the content of its file.
-
-    Args:
-        predict: predicts the records.
-        source: name of the inputs in errors.
-        suffix: of the file that is made of the parts.
-    """
+    """Predicts a part and returns the content of its file."""
 
     predict: Predict
-    source: str
-    suffix: str
+    source: str  # name of the inputs in errors
+    suffix: str  # of the file that is made of the parts
 
     def __call__(self, part: Part) -> bytes:
         """Return the file of a part."""

@@ -53,16 +53,11 @@ def training_warnings(train: TrainConfig, module: nn.Module, steps: int) -> list
 
 @dataclass(frozen=True)
 class Preflight:
-    """Forecast and warnings of a pretraining before its first step.
+    """Forecast and warnings of a pretraining before its first step."""
 
-    Args:
-        forecast: expected loss; None when continuing from a checkpoint, for a model with a decoder, or if the number of
-            tokens is unknown.
-        warnings: one line each.
-    """
-
+    # None when continuing from a checkpoint, for a model with a decoder, or if the number of tokens is unknown
     forecast: LossForecast | None
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  # one line each
 
 
 def check_pretraining(

@@ -133,46 +133,27 @@ def pretrain(
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Corpus and initial weights of a run.
-
-    Attributes:
-        corpus: text and tokenizer.
-        start: checkpoint to continue from; None: from scratch.
-        vectors: word vectors for the embeddings; None without them.
-        identities: names and digests of the initial weights, by option.
-    """
+    """Corpus and initial weights of a run."""
 
     corpus: Corpus
-    start: Start | None
-    vectors: WordVectors | None
-    identities: RunInputs
+    start: Start | None  # checkpoint to continue from; None: from scratch
+    vectors: WordVectors | None  # initial embeddings of words
+    identities: RunInputs  # names and digests of the initial weights, by option
 
 
 @dataclass(frozen=True)
 class _Setup:
-    """Objective and rows of a run, ready to train.
+    """Objective and rows of a run, ready to train."""
 
-    Attributes:
-        recipe: recipe with a model of known size and the tokenizer's vocabulary.
-        config: training settings, with the micro-batches that fit into memory.
-        objective: module that returns the loss.
-        export_model: returns the model to save, and its config.
-        training: training rows.
-        validation: held-out rows.
-        collate: rows to a batch, with masks and noise.
-        plan: choices for a memory limit; empty without one.
-        size: choice of the model size; None if the recipe gives a size.
-    """
-
-    recipe: PretrainRecipe
-    config: TrainConfig
-    objective: nn.Module
-    export_model: Callable[[], tuple[Model, ModelConfig]]
+    recipe: PretrainRecipe  # with a model of known size and the tokenizer's vocabulary
+    config: TrainConfig  # training settings, with the micro-batches that fit into memory
+    objective: nn.Module  # returns the loss
+    export_model: Callable[[], tuple[Model, ModelConfig]]  # returns the model to save, and its config
     training: Rows
-    validation: Rows
-    collate: Collate
-    plan: Tree
-    size: SizeChoice | None
+    validation: Rows  # held-out rows
+    collate: Collate  # rows to a batch, with masks and noise
+    plan: Tree  # choices for a memory limit; empty without one
+    size: SizeChoice | None  # choice of the model size; None if the recipe gives a size
 
     def loaders(self, context: DistributedContext) -> tuple[Loader, Loader]:
         """Return loaders of training rows and of held-out rows.

@@ -19,25 +19,15 @@ _TIMEOUT = 600  # seconds
 
 
 class ProbeJob(BaseModel):
-    """Steps to measure.
+    """Steps to measure."""
 
-    Args:
-        recipe: settings of the training, as plain values.
-        rows: rows per micro-batch.
-        start_from: a run or model to continue from.
-        changes: changes to its backbone.
-        accumulate: make two micro-batches per step instead of one.
-        clock: ``wall``, or ``process`` on a busy machine, with one thread.
-        predict: also predict the memory of the tensors.
-    """
-
-    recipe: dict[str, JsonValue]
-    rows: int
-    start_from: str | None = None
-    changes: dict[str, JsonValue] | None = None
-    accumulate: bool = False
-    clock: Clock = "wall"
-    predict: bool = False
+    recipe: dict[str, JsonValue]  # settings of the training
+    rows: int  # rows per micro-batch
+    start_from: str | None = None  # a run or model to continue from
+    changes: dict[str, JsonValue] | None = None  # changes to its backbone
+    accumulate: bool = False  # make two micro-batches per step instead of one
+    clock: Clock = "wall"  # `process` on a busy machine, with one thread
+    predict: bool = False  # also predict the memory of the tensors
 
 
 class ProbeResult(BaseModel):

@@ -34,27 +34,16 @@ from homespun.training.validation import EvalResult
 
 
 class TrialResult(BaseModel):
-    """``result.json`` of one trial.
+    """``result.json`` of one trial."""
 
-    Args:
-        trial: name of the trial.
-        score: best validation metric, higher is better.
-        summary: fields that the result of the run takes from the best trial.
-        test: test metrics.
-        decision_rule: temperature and thresholds chosen on the validation examples.
-        top_errors: predictions with the largest losses.
-        most_confident: right predictions with the smallest losses.
-        counts: counts of rows, such as truncated inputs, over all parts.
-    """
-
-    trial: str = ""
-    score: float = 0.0
-    summary: Tree = {}
+    trial: str = ""  # name of the trial
+    score: float = 0.0  # best validation metric, higher is better
+    summary: Tree = {}  # fields that the result of the run takes from the best trial
     test: Metrics = {}
-    decision_rule: Tree = {}
-    top_errors: list[Tree] = []
-    most_confident: list[Tree] = []
-    counts: dict[str, int] = {}
+    decision_rule: Tree = {}  # temperature and thresholds chosen on the validation examples
+    top_errors: list[Tree] = []  # predictions with the largest losses
+    most_confident: list[Tree] = []  # right predictions with the smallest losses
+    counts: dict[str, int] = {}  # counts of rows, such as truncated inputs, over all parts
 
 
 @dataclass(frozen=True)
@@ -67,22 +56,13 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class PreparedTrial:
-    """Trial that is ready to train.
+    """Trial that is ready to train."""
 
-    Attributes:
-        recipe: recipe with the seed of the trial.
-        trial: examples.
-        config: training settings, with the micro-batches that fit into memory.
-        plan: choices for a memory limit; empty without one.
-        parts: rows for training, validation and, if there are test examples, test.
-        setup: objective, rows and collate.
-    """
-
-    recipe: FinetuneRecipe
+    recipe: FinetuneRecipe  # with the seed of the trial
     trial: Trial
-    config: TrainConfig
-    plan: Mapping[str, object]
-    parts: list[TaskRows]
+    config: TrainConfig  # training settings, with the micro-batches that fit into memory
+    plan: Mapping[str, object]  # choices for a memory limit; empty without one
+    parts: list[TaskRows]  # rows for training, validation and, if there are test examples, test
     setup: TrainingSetup
 
 

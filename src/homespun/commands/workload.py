@@ -144,21 +144,13 @@ _SENTENCE_LENGTH = 23  # words
 
 @dataclass(frozen=True)
 class Work:
-    """Workload of a training, and its data.
+    """Workload of a training, and its data."""
 
-    Args:
-        workload: workload; of several trainings, that with the most examples.
-        dataset: size of its training data.
-        row_tokens: mean length of its rows.
-        shares: number of examples of each training of the recipe, relative to ``dataset``.
-        made_up: the text is random.
-    """
-
-    workload: Workload
-    dataset: DatasetSize
-    row_tokens: float
-    shares: Sequence[float] = (1.0,)
-    made_up: bool = False
+    workload: Workload  # of several trainings, that with the most examples
+    dataset: DatasetSize  # size of the training data
+    row_tokens: float  # mean length of the rows
+    shares: Sequence[float] = (1.0,)  # number of examples of each training of the recipe, relative to `dataset`
+    made_up: bool = False  # the text is random
 
 
 def build_work(

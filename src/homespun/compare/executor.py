@@ -24,19 +24,12 @@ _BUG_NOTICE = "this is a bug in homespun"
 
 @dataclass(frozen=True)
 class Command:
-    """A homespun command.
+    """A homespun command."""
 
-    Args:
-        arguments: arguments after ``homespun``.
-        log: file to which the output is appended.
-        environment: variables in addition to those of this process.
-        folder: working directory.
-    """
-
-    arguments: tuple[str, ...]
-    log: Path
-    environment: Mapping[str, str] = field(default_factory=dict)
-    folder: Path = field(default_factory=Path.cwd)
+    arguments: tuple[str, ...]  # arguments after `homespun`
+    log: Path  # file to which the output is appended
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables in addition to those of this process
+    folder: Path = field(default_factory=Path.cwd)  # working directory
 
 
 @dataclass(frozen=True)

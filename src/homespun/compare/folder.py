@@ -83,7 +83,7 @@ def _new_result(trial: Trial) -> TrialResult:
             "seed": trial.seed,
             "about": trial.variant.variation.description,
             "varied": dict(trial.variant.varied),
-            "settings": {stage.name: list(stage.settings) for stage in trial.stages},
+            "settings": trial.settings,
             "status": "waiting",
             "why": None,
             "stage": None,

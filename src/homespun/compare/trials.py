@@ -31,23 +31,14 @@ Settings = Mapping[str, JsonValue]
 
 @dataclass(frozen=True)
 class Stage:
-    """Training process.
+    """Training process."""
 
-    Args:
-        name: ``pretrain``, or the name of the task.
-        kind: the command.
-        recipe: its recipe.
-        start_from: initial model; None: a new one, or the result of the preceding pretraining.
-        settings: ``KEY=VALUE`` changes to the recipe; later ones override earlier ones.
-        vectors: word vectors that initialise the embeddings.
-    """
-
-    name: str
-    kind: Literal["pretrain", "finetune"]
+    name: str  # `pretrain`, or the name of the task
+    kind: Literal["pretrain", "finetune"]  # the command
     recipe: str
-    start_from: str | None
-    settings: tuple[str, ...]
-    vectors: str | None = None
+    start_from: str | None  # initial model; None: a new one, or the result of the preceding pretraining
+    settings: tuple[str, ...]  # `KEY=VALUE` changes to the recipe; later ones override earlier ones
+    vectors: str | None = None  # word vectors that initialise the embeddings
 
 
 @dataclass(frozen=True)
@@ -61,19 +52,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Trial:
-    """Variant with one seed. Stages are built on first use, so that `check` can list the errors of all trials.
-
-    Args:
-        recipe: the comparison.
-        variant: a variation and a point of the grid.
-        seed: random seed of all stages.
-        found: settings that a search found for the variant.
-    """
+    """Variant with one seed. Stages are built on first use, so that `check` can list the errors of all trials."""
 
     recipe: CompareRecipe
     variant: Variant
-    seed: int
-    found: Settings = field(default_factory=dict)
+    seed: int  # random seed of all stages
+    found: Settings = field(default_factory=dict)  # settings that a search found for the variant
 
     @property
     def name(self) -> str:
