@@ -9,13 +9,11 @@ import numpy as np
 from torch import Tensor
 
 from homespun.batch import Batch
-from homespun.commands.adaptation import open_start
 from homespun.commands.finetune import read_inputs
-from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, load_recipe
+from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, load_recipe, with_train
 from homespun.commands.trial_training import prepare_trial
-from homespun.commands.workload import pretraining_rows, with_backbone
+from homespun.commands.workload import open_data, pretraining_rows, with_backbone
 from homespun.config import Tree
-from homespun.data.corpus import Corpus
 from homespun.data.labels import Labels
 from homespun.data.loader import Collate, Loader, Order
 from homespun.data.rows import Rows
@@ -91,12 +89,7 @@ class _Source:
 
 
 def _pretraining_source(recipe: PretrainRecipe, start_from: str | None, changes: Mapping[str, object]) -> _Source:
-    if not recipe.data.corpus:
-        raise UserError("data.corpus is missing; give data.corpus=FOLDER, made by `homespun corpus build`")
-    corpus = Corpus.open(recipe.data.corpus)
-    start = None
-    if start_from is not None:
-        start = open_start(start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes)
+    corpus, start = open_data(recipe, start_from, changes)
     recipe = with_backbone(recipe, corpus.tokenizer, start)
     rows, _ = pretraining_rows(recipe, corpus)
     objective = recipe.objective
@@ -107,7 +100,7 @@ def _finetuning_source(recipe: FinetuneRecipe, start_from: str | None) -> _Sourc
     if start_from is None:
         raise UserError("--from is missing: fine-tuning needs a model; give a run, a model folder or a hub name")
     budget = recipe.train.budget.model_copy(update={"memory": None})  # no step is made
-    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"budget": budget})})
+    recipe = with_train(recipe, budget=budget)
     inputs = read_inputs(recipe, start_from, None)
     task, stored = inputs.task, inputs.model.stored
     setup = prepare_trial(recipe, inputs.trials[0], task, stored, Display(json=True)).setup

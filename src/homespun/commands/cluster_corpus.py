@@ -46,9 +46,7 @@ from homespun.text.tokenizer import Tokenizer
 
 UNITS = "units.jsonl"
 """Record of a build: its settings, then a line for each unit that is written."""
-_BUCKET_BYTES = (
-    16 * 2**20
-)  # of files whose hashes a worker groups at a time: about 70 MB of them if documents are short
+_BUCKET_BYTES = 16 * 2**20  # of files whose hashes a worker groups at a time: about 70 MB if documents are short
 _MERGED_ROWS = 1_000_000  # rows of shared hashes that the driver takes before it drops equal ones
 _ROWS = 20_000  # documents whose hashes are sent at a time
 _POSITION_BITS = 40  # a document's number is its unit, then its position in the unit
@@ -194,9 +192,8 @@ def _duplicates(ray: Any, job: _Job) -> dict[int, NDArray[np.int64]]:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # after the import, which sets it to INFO
-    context.shuffle_strategy = (
-        ray.data.context.ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
-    )  # others need several processors
+    # other strategies need several processors
+    context.shuffle_strategy = ray.data.context.ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
     num_units, buckets = len(job.text.units), max(1, sum(job.text.sizes) // _BUCKET_BYTES)
     shared = (
         ray.data.from_items([{"unit": unit} for unit in range(num_units)], override_num_blocks=num_units)

@@ -210,12 +210,8 @@ def _files() -> Iterator[Check]:
         path = Path(folder, "weights.safetensors")
         save_file(weights, path)
         same = torch.equal(load_file(path)["weight"], weights["weight"])
-    if same:
-        yield Check("files", "ok", f"weights written to {tempfile.gettempdir()} and read back")
-    else:
-        yield Check(
-            "files", "fail", "weights read back differ from those written", "check the disk of the temporary folder"
-        )
+    detail = f"weights written to {tempfile.gettempdir()} and read back{'' if same else ' differently'}"
+    yield _judge("files", same, detail, "check the disk of the temporary folder", "fail")
 
 
 _CHECKS: dict[str, Callable[[], Iterator[Check]]] = {

@@ -11,7 +11,7 @@ from homespun.commands.error_analysis import describe_leakage, find_leakage, sum
 from homespun.commands.preparation import task_lengths
 from homespun.commands.processes import processes_to_start, run_in_processes
 from homespun.commands.provenance import RunInputs, create_run, identify_model, identify_vectors, restore_settings
-from homespun.commands.recipe import FinetuneRecipe
+from homespun.commands.recipe import FinetuneRecipe, with_train
 from homespun.commands.result import validate_result
 from homespun.commands.trial_training import (
     ModelSource,
@@ -19,7 +19,6 @@ from homespun.commands.trial_training import (
     TrialResult,
     prepare_trial,
     train_trial,
-    with_seed,
 )
 from homespun.commands.trials import (
     Trial,
@@ -170,7 +169,7 @@ def _train_trials(
     for trial in inputs.trials:
         folder, trial_run = inputs.folder(run.path, trial), run
         if several:
-            trial_run = Run.create(folder, with_seed(recipe, trial), resume=resume, main=main)
+            trial_run = Run.create(folder, with_train(recipe, seed=trial.seed), resume=resume, main=main)
         finished = folder / "result.json"
         if several and finished.is_file():
             results.append(TrialResult.model_validate(migrate_result(read_object(finished))))

@@ -11,16 +11,14 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from homespun.commands.adaptation import open_start
 from homespun.commands.machine import Machine, WorkFactory, choice_to_dict, size_to_dict, with_precision, with_size
 from homespun.commands.parallel import Cluster, plan_parallel, training_totals
 from homespun.commands.preflight import check_pretraining, training_warnings
 from homespun.commands.probe import Clock, LinearFit, ProbeJob, probe_sizes, run_probe
-from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe
+from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, with_train
 from homespun.commands.trials import plan_trials
-from homespun.commands.workload import Work, finetuning_work, made_up_corpus, pretraining_work
+from homespun.commands.workload import Work, finetuning_work, made_up_corpus, open_data, pretraining_work
 from homespun.config import Tree, parse_bytes, parse_count, parse_duration, parse_option
-from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.planning.budget import BudgetForecast, DatasetSize, epochs_warning, forecast_budget, step_warning
@@ -71,7 +69,7 @@ def plan(
     """
     display = display or Display(json=True)
     budget = _budget(recipe.train.budget, memory=memory, time=time, tokens=tokens, steps=steps)
-    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"budget": budget})})
+    recipe = with_train(recipe, budget=budget)
     if cluster is not None:
         cluster.check_batch(recipe.train.batch_size)
     machine = Machine.here(clock=clock)
@@ -133,11 +131,7 @@ def recipe_work(recipe: Recipe, *, start_from: str | None, changes: Mapping[str,
     elif changes and start_from is None:
         raise UserError("changes to a checkpoint need --from, the checkpoint")
     elif recipe.data.corpus:
-        corpus = Corpus.open(recipe.data.corpus)
-        start = None
-        if start_from is not None:
-            start = open_start(start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes)
-        yield pretraining_work(recipe, corpus, start)
+        yield pretraining_work(recipe, *open_data(recipe, start_from, changes))
     else:
         if start_from is not None:
             raise UserError("--from needs data.corpus=FOLDER, a corpus with the tokenizer of the model")
@@ -170,7 +164,6 @@ def _budget(
 
 def _describe(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> Tree:
     prediction, budget = choice.prediction, recipe.train.budget
-    memory = prediction.memory
     tokens = prediction.rows * prediction.tokens
     names = {"forward": prediction.flops_forward, "backward": prediction.flops_backward}
     per_token = {name: value / tokens for name, value in names.items()}
@@ -187,16 +180,7 @@ def _describe(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> T
         "device": machine.device.type,
         "parameters": prediction.parameters,
         "chosen": choice_to_dict(choice) | {"batch_size": recipe.train.batch_size},
-        "memory": {
-            "limit": budget.memory,
-            "peak": memory.peak,
-            "weights": memory.weights,
-            "gradients": memory.gradients,
-            "optimizer": memory.optimizer,
-            "activations": memory.activations,
-            "process": memory.process,
-            "by_part": memory.by_part,
-        },
+        "memory": {"limit": budget.memory, "peak": prediction.memory.peak} | asdict(prediction.memory),
         "flops_per_token": per_token | {"total": sum(per_token.values())},
         "tokens_per_row": prediction.tokens,
         "seconds_per_step": choice.step_seconds,

@@ -44,11 +44,7 @@ logger = logging.getLogger(__name__)
 _BATCH = 32
 
 
-def evaluate(
-    run: str,
-    data: Sequence[str],
-    **options: Unpack[ReadOptions],
-) -> Metrics:
+def evaluate(run: str, data: Sequence[str], **options: Unpack[ReadOptions]) -> Metrics:
     """Evaluate a fine-tuned model on labelled examples.
 
     Args:
@@ -177,10 +173,7 @@ def predict_files(
         encoding: character encoding of the inputs.
         columns: column names of a csv without a header.
         part_records: see `homespun.commands.prediction_parts.divide`.
-        raw: see `predict`.
-        processes: see `predict`.
-        progress: see `predict`.
-        read_progress: see `predict`.
+        raw, processes, progress, read_progress: see `predict`.
 
     Returns:
         Counts of the rows, and the number of those that were predicted before a kill.

@@ -10,7 +10,7 @@ from torch import nn
 
 from homespun.commands.adaptation import Start
 from homespun.commands.machine import Machine, WorkFactory, size_for, with_precision
-from homespun.commands.recipe import PretrainRecipe
+from homespun.commands.recipe import PretrainRecipe, with_train
 from homespun.commands.workload import Work, mixes_documents, pretraining_work
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
@@ -143,8 +143,7 @@ def _without_time_limit(recipe: PretrainRecipe) -> PretrainRecipe:
     budget = recipe.train.budget
     if all(limit is None for limit in (budget.tokens, budget.steps, budget.epochs)):
         return recipe
-    train = recipe.train.model_copy(update={"budget": budget.model_copy(update={"time": None})})
-    return recipe.model_copy(update={"train": train})
+    return with_train(recipe, budget=budget.model_copy(update={"time": None}))
 
 
 def _forecast_reach(train: TrainConfig, work: Work, machine: Callable[[], Machine]) -> BudgetForecast:

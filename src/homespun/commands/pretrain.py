@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from homespun.commands.adaptation import Start, open_start
+from homespun.commands.adaptation import Start
 from homespun.commands.adaptation_metrics import measure_adaptation
 from homespun.commands.machine import Machine, fit_memory, size_to_dict, with_size
 from homespun.commands.preflight import Preflight, preflight_pretraining
@@ -21,6 +21,7 @@ from homespun.commands.recipe import PretrainRecipe
 from homespun.commands.result import summarise, validate_result, watch
 from homespun.commands.workload import (
     model_config,
+    open_data,
     pretraining_rows,
     pretraining_work,
     typical_batch,
@@ -191,20 +192,13 @@ def _read_inputs(
     generator: str | None,
     vectors: str | Path | None,
 ) -> _Inputs:
-    if not recipe.data.corpus:
-        raise UserError("data.corpus is missing; give data.corpus=FOLDER, made by `homespun corpus build`")
     check_best_metric(recipe.train.best_metric, recipe.objective.kind)
-    corpus = Corpus.open(recipe.data.corpus)
     if vectors is not None and start_from is not None:
         raise UserError("--from and --vectors both set the embeddings; give either --from or --vectors, not both")
     if start_from is None and (changes or generator is not None):
         raise UserError("changes to a checkpoint and --generator need --from, the checkpoint")
     opened = None if vectors is None else open_vectors(vectors)
-    start = None
-    if start_from is not None:
-        start = open_start(
-            start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes, generator=generator
-        )
+    corpus, start = open_data(recipe, start_from, changes, generator)
     identities = {
         "--from": identify_model(start_from, None if start is None else start.stored),
         "--generator": identify_model(generator, None if start is None else start.generator),

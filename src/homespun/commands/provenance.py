@@ -6,13 +6,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe
+from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, R
 from homespun.config import Config, read_yaml, validate
 from homespun.errors import UserError
 from homespun.io.atomic import write_text
@@ -22,8 +21,6 @@ from homespun.models.bundle import ModelBundle, fingerprint
 from homespun.models.config import FROM_TRAINING, AutoSizeConfig, BackboneConfig, same_model
 from homespun.training.run import Run
 from homespun.vectors.word_vectors import WordVectors
-
-R = TypeVar("R", PretrainRecipe, FinetuneRecipe)
 
 FILE = "inputs.json"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
@@ -122,6 +122,7 @@ class FinetuneRecipe(Config):
         }
 
 
+R = TypeVar("R", PretrainRecipe, FinetuneRecipe, PretrainRecipe | FinetuneRecipe)
 Recipe = Annotated[PretrainRecipe | FinetuneRecipe, Field(discriminator="kind")]
 _KINDS: dict[str, type[PretrainRecipe] | type[FinetuneRecipe]] = {
     "pretrain": PretrainRecipe,
@@ -151,6 +152,11 @@ def finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRecipe:
     tree = recipe_with(name, overrides)
     refuse_other_kind(name, tree["kind"], "finetune")
     return validate(FinetuneRecipe, tree, source=name)
+
+
+def with_train(recipe: R, **changes: object) -> R:
+    """Return a copy of a recipe with other training settings."""
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
 
 
 def schema() -> Tree:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from homespun.commands.error_analysis import notable_predictions
 from homespun.commands.machine import fit_memory
-from homespun.commands.recipe import FinetuneRecipe
+from homespun.commands.recipe import FinetuneRecipe, with_train
 from homespun.commands.result import summarise, watch
 from homespun.commands.trials import Trial, write_run_predictions
 from homespun.commands.workload import finetuning_work, typical_batch
@@ -66,11 +66,6 @@ class PreparedTrial:
     setup: TrainingSetup
 
 
-def with_seed(recipe: FinetuneRecipe, trial: Trial) -> FinetuneRecipe:
-    """Return a copy of the recipe with the seed of the trial."""
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": trial.seed})})
-
-
 def prepare_trial(
     recipe: FinetuneRecipe, trial: Trial, task: Task[object, TaskRows], stored: ModelBundle, display: Display
 ) -> PreparedTrial:
@@ -80,7 +75,7 @@ def prepare_trial(
         UserError: the task does not fit the model, its model cannot be sharded, or no micro-batch fits the memory
             limit.
     """
-    recipe = with_seed(recipe, trial)
+    recipe = with_train(recipe, seed=trial.seed)
     parts = [task.rows(part) for part in (trial.training, trial.validation, trial.test) if part is not None]
     truth = getattr(parts[1], "targets", getattr(parts[1], "numbers", None))
     check_best_metric(recipe.train.best_metric, recipe.objective.kind, recipe.objective.metrics, task.labels, truth)

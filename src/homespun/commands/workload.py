@@ -7,7 +7,7 @@ import itertools
 import random
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from homespun.batch import Batch, RowSeed
-from homespun.commands.adaptation import Start
+from homespun.commands.adaptation import Start, open_start
 from homespun.commands.recipe import PretrainRecipe
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.data.loader import Collate
@@ -34,6 +34,26 @@ from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_extension import with_sentinels
 from homespun.training.config import TrainConfig
+
+
+def open_data(
+    recipe: PretrainRecipe,
+    start_from: str | None,
+    changes: Mapping[str, object] | None = None,
+    generator: str | None = None,
+) -> tuple[Corpus, Start | None]:
+    """Open the corpus of a recipe, and the checkpoint to continue from with it; see `open_start`.
+
+    Raises:
+        UserError: there is no corpus, or the checkpoint does not fit it.
+    """
+    name = recipe.data.corpus
+    if not name:
+        raise UserError("data.corpus is missing; give data.corpus=FOLDER, made by `homespun corpus build`")
+    corpus = Corpus.open(name)
+    if start_from is None:
+        return corpus, None
+    return corpus, open_start(start_from, corpus.tokenizer, corpus=name, changes=changes, generator=generator)
 
 
 def with_backbone(recipe: PretrainRecipe, tokenizer: Tokenizer, start: Start | None) -> PretrainRecipe:

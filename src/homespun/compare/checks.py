@@ -17,6 +17,7 @@ from homespun.commands.trials import plan_trials
 from homespun.commands.workload import with_vocabulary
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.trials import Stage, Trial, first_trials, to_yaml
+from homespun.config import Tree
 from homespun.data.corpus import Corpus
 from homespun.data.labels import Labels
 from homespun.errors import UserError
@@ -98,7 +99,7 @@ def plan_variants(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[
     for trial in first_trials(trials):
         stage = trial.stages[0]
         try:
-            settings, changes = (stage.settings, None) if stage.start_from is None else split_overrides(stage.settings)
+            settings, changes = _split_settings(stage)
             plans[trial.name] = plan(load_recipe(stage.recipe, settings), start_from=stage.start_from, changes=changes)
         except NothingFits as error:
             refused[trial.name] = str(error)
@@ -107,6 +108,11 @@ def plan_variants(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[
     if refused and not plans:
         raise UserError(f"no variation fits into the memory of the budget; no trial was started: {_numbered(refused)}")
     return plans, [f"{name} does not fit into the budget: {why}" for name, why in refused.items()]
+
+
+def _split_settings(stage: Stage) -> tuple[Sequence[str], Tree | None]:
+    """Settings of the recipe of a stage, and changes to the checkpoint that it starts from."""
+    return (stage.settings, None) if stage.start_from is None else split_overrides(stage.settings)
 
 
 def _numbered(reasons: dict[str, str]) -> str:
@@ -159,7 +165,7 @@ def _build(trial: Trial, reader: _Reader) -> None:
 
 def _build_pretrained(stage: Stage, reader: _Reader, search_metric: str) -> ModelBundle:
     """Build the pretrained model without its weights."""
-    settings, changes = (stage.settings, None) if stage.start_from is None else split_overrides(list(stage.settings))
+    settings, changes = _split_settings(stage)
     recipe = pretrain_recipe(stage.recipe, settings)
     if not recipe.data.corpus:
         raise UserError("data.corpus is empty; set it in pretrain.settings to a folder of `homespun corpus build`")
@@ -169,9 +175,7 @@ def _build_pretrained(stage: Stage, reader: _Reader, search_metric: str) -> Mode
     _check_metrics(recipe, search_metric)
     start = None
     if stage.start_from is not None:
-        start = open_start(
-            stage.start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes, generator=None
-        )
+        start = open_start(stage.start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes)
     length = recipe.data.max_length
     backbone = with_vocabulary(
         recipe.backbone if start is None else start.backbone,
