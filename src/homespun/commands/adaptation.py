@@ -36,12 +36,8 @@ class Start:
     def fill(self, objective: nn.Module, model: Model, config: ModelConfig) -> TransferReport:
         """Copy weights of the checkpoint into a new objective: its model, and ELECTRA's generator.
 
-        Other modules of the objective, such as the head of next sentence prediction, are reported as initialised.
-
-        Args:
-            objective: module to fill.
-            model: model that ``objective`` exports.
-            config: config of ``model``.
+        ``model``, of ``config``, is what ``objective`` exports. Its other modules, such as the head of next sentence
+        prediction, are reported as initialised.
 
         Raises:
             UserError: the generator does not fit, or a tensor cannot be resized to the new length.

@@ -46,19 +46,9 @@ def measure_adaptation(
 ) -> Tree:
     """Measure the held-out loss of a changed checkpoint and the distance of its hidden states from the original.
 
-    Writes ``adaptation.json``; a run that has it is not measured again.
-
-    Args:
-        path: run folder.
-        start: checkpoint and its changes.
-        transfer: origins of the model's tensors.
-        evaluate: returns the held-out loss of the changed model.
-        held_out: rows to compare hidden states on.
-        corpus: corpus, for tokens per word.
-        model: the changed model.
-
-    Returns:
-        The content of ``adaptation.json``.
+    Returns the content of ``adaptation.json``, which is written into the run folder ``path``; a run that has it is not
+    measured again. ``evaluate`` returns the held-out loss of the changed ``model``; hidden states are compared on
+    ``held_out``, tokens per word are those of ``corpus``.
     """
     file = path / FILE
     if file.is_file():

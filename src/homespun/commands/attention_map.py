@@ -205,7 +205,8 @@ def probe_attention(attention: MultiHead, length: int, config: EncoderConfig) ->
 def _kernel_weights(kernel: nn.Module, given: Any) -> Tensor:
     """(batch, heads, queries, keys) weights of a kernel: its output for unit vectors in place of the values.
 
-    A head has fewer dimensions than unit vectors, so the kernel is called several times.
+    The output is linear in the values, whatever the kernel. A head has fewer dimensions than unit vectors, so the
+    kernel is called several times.
     """
     *vectors, value, mask = given  # queries and keys are one tensor, or two
     length, width = value.shape[-2:]
@@ -233,8 +234,6 @@ def weighted_attentions(model: Model) -> list[MultiHead]:
 
 def attention_weights(model: Model, layer: int, input_ids: Tensor, context: Mapping[str, Tensor | None]) -> Tensor:
     """(heads, queries, keys) attention weights of one row in a layer, from 0, of `weighted_attentions`.
-
-    The output of a kernel is linear in the values, so unit vectors as values give the weights, whatever the kernel.
 
     Args:
         model: in evaluation mode.

@@ -73,12 +73,8 @@ def compare(one: ModelBundle, other: ModelBundle, *, names: Mapping[str, tuple[s
     """Compare the outputs of two models on two texts of random tokens, of which the second is padded.
 
     Compares logits if both models have a head, else hidden states. Longformer's files do not store the global tokens:
-    if the defaults of the two models differ, both get the larger number.
-
-    Args:
-        one: source of a conversion.
-        other: result of the conversion.
-        names: tensors of ``one``'s files, each with its names in ``one.model``; for errors.
+    if the defaults of the two models differ, both get the larger number. ``names`` gives errors the names of tensors:
+    those of the files of ``one``, each with its names in ``one.model``.
 
     Returns:
         ``compared`` (``logits`` or ``hidden states``), ``lengths`` of the texts, ``largest_difference``.

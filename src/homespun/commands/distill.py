@@ -278,15 +278,8 @@ def compare_speed(
 ) -> list[dict[str, float]]:
     """Measure the median seconds per text of both models, in turns so that other load slows both.
 
-    The head of a fine-tuned model is included; other models are measured without a head.
-
-    Args:
-        teacher: the teacher.
-        student: the student.
-        length: tokens per text, drawn at random.
-        batch_sizes: texts per batch; 1 measures latency.
-        device: device to run on.
-        clock: returns seconds; `time.process_time` excludes other processes on a busy machine.
+    The head of a fine-tuned model is included; other models are measured without a head. Texts have ``length`` random
+    tokens; a batch of one measures latency. On a busy machine, the clock `time.process_time` excludes other processes.
 
     Returns:
         For each batch size ``length``, ``batch_size``, and seconds per text of ``teacher`` and ``student``.

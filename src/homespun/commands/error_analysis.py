@@ -69,12 +69,7 @@ _MAX_PAIRS = 5  # near-duplicates to list
 
 
 def find_leakage(task: Task[object, TaskRows], trials: Sequence[Trial]) -> dict[int, NearDuplicatePairs]:
-    """Find near-duplicates between training and test examples, by fold.
-
-    Args:
-        task: returns the texts of examples.
-        trials: trials with the most training examples.
-    """
+    """Find near-duplicates between training and test examples, by fold; ``trials`` have the most training examples."""
     found: dict[int, NearDuplicatePairs] = {}
     for trial in trials:
         if trial.fold not in found:
@@ -83,12 +78,7 @@ def find_leakage(task: Task[object, TaskRows], trials: Sequence[Trial]) -> dict[
 
 
 def describe_leakage(found: Mapping[int, NearDuplicatePairs], *, tested: bool) -> str:
-    """Describe near-duplicates in one sentence; empty without any.
-
-    Args:
-        found: near-duplicates by fold, from `find_leakage`.
-        tested: compared with test examples (True) or validation examples (False).
-    """
+    """Describe near-duplicates of test (``tested``) or validation examples in one sentence; empty without any."""
     near, same = sum(len(one.rows) for one in found.values()), sum(one.same for one in found.values())
     compared = sum(one.compared for one in found.values())
     if not near:
@@ -108,11 +98,7 @@ def summarize_leakage(
 ) -> Leakage:
     """Count near-duplicates, list a few, and compute the mean score on all and on unseen examples.
 
-    Args:
-        found: near-duplicates by fold, from `find_leakage`.
-        task: returns the texts of examples.
-        trials: as in `find_leakage`.
-        folders: run folder of each trial.
+    ``found`` is the result of `find_leakage` for ``trials``, whose run folders are ``folders``.
     """
     near = sum(len(one.rows) for one in found.values())
     pairs: list[DuplicatePair] = []

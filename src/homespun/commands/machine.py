@@ -79,12 +79,8 @@ def fit_memory(
 ) -> tuple[TrainConfig, dict[str, int | str]]:
     """Choose micro-batches, gradient checkpointing and precision for the memory limit of ``config``.
 
-    ``parallel=auto`` becomes ``ddp`` or ``fsdp``, see `homespun.commands.parallel.choose_parallel`.
-
-    Args:
-        config: training settings; without a memory limit the others stay unchanged.
-        work: returns the workload of the training.
-        display: where the choice is shown.
+    ``parallel=auto`` becomes ``ddp`` or ``fsdp``, see `homespun.commands.parallel.choose_parallel`. Without a memory
+    limit the other settings stay unchanged.
 
     Returns:
         The new config, and the choice for result files; empty without a memory limit.
@@ -164,13 +160,7 @@ WorkFactory = Callable[[PretrainRecipe], Work]
 def with_size(
     recipe: PretrainRecipe, machine: Callable[[], Machine], work: WorkFactory, display: Display
 ) -> tuple[PretrainRecipe, SizeChoice | None]:
-    """Choose the size of a model with ``size=auto``; the first process chooses for all.
-
-    Args:
-        recipe: pretraining recipe.
-        machine: returns the machine; called only if a step must be timed.
-        work: returns the workload of a recipe with a known size.
-        display: where the choice and its reason are shown.
+    """Choose the size of a model with ``size=auto``, see `size_for`; the first process chooses for all.
 
     Returns:
         The recipe with a model of known size, and the choice. If the size is known, the recipe itself and None.
@@ -194,13 +184,9 @@ def with_size(
 def size_for(
     recipe: PretrainRecipe, model: AutoSizeConfig, machine: Callable[[], Machine], work: WorkFactory
 ) -> SizeChoice:
-    """Choose the size for the recipe's budget, see `homespun.planning.budget.choose_size`.
+    """Choose the size of a model family for the recipe's budget, see `homespun.planning.budget.choose_size`.
 
-    Args:
-        recipe: data, objective and training.
-        model: model family.
-        machine: returns the machine; called only for a budget of time or memory.
-        work: returns the workload of a recipe with a known size.
+    ``machine`` is called only for a budget of time or memory.
 
     Raises:
         UserError: the smallest size does not fit into memory, or a budget of epochs has no corpus.

@@ -101,12 +101,7 @@ def available_bytes(device: torch.device, processes: int) -> float:
 def plan_parallel(work: Work, cluster: Cluster, rates: Rates, here: torch.device, memory: int | None) -> Tree:
     """Plan a step under each kind of `homespun.planning.parallel.Kind`.
 
-    Args:
-        work: workload of the recipe.
-        cluster: the devices.
-        rates: of this machine, for ``here``.
-        here: device of this machine.
-        memory: limit of each device in bytes; None: all that it has.
+    ``rates`` and ``here`` are of this machine; ``memory`` is the limit of each device in bytes, None: all that it has.
     """
     limit, workload = memory or cluster.limit(here), work.workload
     if cluster.device != HERE and workload.train.precision == "auto":

@@ -161,19 +161,13 @@ def predict_files(
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
 ) -> tuple[Summary, int]:
-    """Write a prediction for each record of ``inputs`` in parts; see `predict`.
+    """Write a prediction for each record of ``inputs`` in parts, to the .jsonl or .csv file ``path``; see `predict`.
 
     Args:
-        run: the model.
-        inputs: files, globs or folders.
-        path: .jsonl or .csv file.
         predict: predicts records in this process.
         open_predict: opens the model in another process; picklable.
         identity: options that change predictions.
-        encoding: character encoding of the inputs.
-        columns: column names of a csv without a header.
-        part_records: see `homespun.commands.prediction_parts.divide`.
-        raw, processes, progress, read_progress: see `predict`.
+        part_records: maximum records of a part, see `homespun.commands.prediction_parts.divide`.
 
     Returns:
         Counts of the rows, and the number of those that were predicted before a kill.

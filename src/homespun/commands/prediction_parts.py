@@ -68,13 +68,9 @@ def max_part_records(classes: int) -> int:
 def divide(
     records: Iterable[Record], identity: str, bytes_read: Callable[[], int], *, max_records: int | None = None
 ) -> Iterator[Part]:
-    """Divide records into parts.
+    """Divide the records of all inputs into parts of at most ``max_records``, by default 4,096.
 
-    Args:
-        records: of all inputs.
-        identity: digest of model and options.
-        bytes_read: returns the bytes read of the inputs.
-        max_records: maximum records of a part; ``None``: 4,096.
+    ``identity`` is the digest of model and options, ``bytes_read`` returns the bytes read of the inputs.
     """
     first, stream, max_records = 1, iter(records), max_records or _MAX_RECORDS
     for record in stream:
@@ -123,11 +119,8 @@ def in_processes(count: int, open_renderer: Callable[[], PartRenderer]) -> Itera
     """Predict parts in ``count`` processes of one thread, which end with the block or with this process.
 
     `concurrent.futures.ProcessPoolExecutor` hangs when a process is killed and the next parts exceed the buffer of a
-    pipe (Python issue 94777); here, each process has a pipe and a thread that waits for it.
-
-    Args:
-        count: number of processes.
-        open_renderer: opens the model in each process; picklable.
+    pipe (Python issue 94777); here, each process has a pipe and a thread that waits for it. ``open_renderer`` is
+    picklable and opens the model in each process.
 
     Raises:
         UserError: in the block: the prediction raised it, or a process was killed.
@@ -211,9 +204,6 @@ def predict_parts(
     """Write the file of each part that is not in ``folder`` yet.
 
     Args:
-        parts: in the order of the inputs.
-        folder: of the files.
-        submit: starts the prediction of a part.
         ahead: parts that are started before the content of one is awaited.
         report: called with the rows and the bytes of finished parts before each prediction, and at the end.
 
@@ -281,9 +271,7 @@ def _lines(files: Iterable[Path]) -> Iterator[str]:
 def part_folder(out: Path, *, temporary: bool) -> Iterator[Path]:
     """Folder of the parts of ``out``, which is removed at the end, and stays after an error unless it is empty.
 
-    Args:
-        out: file of the predictions.
-        temporary: use another folder in each process, which does not stay.
+    A ``temporary`` folder is another one in each process, and does not stay.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     if temporary:

@@ -36,10 +36,7 @@ _MAX_STEP_RATIO = 2.0  # predicted step / time budget; above it the budget is re
 def training_warnings(train: TrainConfig, module: nn.Module, steps: int) -> list[str]:
     """Return warnings about the schedule and the optimizer, one line each.
 
-    Args:
-        train: training settings.
-        module: trained module; tensors without values suffice.
-        steps: expected number of optimizer steps; 0 if unknown.
+    Tensors without values suffice in ``module``. ``steps`` is the expected number of optimizer steps; 0 if unknown.
     """
     warmup: float = getattr(train.schedule, "warmup", 0.0)
     if not steps or not 0 < warmup * steps < 1:
@@ -77,8 +74,7 @@ def check_pretraining(
         objective: objective of the recipe; tensors without values suffice.
         config: config of the exported model.
         reach: expected totals of the budget; 0 tokens if unknown.
-        work: returns the workload of a recipe, to find a size that suits the budget.
-        machine: returns the machine, for the same.
+        work, machine: find a size that suits the budget.
         from_scratch: the model has no weights from a checkpoint.
     """
     warnings: list[str | None] = [*training_warnings(recipe.train, objective, reach.steps), export_warning(config)]
@@ -107,15 +103,9 @@ def preflight_pretraining(
     start: Start | None,
     machine: Callable[[], Machine],
 ) -> Preflight:
-    """Forecast the steps, tokens and loss of a run, and check its settings.
+    """Forecast the steps, tokens and loss of a run, and check its settings, see `check_pretraining`.
 
-    Args:
-        recipe: recipe with the trained backbone.
-        objective: objective of the recipe.
-        config: config of the exported model.
-        corpus: corpus to train on.
-        start: checkpoint to continue from; None: from scratch.
-        machine: returns the machine; called only if a step must be timed.
+    ``machine`` is called only if a step must be timed.
 
     Raises:
         UserError: see `check_first_step`.
@@ -183,11 +173,7 @@ def _size_warning(
 
 
 def export_warning(config: ModelConfig) -> str | None:
-    """Return a warning if no Hugging Face family has a setting of the model; None if the model can be exported.
-
-    Args:
-        config: config of the exported model.
-    """
+    """Return a warning if no Hugging Face family has a setting of the exported model; None if one has all."""
     match, notes = match_architecture(config)
     if match is not None and (config.head is None or match.architecture.kind is not None):
         return None
@@ -198,12 +184,8 @@ def export_warning(config: ModelConfig) -> str | None:
 def check_first_step(seconds: float, budget: float) -> None:
     """Refuse a time budget that is too small for one step.
 
-    Args:
-        seconds: predicted duration of a step.
-        budget: time budget in seconds.
-
     Raises:
-        UserError: the step takes at least twice the budget.
+        UserError: a step takes at least twice the budget; both are in seconds.
     """
     if seconds >= _MAX_STEP_RATIO * budget:
         raise UserError(

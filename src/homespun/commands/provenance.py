@@ -61,14 +61,7 @@ def create_run(
 ) -> Run:
     """Create or resume a run; a resumed run must have the same initial weights.
 
-    If a run has no record of its initial weights, ``inputs`` are recorded.
-
-    Args:
-        out: run folder.
-        recipe: config of the run.
-        inputs: initial weights by option.
-        resume: as in `Run.create`.
-        main: True in the process that writes.
+    If a run has no record of its initial weights, ``inputs`` are recorded. ``main`` is True in the process that writes.
 
     Raises:
         UserError: the run has other initial weights; see also `Run.create`.
@@ -119,12 +112,7 @@ def restore_settings(recipe: R, out: str | Path, *, main: bool = True) -> R:
 
     ``data.split_seed`` stays if it is set, ``auto`` if the model of the run has no size of the family. Runs of early
     versions have no ``data.split_seed`` and split rows by ``train.seed``, which becomes the ``data.split_seed`` of the
-    recipe and of the run's configs.
-
-    Args:
-        recipe: recipe to resume the run with.
-        out: run folder.
-        main: True in the process that writes.
+    recipe and, in the process that writes (``main``), of the run's configs.
 
     Raises:
         UserError: the run's config is damaged.

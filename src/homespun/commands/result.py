@@ -42,15 +42,7 @@ def validate_result(result: Mapping[str, object]) -> Tree:
 def summarise(
     path: Path, *, kind: str, parameters: int, precision: Precision | None = None, flops_per_token: float | None = None
 ) -> Tree:
-    """Return the fields of ``result.json`` that all runs have.
-
-    Args:
-        path: run directory.
-        kind: ``pretrain`` or ``finetune``.
-        parameters: number of parameters of the model.
-        precision: precision of the training.
-        flops_per_token: FLOPs of forward and backward pass, if counted.
-    """
+    """Return the fields of ``result.json`` that all runs have; ``flops_per_token``: of forward and backward pass."""
     record = read_run(path)
     train, validation = final_losses(record)
     return {

@@ -61,12 +61,8 @@ def plan_trials(
 ) -> list[Trial]:
     """Plan the trials of a recipe: for each fold, each number of examples, each seed.
 
-    Args:
-        recipe: fine-tuning recipe.
-        task: returns the classes that splits keep in proportion, and checks the examples.
-        everything: training examples; a share is held out if ``validation`` is None.
-        validation: examples that choose the checkpoint.
-        test: test examples.
+    The task checks the examples, and splits keep its classes in proportion. ``everything`` are the training examples; a
+    share of them is held out if there are no ``validation`` examples to choose the checkpoint.
 
     Raises:
         UserError: there are folds and test examples, the task refuses examples, or there are too few for the splits.

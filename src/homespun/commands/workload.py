@@ -82,13 +82,8 @@ def with_vocabulary(
 ) -> BackboneConfig:
     """Set the vocabulary of a backbone to the tokenizer's, and check the length of rows.
 
-    A vocabulary larger than the tokenizer's stays: released checkpoints are often padded to a round number.
-
-    Args:
-        backbone: config of the backbone.
-        tokenizer: tokenizer of the text.
-        length: tokens per row.
-        target_length: maximum number of tokens of the decoder; 0 without a decoder.
+    A vocabulary larger than the tokenizer's stays: released checkpoints are often padded to a round number. ``length``
+    is the number of tokens per row, ``target_length`` the maximum of the decoder, 0 without one.
 
     Raises:
         UserError: the rows are longer than the model's maximum, the vocabulary is smaller than the tokenizer's, or a

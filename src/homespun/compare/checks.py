@@ -42,10 +42,6 @@ def check(recipe: CompareRecipe, trials: Sequence[Trial]) -> list[str]:
 
     With a search, trials are built with values of its space: every choice, and numbers at the ends and between them.
 
-    Args:
-        recipe: the comparison.
-        trials: all trials.
-
     Returns:
         A sentence for each corpus that the budget passes over more than once.
 
@@ -79,10 +75,6 @@ def check(recipe: CompareRecipe, trials: Sequence[Trial]) -> list[str]:
 
 def plan_variants(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[str, dict[str, JsonValue]], list[str]]:
     """Plan the micro-batches of the first stage of each variant if the budget limits memory.
-
-    Args:
-        recipe: the comparison.
-        trials: all trials.
 
     Returns:
         Plans by variant, and a note for each variant that does not fit, whose trials fail with that reason.

@@ -21,11 +21,7 @@ def seconds_left(records: Sequence[Record], *, slots: int, to_come: int = 0) -> 
     """Estimate the remaining time of a comparison, without benchmarks.
 
     A running stage is extrapolated from its share; a waiting stage takes the mean time of that stage in other trials.
-
-    Args:
-        records: the trials.
-        slots: number of parallel trials.
-        to_come: number of trials that will be added.
+    ``slots`` trials run in parallel, and ``to_come`` will be added.
 
     Returns:
         Seconds, None if no stage has progressed far enough; names of the stages without an estimate, which are left

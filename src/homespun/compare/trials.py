@@ -111,11 +111,9 @@ def variants(recipe: CompareRecipe) -> list[Variant]:
 
 
 def trials(recipe: CompareRecipe, *, found: Mapping[str, Settings] | None = None) -> list[Trial]:
-    """Cross variants with seeds; the first seed of all variants comes first, for comparisons that are stopped early.
+    """Cross variants with seeds, and add the settings that a search ``found``, by variant.
 
-    Args:
-        recipe: the comparison.
-        found: settings that a search found, by variant.
+    The first seed of all variants comes first, for comparisons that are stopped early.
     """
     every = variants(recipe)
     seeds = range(recipe.first_seed, recipe.first_seed + recipe.seeds)

@@ -314,14 +314,9 @@ def forecast_loss(
     tokens: int,
     tokens_per_second: float | None,
 ) -> LossForecast:
-    """Forecast the result of pretraining ``backbone`` from scratch.
+    """Forecast the result of pretraining ``backbone`` from scratch on the ``tokens`` of a budget.
 
-    Args:
-        backbone: config of the model.
-        objective, optimizer: kinds.
-        parameters: number of trained parameters.
-        tokens: tokens of the budget.
-        tokens_per_second: training rate; None if unknown.
+    ``objective`` and ``optimizer`` are kinds; ``parameters`` are the trained ones; the rate is None if unknown.
     """
     curves = (
         curve

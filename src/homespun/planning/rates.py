@@ -162,10 +162,7 @@ def _family(name: str) -> str:
 def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, remeasure: bool = False) -> Rates:
     """Read the rates from the user's cache folder, or measure them in about two seconds and cache them.
 
-    Args:
-        device: device to measure.
-        clock: returns seconds.
-        remeasure: measure again; keeps ``base``.
+    ``clock`` returns seconds; ``remeasure`` measures again, but keeps ``base``.
     """
     cached = None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
