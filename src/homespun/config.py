@@ -73,7 +73,7 @@ def parse_bytes(value: object) -> int:
     number = 0.0
     if match is not None and not isinstance(value, bool):
         number = float(match[1]) * float((1024 if match[3] else 1000) ** " kMGT".index(match[2] or " "))
-    if number < 1:
+    if not 1 <= number < math.inf:
         raise ValueError(f"{value!r} is not a size of memory; write 12GB, 800MB, 8GiB, or bytes")
     return round(number)
 

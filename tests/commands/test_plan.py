@@ -280,6 +280,12 @@ def test_sizes_of_memory() -> None:
     assert parse_bytes(4096) == 4096
 
 
+@pytest.mark.parametrize("size", ["", "0", "-1", "inf", "1e400", "1e308GB"])
+def test_sizes_of_memory_are_finite_and_positive(size: str) -> None:
+    with pytest.raises(ValueError, match="not a size of memory"):
+        parse_bytes(size)
+
+
 @pytest.mark.slow
 def test_memory_limit_of_the_recipe_is_kept_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = recipe("electra-tiny", "train.batch_size=8", "train.budget.steps=2", "train.budget.tokens=50k")
