@@ -150,13 +150,7 @@ class _Decoder:
         return {"label": self._class(int(label))}
 
     def _positions(
-        self,
-        prefix: str,
-        index: int,
-        ids: Tensor,
-        positions: Tensor,
-        labels: Tensor,
-        names: Labels | None = None,
+        self, prefix: str, index: int, ids: Tensor, positions: Tensor, labels: Tensor, names: Labels | None = None
     ) -> Tree:
         """Labelled positions of a row; ``positions`` index the flattened ``ids``, (batch, seq)."""
         width = ids.shape[1]

@@ -128,11 +128,7 @@ def build_on_cluster(
 
 
 def _write_units(
-    ray: Any,
-    job: _Job,
-    written: dict[int, Unit],
-    progress: Progress | None,
-    read_progress: ReadProgress | None,
+    ray: Any, job: _Job, written: dict[int, Unit], progress: Progress | None, read_progress: ReadProgress | None
 ) -> None:
     """Write the units that are missing, and add them to ``written`` and to the record."""
     sizes = job.text.sizes

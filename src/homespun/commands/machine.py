@@ -227,11 +227,7 @@ def _candidates(
             parameters, row_tokens = prediction.parameters["total"], prediction.tokens
             seconds = choice.step_seconds / processes
         reach = forecast_budget(
-            budget,
-            sized.dataset,
-            batch_size=recipe.train.batch_size,
-            row_tokens=row_tokens,
-            step_seconds=seconds,
+            budget, sized.dataset, batch_size=recipe.train.batch_size, row_tokens=row_tokens, step_seconds=seconds
         )
         if not reach.tokens:
             raise UserError("model.size=auto needs data.corpus for a budget of epochs; give it, or a budget of time")

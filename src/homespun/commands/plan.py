@@ -194,13 +194,7 @@ def _describe(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> T
 
 
 def _check(
-    recipe: Recipe,
-    work: Work,
-    planned: Tree,
-    work_of: WorkFactory,
-    machine: Machine,
-    *,
-    from_scratch: bool,
+    recipe: Recipe, work: Work, planned: Tree, work_of: WorkFactory, machine: Machine, *, from_scratch: bool
 ) -> Tree:
     """Warnings of a plan and of `homespun.commands.preflight`, and the loss forecast of a pretraining."""
     reach = BudgetForecast(**planned["expected"])

@@ -75,12 +75,7 @@ def run_probe(job: ProbeJob) -> ProbeResult:
     command = [sys.executable, "-m", "homespun.commands.probe_process"]
     try:
         done = subprocess.run(
-            command,
-            input=job.model_dump_json(),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT,
-            check=False,
+            command, input=job.model_dump_json(), capture_output=True, text=True, timeout=_TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise UserError(f"the probe took more than {_TIMEOUT} s; plan without --probe") from error

@@ -52,12 +52,7 @@ def identify_vectors(name: str | Path | None, vectors: WordVectors | None) -> In
 
 
 def create_run(
-    out: str | Path,
-    recipe: PretrainRecipe | FinetuneRecipe,
-    inputs: RunInputs,
-    *,
-    resume: bool,
-    main: bool = True,
+    out: str | Path, recipe: PretrainRecipe | FinetuneRecipe, inputs: RunInputs, *, resume: bool, main: bool = True
 ) -> Run:
     """Create or resume a run; a resumed run must have the same initial weights.
 

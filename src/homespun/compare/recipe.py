@@ -34,8 +34,7 @@ def _task_name(name: str) -> str:
 
 
 Settings = Annotated[
-    dict[str, JsonValue],
-    Field(description="changes to the recipe: train.batch_size: 32, or nested as in a recipe"),
+    dict[str, JsonValue], Field(description="changes to the recipe: train.batch_size: 32, or nested as in a recipe")
 ]
 
 
