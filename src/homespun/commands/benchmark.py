@@ -14,6 +14,7 @@ from torch import nn
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.bundle import ModelBundle
+from homespun.planning.rates import synchronize
 from homespun.training.devices import DistributedContext, PeakMemory
 
 
@@ -116,7 +117,6 @@ def median_seconds(
         for call, measured in zip(calls, seconds, strict=True):
             started = clock()
             call()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            synchronize(device)
             measured.append(clock() - started)
     return [statistics.median(measured) for measured in seconds]

@@ -46,7 +46,10 @@ def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head:
             has other files or cannot be written.
     """
     out = Path(out)
-    _check_arguments(out, Path(source), to)
+    if to not in FORMS:
+        raise UserError(f"--to must be one of {', '.join(FORMS)}, not {to!r}")
+    refuse_own_folder(out, Path(source))
+    check_replaceable(out, *_FILES[to])
     opened = open_any(source, head=head)
     try:
         with atomic_path(out) as folder:
@@ -124,13 +127,6 @@ def _write(folder: Path, stored: ModelBundle, to: Form) -> tuple[str, ...]:
     if report.folder is None:
         raise UserError("; ".join((report.notes[0], *suggest_onnx(stored.model))))
     return report.notes
-
-
-def _check_arguments(out: Path, source: Path, to: Form) -> None:
-    if to not in FORMS:
-        raise UserError(f"--to must be one of {', '.join(FORMS)}, not {to!r}")
-    refuse_own_folder(out, source)
-    check_replaceable(out, *_FILES[to])
 
 
 def refuse_own_folder(out: Path, source: Path) -> None:

@@ -195,10 +195,8 @@ def _attention() -> Iterator[Check]:
     keep[..., 0] = True
     scores = (query @ key.transpose(-1, -2) / math.sqrt(8)).masked_fill(~keep, -math.inf)
     error = (scaled_dot_product_attention(query, key, value, attn_mask=keep) - scores.softmax(-1) @ value).abs().max()
-    if error < 1e-5:
-        yield Check("attention", "ok", f"fused attention agrees with the formula to {error.item():.0e}")
-    else:
-        yield Check("attention", "fail", f"fused attention is off by {error.item():.0e}", "reinstall torch")
+    detail = f"fused attention differs from the formula by {error.item():.0e}"
+    yield _judge("attention", bool(error < 1e-5), detail, "reinstall torch", "fail")
 
 
 def _files() -> Iterator[Check]:

@@ -12,14 +12,8 @@ from homespun.commands.preparation import task_lengths
 from homespun.commands.processes import processes_to_start, run_in_processes
 from homespun.commands.provenance import RunInputs, create_run, identify_model, identify_vectors, restore_settings
 from homespun.commands.recipe import FinetuneRecipe, with_train
-from homespun.commands.result import validate_result
-from homespun.commands.trial_training import (
-    ModelSource,
-    PreparedTrial,
-    TrialResult,
-    prepare_trial,
-    train_trial,
-)
+from homespun.commands.result import write_results
+from homespun.commands.trial_training import ModelSource, PreparedTrial, TrialResult, prepare_trial, train_trial
 from homespun.commands.trials import (
     Trial,
     average_baselines,
@@ -36,7 +30,6 @@ from homespun.io.json import read_object
 from homespun.metrics.classification import Metrics
 from homespun.migration import migrate_result
 from homespun.report.console import Display
-from homespun.report.page import write_report
 from homespun.tasks.protocol import Measured, Task, TaskRows
 from homespun.text.clean import NearDuplicatePairs
 from homespun.training.devices import DistributedContext
@@ -105,10 +98,7 @@ def finetune(
         line.update(1.0)
     if recipe.train_sizes is not None:
         result["curve"] = _curve(inputs.trials, trained, baselines if recipe.baselines else {})
-    result = validate_result(result)
-    run.write_result(result)
-    write_report([run.path], run.path / "report", title=f"Fine-tuning: {run.path.name}")
-    return result
+    return write_results(run, result, title="Fine-tuning")
 
 
 @dataclass(frozen=True)

@@ -120,10 +120,7 @@ class _Generation:
         prompts = self._prompts(records, source, first)
         for found in generator.generate(prompts, batch_size=self.batch_size, first=first, **self.arguments):
             texts = [each.text for each in found]
-            yield {
-                "generated": texts if len(texts) > 1 else texts[0],
-                "tokens": sum(each.tokens for each in found),
-            }
+            yield {"generated": texts if len(texts) > 1 else texts[0], "tokens": sum(each.tokens for each in found)}
 
     def _prompts(self, records: Iterable[Record], source: str, first: int) -> Iterator[str]:
         for number, record in enumerate(records, first):
@@ -147,12 +144,7 @@ def summarize(
     """
     stored = _open_seq2seq(run)
     return predict(
-        *(run, inputs, out),
-        stored=stored,
-        processes=processes,
-        progress=progress,
-        read_progress=read_progress,
-        **options,
+        run, inputs, out, stored=stored, processes=processes, progress=progress, read_progress=read_progress, **options
     )
 
 

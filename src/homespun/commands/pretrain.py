@@ -18,7 +18,7 @@ from homespun.commands.preflight import Preflight, preflight_pretraining
 from homespun.commands.processes import check_processes, processes_to_start, run_in_processes
 from homespun.commands.provenance import RunInputs, create_run, identify_model, identify_vectors, restore_settings
 from homespun.commands.recipe import PretrainRecipe
-from homespun.commands.result import summarise, validate_result, watch
+from homespun.commands.result import summarise, watch, write_results
 from homespun.commands.workload import (
     model_config,
     open_data,
@@ -42,7 +42,6 @@ from homespun.objectives.protocol import unigram_losses
 from homespun.planning.budget import SizeChoice
 from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
-from homespun.report.page import write_report
 from homespun.training.config import TrainConfig
 from homespun.training.devices import DistributedContext, loader_workers
 from homespun.training.run import Run
@@ -126,10 +125,7 @@ def pretrain(
     result = _summarise(run, setup, inputs, trainer, held_out) | measured | {"export": exported}
     result |= {} if checked is None or checked.forecast is None else {"forecast": checked.forecast.to_dict()}
     result |= {} if initial.coverage is None else {"vectors": initial.coverage.summary()}
-    result = validate_result(result)
-    run.write_result(result)
-    write_report([run.path], run.path / "report", title=f"Pretraining: {run.path.name}")
-    return result
+    return write_results(run, result, title="Pretraining")
 
 
 @dataclass(frozen=True)

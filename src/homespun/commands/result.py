@@ -11,9 +11,11 @@ from pydantic_core import to_jsonable_python
 from homespun.config import Tree
 from homespun.report import formats
 from homespun.report.console import Display
+from homespun.report.page import write_report
 from homespun.report.records import final_losses, read_run
 from homespun.results import VERSION, RunResult
 from homespun.training.precision import Precision
+from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 
 _INTEGERS = ("steps", "tokens", "peak_bytes")
@@ -34,9 +36,12 @@ def watch(trainer: Trainer, display: Display, description: str) -> None:
         task.update(step.share, rate=rate, left=step.eta_seconds, note=note)
 
 
-def validate_result(result: Mapping[str, object]) -> Tree:
-    """Return a result as plain values, validated by `homespun.results.RunResult`."""
-    return RunResult.model_validate(to_jsonable_python(result)).to_json()
+def write_results(run: Run, result: Mapping[str, object], *, title: str) -> Tree:
+    """Validate a result by `homespun.results.RunResult`, write ``result.json`` and the report, and return it."""
+    validated = RunResult.model_validate(to_jsonable_python(result)).to_json()
+    run.write_result(validated)
+    write_report([run.path], run.path / "report", title=f"{title}: {run.path.name}")
+    return validated
 
 
 def summarise(

@@ -6,7 +6,8 @@ import functools
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -72,7 +73,7 @@ def train_vectors(
     opened = Corpus.open(corpus)
     out.parent.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, float] = {}
-    stage = functools.partial(_TimedStage, seconds=seconds, display=display)
+    stage = functools.partial(_timed_stage, seconds=seconds, display=display)
     # a name as of `homespun.io.atomic.atomic_path`, so that the folder of a killed process is found
     prefix = f"{TEMPORARY}{os.getpid()}-"
     with tempfile.TemporaryDirectory(f"-{out.name}", prefix, out.parent) as folder:
@@ -86,18 +87,14 @@ def train_vectors(
     return {"vectors": str(out), "words": len(text.words), "size": size, **facts, "seconds": seconds}
 
 
-class _TimedStage:
-    """Context manager that shows and times a stage."""
-
-    def __init__(self, name: str, seconds: dict[str, float], display: Display) -> None:
-        self.name, self.seconds, self.task = name, seconds, display.task(name, total=1.0)
-
-    def __enter__(self) -> OnProgress:
-        self.start = time.perf_counter()
-        return self.task.update
-
-    def __exit__(self, *error: object) -> None:
-        self.seconds[self.name] = round(time.perf_counter() - self.start, 3)
+@contextmanager
+def _timed_stage(name: str, seconds: dict[str, float], display: Display) -> Iterator[OnProgress]:
+    """Show and time a stage."""
+    task, start = display.task(name, total=1.0), time.perf_counter()
+    try:
+        yield task.update
+    finally:
+        seconds[name] = round(time.perf_counter() - start, 3)
 
 
 def measure_vectors(vectors: str | Path, data: str | Path) -> Tree:
@@ -154,12 +151,7 @@ def map_vectors(
 
 
 def init_model(
-    recipe: str,
-    overrides: Sequence[str],
-    out: str | Path,
-    *,
-    tokenizer: str | Path,
-    vectors: str | Path,
+    recipe: str, overrides: Sequence[str], out: str | Path, *, tokenizer: str | Path, vectors: str | Path
 ) -> dict[str, object]:
     """Write an untrained model with word vectors as embeddings, which `finetune --from` can start from.
 

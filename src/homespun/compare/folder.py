@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from homespun.compare.recipe import CompareRecipe
@@ -18,13 +19,13 @@ from homespun.results import VERSION
 _RECIPE, _RECORD = "comparison.yaml", "trial.json"
 
 
+@dataclass(eq=False)
 class Record:
     """Trial and its ``trial.json``, which docs/design.md describes under "comparing"."""
 
-    def __init__(self, folder: Path, trial: Trial, result: TrialResult) -> None:
-        self.folder = folder
-        self.trial = trial
-        self.result = result
+    folder: Path
+    trial: Trial
+    result: TrialResult
 
     @classmethod
     def open(cls, folder: Path, trial: Trial) -> Record:
