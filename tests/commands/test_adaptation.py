@@ -273,7 +273,7 @@ def test_killed_and_resumed_is_never_interrupted(
 
 def test_split_overrides() -> None:
     given = ["train.seed=1", "model.attention.kind=sparse", "model.num_hidden_layers=2", "objective.kind=mlm"]
-    of_recipe, changes = split_overrides(given)
+    of_recipe, changes = split_overrides(given, has_checkpoint=True)
     assert of_recipe == ["train.seed=1", "objective.kind=mlm"]
     assert changes == {"attention": {"kind": "sparse"}, "num_hidden_layers": 2}
 

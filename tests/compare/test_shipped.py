@@ -23,7 +23,7 @@ def test_a_comparison_is_made_of_recipes(name: str) -> None:
         for stage in trial.stages:
             settings, changes = list(stage.settings), {}
             if stage.kind == "pretrain" and stage.start_from is not None:
-                settings, changes = split_overrides(settings)
+                settings, changes = split_overrides(settings, has_checkpoint=True)
             recipe = load_recipe(stage.recipe, settings)
             assert recipe.kind == stage.kind
             if isinstance(recipe, PretrainRecipe) and stage.start_from is None:

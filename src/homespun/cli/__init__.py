@@ -116,7 +116,7 @@ def pretrain(
     """Pretrain a model on a corpus, from scratch or from a checkpoint."""
     from homespun.recipes import split_overrides
 
-    of_recipe, changes = (overrides or [], {}) if start_from is None else split_overrides(overrides or [])
+    of_recipe, changes = split_overrides(overrides, has_checkpoint=start_from is not None)
     check_recipe(recipe, of_recipe, "pretrain")
     check_source(None if resume else start_from)
 

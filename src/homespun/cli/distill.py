@@ -82,7 +82,7 @@ def _distill(
 ) -> None:
     from homespun.recipes import split_overrides
 
-    of_recipe, changes = (overrides or [], {}) if from_scratch else split_overrides(overrides or [])
+    of_recipe, changes = split_overrides(overrides, has_checkpoint=not from_scratch)
     check_recipe(recipe, of_recipe, kind)
 
     from homespun.commands.distill import distill as command

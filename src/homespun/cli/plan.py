@@ -37,7 +37,7 @@ def plan(
     """Predict the memory and time of a recipe before training, and choose micro-batches."""
     from homespun.recipes import split_overrides
 
-    of_recipe, changes = (overrides or [], {}) if start_from is None else split_overrides(overrides or [])
+    of_recipe, changes = split_overrides(overrides, has_checkpoint=start_from is not None)
     check_recipe(recipe, of_recipe)
 
     gc.disable()  # garbage collection takes a sixth of the import time

@@ -100,7 +100,8 @@ def show_batch(
     """Print the first batch of a recipe as text: tokens, padding and labels, with the masks and noise of epoch 0."""
     from homespun.recipes import split_overrides
 
-    check_recipe(recipe, (overrides or ()) if start_from is None else split_overrides(overrides or ())[0])
+    of_recipe, _ = split_overrides(overrides, has_checkpoint=start_from is not None)
+    check_recipe(recipe, of_recipe)
 
     from homespun.commands.batch_preview import show_batch as command
 

@@ -50,7 +50,7 @@ def show_batch(recipe: str, overrides: Sequence[str] = (), *, start_from: str | 
     """
     if rows < 1:
         raise UserError(f"--rows={rows} must be at least 1")
-    settings, changes = split_overrides(overrides) if start_from is not None else (list(overrides), {})
+    settings, changes = split_overrides(overrides, has_checkpoint=start_from is not None)
     loaded = load_recipe(recipe, settings)
     if isinstance(loaded, PretrainRecipe):
         source = _pretraining_source(loaded, start_from, changes)

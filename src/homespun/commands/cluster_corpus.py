@@ -96,13 +96,8 @@ def build_on_cluster(
     on after an interruption with the units that are missing. A worker holds a shard, or the hashes of some 16 MB of
     files; the driver holds the file names, and 17 bytes for each document of each set that shares a hash.
 
-    Args:
-        reading: files, folders and globs that all machines see, or object stores.
-        tokenizer: encodes the documents.
-        out: a folder that all machines see.
-        sentences: as there.
-        progress: called after each unit.
-        read_progress: updated with the bytes of each unit.
+    ``out`` and the inputs are folders and files that all machines see, or object stores. ``progress`` is called, and
+    ``read_progress`` updated, after each unit.
 
     Raises:
         UserError: as there; the cluster cannot be reached; a worker has another version or does not see the files.

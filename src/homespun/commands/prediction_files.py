@@ -26,13 +26,10 @@ class Summary(BaseModel):
 
     rows: int = 0
     truncated: int = 0
-    tokens: int = 0
-    """Generated tokens."""
+    tokens: int = 0  # generated tokens
     labels: dict[str, int] = {}
-    fields: dict[str, None] = {}
-    """Columns of the records."""
-    names: dict[str, None] = {}
-    """Columns of the predictions."""
+    fields: dict[str, None] = {}  # columns of the records
+    names: dict[str, None] = {}  # columns of the predictions
 
     def add(self, record: Mapping[str, object], prediction: Prediction, suffix: str) -> str:
         """Count a record and its prediction, and return them as a line for `write_lines`, in a file of ``suffix``."""

@@ -80,7 +80,7 @@ def check_pretraining(
     warnings: list[str | None] = [*training_warnings(recipe.train, objective, reach.steps), export_warning(config)]
     forecast = None
     if from_scratch and reach.tokens:
-        parameters = _parameters(objective)
+        parameters = sum(p.numel() for p in objective.parameters() if p.requires_grad)
         warnings.append(_size_warning(recipe, config.backbone, parameters, reach, work, machine))
         if not recipe.objective.target_length(recipe.data.max_length):
             forecast = forecast_loss(
@@ -192,7 +192,3 @@ def check_first_step(seconds: float, budget: float) -> None:
             f"train.budget.time={budget:g} s is too small for one step, which takes about {seconds:.2g} s; give more, "
             f"lower train.batch_size, or take a smaller model"
         )
-
-
-def _parameters(objective: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)

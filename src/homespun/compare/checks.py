@@ -14,17 +14,15 @@ from pydantic import JsonValue
 from homespun.commands.adaptation import open_start
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, finetune_recipe, load_recipe, pretrain_recipe
 from homespun.commands.trials import plan_trials
-from homespun.commands.workload import with_vocabulary
+from homespun.commands.workload import model_config, with_backbone
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.trials import Stage, Trial, first_trials, to_yaml
-from homespun.config import Tree
 from homespun.data.corpus import Corpus
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.metrics.registry import check_best_metric
 from homespun.models.bundle import ModelBundle, SkipInit
-from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.planning.predict import NothingFits
 from homespun.recipes import split_overrides
@@ -91,7 +89,7 @@ def plan_variants(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[
     for trial in first_trials(trials):
         stage = trial.stages[0]
         try:
-            settings, changes = _split_settings(stage)
+            settings, changes = split_overrides(stage.settings, has_checkpoint=stage.start_from is not None)
             plans[trial.name] = plan(load_recipe(stage.recipe, settings), start_from=stage.start_from, changes=changes)
         except NothingFits as error:
             refused[trial.name] = str(error)
@@ -100,11 +98,6 @@ def plan_variants(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[
     if refused and not plans:
         raise UserError(f"no variation fits into the memory of the budget; no trial was started: {_numbered(refused)}")
     return plans, [f"{name} does not fit into the budget: {why}" for name, why in refused.items()]
-
-
-def _split_settings(stage: Stage) -> tuple[Sequence[str], Tree | None]:
-    """Settings of the recipe of a stage, and changes to the checkpoint that it starts from."""
-    return (stage.settings, None) if stage.start_from is None else split_overrides(stage.settings)
 
 
 def _numbered(reasons: dict[str, str]) -> str:
@@ -157,7 +150,7 @@ def _build(trial: Trial, reader: _Reader) -> None:
 
 def _build_pretrained(stage: Stage, reader: _Reader, search_metric: str) -> ModelBundle:
     """Build the pretrained model without its weights."""
-    settings, changes = _split_settings(stage)
+    settings, changes = split_overrides(stage.settings, has_checkpoint=stage.start_from is not None)
     recipe = pretrain_recipe(stage.recipe, settings)
     if not recipe.data.corpus:
         raise UserError("data.corpus is empty; set it in pretrain.settings to a folder of `homespun corpus build`")
@@ -168,14 +161,7 @@ def _build_pretrained(stage: Stage, reader: _Reader, search_metric: str) -> Mode
     start = None
     if stage.start_from is not None:
         start = open_start(stage.start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes)
-    length = recipe.data.max_length
-    backbone = with_vocabulary(
-        recipe.backbone if start is None else start.backbone,
-        corpus.tokenizer,
-        length=length,
-        target_length=recipe.objective.target_length(length),
-    )
-    config = ModelConfig(backbone=backbone) if start is None else start.config
+    config = model_config(with_backbone(recipe, corpus.tokenizer, start), start)
     with torch.device("meta"), SkipInit():
         model, made = recipe.objective.build(config, corpus.tokenizer).export_model()
     if stage.vectors is not None:

@@ -104,8 +104,14 @@ def recipe_with(name: str, overrides: Sequence[str] = ()) -> Tree:
     return tree
 
 
-def split_overrides(overrides: Sequence[str]) -> tuple[list[str], Tree]:
-    """Split overrides into those of the recipe, and the changes ``model.KEY=VALUE`` to the checkpoint of ``--from``."""
+def split_overrides(overrides: Sequence[str] | None, *, has_checkpoint: bool) -> tuple[list[str], Tree]:
+    """Split overrides into those of the recipe, and the changes ``model.KEY=VALUE`` to the checkpoint of ``--from``.
+
+    Without a checkpoint, all are those of the recipe.
+    """
+    overrides = list(overrides or ())
+    if not has_checkpoint:
+        return overrides, {}
     of_model = [one for one in overrides if one.startswith("model.") or one.partition("=")[0] == "model"]
     changes = override({}, of_model).get("model", {})
     if not isinstance(changes, dict):
