@@ -158,8 +158,10 @@ def processes(folder: Path) -> list[dict[str, int]]:
 def planned(kind: Kind, count: int) -> dict[str, int]:
     """Return the planned bytes of each process: held after a step, and sent in one."""
 
-    def batches(size: int, most: int) -> list[Batch]:
-        return Loader(RandomRows(), ClmCollator(0), batch_size=BATCH, micro_batch_size=size, seed=0).step(0)[:most]
+    def batches(size: int) -> tuple[Batch, Batch]:
+        loader = Loader(RandomRows(), ClmCollator(0), batch_size=BATCH, micro_batch_size=size, seed=0)
+        first, second, *_ = loader.step(0)
+        return first, second
 
     config = TrainConfig(batch_size=BATCH, budget=Budget(steps=2), precision="float32")
     rates = Rates(**dict.fromkeys(Rates.__dataclass_fields__, 1.0))  # seconds do not matter

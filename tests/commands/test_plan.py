@@ -125,7 +125,7 @@ def test_the_kind_follows_from_memory(monkeypatch: pytest.MonkeyPatch, available
     several = SimpleNamespace(world_size=2, is_main=True, device=CPU)
     monkeypatch.setattr(parallel.DistributedContext, "join", lambda: several)
     config = recipe("electra-tiny", "train.parallel=auto").train
-    work = Work(Workload(torch.nn.Sequential, lambda rows, count: [], config), DatasetSize(1, 1), 9.0)
+    work = Work(Workload(torch.nn.Sequential, lambda rows: pytest.fail("no batch"), config), DatasetSize(1, 1), 9.0)
     assert parallel.choose_parallel(config, lambda: work) == chosen
     with_soap = config.model_copy(update={"optimizer": Soap()})
     assert parallel.choose_parallel(with_soap, lambda: work) == "ddp"

@@ -68,7 +68,8 @@ def stop_after(rows: int) -> Any:
 
 def test_parts_end_at_a_number_of_records_or_of_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     def lengths(count: int) -> list[tuple[int, int]]:
-        return [(part.first, len(part.records)) for part in divide([{"t": "x" * 40}] * count, "", lambda: 0)]
+        parts = divide([{"t": "x" * 40}] * count, "", lambda: 0, max_records=7)
+        return [(part.first, len(part.records)) for part in parts]
 
     assert lengths(0) == []
     assert lengths(15) == [(1, 7), (8, 7), (15, 1)]

@@ -9,7 +9,7 @@ from homespun.training.config import Budget, TrainConfig
 
 def workload(**train: Any) -> Workload:
     config = TrainConfig(budget=Budget(steps=1), batch_size=12, **train)
-    return Workload(build=lambda: pytest.fail("not built"), batches=lambda rows, count: [], train=config)
+    return Workload(build=lambda: pytest.fail("not built"), batches=lambda rows: pytest.fail("no batch"), train=config)
 
 
 def predict(work: Workload, rows: int, accumulate: bool) -> Prediction:

@@ -41,7 +41,7 @@ class AttentionMap:
     parts: list[dict[str, np.ndarray]]
     union: np.ndarray  # (length, length / 8) uint8, packed bits: what some head sees
     through: str  # through what low-rank attention sees everything; empty for other attention
-    order: str = ""  # order of the tokens in `parts`, where it is not that of the text
+    order: str = ""  # of the tokens in `parts`, if they are not in the order of the text
 
 
 def build_attentions(config: EncoderConfig) -> list[MultiHead]:

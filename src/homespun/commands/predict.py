@@ -155,7 +155,7 @@ def predict_files(
     identity: Mapping[str, object],
     encoding: str | None,
     columns: Sequence[str] | None,
-    part_records: int | None = None,
+    part_records: int,
     raw: bool = False,
     processes: int | Literal["auto"] | None = None,
     progress: Progress | None = None,

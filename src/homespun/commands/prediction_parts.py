@@ -66,13 +66,13 @@ def max_part_records(classes: int) -> int:
 
 
 def divide(
-    records: Iterable[Record], identity: str, bytes_read: Callable[[], int], *, max_records: int | None = None
+    records: Iterable[Record], identity: str, bytes_read: Callable[[], int], *, max_records: int
 ) -> Iterator[Part]:
-    """Divide the records of all inputs into parts of at most ``max_records``, by default 4,096.
+    """Divide the records of all inputs into parts of at most ``max_records``.
 
     ``identity`` is the digest of model and options, ``bytes_read`` returns the bytes read of the inputs.
     """
-    first, stream, max_records = 1, iter(records), max_records or _MAX_RECORDS
+    first, stream = 1, iter(records)
     for record in stream:
         part: list[Record] = []
         characters = 0

@@ -37,7 +37,7 @@ def measure(workload: Workload, rows: int, *, accumulate: bool, clock: Clock) ->
         disable_malloc_trim()
     torch.manual_seed(workload.train.seed)
     training_step = TrainingStep(workload.build(), workload.train, Accelerator(mixed_precision="no"), compiled=False)
-    largest, typical = workload.batches(rows, 2)
+    largest, typical = workload.batches(rows)
     begin, forward_backward, updates = seconds(), [], []
     with PeakMemory(context.device) as memory:
         for number in range(_STEPS):

@@ -39,7 +39,7 @@ from homespun.training.config import TrainConfig
 def open_data(
     recipe: PretrainRecipe,
     start_from: str | None,
-    changes: Mapping[str, object] | None = None,
+    changes: Mapping[str, object] | None,
     generator: str | None = None,
 ) -> tuple[Corpus, Start | None]:
     """Open the corpus of a recipe, and the checkpoint to continue from with it; see `open_start`.
@@ -188,13 +188,13 @@ def build_work(
         lighter: setting that takes less memory, for errors.
     """
 
-    def batches(size: int, count: int) -> list[Batch]:
-        order = np.argsort(-rows.lengths, kind="stable") if sorted_ else range(len(rows))
-        # the largest micro-batch first, then typical ones
-        starts = [0, *[(len(rows) - size) // 2 if sorted_ else size * number for number in range(1, count)]]
-        return [
-            _batch(rows, collate, train.seed, [int(order[(s + i) % len(rows)]) for i in range(size)]) for s in starts
-        ]
+    def batches(size: int) -> tuple[Batch, Batch]:
+        largest = np.arange(size) % len(rows)
+        typical = (largest + ((len(rows) - size) // 2 if sorted_ else size)) % len(rows)
+        if sorted_:
+            order = np.argsort(-rows.lengths, kind="stable")
+            largest, typical = order[largest], order[typical]
+        return _batch(rows, collate, train.seed, largest.tolist()), _batch(rows, collate, train.seed, typical.tolist())
 
     tokens = round(rows.lengths.mean() * len(rows))
     return Work(Workload(build, batches, train, lighter), DatasetSize(len(rows), tokens), tokens / len(rows))

@@ -23,7 +23,7 @@ class Workload:
     """Model, batches and settings of a step that is executed or traced."""
 
     build: Callable[[], nn.Module]  # the objective, with random weights
-    batches: Callable[[int, int], list[Batch]]  # (rows, count) -> micro-batches of `rows` rows, the largest first
+    batches: Callable[[int], tuple[Batch, Batch]]  # rows -> the largest micro-batch of so many rows, and a typical one
     train: TrainConfig
     lighter: str = ""  # a setting that takes less memory, for errors
     on_pass: Callable[[int], None] = lambda rows: None  # called after each traced forward or backward pass
@@ -70,7 +70,7 @@ def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device
         UserError: the recipe cannot be built, or the device lacks the precision.
     """
     config = workload.train
-    largest, typical = workload.batches(rows, 2)
+    largest, typical = workload.batches(rows)
     dtype = resolve_dtype(config.precision, device)
     with StepTracer() as tracer:
         objective = workload.build()
