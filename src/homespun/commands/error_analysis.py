@@ -17,6 +17,7 @@ from homespun.tasks.protocol import Task, TaskRows
 from homespun.text.clean import THRESHOLD, NearDuplicatePairs, find_near_duplicates
 
 _MAX_WRONG, _MAX_CONFIDENT = 20, 5
+_MAX_PAIRS = 5  # near-duplicates to list
 _MAX_CHARACTERS = 320  # characters of a displayed text
 _FIELDS = ("truth", "predicted", "loss", "score")
 
@@ -63,9 +64,6 @@ def shorten(text: str) -> str:
     """Return ``text`` on one line, truncated to 320 characters."""
     plain = " ".join(text.split())
     return plain if len(plain) <= _MAX_CHARACTERS else f"{plain[: _MAX_CHARACTERS - 1]}…"
-
-
-_MAX_PAIRS = 5  # near-duplicates to list
 
 
 def find_leakage(task: Task[object, TaskRows], trials: Sequence[Trial]) -> dict[int, NearDuplicatePairs]:

@@ -91,13 +91,14 @@ def finetune(
     if not context.is_main:
         return {}
     result = _summarise(recipe, inputs, run, trained, leakage)
+    baselines: dict[int, dict[str, Metrics]] = {}
     if recipe.baselines:
         line = display.task("baselines", total=1.0)
         baselines = _measure_baselines(inputs, run.path)
         result["baselines"] = baselines[inputs.most]
         line.update(1.0)
     if recipe.train_sizes is not None:
-        result["curve"] = _curve(inputs.trials, trained, baselines if recipe.baselines else {})
+        result["curve"] = _curve(inputs.trials, trained, baselines)
     return write_results(run, result, title="Fine-tuning")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from homespun.tasks.protocol import Task, TaskRows
 from homespun.text.sources import ReadProgress
 from homespun.text.tokenizer import FILES, Kind, Tokenizer
 from homespun.text.vocabulary_extension import Word, extend, with_sentinels
+
+_BATCH_SIZE = 1024  # texts to encode at once
 
 
 def tokenizer_folder(out: str | Path) -> Path:
@@ -66,11 +69,8 @@ def train_tokenizer(
         UserError: there is no text, the vocabulary is too large for the text, or ``out`` has other files.
     """
     folder = tokenizer_folder(out)
-    texts: Iterable[str] = (
-        sample_texts(reading, progress=progress, read_progress=read_progress)
-        if ray
-        else reading.texts(progress=progress, read_progress=read_progress)
-    )
+    read: Callable[..., Iterable[str]] = partial(sample_texts, reading) if ray else reading.texts
+    texts = read(progress=progress, read_progress=read_progress)
     tokenizer = Tokenizer.train(texts, kind=kind, vocab_size=vocab_size - sentinels, lowercase=lowercase)
     if sentinels:
         tokenizer = with_sentinels(tokenizer, sentinels)
@@ -182,9 +182,6 @@ def describe_corpus(corpus: Corpus, path: str | Path) -> dict[str, object]:
         "vocab_size": corpus.tokenizer.vocab_size,
         "tokenizer": corpus.tokenizer.fingerprint,
     }
-
-
-_BATCH_SIZE = 1024  # texts to encode at once
 
 
 def corpus_lengths(path: str | Path) -> list[dict[str, object]]:

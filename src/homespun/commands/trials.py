@@ -24,6 +24,7 @@ from homespun.tasks.protocol import Measured, Task, TaskRows, prefix_errors
 from homespun.training.run import Run
 
 PREDICTIONS = "predictions"
+_TRUTH_FIELDS = {"kind", "range", "out_of_range", "levels"}  # settings of an objective that change the labels
 Rows = NDArray[np.int64]
 
 
@@ -169,9 +170,6 @@ def copy_model(out: Path, trial: Path) -> None:
         if (trial / name).is_dir():
             with atomic_path(out / name) as temporary:
                 shutil.copytree(trial / name, temporary)
-
-
-_TRUTH_FIELDS = {"kind", "range", "out_of_range", "levels"}  # settings of an objective that change the labels
 
 
 def measure_baselines(recipe: FinetuneRecipe, out: str | Path, *, start_from: str, resume: bool = False) -> Tree:
