@@ -168,13 +168,9 @@ def _describe(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> T
     names = {"forward": prediction.flops_forward, "backward": prediction.flops_backward}
     per_token = {name: value / tokens for name, value in names.items()}
     expected, *trainings = _expected(budget, work, prediction, choice.step_seconds)
-    warnings = [
-        epochs_warning(budget, work.dataset.with_row_tokens(prediction.tokens)),
-        step_warning(budget, expected),
-        None
-        if recipe.train.processes in (1, "auto")
-        else "the plan is for one process, not train.processes; give --gpus",
-    ]
+    warnings = [epochs_warning(budget, work.dataset.with_row_tokens(prediction.tokens)), step_warning(budget, expected)]
+    if recipe.train.processes not in (1, "auto"):
+        warnings.append("the plan is for one process, not train.processes; give --gpus")
     return {
         "kind": recipe.kind,
         "device": machine.device.type,

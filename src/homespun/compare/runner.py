@@ -57,9 +57,6 @@ class Runner:
 
     Args:
         out: folder of the comparison.
-        recipe: the comparison.
-        executor: runs the processes.
-        display: shows progress.
         notes: notes on the comparison, which are added to each trial.
         report: writes the report of a folder and returns its page.
         started: processor time of this process when the comparison started.

@@ -53,8 +53,7 @@ class SettingsSearch:
     with its own folder, cooperate on it. A stopped study continues with its open trials.
 
     Args:
-        recipe: the comparison.
-        out: its folder.
+        out: folder of the comparison.
         known: variants that need no search.
         retry_failed: start as many more trials as have failed.
 
