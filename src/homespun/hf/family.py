@@ -135,6 +135,10 @@ class Family:
         """Special tokens of an encoder-decoder in config.json."""
         return () if self.decoder_names is None else tuple(name for name in NAMED_TOKENS if name in self.defaults)
 
+    def key(self, name: str) -> str:
+        """Setting of a field in config.json."""
+        return self.names.get(name, name)
+
     def read_config(self, tree: Tree, *, source: str, head: str | None = STORED) -> tuple[Architecture, ModelConfig]:
         """Read the class of config.json, or the class with a ``head`` of this kind, and the config of the model.
 
@@ -203,7 +207,7 @@ class Family:
         settings = {**self.defaults, **copied, **self.write(backbone)}
         head = {} if config.head is None or architecture.kind is None else config.head.model_dump(mode="json")
         if "dropout" in head:
-            settings[self.names.get(architecture.dropout, architecture.dropout)] = head["dropout"]
+            settings[self.key(architecture.dropout)] = head["dropout"]
         settings |= architecture.write(head)
         if architecture.classifies:
             settings |= write_labels(labels or default_labels(head["num_labels"]))
