@@ -39,7 +39,7 @@ from benchmarks.faults.shim import COUNTS, FAULTS, FREE, KILLED, LIMITS, SIGNALS
 from benchmarks.faults.world import write_files
 from homespun import cli
 from homespun.commands import prediction_parts
-from homespun.compare import executor, runner
+from homespun.compare import comparison, executor
 from homespun.io.lock import LOCK
 
 _PATIENCE = 300  # seconds, after which a command hangs
@@ -342,7 +342,7 @@ class _ForkExecutor:
 
 
 def _fork_trials() -> None:
-    mock.patch.object(runner, "LocalExecutor", _ForkExecutor).start()
+    mock.patch.object(comparison, "LocalExecutor", _ForkExecutor).start()
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
