@@ -123,11 +123,11 @@ def test_a_window_is_the_mean_of_its_real_tokens_and_an_empty_one_is_not_seen() 
     pooled = PooledProjection(4)
     tokens = torch.arange(1.0, 11.0)[None, None, :, None]  # windows of 4, 4 and 2
     torch.testing.assert_close(pooled(tokens, None).flatten(), torch.tensor([2.5, 6.5, 9.5]))
-    assert pooled.projected_mask(None) is None
     keep = torch.arange(10)[None] < 5
     torch.testing.assert_close(pooled(tokens * keep[..., None], keep).flatten(), torch.tensor([2.5, 5.0, 0.0]))
-    seen = pooled.projected_mask(keep)
-    assert seen.tolist() == [[True, True, False]]
+    attention, query = Linformer(pooled, pooled), torch.zeros(1, 1, 1, 1)  # equal weights
+    assert attention(query, tokens, tokens, Mask()).item() == pytest.approx((2.5 + 6.5 + 9.5) / 3)
+    assert attention(query, tokens, tokens, Mask(keep)).item() == pytest.approx((2.5 + 5.0) / 2)
 
 
 @pytest.mark.parametrize("padded", [False, True])

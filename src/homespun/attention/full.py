@@ -105,5 +105,4 @@ class FullAttentionConfig(AttentionSettings):
     reads_context: ClassVar[bool] = True
 
     def build(self, spec: AttentionSpec) -> nn.Module:
-        kernel = DotProduct(dropout=spec.dropout, scaled=spec.scaled)
-        return spec.multi_head(kernel)
+        return spec.multi_head(DotProduct(dropout=spec.dropout, scaled=spec.scaled))

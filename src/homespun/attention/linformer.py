@@ -27,6 +27,8 @@ class LinearProjection(nn.Module):
         heads: number of matrices; 1: shared by all heads.
     """
 
+    window = 0  # every projected key depends on all tokens
+
     def __init__(self, max_position_embeddings: int, k: int, *, heads: int = 1) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(heads, k, max_position_embeddings))
@@ -45,10 +47,6 @@ class LinearProjection(nn.Module):
         projected = weight[0] @ tokens.transpose(1, 2).flatten(2)  # (batch, k, heads * head_dim)
         return split_heads(projected, tokens.shape[1])  # (batch, heads, k, head_dim)
 
-    def projected_mask(self, keep: Tensor | None) -> Tensor | None:
-        """Return None: every projected key depends on all tokens."""
-        return None
-
 
 class PooledProjection(nn.Module):
     """Mean over windows of ``window`` tokens, without padding."""
@@ -62,10 +60,6 @@ class PooledProjection(nn.Module):
         real = tokens.new_ones(1, tokens.shape[2]) if keep is None else keep.to(tokens.dtype)
         count = _windows(real[:, None, :, None], self.window).sum(3).clamp(min=1)  # (batch or 1, 1, windows, 1)
         return _windows(tokens, self.window).sum(3) / count
-
-    def projected_mask(self, keep: Tensor | None) -> Tensor | None:
-        """Return a (batch, windows) mask of windows with a real token; None: all windows."""
-        return None if keep is None else _windows_with_tokens(keep, self.window)
 
     def extra_repr(self) -> str:
         return f"window={self.window}"
@@ -90,10 +84,6 @@ class ConvolvedProjection(nn.Module):
     def forward(self, tokens: Tensor, keep: Tensor | None) -> Tensor:
         """Convolve (batch, heads, seq, head_dim), zero at padding, to (batch, heads, windows, head_dim)."""
         return _windows(tokens, self.window).flatten(3) @ self.weight
-
-    def projected_mask(self, keep: Tensor | None) -> Tensor | None:
-        """Return a (batch, windows) mask of windows with a real token; None: all windows."""
-        return None if keep is None else _windows_with_tokens(keep, self.window)
 
     def extra_repr(self) -> str:
         return f"window={self.window}"
@@ -130,12 +120,13 @@ class Linformer(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
         """Attend to projected keys and values, (batch, heads, k, head_dim); ``keep`` is (batch, keys)."""
-        projected_mask = self.key_projection.projected_mask(keep)
-        if projected_mask is not None:
+        table = None
+        if keep is not None and self.key_projection.window:
+            real = _windows_with_tokens(keep, self.key_projection.window)
             # rows of padding see all projected keys, whose values are zero, to avoid NaN
-            projected_mask = (projected_mask | ~projected_mask.any(-1, keepdim=True))[:, None, None, :]
+            table = (real | ~real.any(-1, keepdim=True))[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
-        return attend(query, key, value, table=projected_mask, dropout=dropout)
+        return attend(query, key, value, table=table, dropout=dropout)
 
     def bottleneck(self, length: int) -> str:
         """Describe the vectors that represent all ``length`` keys."""
@@ -245,8 +236,7 @@ class LinformerAttentionConfig(AttentionSettings):
         else:
             key = self._projection(spec)
             value = self._projection(spec) if self.sharing in ("none", "headwise") else key
-        kernel = Linformer(key, value, dropout=spec.dropout)
-        attention = spec.multi_head(kernel)
+        attention = spec.multi_head(Linformer(key, value, dropout=spec.dropout))
         shared_sums = self.sharing != "none" and self.projection != "convolved"
         return LinformerAttention(attention) if shared_sums else attention
 

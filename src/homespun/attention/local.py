@@ -261,5 +261,4 @@ class LocalAttentionConfig(AttentionSettings):
         spec.check_scaled("local")
         chunks = Chunks(self.chunk_length, self.num_chunks_before, 0 if spec.causal else self.num_chunks_after)
         chunks.check(spec.max_position_embeddings)
-        kernel = LocalAttention(chunks, dropout=spec.dropout)
-        return spec.multi_head(kernel, bias=False)
+        return spec.multi_head(LocalAttention(chunks, dropout=spec.dropout), bias=False)

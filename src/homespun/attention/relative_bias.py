@@ -238,8 +238,7 @@ class RelativeBiasAttentionConfig(AttentionSettings):
                 f"max_distance={self.max_distance} must be at least {exact + 1}, beyond the {exact} exact buckets of "
                 f"num_buckets={self.num_buckets}; increase it"
             )
-        kernel = BiasedDotProduct(self._bias(spec), dropout=spec.dropout, scaled=spec.scaled)
-        return spec.multi_head(kernel)
+        return spec.multi_head(BiasedDotProduct(self._bias(spec), dropout=spec.dropout, scaled=spec.scaled))
 
     def _bias(self, spec: AttentionSpec) -> RelativeBias:
         if spec.shared_with is not None:

@@ -261,5 +261,4 @@ class SparseAttentionConfig(AttentionSettings):
         if self.global_tokens is not None and self.global_tokens.projections:
             spec.check_own_projections("sparse (global_tokens.projections)")
             return GlobalAttention(spec.hidden_size, spec.num_attention_heads, sparse, dropout=spec.dropout)
-        kernel = Blocked(sparse, dropout=spec.dropout)
-        return spec.multi_head(kernel)
+        return spec.multi_head(Blocked(sparse, dropout=spec.dropout))

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -62,6 +62,9 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class Pattern(Protocol):
     """Sparsity pattern: keys that each query sees. Hashable, as a key of cached masks."""
 
+    is_relative: ClassVar[bool] = False
+    """True if the pattern depends on the distance between query and key only."""
+
     @property
     def heads(self) -> int:
         """Number of heads; 1: the same pattern for all heads."""
@@ -71,11 +74,6 @@ class Pattern(Protocol):
     def steps(self) -> tuple[int, ...]:
         """Dilation of each head or of all heads: blocks are made of tokens sorted by position modulo dilation."""
         return (1,)
-
-    @property
-    def is_relative(self) -> bool:
-        """True if the pattern depends on the distance between query and key only."""
-        return False
 
     @property
     def is_empty(self) -> bool:
@@ -124,6 +122,7 @@ class Window(Pattern):
     Longformer's window size is ``2 * radius``. ``dilation`` has one number for all heads, or one a head.
     """
 
+    is_relative: ClassVar[bool] = True
     radius: int
     dilation: tuple[int, ...] = (1,)
 
@@ -151,10 +150,6 @@ class Window(Pattern):
         return seen
 
     @property
-    def is_relative(self) -> bool:
-        return True
-
-    @property
     def block_size(self) -> int:
         return min(256, max(16, 1 << (self.radius - 1).bit_length()))
 
@@ -177,18 +172,14 @@ class Window(Pattern):
 class Band(Pattern):
     """The token itself and ``width - 1`` tokens before it (banded layers of GPT-3, Child et al. 2019)."""
 
+    is_relative: ClassVar[bool] = True
     width: int
 
     def mask_mod(self, device: torch.device) -> MaskMod:
-
         def seen(row: Tensor, head: Tensor, query: Tensor, key: Tensor, *, width: int = self.width) -> Tensor:
             return (key <= query) & (query - key < width)
 
         return seen
-
-    @property
-    def is_relative(self) -> bool:
-        return True
 
     @property
     def block_size(self) -> int:
@@ -326,9 +317,7 @@ class Sparse:
     def allowed(self, query: Tensor, key: Tensor) -> Tensor | None:
         """Return the keys that the patterns allow, without global tokens; None: all keys."""
         tables = [pattern.allowed(query, key) for pattern in self.patterns]
-        if not tables:
-            return None
-        return functools.reduce(Tensor.__or__, tables)
+        return functools.reduce(Tensor.__or__, tables) if tables else None
 
     @property
     def block_size(self) -> int:
