@@ -291,6 +291,15 @@ def _tag(model: type[BaseModel]) -> str | None:
     return None if field is None else str(field.default)
 
 
+def flatten(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Flatten a nested mapping to dotted keys, ``{"train.budget.time": 60.0, ...}``; lists stay values."""
+    flat: dict[str, object] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
+    return flat
+
+
 def dump(config: BaseModel) -> str:
     """Convert to YAML with all defaults, in the order of the fields."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from homespun.config import flatten
 from homespun.errors import UserError
 from homespun.report import tables
-from homespun.report.records import architecture, comparable, final_losses, flatten, loss_terms, read_run, read_runs
+from homespun.report.records import architecture, comparable, final_losses, loss_terms, read_run, read_runs
 from homespun.results import Metrics, RunResult
 
 Make = Callable[..., Path]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from homespun.config import Config, Tree, validate
+from homespun.config import Config, Tree, flatten, validate
 from homespun.errors import UserError
 from homespun.models.composite_heads import ChunkPoolHeadConfig, LastLayersHeadConfig, ScalarMixHeadConfig
 from homespun.models.elmo import BiLMHeadConfig
@@ -149,12 +148,8 @@ def is_of_family(backbone: BackboneConfig, family: str) -> bool:
 
 def same_model(left: BackboneConfig, right: BackboneConfig, ignored: frozenset[str]) -> bool:
     """True if two backbones have the same settings, except fields named in ``ignored`` at any depth."""
-    return dict(_settings(left.model_dump(), ignored)) == dict(_settings(right.model_dump(), ignored))
-
-
-def _settings(tree: Mapping[str, object], ignored: frozenset[str], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _settings(value, ignored, f"{prefix}{key}.")
-        elif key not in ignored:
-            yield f"{prefix}{key}", value
+    compared, expected = (
+        {key: value for key, value in flatten(backbone.model_dump()).items() if key.rpartition(".")[2] not in ignored}
+        for backbone in (left, right)
+    )
+    return compared == expected

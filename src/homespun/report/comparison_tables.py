@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from homespun.comparison_results import Crossover, SignificanceTest
+from homespun.config import flatten
 from homespun.report import formats
 from homespun.report.comparison_quality import Candidate, TaskComparison, compare_seeds
 from homespun.report.comparison_records import Comparison, TrialRecord, Variant
 from homespun.report.document import Getter, Row, Table, numbers, slug, text, texts, value
 from homespun.report.formats import FURTHER_METRICS, Writer, metric_title, number
-from homespun.report.records import Tree, architecture, final_losses, flatten
+from homespun.report.records import Tree, architecture, final_losses
 from homespun.report.tables import difference_table, different_rows, resource_table
 from homespun.results import mean_and_deviation
 

@@ -285,15 +285,6 @@ def _known(losses: Mapping[str, float | None]) -> dict[str, float]:
     return {term: value for term, value in losses.items() if is_number(value)}
 
 
-def flatten(tree: Tree, prefix: str = "") -> dict[str, object]:
-    """Flatten a nested mapping to dotted keys, ``{"train.budget.time": 60.0, ...}``; lists stay values."""
-    flat: dict[str, object] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
-    return flat
-
-
 def config_text(record: RunRecord) -> str:
     """Return the config of a run as YAML."""
     return str(yaml.safe_dump(dict(record.config), sort_keys=False, allow_unicode=True, width=100))

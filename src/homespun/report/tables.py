@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from homespun.config import flatten
 from homespun.report import formats
 from homespun.report.document import Column, Getter, Row, Table, numbers, text, texts, value
 from homespun.report.formats import baseline_title, metric_title, term_title
@@ -14,7 +15,6 @@ from homespun.report.records import (
     as_tree,
     comparable,
     final_losses,
-    flatten,
     is_share,
     loss_terms,
 )

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
-from homespun.config import Tree, dump, read_yaml
+from homespun.config import Tree, dump, flatten, read_yaml
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, remove, write_text
 from homespun.migration import migrate
@@ -124,8 +124,8 @@ class Run:
         return run
 
     def _check_config(self, config: BaseModel) -> None:
-        before = _flat(_with_defaults(migrate(read_yaml(self.path / _CONFIG)), type(config)))
-        now = _flat(yaml.safe_load(dump(config)))
+        before = flatten(_with_defaults(migrate(read_yaml(self.path / _CONFIG)), type(config)))
+        now = flatten(yaml.safe_load(dump(config)))
         differences = [
             f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
             for key in sorted(before.keys() | now.keys())
@@ -329,11 +329,3 @@ def _with_defaults(tree: Tree, kind: type[BaseModel]) -> Tree:
         return dict(yaml.safe_load(dump(kind.model_validate(tree))))
     except ValidationError:
         return tree
-
-
-def _flat(tree: Mapping[str, object], prefix: str = "") -> Tree:
-    """Nested keys joined by dots."""
-    flat: Tree = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
