@@ -327,16 +327,12 @@ class TrainConfig(Config):
     tensorboard: bool = Field(default=False, description="write a TensorBoard log; needs homespun[track]")
 
     @model_validator(mode="after")
-    def _check_processes(self) -> TrainConfig:
+    def _check_parallel(self) -> TrainConfig:
         if self.processes != "auto" and self.processes > self.batch_size:
             raise ValueError(
                 f"processes={self.processes} must be at most batch_size={self.batch_size}; lower processes or raise "
                 f"batch_size"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_parallel(self) -> TrainConfig:
         if self.parallel == "fsdp" and self.unshardable is not None:
             raise ValueError(self.unshardable)
         return self

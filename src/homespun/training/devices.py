@@ -83,7 +83,11 @@ def _destroy_process_group(state: PartialState) -> None:
     gc.collect()  # deleting the group joins its threads; the last reference may be in a cycle
 
 
-def resolve_dtype(precision: Literal["auto", "float32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
+PrecisionName = Literal["float32", "bf16", "fp16"]
+DTYPES: dict[PrecisionName, torch.dtype] = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def resolve_dtype(precision: PrecisionName | Literal["auto"], device: torch.device) -> torch.dtype:
     """Choose the dtype of matrix products; weights are always float32.
 
     ``auto`` is bf16 on a GPU that supports it, else float32. On a CPU `homespun.training.precision` measures first.
@@ -96,7 +100,7 @@ def resolve_dtype(precision: Literal["auto", "float32", "bf16", "fp16"], device:
     if precision == "auto":
         supported = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if supported else torch.float32
-    return {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    return DTYPES[precision]
 
 
 def has_lstm(dtype: torch.dtype, device: torch.device) -> bool:

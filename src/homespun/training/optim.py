@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -14,9 +15,8 @@ from homespun.errors import UserError
 
 Group = dict[str, Any]
 
-_BACKBONE = re.compile(r"(?P<backbone>(?:^|.*?\.)backbone)\.(?P<rest>.+)")
+_BACKBONE = re.compile(r"((?:^|.*?\.)backbone)\.(?:layers\.(?P<layer>\d+)\.|(?P<final>final_norm\.))?.+")
 _FUSED = ("cpu", "cuda", "mps", "xpu")
-_LAYER = re.compile(r"layers\.(?P<number>\d+)\.")
 
 
 def layer_scales(names: Sequence[str], layer_decay: float) -> dict[str, float]:
@@ -25,25 +25,18 @@ def layer_scales(names: Sequence[str], layer_decay: float) -> dict[str, float]:
     Depth is 0 for heads and the ``final_norm`` of a ``backbone``, 1 for its last layer, and n + 1 for embeddings and
     other parameters before its n layers.
     """
-    parts: dict[str, tuple[str, str]] = {}
-    layers: dict[str, int] = {}
-    for name in names:
-        if match := _BACKBONE.fullmatch(name):
-            backbone, rest = match["backbone"], match["rest"]
-            parts[name] = backbone, rest
-            layer = _LAYER.match(rest)
-            layers[backbone] = max(layers.get(backbone, 0), int(layer["number"]) + 1 if layer else 0)
-    scales = {}
-    for name in names:
-        depth = 0
-        if name in parts:
-            backbone, rest = parts[name]
-            if layer := _LAYER.match(rest):
-                depth = layers[backbone] - int(layer["number"])
-            elif not rest.startswith("final_norm."):
-                depth = layers[backbone] + 1
-        scales[name] = layer_decay**depth
-    return scales
+    in_backbone = {name: match for name in names if (match := _BACKBONE.fullmatch(name))}
+    layers: Counter[str] = Counter()  # number of layers of each backbone
+    for match in in_backbone.values():
+        if match["layer"]:
+            layers[match[1]] = max(layers[match[1]], int(match["layer"]) + 1)
+    depths = dict.fromkeys(names, 0)
+    for name, match in in_backbone.items():
+        if match["layer"]:
+            depths[name] = layers[match[1]] - int(match["layer"])
+        elif not match["final"]:
+            depths[name] = layers[match[1]] + 1
+    return {name: layer_decay**depth for name, depth in depths.items()}
 
 
 def parameter_groups(

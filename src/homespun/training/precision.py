@@ -13,7 +13,7 @@ from torch import nn
 
 from homespun.training.checkpoint import State
 from homespun.training.config import Limits
-from homespun.training.devices import has_bf16, has_lstm, resolve_dtype
+from homespun.training.devices import DTYPES, PrecisionName, has_bf16, has_lstm, resolve_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -23,11 +23,8 @@ MIN_SPEEDUP = 1.3
 _MIN_SECONDS, _MIN_FLOPS = 20.0, 5e11  # a few seconds of one core in float32
 _ROUNDS, _SIZE, _SECONDS = 6, 512, 0.3
 
-PrecisionName = Literal["float32", "bf16", "fp16"]
-PRECISIONS: tuple[PrecisionName, ...] = ("float32", "bf16", "fp16")
-_NAMES: dict[torch.dtype, PrecisionName] = dict(
-    zip((torch.float32, torch.bfloat16, torch.float16), PRECISIONS, strict=True)
-)
+PRECISIONS = tuple(DTYPES)
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Precision:
 
 
 def choose_precision(
-    precision: Literal["auto", "float32", "bf16", "fp16"],
+    precision: PrecisionName | Literal["auto"],
     device: torch.device,
     *,
     objective: nn.Module,
