@@ -22,7 +22,7 @@ from homespun.config import Config, validate
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.io.json import read_object
-from homespun.io.weights import load_weights, save_weights
+from homespun.io.weights import Arrays, load_weights, save_weights
 from homespun.metrics.sequence_labels import are_entities
 
 if TYPE_CHECKING:
@@ -157,16 +157,8 @@ class Crf:
 
     def save(self, folder: Path) -> None:
         """Write ``crf.safetensors`` and ``crf.json`` into an existing folder."""
-        tensors: dict[str, NDArray[np.float32] | Keys] = {
-            "keys": self.keys,
-            "weights": self.weights,
-            "transitions": self.transitions,
-        }
-        description = {
-            "format": FORMAT,
-            "labels": self.labels.to_dict(),
-            "task": dict(self.task),
-        }
+        tensors: Arrays = {"keys": self.keys, "weights": self.weights, "transitions": self.transitions}
+        description = {"format": FORMAT, "labels": self.labels.to_dict(), "task": dict(self.task)}
         save_weights(folder / WEIGHTS, tensors, description)
 
     @classmethod

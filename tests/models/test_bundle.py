@@ -121,7 +121,7 @@ def test_a_damaged_folder_is_refused_in_one_line(folder: Path, damage, message: 
     ("text", "message"),
     [
         ('{"format": 1}', " model "),
-        ("[1]", "an object, not list"),
+        ("[1]", "object, not list"),
         ("[" * 100_000, "cut short"),
         ('{"format": [1]}', r"format \[1\]"),
     ],

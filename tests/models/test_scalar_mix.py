@@ -13,7 +13,7 @@ from homespun.data.long_inputs import ChunkPool
 from homespun.errors import UserError
 from homespun.inference.predict import predict_logits
 from homespun.models.bundle import load_model, save_model
-from homespun.models.composite_heads import AllLayers, ScalarMix, ScalarMixHeadConfig, num_mixed_layers, summarize_mix
+from homespun.models.composite_heads import ScalarMix, ScalarMixHeadConfig, all_layers, num_mixed_layers, summarize_mix
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -63,7 +63,7 @@ def test_a_mix_of_one_layer_is_that_layer(backbone: Any) -> None:
     states[-1] = model.backbone.final_norm(states[-1])
     mix = model.head.mix
     assert len(mix.scalars) == len(states) == LAYERS + 1
-    hidden = AllLayers()(model.backbone, ids, attention_mask=keep)
+    hidden = all_layers(model.backbone, ids, attention_mask=keep)
     for number, state in enumerate(states):
         with torch.no_grad():
             mix.scalars.fill_(-1e4)[number] = 1e4

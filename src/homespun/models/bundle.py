@@ -19,6 +19,7 @@ from homespun.config import Tree, validate
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.io.atomic import atomic_path, file_digest
+from homespun.io.json import read_object
 from homespun.migration import TASK_PATH, migrate
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
@@ -230,12 +231,7 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Mod
 
 
 def _description(path: Path) -> Tree:
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} was cut short or altered: {error}") from error
-    if not isinstance(description, dict):
-        raise UserError(f"{path} was cut short or altered: it must be an object, not {type(description).__name__}")
+    description = read_object(path)
     if description.get("format") != FORMAT:
         raise UserError(f"{path} has format {description.get('format')!r}; this version of homespun reads {FORMAT}")
     if wrong := [key for key, kinds in _TYPES.items() if not isinstance(description.get(key, ...), kinds)]:

@@ -127,20 +127,16 @@ class ConcatLastLayers:
         return _checked_stack(backbone, self.layers).last_layers(self.layers, input_ids, **context)
 
 
-@dataclass(frozen=True)
-class AllLayers:
+def all_layers(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
     """`Reader` of the input of the layers and all layers, (batch, seq, count * hidden).
 
     The input is excluded if its width differs from the layers, as in some recurrent stacks.
     """
-
-    def __call__(self, backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
-        count = num_mixed_layers(backbone)
-        return backbone.stacks[0].last_layers(count, input_ids, **context)
+    return backbone.stacks[0].last_layers(num_mixed_layers(backbone), input_ids, **context)
 
 
 def num_mixed_layers(backbone: Backbone) -> int:
-    """Number of hidden states that `AllLayers` concatenates. Raises `UserError` for an encoder-decoder."""
+    """Number of hidden states that `all_layers` concatenates. Raises `UserError` for an encoder-decoder."""
     stack = _one_stack(backbone, "a mix of layers", "objective.layers=last")
     return len(stack.layers) + (stack.entering_size == stack.hidden_size)
 
@@ -224,7 +220,7 @@ class ScalarMixHeadConfig(HeadSettings):
 
     @property
     def reader(self) -> Reader:
-        return AllLayers()
+        return all_layers
 
     @property
     def task_kind(self) -> str:

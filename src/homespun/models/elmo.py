@@ -102,15 +102,7 @@ class BiLMHead(nn.Module):
         return self.softmax.scores(hidden.view(*hidden.shape[:-1], 2, -1))
 
     def loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Compute the sum of the cross-entropies and the number of correct predictions of one direction.
-
-        Args:
-            features: (targets, width).
-            labels: (targets,).
-
-        Returns:
-            The sum, and the number of correct predictions, None for an adaptive softmax.
-        """
+        """Compute the loss of one direction, see `FullSoftmax.loss`, for (targets, width) and (targets,) labels."""
         return self.softmax.loss(features, labels)
 
 

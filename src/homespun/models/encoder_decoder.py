@@ -44,6 +44,7 @@ class EncoderDecoderConfig(Config):
     has_decoder: ClassVar[Literal[True]] = True
     is_recurrent: ClassVar[Literal[False]] = False
     causal: ClassVar[bool] = False
+    needs_padding_token: ClassVar[bool] = False  # it may have another use
     encoder: StackConfig = EncoderConfig()
     decoder: StackConfig = EncoderConfig(causal=True)
     decoder_start_token_id: int = Field(default=0, ge=0, description="first input token of the decoder")
@@ -177,11 +178,6 @@ class EncoderDecoderConfig(Config):
             forced_bos_token_id=self.forced_bos_token_id,
             forced_eos_token_id=self.forced_eos_token_id,
         )
-
-    @property
-    def needs_padding_token(self) -> bool:
-        """False, since the padding token may have another use."""
-        return False
 
     def check_length(self, length: int, target_length: int) -> None:
         """Raise `UserError` for rows longer than the encoder or targets longer than the decoder."""

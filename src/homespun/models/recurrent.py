@@ -42,6 +42,7 @@ class RecurrentConfig(StackSettings):
 
     kind: Literal["recurrent"] = "recurrent"
     is_recurrent: ClassVar[Literal[True]] = True
+    needs_padding_token: ClassVar[bool] = False  # padding is never read
     mlp_bias: ClassVar[bool] = True
     norm_has_bias: ClassVar[bool] = True
     hidden_act: ClassVar[str] = "gelu"
@@ -126,11 +127,6 @@ class RecurrentConfig(StackSettings):
     @property
     def own_layers(self) -> int:
         return self.num_hidden_layers
-
-    @property
-    def needs_padding_token(self) -> bool:
-        """False, since padding is never read."""
-        return False
 
     def check_length(self, length: int, target_length: int) -> None:
         """Raise `UserError` for rows longer than the model."""
