@@ -226,12 +226,12 @@ def fit_crf(
             columns, part.indices = np.unique(part.indices, return_inverse=True)
             part.resize(len(rows), len(columns))
             chain = _Chain(part @ weights[columns], lengths[batch], transitions)
-            slope, transition_slope = chain.gradient(targets[rows])
-            slope = (part.T @ slope.astype(np.float32)) / np.float32(len(batch))
-            squares[columns] += slope**2
-            weights[columns] -= _LEARNING_RATE * slope / np.sqrt(squares[columns])
-            transition_squares += (transition_slope / len(batch)) ** 2
-            transitions -= _LEARNING_RATE * transition_slope / len(batch) / np.sqrt(transition_squares)
+            gradient, transition_gradient = chain.gradient(targets[rows])
+            gradient = (part.T @ gradient.astype(np.float32)) / np.float32(len(batch))
+            squares[columns] += gradient**2
+            weights[columns] -= _LEARNING_RATE * gradient / np.sqrt(squares[columns])
+            transition_squares += (transition_gradient / len(batch)) ** 2
+            transitions -= _LEARNING_RATE * transition_gradient / len(batch) / np.sqrt(transition_squares)
         yield Crf(known, weights.copy(), transitions.astype(np.float32), labels)
 
 
@@ -311,11 +311,11 @@ class _Chain:
 
         Beginnings and ends have none: the features of the neighbours show them.
         """
-        slope, pairs = self.marginals()
-        slope[np.arange(len(targets)), targets] -= 1.0
+        gradient, pairs = self.marginals()
+        gradient[np.arange(len(targets)), targets] -= 1.0
         inside = self.sentence[1:] == self.sentence[:-1]
         np.subtract.at(pairs, (targets[:-1][inside], targets[1:][inside]), 1.0)
-        return slope, np.pad(pairs, (0, 1))
+        return gradient, np.pad(pairs, (0, 1))
 
     def best(self) -> NDArray[np.int64]:
         """Find the (words,) tags of the greatest score."""

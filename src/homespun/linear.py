@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -203,28 +204,26 @@ def fit_linear(
     if settings is not None:
         model = _fit(settings.ngrams, texts, targets, labels, settings.strength)
         return LinearFit(model, 1.0, (settings,))
-    found: list[Candidate] = []
-    temperature = 1.0
     rows = np.arange(len(texts))
     if len(texts) > search_rows:
         order = targets if labels is not None else np.zeros((len(texts), 0), dtype=np.int64)
         rows = np.sort(stratified_order(order.astype(np.int64), seed)[:search_rows])
     searched, searched_targets = texts.take(rows), targets[rows]
     folds = list(_folds(searched_targets, labels, seed))
-    best: _Tried | None = None
-    for step in range(len(feature_sets) + 1) if folds else ():
-        # features are chosen first, then the regularisation of the better ones
-        last = step == len(feature_sets)
-        ngrams, strengths = (found[0].ngrams, OTHER_STRENGTHS) if last else (feature_sets[step], (1.0,))
-        for tried in _cross_validate(ngrams, strengths, searched, searched_targets, labels, folds):
-            found.append(tried.candidate)
-            best = tried if best is None or tried.candidate.score > best.candidate.score else best
-        found.sort(key=lambda candidate: -candidate.score)
-    if best is not None and labels is not None:
-        temperature = find_temperature(best.outputs, searched_targets[best.rows].astype(np.int64))
-    found = found or [PLAIN]
-    model = _fit(found[0].ngrams, texts, targets, labels, found[0].strength)
-    return LinearFit(model, temperature, tuple(found))
+    tried: list[_Tried] = []
+    if folds:
+        search = partial(_cross_validate, texts=searched, targets=searched_targets, labels=labels, folds=folds)
+        for ngrams in feature_sets:
+            tried += search(ngrams, (1.0,))
+        best = max(tried, key=lambda one: one.candidate.score)
+        tried += search(best.candidate.ngrams, OTHER_STRENGTHS)
+        tried.sort(key=lambda one: -one.candidate.score)
+    temperature = 1.0
+    if tried and labels is not None:
+        temperature = find_temperature(tried[0].outputs, searched_targets[tried[0].rows].astype(np.int64))
+    candidates = tuple(one.candidate for one in tried) or (PLAIN,)
+    model = _fit(candidates[0].ngrams, texts, targets, labels, candidates[0].strength)
+    return LinearFit(model, temperature, candidates)
 
 
 def _folds(targets: Targets, labels: Labels | None, seed: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:

@@ -21,6 +21,7 @@ from homespun.attention.relative_bias import RelativeBias
 from homespun.attention.sparse import GlobalAttention
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder
+from homespun.nn.eval_mode import eval_mode
 from homespun.nn.positions import LearnedPositions, SinusoidalPositions
 
 OFFSETS = (-1, 1, -2, 2)
@@ -165,11 +166,9 @@ def _attention_input(encoder: Encoder, attention: nn.Module, length: int) -> Ten
         raise _FirstAttention
 
     hook = attention.register_forward_pre_hook(stop)
-    training = encoder.training
     words = torch.randint(encoder.embeddings.vocab_size, (_SAMPLES, length), generator=_generator())
-    with contextlib.suppress(_FirstAttention):
-        list(encoder.eval().hidden_states(words))
-    encoder.train(training)
+    with contextlib.suppress(_FirstAttention), eval_mode(encoder):
+        list(encoder.hidden_states(words))
     hook.remove()
     return found[0]
 

@@ -284,10 +284,8 @@ class _SoftTokens(torch.autograd.Function):
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             chunk = hidden[part]
-            student = logits_of(chunk, narrow_weight, narrow_bias).to(dtype).div_(temperature)  # (rows, vocab)
-            student = _log_softmax(student)
-            teacher = logits_of(teacher_hidden[part], teacher_weight, teacher_bias).to(dtype).div_(temperature)
-            teacher = _log_softmax(teacher)
+            student = _log_softmax(logits_of(chunk, narrow_weight, narrow_bias).to(dtype), temperature)  # (rows, vocab)
+            teacher = _log_softmax(logits_of(teacher_hidden[part], teacher_weight, teacher_bias).to(dtype), temperature)
             target = teacher.exp()
             loss += torch.dot(target.flatten(), teacher.sub_(student).flatten()) * temperature**2
             if gradients is not None:
@@ -302,5 +300,6 @@ class _SoftTokens(torch.autograd.Function):
         return *_scaled_gradients(ctx, gradients[0]), None, None, None, None, None
 
 
-def _log_softmax(logits: Tensor) -> Tensor:
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    logits = logits.div_(temperature)
     return logits.sub_(logits.logsumexp(-1, keepdim=True))

@@ -14,6 +14,7 @@ from homespun.batch import Batch
 from homespun.errors import NotFinite, UserError, nearest
 from homespun.metrics.classification import Metrics
 from homespun.metrics.registry import METRICS, lower_is_better
+from homespun.nn.eval_mode import eval_mode
 
 _SEED = 0
 
@@ -55,18 +56,13 @@ def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.
     sums: defaultdict[str, list[Tensor]] = defaultdict(list)
     counts: defaultdict[str, list[Tensor]] = defaultdict(list)
     weights: dict[str, float] = {}
-    was_training = objective.training
-    objective.eval()
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
-            torch.manual_seed(_SEED)
-            for batch in batches:
-                for name, term in objective(batch.to(device)).terms.items():
-                    sums[name].append(term.sum.float())
-                    counts[name].append(torch.as_tensor(term.count))
-                    weights[name] = term.weight
-    finally:
-        objective.train(was_training)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), eval_mode(objective):
+        torch.manual_seed(_SEED)
+        for batch in batches:
+            for name, term in objective(batch.to(device)).terms.items():
+                sums[name].append(term.sum.float())
+                counts[name].append(torch.as_tensor(term.count))
+                weights[name] = term.weight
     if not weights:
         raise UserError("nothing to validate on: there are no validation rows")
     losses = {}

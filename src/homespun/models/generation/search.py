@@ -183,7 +183,8 @@ class Beams:
     def __init__(self, task: GenerationTask, batch: int, vocab_size: int, device: torch.device) -> None:
         config, self.task = task.config, task
         self.beams = config.num_beams
-        self.candidates = max(2, 1 + len(config.eos_token_id)) * self.beams  # enough if all others end
+        # enough if all others end
+        self.candidates = min(max(2, 1 + len(config.eos_token_id)) * self.beams, vocab_size)
         self.shape = batch, self.beams, task.most
         self.scores = torch.full((batch, self.beams), _NONE, device=device)
         self.scores[:, 0] = 0.0
@@ -194,7 +195,6 @@ class Beams:
         self.done = torch.zeros(batch, self.beams, dtype=torch.bool, device=device)
         self.can_improve = torch.ones(batch, 1, dtype=torch.bool, device=device)
         self.first = torch.arange(batch, device=device)[:, None] * self.beams
-        self.candidates = min(self.candidates, vocab_size)
 
     def run(self, steps: Steps, logits: Tensor) -> Tensor:
         """Generate (batch * num_return_sequences, new) ids, the best of each text first, padded on the right."""
@@ -226,9 +226,10 @@ class Beams:
             ended = torch.ones_like(ended)
         self._store_finished(top, texts, ended, number)
 
-        best, chosen = (top + ended * _NONE).topk(self.beams)
+        unfinished = top + ended * _NONE
+        best, chosen = unfinished.topk(self.beams)
         chosen = chosen.gather(1, _parent_order(parents.gather(1, chosen), self.beams))
-        self.scores = (top + ended * _NONE).gather(1, chosen)
+        self.scores = unfinished.gather(1, chosen)
         self.written = texts.gather(1, chosen[..., None].expand(-1, -1, self.shape[2]))
         over = self._is_over(best[:, :1], ended, number)
         rows = parents.gather(1, chosen) + (self.first if beams > 1 else self.first // self.beams)
