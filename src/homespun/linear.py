@@ -215,6 +215,7 @@ def fit_linear(
         search = partial(_cross_validate, texts=searched, targets=searched_targets, labels=labels, folds=folds)
         for ngrams in feature_sets:
             tried += search(ngrams, (1.0,))
+        # then the regularisation of the best features
         best = max(tried, key=lambda one: one.candidate.score)
         tried += search(best.candidate.ngrams, OTHER_STRENGTHS)
         tried.sort(key=lambda one: -one.candidate.score)

@@ -37,19 +37,13 @@ class Ngrams(Config):
         """Return an unfitted vectorizer of counts of all n-grams."""
         from sklearn.feature_extraction.text import CountVectorizer
 
-        return CountVectorizer(analyzer=self.analyzer, ngram_range=self._range, token_pattern=self._pattern)
+        return CountVectorizer(**self._tokenization)
 
     def fit(self, texts: Sequence[str]) -> Tfidf:
         """Fit vocabulary and inverse document frequencies. Raises `ValueError` for texts without n-grams."""
         from sklearn.feature_extraction.text import TfidfVectorizer
 
-        vectorizer = TfidfVectorizer(
-            analyzer=self.analyzer,
-            ngram_range=self._range,
-            min_df=self.min_texts,
-            sublinear_tf=True,
-            token_pattern=self._pattern,
-        ).fit(texts)
+        vectorizer = TfidfVectorizer(min_df=self.min_texts, sublinear_tf=True, **self._tokenization).fit(texts)
         return Tfidf(self, tuple(vectorizer.get_feature_names_out().tolist()), vectorizer.idf_)
 
     def split(self, text: str) -> list[str]:
@@ -70,12 +64,10 @@ class Ngrams(Config):
         ]
 
     @property
-    def _range(self) -> tuple[int, int]:
-        return self.shortest, self.longest
-
-    @property
-    def _pattern(self) -> str | None:
-        return _WORD.pattern if self.analyzer == "word" else None
+    def _tokenization(self) -> dict[str, object]:
+        """Arguments of the vectorizers of scikit-learn."""
+        pattern = _WORD.pattern if self.analyzer == "word" else None
+        return {"analyzer": self.analyzer, "ngram_range": (self.shortest, self.longest), "token_pattern": pattern}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.masks import Mask
 from homespun.nn.positions import Rotary
+
+T = TypeVar("T")
 
 
 class MultiHeadAttention(nn.Module):
@@ -267,8 +269,8 @@ class AttentionSettings(Config):
         return None
 
 
-def of_layer(value: int | list[int], layer: int, name: str) -> int:
-    """Return the value of a setting in a layer; the setting is one number, or a list with a number for each layer.
+def of_layer(value: int | list[T], layer: int, name: str) -> int | T:
+    """Return the value of a setting in a layer; the setting is one number, or a list with an entry for each layer.
 
     Raises:
         UserError: the list is shorter than the number of layers.

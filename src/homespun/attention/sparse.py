@@ -113,14 +113,7 @@ class WindowConfig(Config):
         return Window(min(radius, longest), steps if len(set(steps)) > 1 else steps[:1])
 
     def _dilation(self, spec: AttentionSpec) -> tuple[int, ...]:
-        if isinstance(self.dilation, int):
-            return (self.dilation,)
-        if spec.layer >= len(self.dilation):
-            raise UserError(
-                f"dilation has {len(self.dilation)} entries but there is a layer {spec.layer + 1}; "
-                f"give one a layer, or one number"
-            )
-        entry = self.dilation[spec.layer]
+        entry = of_layer(self.dilation, spec.layer, "dilation")
         steps = (entry,) if isinstance(entry, int) else tuple(entry)
         heads = spec.num_attention_heads
         if len(steps) > 1 and len(steps) % heads == 0:  # ELECTRA's generator has fewer heads

@@ -251,7 +251,8 @@ class EncoderConfig(StackSettings):
         )
         initialise((m for m in encoder.modules() if m not in shared), self.initializer_range, self.initialization)
         if self.initialization == "fan_in":
-            zero_outputs(encoder.layers)
+            for weight in output_weights(encoder.layers):
+                nn.init.zeros_(weight)  # a new stack is the identity (Zhang et al. 2019)
         self.residual.initialise(list(encoder.layers))
         if self.neighbour_heads:
             initialise_neighbour_heads(encoder, deviation=self.initializer_range, step=self.neighbour_heads)
@@ -340,9 +341,3 @@ def initialise(modules: Iterable[nn.Module], initializer_range: float, kind: str
             nn.init.normal_(module.weight, std=initializer_range)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-def zero_outputs(layers: Iterable[nn.Module]) -> None:
-    """Set the output projections of sublayers to zero, so that a new stack is the identity (Zhang et al. 2019)."""
-    for weight in output_weights(layers):
-        nn.init.zeros_(weight)

@@ -49,9 +49,12 @@ class SequenceHead(nn.Module):
         raise NotImplementedError
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
-        """Map (batch, seq, hidden) to (batch, labels) logits, or (texts, labels) with ``chunks``."""
+        """Map (batch, seq, hidden) to (batch, labels) logits, or (texts, labels) means over ``chunks``."""
         logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
-        return _by_text(logits, chunks)
+        if chunks is None:
+            return logits
+        gathered, keep = gather_chunks(logits, chunks)
+        return gathered.sum(dim=1) / keep.sum(dim=1, keepdim=True)
 
 
 def gather_chunks(values: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,14 +66,6 @@ def gather_chunks(values: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
     keep = chunks >= 0  # (texts, chunks)
     # masked after gathering: missing chunks read the value of another text, which may be NaN
     return values[chunks.clamp(min=0)].masked_fill(~keep[..., None], 0.0), keep
-
-
-def _by_text(logits: Tensor, chunks: Tensor | None) -> Tensor:
-    """Map (batch, labels) to (texts, labels) means over the chunks of each text."""
-    if chunks is None:
-        return logits
-    gathered, keep = gather_chunks(logits, chunks)
-    return gathered.sum(dim=1) / keep.sum(dim=1, keepdim=True)
 
 
 def first_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -110,7 +110,7 @@ class RecurrentLayer(nn.Module):
         before = self._initial_state(mask, len(hidden))
         seq = hidden.shape[1]
         keep = None if mask.keep is None else mask.keep[:, -seq:]  # with a cache, the mask includes previous tokens
-        group: Callable[[list[int]], Groups] = _no_groups
+        group: Callable[[list[int]], Groups] | None = None
         if hidden.device.type == "cpu" and before is None and mask.cache is None:
             group = _similar_lengths if self.network.mode == "LSTM" and not self.network.proj_size else _one_group
         plan = mask.once(("texts", seq, group), lambda: _plan(keep, mask, read_back=self.bidirectional, group=group))
@@ -239,11 +239,11 @@ class Packing:
 
 
 def _plan(
-    keep: Tensor | None, mask: Mask, *, read_back: bool, group: Callable[[list[int]], Groups]
+    keep: Tensor | None, mask: Mask, *, read_back: bool, group: Callable[[list[int]], Groups] | None
 ) -> PaddedBatches | Packing | None:
     """Return the indices of the texts of a batch, or None if the network can read the rows directly.
 
-    ``group`` makes groups of decreasing lengths for `PaddedBatches`; without groups the texts are packed.
+    ``group`` divides decreasing lengths into groups for `PaddedBatches`; without groups the texts are packed.
     """
     documents = mask.documents
     if documents is None and (keep is None or bool(keep.all())):
@@ -265,7 +265,7 @@ def _plan(
     step = torch.arange(len(row), device=row.device) - begins[text_index]
     source = row * tokens.shape[1] + column
     by_length = lengths.argsort(descending=True, stable=True)
-    if groups := group(lengths[by_length].tolist()):
+    if group is not None and (groups := group(lengths[by_length].tolist())):
         longest = torch.cat([lengths.new_full((count,), size) for count, size in groups])
         first = torch.empty_like(by_length).index_copy(0, by_length, longest.cumsum(0) - longest)  # row of first token
         rows, every = first[text_index] + step, torch.arange(int(longest.sum()))
@@ -275,10 +275,6 @@ def _plan(
     packed_order = (step * max(len(lengths), 1) + rank[text_index]).argsort()
     batch_sizes = torch.bincount(step).cpu() if len(step) else step.cpu()
     return Packing(source[packed_order], batch_sizes, row[begins][by_length])
-
-
-def _no_groups(_: list[int]) -> Groups:
-    return ()
 
 
 def _one_group(lengths: list[int]) -> Groups:

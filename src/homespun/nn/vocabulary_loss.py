@@ -7,7 +7,7 @@ loop for each number of targets, so it is disabled here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -149,13 +149,12 @@ def _scaled_gradients(ctx: FunctionContext, scale: Tensor) -> list[Tensor | None
     ]
 
 
-def _iterations(starts: range) -> Iterable[int]:
+def _iterations(starts: range) -> Iterator[int]:
     """Yield ``starts``; while a step is traced, only the first, the second for all equal iterations, and the last."""
     repeat = repeat_context.get()
-    return starts if repeat is None or len(starts) < 4 else _distinct(starts, repeat)
-
-
-def _distinct(starts: range, repeat: Callable[[int], AbstractContextManager[None]]) -> Iterator[int]:
+    if repeat is None or len(starts) < 4:
+        yield from starts
+        return
     yield starts[0]
     with repeat(len(starts) - 2):
         yield starts[1]
