@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -69,9 +71,11 @@ def test_compiling_is_given_as_people_write_it(given, compiled):
         ({"schedule": {"kind": "linaer"}}, "schedule"),
         ({"schedule": {"kind": "linear", "warmup": 1.0}}, "schedule.warmup"),
         ({"optimizer": {"learning_rate": -1}}, "optimizer.learning_rate"),
-        ({"optimizer": {"betas": [0.9, 1.0]}}, "[0, 1)"),
+        ({"optimizer": {"learning_rate": math.inf}}, "optimizer.learning_rate"),
+        ({"optimizer": {"betas": [0.9, 1.0]}}, "optimizer.betas.1"),
         ({"optimizer": {"kind": "adafactr"}}, "did you mean 'adafactor'?"),
         ({"optimizer": {"kind": "adafactor", "eps": [1e-30, 0]}}, "1e-18"),
+        ({"optimizer": {"kind": "adafactor", "eps": [math.nan, 0]}}, "optimizer.eps.0"),
         ({"optimizer": {"kind": "adafactor", "betas": [0.9, 0.9]}}, "unknown key 'optimizer.betas'"),
         ({"precision": "int8"}, "precision"),
         ({"learning_rate": 1}, "unknown key 'learning_rate'"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from torch import nn
 
 from homespun.config import Bytes, Config, Count, Duration
@@ -145,6 +145,7 @@ def count_steps(count: int) -> str:
 
 
 class _OptimizerConfig(Config):
+    model_config = ConfigDict(allow_inf_nan=False)
     supports_sharding: ClassVar[bool] = False
 
     def warnings(self, module: nn.Module, steps: int) -> list[str]:
@@ -159,15 +160,9 @@ class AdamW(_OptimizerConfig):
     kind: Literal["adamw"] = "adamw"
     learning_rate: float = Field(default=5e-4, gt=0, description="peak learning rate")
     weight_decay: float = Field(default=0.01, ge=0, description="not applied to biases and norms")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="decay of the mean and of the mean square")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="decay of the mean and of the mean square")
     eps: float = Field(default=1e-6, gt=0)
     layer_decay: LayerDecay = 1.0
-
-    @model_validator(mode="after")
-    def _betas_below_one(self) -> AdamW:
-        if not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ValueError(f"betas must be in [0, 1), not {list(self.betas)}")
-        return self
 
     def build(self, module: nn.Module) -> torch.optim.Optimizer:
         """Build the optimizer of the trainable parameters; each group has a ``scale`` of the learning rate."""
