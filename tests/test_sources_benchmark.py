@@ -17,7 +17,7 @@ import pytest
 from benchmarks import sources
 
 from homespun import cli
-from homespun.compare import runner
+from homespun.compare import comparison
 from homespun.compare.executor import Command, Outcome, reason
 from homespun.compare.recipe import CompareRecipe, compare_recipe
 from homespun.compare.trials import trials
@@ -192,7 +192,7 @@ def test_an_experiment_runs_on_a_sample(name: str, out: Path, monkeypatch: pytes
     ):
         pytest.skip("MiniLM is not installed")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # the threads of its pool do not survive a fork
-    monkeypatch.setattr(runner, "LocalExecutor", Forks)
+    monkeypatch.setattr(comparison, "LocalExecutor", Forks)
 
     def homespun(*words: str) -> None:
         arguments = tuple("400" if before == "--vocab-size" else word for before, word in pairwise(("", *words)))
