@@ -92,6 +92,15 @@ def test_counts(text: object, number: int) -> None:
     assert parse_count(text) == number
 
 
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_numbers_are_finite(number: float) -> None:
+    class Settings(Config):
+        rate: float = Field(default=1.0, ge=0)
+
+    with pytest.raises(UserError, match="rate: .*finite"):
+        validate(Settings, {"rate": number}, source="x")
+
+
 @pytest.mark.parametrize("text", ["", "k", "-5", "ten", True, None, 1.7, "1.7", "0.0001k"])
 def test_what_is_no_count(text: object) -> None:
     with pytest.raises(ValueError, match="not a count"):

@@ -34,9 +34,9 @@ Tree = dict[str, Any]
 
 
 class Config(BaseModel):
-    """Base class of configs: frozen, without unknown keys."""
+    """Base class of configs: frozen, with finite numbers, without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -27,6 +27,7 @@ from homespun.data.document_set import DocumentSet, split_documents
 from homespun.data.shards import Encoded, OpenShards, Shard, ShardBuffer, encode_documents
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, entries, file_digest, remove, write_text
+from homespun.io.cores import available_cores
 from homespun.io.lock import LOCK
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
@@ -225,7 +226,7 @@ def build_corpus(
         UserError: ``out`` has other content, a finished corpus or a build of other inputs; no document has a token;
             ``workers`` is below 1.
     """
-    workers = os.cpu_count() or 1 if workers is None else workers
+    workers = available_cores() if workers is None else workers
     if workers < 1:
         raise UserError(f"workers={workers} must be 1 or more; leave it out for one for each core")
     folder = Path(out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import time
 from collections import defaultdict
@@ -15,6 +14,7 @@ from homespun.data.reading import clean_documents
 from homespun.errors import UserError
 from homespun.fitting.fit import fit
 from homespun.io.atomic import entries
+from homespun.io.cores import available_cores
 from homespun.io.json import write_lines
 from homespun.report.console import Display
 from homespun.text.clean import sentence_spans
@@ -115,7 +115,7 @@ def labelled_passages(documents: Sequence[Document]) -> dict[str, list[dict[str,
 def _collect(display: Display) -> list[Document]:
     task = display.task("documentation of the installed packages", total=None, unit="texts")
     documents: list[Document] = []
-    stream = python_documentation(workers=os.cpu_count() or 1)
+    stream = python_documentation(workers=available_cores())
     for document in clean_documents(stream, normal=True, duplicates="near"):
         documents.append(document)
         if len(documents) % 256 == 0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
 from homespun.config import Bytes, Config, Count, Duration
@@ -145,7 +145,6 @@ def count_steps(count: int) -> str:
 
 
 class _OptimizerConfig(Config):
-    model_config = ConfigDict(allow_inf_nan=False)
     supports_sharding: ClassVar[bool] = False
 
     def warnings(self, module: nn.Module, steps: int) -> list[str]:

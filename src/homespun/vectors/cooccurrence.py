@@ -7,7 +7,6 @@ is written in both orders to the block of its second word.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from homespun.io.cores import available_cores
 from homespun.vectors.word_file import OnProgress, WordFile
 
 PAIRS = 2_000_000  # pairs that a thread sorts at once
@@ -72,7 +72,7 @@ def count_pairs(
     """
     folder = Path(folder)
     count, ids = len(text.words), text.ids
-    workers = workers or os.cpu_count() or 1
+    workers = workers or available_cores()
     step = max(PAIRS // window, 1)
     pieces = [(start, min(start + step, len(ids))) for start in range(0, len(ids), step)]
     counted = partial(_count_piece, ids, text.ends, count, window)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from homespun.config import Config
 from homespun.errors import UserError
+from homespun.io.cores import available_cores
 from homespun.vectors.cooccurrence import Block, Cooccurrence, count_pairs
 from homespun.vectors.word_file import OnProgress, Unit, WordFile
 
@@ -87,7 +87,7 @@ class GloveConfig(Config):
         if not matrix.cells:
             raise UserError("no two words of the corpus co-occur; give documents of more than one word")
         threads = torch.get_num_threads()
-        torch.set_num_threads(workers or os.cpu_count() or 1)
+        torch.set_num_threads(workers or available_cores())
         try:
             with stage("training") as on_progress:
                 glove = Glove(matrix, self, seed=seed)
@@ -160,7 +160,7 @@ def train_word2vec(
         sample=config.subsample,
         alpha=config.learning_rate,
         seed=seed,
-        workers=max(1, min(workers or os.cpu_count() or 1, lines)),
+        workers=max(1, min(workers or available_cores(), lines)),
     )
     model.build_vocab_from_freq({str(index): count for index, count in enumerate(text.counts.tolist())}, lines)
     model.train(
