@@ -46,7 +46,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = {
         str(path.relative_to(PACKAGE.parent))
-        for pattern in ("*.py", "*.yaml", "*.j2", "*.py.txt", "settings.json", "py.typed", "page/page.*", "page/*.html")
+        for pattern in ("*.py", "*.yaml", "*.j2", "*.txt", "settings.json", "py.typed", "page/page.*", "page/*.html")
         for path in PACKAGE.rglob(pattern)
     }
     assert "homespun/py.typed" in wanted

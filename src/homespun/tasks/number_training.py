@@ -245,7 +245,7 @@ class NumberTask(ABC):
 
     kind: ClassVar[str]
 
-    def __init__(self, data: TextsData, stored: ModelBundle, *, out_of_range: str) -> None:
+    def __init__(self, data: TextsData, stored: ModelBundle, *, out_of_range: str = "refuse") -> None:
         self.data = data
         self.stored = stored
         self.out_of_range = out_of_range
