@@ -97,7 +97,7 @@ def test_numbers_are_finite(number: float) -> None:
     class Settings(Config):
         rate: float = Field(default=1.0, ge=0)
 
-    with pytest.raises(UserError, match="rate: .*finite"):
+    with pytest.raises(UserError, match=r"rate: .*finite"):
         validate(Settings, {"rate": number}, source="x")
 
 
