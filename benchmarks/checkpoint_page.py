@@ -84,7 +84,7 @@ of the process. The vectors of a frozen encoder are computed once and stored; mi
 that computed them, at least in part. The adapted variants exclude the time of adapting.
 """
 
-_INTERVALS = """The intervals cover the variation of the test rows, not that of the seeds.
+_INTERVALS = """The intervals cover the variation of the test rows, not of the seeds.
 """
 
 _FINDINGS_HEAD = ("| finding | here | accuracies | difference, points (95 % interval) |", "|---|---|---|---|")
