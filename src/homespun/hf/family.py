@@ -300,7 +300,7 @@ def _differences(first: object, second: object, path: str) -> Iterator[tuple[str
 def classification(kind: str, *, dropout: str = "classifier_dropout", **fields: object) -> Callable[[Tree], Tree]:
     """Function from config.json to the settings of a head of this kind, with further ``fields``.
 
-    ``dropout`` is the setting of its dropout; without it the head has that of the hidden states.
+    ``dropout`` is the setting of its dropout; without it the head has the dropout of the hidden states.
     """
 
     def head(tree: Tree) -> Tree:

@@ -121,7 +121,7 @@ def _words(engine: Engine, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _counted(words: Iterable[str]) -> Counter[str]:
-    """Count words. Beyond `_CAPACITY` distinct words all counts are lowered by that of the rarest.
+    """Count words. Beyond `_CAPACITY` distinct words all counts are lowered by the smallest count.
 
     Every word with a share above 1 / `_CAPACITY` is found (Misra and Gries 1982).
     """
