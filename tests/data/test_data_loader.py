@@ -1,8 +1,11 @@
 """The loader: any step at any time, on any number of workers, processes and micro-batches, is the same step."""
 
+import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from itertools import islice
 
 import numpy as np
@@ -136,7 +139,7 @@ def test_workers_leave_the_random_state_alone():
 def test_workers_leave_interrupts_to_the_trainer():
     steps = loader(workers=1).steps()
     next(steps)
-    (worker,) = steps._workers
+    (worker,) = multiprocessing.active_children()
     os.kill(worker.pid, signal.SIGINT)
     assert contents(list(islice(steps, 9))[-1]) == contents(loader().step(9))
 
@@ -144,6 +147,20 @@ def test_workers_leave_interrupts_to_the_trainer():
 def test_a_users_mistake_in_a_worker_is_a_users_mistake():
     with pytest.raises(UserError, match="cannot be collated"):
         next(Loader(Numbered(9), failing_collate, batch_size=2, seed=0, workers=1).steps())
+
+
+def test_a_process_ends_after_a_mistake_in_a_worker() -> None:
+    code = (
+        "import numpy as np; from homespun.data.loader import Loader; from homespun.errors import UserError\n"
+        "class Rows:\n lengths = np.ones(9, dtype=np.int64)\n"
+        " def __len__(self): return 9\n"
+        " def __getitem__(self, index): return index\n"
+        "def fail(rows, seeds): raise UserError('a mistake')\n"
+        "try: next(Loader(Rows(), fail, batch_size=2, seed=0, workers=1).steps())\n"
+        "except UserError as error: kept = error; print(error)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("a mistake\n", "")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import count
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -137,7 +139,7 @@ class Loader:
     def _prefetched(self, read: Callable[[int], T], numbers: Iterable[int]) -> Iterator[T]:
         if not self.workers:
             return map(read, numbers)
-        loader: DataLoader[T] = DataLoader(
+        loader: DataLoader[T | UserError] = DataLoader(
             _Items(read),
             batch_size=None,
             sampler=numbers,
@@ -148,17 +150,38 @@ class Loader:
             # the default draws a seed from the global generator, so that workers would change dropout
             generator=torch.Generator(),
         )
-        return iter(loader)
+        items = iter(loader)
+        _iterators.add(items)
+        return map(_raise_error, items)
 
 
-class _Items(Dataset[T]):
-    """Map-style data set of a function of an index."""
+_iterators: WeakSet[Any] = WeakSet()
+
+
+@atexit.register
+def _end_workers() -> None:
+    """End the workers of iterators that an error keeps: multiprocessing would wait for them after a SIGTERM."""
+    for items in _iterators:
+        items.__del__()
+
+
+class _Items(Dataset[T | UserError]):
+    """Map-style data set of a function of an index, or its error, to which torch would add a traceback."""
 
     def __init__(self, read: Callable[[int], T]) -> None:
         self._read = read
 
-    def __getitem__(self, number: int) -> T:
-        return self._read(number)
+    def __getitem__(self, number: int) -> T | UserError:
+        try:
+            return self._read(number)
+        except UserError as error:
+            return error
+
+
+def _raise_error(item: T | UserError) -> T:
+    if isinstance(item, UserError):
+        raise item
+    return item
 
 
 def _identity(item: T) -> T:
