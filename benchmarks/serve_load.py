@@ -1,7 +1,6 @@
 """`homespun serve` under load: many clients, slow clients, disconnects, malformed requests, and SIGTERM.
 
-One in 20 clients sends its body slowly, one in 20 disconnects before the response. The others wait for each response,
-and after a refusal (429) as long as ``Retry-After`` requests.
+The clients are those of `benchmarks/locustfile.py`, run by locust.
 """
 
 from __future__ import annotations
@@ -9,8 +8,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -25,14 +27,13 @@ import psutil
 from benchmarks.agnews import SHARED
 from benchmarks.serve import SHAPES, read_texts, start_server, write_model
 
-SLOW, HANGS_UP = 0, 1  # remainders of the number of a client by 20
+LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 PATHS = (
     *("/predict", "/embed", "/generate", "/explain", "/attention", "/neighbours"),
     *("/v1/completions", "/v1/embeddings", "/files", "/nothing"),
 )
 SENDERS = 50  # of malformed requests
 _TIMEOUT = 120.0  # seconds
-_PIECES = 20  # of the request of a slow client
 CLOSED, TIMEOUT = "closed without an answer", "no answer in 120 s"
 Answer = tuple[str, dict[bytes, bytes], bytes]
 
@@ -50,7 +51,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
         folder = Path(name)
         write_model(folder, texts, options.shape)
         with start_server("ours", folder, []) as (port, process, _):
-            load = asyncio.run(send_load(port, process, texts, options.clients, options.seconds))
+            load = send_load(port, process, texts, options.clients, options.seconds)
             malformed = asyncio.run(send_malformed(port, options.malformed))
             load["alive_after"] = process.is_running()
         with start_server("ours", folder, []) as (port, process, _):
@@ -59,42 +60,28 @@ def run(arguments: list[str]) -> dict[str, Any]:
     return {**settings, "load": load, "malformed": malformed, "sigterm": end}
 
 
-async def send_load(
+def send_load(
     port: int, process: psutil.Process, texts: Sequence[str], clients: int, seconds: float, *, slow: float = 10.0
 ) -> dict[str, Any]:
     """Let clients send texts; slow clients take ``slow`` seconds to send the body."""
-    end, memory = time.monotonic() + seconds, []
-    counts: dict[str, Counter[str]] = {"waiting": Counter(), "slow": Counter(), "hanging_up": Counter()}
-
-    async def client(number: int) -> None:
-        draw = random.Random(number)
-        kind = {SLOW: "slow", HANGS_UP: "hanging_up"}.get(number % 20, "waiting")
-        await asyncio.sleep(draw.uniform(0, min(5.0, seconds / 4)))
-        while time.monotonic() < end:
-            request = _predict_request(draw.choice(texts))
-            if kind == "hanging_up":
-                await _hang_up(port, request, draw)
-                counts[kind]["sent"] += 1
-                await asyncio.sleep(min(draw.uniform(1, 5), seconds))
-                continue
-            status, headers, _ = await _exchange(port, request, seconds=slow if kind == "slow" else 0.0)
-            counts[kind][status] += 1
-            if status == "429":
-                counts[kind]["429 without Retry-After"] += b"retry-after" not in headers
-                await asyncio.sleep(float(headers.get(b"retry-after", b"1")))
-
-    async def watch() -> None:
-        while True:
-            memory.append(process.memory_info().rss / 2**20)
-            await asyncio.sleep(min(1.0, seconds / 20))
-
-    watching = asyncio.create_task(watch())
-    await asyncio.gather(*map(client, range(clients)))
-    watching.cancel()
+    memory = []
+    with tempfile.TemporaryDirectory() as name:
+        found = Path(name, "found.json")
+        Path(name, "texts.json").write_text(json.dumps(texts))
+        rate = clients / min(5, seconds / 4)  # clients that start in a second
+        words = f"--host http://127.0.0.1:{port} --headless --only-summary --loglevel ERROR -u {clients} -r {rate}"
+        words += f" -t {round(seconds)}s --stop-timeout {round(_TIMEOUT)}s --json-file {found.with_suffix('')}"
+        command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *words.split()]
+        environment = os.environ | {"TEXTS": f"{name}/texts.json", "SLOW_SECONDS": str(slow)}
+        with subprocess.Popen(command, env=environment, stdout=sys.stderr) as locust:
+            while locust.poll() is None:
+                memory.append(process.memory_info().rss / 2**20)
+                time.sleep(min(1.0, seconds / 20))
+        counts = {entry["name"]: entry["num_requests"] for entry in json.loads(found.read_text())}
     tenth = max(1, len(memory) // 10)
     early, late = float(np.median(memory[2 * tenth : 3 * tenth])), float(np.median(memory[-tenth:]))
     return {
-        **{kind: _named(found) for kind, found in counts.items()},
+        "requests": dict(sorted(counts.items())),
         "memory_mib": {"after_a_quarter": round(early, 1), "at_the_end": round(late, 1)},
         "memory_growth": round(late / early - 1, 4),
     }
@@ -114,19 +101,16 @@ def make_request(path: str, body: bytes, *, method: str = "POST", headers: Seque
     return "\r\n".join([*lines, *headers, "", ""]).encode() + body
 
 
-async def _exchange(port: int, request: bytes, *, seconds: float = 0.0) -> Answer:
-    """Send a request, in pieces over ``seconds``, and read the response."""
+async def _exchange(port: int, request: bytes) -> Answer:
+    """Send a request and read the response."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
         return "not connected", {}, b""
     try:
-        size = -(-len(request) // _PIECES) if seconds else len(request)
         with suppress(ConnectionError):  # a refusal, which is read below
-            for start in range(0, len(request), size):
-                writer.write(request[start : start + size])
-                await writer.drain()
-                await asyncio.sleep(seconds / _PIECES)
+            writer.write(request)
+            await writer.drain()
         content = await asyncio.wait_for(reader.read(), _TIMEOUT)
     except TimeoutError:
         return TIMEOUT, {}, b""
@@ -141,16 +125,6 @@ async def _exchange(port: int, request: bytes, *, seconds: float = 0.0) -> Answe
         return CLOSED, {}, b""
     pairs = (line.partition(b":") for line in lines)
     return words[1].decode(), {name: value.strip() for name, _, value in pairs}, body
-
-
-async def _hang_up(port: int, request: bytes, draw: random.Random) -> None:
-    """Send a request or a part of it, and close the connection without reading a response."""
-    with suppress(OSError):
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(request[: draw.choice([len(request), draw.randrange(1, len(request))])])
-        await writer.drain()
-        await asyncio.sleep(draw.uniform(0, 1))
-        writer.transport.abort()
 
 
 def malformed_request(draw: random.Random) -> tuple[str, bytes]:
