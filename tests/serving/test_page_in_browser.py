@@ -153,6 +153,16 @@ def test_the_empty_page_says_what_the_model_does(page: "api.Page") -> None:
     assert page.title().startswith("pairs")
 
 
+def test_the_page_waits_for_models_that_are_being_opened(browser: "api.Browser", server: str) -> None:
+    page = browser.new_page()
+    body = {"error": {"message": "the models are being opened", "type": "unavailable", "code": None}}
+    page.route("**/models", lambda route: route.fulfill(status=503, json=body), times=1)
+    page.goto(server)
+    api.expect(page.get_by_role("heading", level=1)).to_have_text("Loading the model …")
+    api.expect(page.get_by_role("heading", level=1)).to_have_text("mine")
+    page.close()
+
+
 def test_a_text_gets_its_probabilities(page: "api.Page", models: Models) -> None:
     predict(page, TEXTS[1])
     p = models.get("mine").pipeline.predict_proba([TEXTS[1]])[0]

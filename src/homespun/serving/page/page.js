@@ -52,7 +52,7 @@ async function request(path, { json, form, signal } = {}) {
     throw new Error("The server does not answer.");
   }
   if (response.status === 401) askForKey();
-  if (!response.ok) throw new Error(await messageOf(response));
+  if (!response.ok) throw Object.assign(new Error(await messageOf(response)), { status: response.status });
   return response;
 }
 
@@ -153,6 +153,10 @@ async function loadModels() {
   try {
     models = (await (await request("models")).json()).models;
   } catch (error) {
+    if (error.status === 503) {
+      setTimeout(loadModels, 1000); // the models are being opened
+      return;
+    }
     if ($("key").hidden) show($("name"), "The model cannot be shown");
     else show($("name"), "This server needs an API key");
     show($("problem"), error.message);
