@@ -59,6 +59,9 @@ def benchmark(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int 
         lengths: input lengths in tokens; those above the model's maximum are skipped.
         batch_size: texts per batch.
 
+    Returns:
+        ``parameters``, ``device``, ``threads`` and ``inference``, a list with the cost of each length.
+
     Raises:
         UserError: there is no such model, or all ``lengths`` exceed its maximum.
     """

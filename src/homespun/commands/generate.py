@@ -175,5 +175,16 @@ def _open_seq2seq(run: str) -> ModelBundle:
 
 
 def generator(run: str, *, stop: Sequence[str] = ()) -> TextGenerator:
-    """Open a model for text generation; ``stop``: strings that end generation."""
+    """Open a model for text generation.
+
+    Args:
+        run: a generative model, see `homespun.hf.open.open_for_inference`.
+        stop: strings that end generation.
+
+    Example:
+        ``for piece in generator("runs/base").stream("The company", max_new_tokens=40): print(piece, end="")``
+
+    Raises:
+        UserError: there is no model in ``run``, or it does not generate text.
+    """
     return TextGenerator(open_for_inference(run), stop=stop)

@@ -42,16 +42,23 @@ GLOO_BANDWIDTH = 0.6e9
 class Cluster:
     """Devices of a training.
 
+    Args:
+        nodes: number of machines.
+        gpus: devices, or CPU processes, of each machine.
+        device: ``here``, devices as this machine has; or a name in `ACCELERATORS`, such as ``h100``.
+        bandwidth: bytes a second that a device sends; default: of the data sheet, or `GLOO_BANDWIDTH`.
+        price: price of an hour of a device, in any currency.
+
     Raises:
         UserError: a number is below 1, the price is not a positive number, the device is unknown, or GPUs of this
             machine have no ``bandwidth``.
     """
 
-    nodes: int  # machines
-    gpus: int  # devices of each, or CPU processes
-    device: str = HERE  # a name in `ACCELERATORS`, or `here`: devices as this machine has
-    bandwidth: float | None = None  # bytes a second that a device sends; None: of the data sheet, or `GLOO_BANDWIDTH`
-    price: float | None = None  # of an hour of a device, in any currency
+    nodes: int
+    gpus: int
+    device: str = HERE
+    bandwidth: float | None = None
+    price: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus"):

@@ -174,5 +174,5 @@ class Pipeline:
 
 
 def open_pipeline(source: str | Path, *, quantize: Precision | None = None) -> Pipeline:
-    """Open a model for use on raw texts; see `Pipeline`."""
+    """Open a model for use on raw texts; see `Pipeline` for arguments, methods and errors."""
     return Pipeline(source, quantize=quantize)

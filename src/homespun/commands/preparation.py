@@ -65,6 +65,9 @@ def train_tokenizer(
         progress: called with numbers of characters and documents.
         read_progress: updated with the bytes that are read.
 
+    Returns:
+        The tokenizer.
+
     Raises:
         UserError: there is no text, the vocabulary is too large for the text, or ``out`` has other files.
     """
@@ -151,6 +154,12 @@ def make_corpus(
         progress: called with numbers of bytes and documents, see `homespun.data.corpus.Progress`.
         read_progress: updated with the bytes that are read.
 
+    Returns:
+        The corpus, open for reading.
+
+    Example:
+        ``make_corpus(reading(["filings/*.jsonl.gz"], duplicates="near"), "tok", "corpus")``
+
     Raises:
         UserError: there is no tokenizer or no text, or ``out`` has other files.
     """
@@ -187,7 +196,15 @@ def describe_corpus(corpus: Corpus, path: str | Path) -> dict[str, object]:
 def corpus_lengths(path: str | Path) -> list[dict[str, object]]:
     """Compute length statistics of a corpus, by class if it has labels.
 
-    See `homespun.data.lengths.length_statistics` for the result.
+    Args:
+        path: corpus folder.
+
+    Returns:
+        Rows with ``split``, ``class`` (None: all classes), ``count``, ``mean``, ``median``, ``minimum``, ``maximum``,
+        ``tokens`` (the sum), ``above`` (share of longer documents, by limit) and ``histogram`` (``edges``, ``counts``).
+
+    Raises:
+        UserError: there is no complete corpus in ``path``.
     """
     corpus = Corpus.open(path)
     labels = corpus.labels()
@@ -204,7 +221,22 @@ def file_lengths(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> list[dict[str, object]]:
-    """Compute length statistics of files, with one split per input, such as train.csv and test.csv."""
+    """Compute length statistics of files, with one split per input, such as train.csv and test.csv.
+
+    Args:
+        inputs: files, globs, folders, archives, URLs or hub names.
+        tokenizer: tokenizer folder, or ``tokenizer.json``.
+        text_fields: text columns, which are joined with a space.
+        label_field: label column, for statistics by class.
+        encoding: character encoding; detected by default.
+        columns: column names of a csv without a header.
+
+    Returns:
+        Rows as of `corpus_lengths`.
+
+    Raises:
+        UserError: a file, a column or the tokenizer is missing.
+    """
     loaded = Tokenizer.load(tokenizer)
     lengths: list[int] = []
     classes: list[str | None] = []

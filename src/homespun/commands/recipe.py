@@ -133,6 +133,10 @@ _KINDS: dict[str, type[PretrainRecipe] | type[FinetuneRecipe]] = {
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRecipe | FinetuneRecipe:
     """Load a recipe, apply ``KEY=VALUE`` overrides and validate it.
 
+    Args:
+        name: name of a shipped recipe, or a path that ends in ``.yaml``.
+        overrides: changed settings, such as ``"train.budget.time=2h"``; values are YAML.
+
     Raises:
         UserError: unknown recipe, key or value; the error suggests similar or allowed ones.
     """

@@ -98,11 +98,15 @@ def _timed_stage(name: str, seconds: dict[str, float], display: Display) -> Iter
 
 
 def measure_vectors(vectors: str | Path, data: str | Path) -> Tree:
-    """Evaluate word vectors on analogies and similarities, see `homespun.vectors.evaluation.evaluate_vectors`.
+    """Evaluate word vectors on analogies and similarities.
 
     Args:
         vectors: word vectors for `open_vectors`.
         data: file or folder of word lists.
+
+    Returns:
+        ``analogies`` and ``similarities``, each by the name of the list: ``accuracy`` or ``spearman``, and the numbers
+        of questions or pairs, in all and ``covered`` by the vectors.
 
     Raises:
         UserError: there are no vectors or no lists, or a file is damaged.
@@ -128,6 +132,9 @@ def map_vectors(
         top: number of most frequent words to plot, of those with a letter.
         method: projection, see `homespun.vectors.word_vectors.project_2d`.
         seed: random seed of the projection.
+
+    Returns:
+        ``map`` (the file) and ``words``, their number.
 
     Raises:
         UserError: a word has no vector, there are fewer than three words, or ``out`` has another suffix.
@@ -161,6 +168,9 @@ def init_model(
         out: a new or empty folder, which becomes a ``model/`` folder.
         tokenizer: a tokenizer folder, such as ``tokenizer/`` of a corpus.
         vectors: word vectors for `open_vectors`.
+
+    Returns:
+        ``model`` (the folder), ``parameters`` and ``vectors``, the coverage of the vocabulary.
 
     Raises:
         UserError: the vectors do not fit the model or the tokenizer, or ``out`` has files.

@@ -200,6 +200,10 @@ class CompareRecipe(Config):
 def compare_recipe(name: str, overrides: Sequence[str] = ()) -> CompareRecipe:
     """Read and validate a comparison from a .yaml file or by the name of a shipped one, with ``KEY=VALUE`` overrides.
 
+    Args:
+        name: name of a shipped comparison, or a path that ends in ``.yaml``.
+        overrides: changed settings, such as ``"seeds=5"``; values are YAML.
+
     Raises:
         UserError: unknown recipe, key or value.
     """

@@ -116,6 +116,9 @@ def reading(
         duplicates: ``exact`` removes repeated texts, ``near`` also near-duplicates, ``keep`` none.
         max_characters: maximum length of a document; longer ones are skipped and counted.
 
+    Returns:
+        Settings for `train_tokenizer`, `extend_tokenizer` and `make_corpus`. No file is read yet.
+
     Raises:
         UserError: ``inputs`` is empty.
     """

@@ -53,7 +53,15 @@ class OpenedModel:
 
 
 def open_model(source: str | Path, *, head: str | None = STORED) -> ModelBundle:
-    """Open the model in ``source`` on the CPU, in evaluation mode; see `open_any`."""
+    """Open the model in ``source`` with its tokenizer, labels and task, on the CPU, in evaluation mode.
+
+    Args:
+        source: as for `load`.
+        head: kind of the head, which must be in the files; None: no head; default: the head of the config.
+
+    Raises:
+        UserError: there is no model, or it is not supported.
+    """
     return _with_eos_token(open_any(source, head=head).stored)
 
 
@@ -288,9 +296,18 @@ def download(name: str) -> Path:
 
 
 def load(source: str | Path) -> Model:
-    """Open the model in ``source`` without its tokenizer; see `open_model`.
+    """Open the model in ``source`` as a torch module on the CPU, in evaluation mode, without its tokenizer.
+
+    Args:
+        source: a run, a ``model/`` folder, a Hugging Face folder, or a name on the hub.
 
     Returns:
-        ``model(input_ids=..., attention_mask=...)`` returns logits, or hidden states without a head.
+        A model; ``model(input_ids=..., attention_mask=...)`` returns logits, or hidden states without a head.
+
+    Example:
+        ``hidden_states = load("runs/base").backbone(input_ids, attention_mask=attention_mask)``
+
+    Raises:
+        UserError: there is no model, or it is not supported.
     """
     return open_model(source).model

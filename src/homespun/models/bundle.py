@@ -81,7 +81,15 @@ _INITIALISERS = frozenset(
 
 @dataclass(frozen=True)
 class ModelBundle:
-    """Content of a ``model/`` folder; ``task`` has the data settings, such as columns and maximum length."""
+    """Content of a ``model/`` folder.
+
+    Attributes:
+        model: the network.
+        config: settings of backbone and head.
+        tokenizer: tokenizer of the network.
+        labels: classes or tags of a fine-tuned model.
+        task: kind and data settings of a fine-tuned model, such as columns and maximum length.
+    """
 
     model: Model
     config: ModelConfig

@@ -75,11 +75,13 @@ class Model(nn.Module):
         Args:
             input_ids: (batch, seq) int64.
             attention_mask: (batch, seq); 0 at padding.
-            token_type_ids, position_ids, documents, global_attention_mask: (batch, seq), see `Context`. Positions count
-                columns by default; with padding on the left, `transformers` gives RoBERTa and Longformer
-                ``position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0)``.
-            decoder_input_ids, decoder_attention_mask: (batch, target) for an encoder-decoder; by default the shifted
-                ``input_ids``.
+            token_type_ids: (batch, seq) segment of each token, 0 or 1.
+            position_ids: (batch, seq); default: columns. With padding on the left, `transformers` gives RoBERTa and
+                Longformer ``(attention_mask.cumsum(1) - 1).clamp(min=0)``.
+            documents: (batch, seq) number of the document of each token; tokens attend within their document.
+            global_attention_mask: (batch, seq); 1 at global tokens.
+            decoder_input_ids: (batch, target) for an encoder-decoder; default: the shifted ``input_ids``.
+            decoder_attention_mask: (batch, target); 0 at padding.
             chunks: `Batch.chunks` for sequence heads, which then return (texts, labels).
 
         Raises:
@@ -134,8 +136,12 @@ class Model(nn.Module):
         """Continue texts, or generate targets with an encoder-decoder.
 
         Args:
-            input_ids, attention_mask: (batch, seq) ids of texts, padded on either side.
-            token_type_ids, position_ids, documents, global_attention_mask: for an encoder-decoder.
+            input_ids: (batch, seq) ids of texts, padded on either side.
+            attention_mask: (batch, seq); 0 at padding.
+            token_type_ids: as for `forward`, for an encoder-decoder.
+            position_ids: as for `forward`, for an encoder-decoder.
+            documents: as for `forward`, for an encoder-decoder.
+            global_attention_mask: as for `forward`, for an encoder-decoder.
             **arguments: see `GenerationConfig`, named as in `transformers`.
 
         Returns:

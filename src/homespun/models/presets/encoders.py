@@ -88,7 +88,7 @@ _DEBERTA_V1 = _DEBERTA | {"attention": {"kind": "disentangled", "key_bias": Fals
 _DEBERTA_V3 = _DEBERTA | {
     "attention": {"kind": "disentangled", "position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 }
-# Bierling 2024, section 5.3; docs/pretraining.md maps its symbols to keys.
+# Bierling 2024, section 5.3; docs/sizes.md maps its symbols to keys.
 _DILATED: Tree = SIZES["mini"] | {
     "num_hidden_layers": 12,
     "max_position_embeddings": 128,
