@@ -115,7 +115,7 @@ def defaults(text: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("name", "stage", "config"),
     [
-        ("pretraining.md", "train", TrainConfig),
+        ("settings.md", "train", TrainConfig),
         ("pretraining.md", "data", CorpusData),
         ("finetuning.md", "data", LabelledData),
     ],
@@ -129,7 +129,7 @@ def test_defaults_are_those_of_the_code(name: str, stage: str, config: type[Conf
 
 
 def test_every_setting_of_a_training_is_documented() -> None:
-    documented = defaults(read_page("pretraining.md")).keys()
+    documented = defaults(read_page("settings.md")).keys()
     parts = {"train.": TrainConfig, "train.optimizer.": AdamW, "train.schedule.": LinearSchedule}
     every = {prefix + name for prefix, config in parts.items() for name in config.model_fields}
     assert every - documented == {"train.budget", "train.optimizer", "train.schedule"}
@@ -141,15 +141,16 @@ def kinds(union: object) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "every"),
+    ("names", "every"),
     [
-        ("pretraining.md", kinds(PretrainingObjective)),
-        ("finetuning.md", kinds(SequenceHeadConfig)),
-        ("comparing.md", set(comparison_names())),
+        (["pretraining.md"], kinds(PretrainingObjective)),
+        (["finetuning.md"], kinds(SequenceHeadConfig)),
+        (["comparing.md", "replications.md"], set(comparison_names())),
     ],
 )
-def test_a_page_lists_all(name: str, every: set[str]) -> None:
-    assert {kind for kind in every if f"`{kind}`" not in read_page(name)} == set()
+def test_pages_list_all(names: list[str], every: set[str]) -> None:
+    text = "".join(map(read_page, names))
+    assert {kind for kind in every if f"`{kind}`" not in text} == set()
 
 
 def leaves(command: typing.Any, *path: str) -> Iterator[tuple[str, typing.Any]]:
@@ -165,17 +166,21 @@ def leaves(command: typing.Any, *path: str) -> Iterator[tuple[str, typing.Any]]:
 VERBS = dict(leaves(typer.main.get_command(app)))
 
 
-def test_the_first_page_has_every_verb() -> None:
+def test_the_page_on_commands_has_every_verb() -> None:
     documented = set()
-    for row in re.findall(r"^\| `homespun (.+?) \|", read_page("index.md"), re.M):
+    for row in re.findall(r"^\| `homespun (.+?) \|", read_page("commands.md"), re.M):
         first, *others = row.replace("`", "").split(", ")
         documented |= {first, *(" ".join([*first.split()[:-1], other]) for other in others)}
     assert documented == VERBS.keys()
 
 
-def test_the_first_page_leads_to_every_page() -> None:
-    documented = set(re.findall(r"\]\((\w+\.md)\)", read_page("index.md")))
-    assert documented | {"index.md"} == {path.name for path in (ROOT / "docs").glob("*.md")}
+def test_the_readme_and_the_navigation_lead_to_every_page() -> None:
+    listed = re.findall(r": (\S+\.md)$", read_page("../mkdocs.yml"), re.M)
+    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(listed) == sorted(pages)
+    users = listed[: listed.index("architecture.md")]
+    linked = re.findall(r"\]\(docs/([^)#]+)\)", read_page("../README.md"))
+    assert {page for page in users if not page.startswith("api/")} - {*linked} == {"index.md"}
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
@@ -189,7 +194,8 @@ def test_every_option_is_documented(verb: str) -> None:
 @pytest.mark.parametrize("name", homespun.__all__)
 def test_the_page_on_python_has_every_public_name(name: str) -> None:
     public = getattr(homespun, name)
-    assert f"::: {public.__module__}.{public.__qualname__}\n" in read_page("python.md")
+    reference = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
+    assert f"::: {public.__module__}.{public.__qualname__}\n" in reference
     assert f"`{name}`" in read_page("python.md")
 
 

@@ -1,4 +1,4 @@
-"""The README's commands and its Python are run, on a small world and with small budgets."""
+"""The commands and the Python of the README and the tutorial are run, on small files and with small budgets."""
 
 import gzip
 import json
@@ -118,6 +118,21 @@ def test_the_python_runs(files: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert 0 <= accuracy <= 1
     assert 0 <= tfidf <= 1
     assert callable(namespace["model"])
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs(files: Path) -> None:
+    (files / "filings").symlink_to(files / "10k")
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    found = {}
+    for line in lines:
+        words = shlex.split(line.replace("--time 10m", "--time 15s"))
+        if words[0] == "homespun" and words[1] != "serve" and "--from" not in words:
+            found[words[1]] = run(*words[1:])
+    assert found["fit"]["examples"]["test"] == found["evaluate"]["rows"] == found["predict"]["rows"] == 30
+    assert found["evaluate"]["accuracy"] == pytest.approx(found["fit"]["test"]["accuracy"])
+    assert len((files / "predictions.csv").read_text(encoding="utf-8").splitlines()) == 31
 
 
 def test_architecture_page_lists_every_package_and_no_other() -> None:

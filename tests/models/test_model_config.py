@@ -108,7 +108,7 @@ def test_one_number_of_a_part_of_a_preset_changes_alone(preset: str, field: str,
 
 
 def test_the_manual_maps_the_hyper_parameters_of_bierling() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "pretraining.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[2] / "docs" / "sizes.md").read_text(encoding="utf-8")
     rows = re.search(r"^\| Bierling \(2024\),.*?\n\n", text, re.M | re.S)
     *settings, electra = re.findall(r"`((?:data|model|objective)[^`]*=[^`]*)`", rows[0])
     assert [setting.partition("=")[0].rpartition(".")[2] for setting in settings] == [
