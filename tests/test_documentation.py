@@ -1,5 +1,7 @@
 """Documentation is correct: commands parse, recipes and keys exist, names can be imported."""
 
+import ast
+import importlib
 import re
 import shlex
 import typing
@@ -94,6 +96,17 @@ def test_keys_exist(page: Path) -> None:
     suffixes = ("csv", "jsonl", "json", "yaml", "parquet", "txt", "conll", "onnx")
     files = {name for name in named if name.rpartition(".")[2] in suffixes}
     assert named - files <= known, f"no such keys: {sorted(named - files - known)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_uses_public_names(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.S):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "homespun":
+                assert node.attr in homespun.__all__, node.attr
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("homespun"):
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, alias.name) for alias in node.names), node.module
 
 
 @pytest.mark.parametrize("name", homespun.__all__)

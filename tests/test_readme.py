@@ -123,7 +123,7 @@ def test_the_python_runs(files: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.slow
 def test_the_tutorial_runs(files: Path) -> None:
     (files / "filings").symlink_to(files / "10k")
-    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8").replace("\\\n", "")
     lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
     found = {}
     for line in lines:
