@@ -75,6 +75,9 @@ def export(
         push: repository OWNER/NAME of the Hugging Face hub to upload to; the result then has ``pushed``, the URL of
             the commit.
 
+    Example:
+        ``export("runs/sentiment", "sentiment", quantize="int8")``
+
     Returns:
         The fields of `OnnxReport`, `ExportReport` or `GgufReport`; for an encoder also ``max_length``, ``pooling`` and
         ``check``, see `homespun.commands.convert.compare`.

@@ -66,6 +66,9 @@ def finetune(
     Returns:
         The content of ``result.json``; empty in all processes but the first.
 
+    Example:
+        ``finetune(finetune_recipe("classify", ["data.train=train.csv"]), "runs/topics", start_from="runs/base")``
+
     Raises:
         UserError: the data or the model cannot be used, or the run was interrupted.
     """

@@ -64,6 +64,9 @@ def plan(
     Returns:
         Plain values, described in ``docs/planning.md``.
 
+    Example:
+        ``plan(load_recipe("spun-decoder"), memory="12GB", time="10h")["expected"]["tokens"]``
+
     Raises:
         UserError: the recipe is invalid, a limit is not a positive number, or nothing fits into the memory limit.
     """

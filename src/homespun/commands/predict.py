@@ -49,7 +49,7 @@ def evaluate(run: str, data: Sequence[str], **options: Unpack[ReadOptions]) -> M
 
     Args:
         run: the model.
-        data: files, globs or folders.
+        data: labelled files, globs or folders.
         options: ``text``, ``label``, ``encoding``, ``columns``, ``data_set`` and ``generation``, such as
             ``{"num_beams": 4}``: see `homespun.tasks.stored_data.ReadOptions`.
 

@@ -87,6 +87,9 @@ def pretrain(
     Returns:
         The content of ``result.json``; empty in all processes but the first.
 
+    Example:
+        ``pretrain(pretrain_recipe("spun-decoder", ["data.corpus=corpus", "train.budget.time=2h"]), "runs/base")``
+
     Raises:
         UserError: the corpus is missing, the recipe is invalid, the budget is too small for one step, or the run was
             interrupted.

@@ -51,6 +51,9 @@ def run_comparison(
         ``trials`` and ``done`` (counts), ``failed`` (a list of name, seed, stage, why), ``notes``, ``overhead`` (share
         of the trials' processor time that benchmarks and this function took), ``page`` (the report).
 
+    Example:
+        ``run_comparison(compare_recipe("compare.yaml", ["seeds=5"]), "runs/which")["page"]``
+
     Raises:
         UserError: trials that cannot be built; a folder with other content, or with another runner; the runner was
             stopped.

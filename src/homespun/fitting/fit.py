@@ -72,6 +72,9 @@ def fit(
     Returns:
         The content of ``result.json``.
 
+    Example:
+        ``fit(["train.csv"], "runs/mine", test=["test.csv"], seconds=1800)["test"]["accuracy"]``
+
     Raises:
         UserError: a file or column cannot be used, ``out`` has other content, or a checkpoint cannot be opened.
     """
