@@ -20,5 +20,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Link `results/NAME.md` in the documentation, and pages of the documentation in the results."""
     if page.file.src_uri.startswith("results/"):
+        page.meta["search"] = {"boost": 0.2}  # pages of the documentation first
         return markdown.replace("](../docs/", "](../")
     return re.sub(r"`(results/[\w-]+\.md)`", r"[`\1`](\1)", markdown)
