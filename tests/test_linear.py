@@ -82,6 +82,13 @@ def test_search_tries_features_and_strengths_and_calibrates() -> None:
     assert "goal" in " ".join(found.model.top_ngrams(labels.names.index("sport")))
 
 
+def test_a_search_without_time_tries_only_the_first_features() -> None:
+    some, names = texts(200)
+    labels = Labels.collect(names)
+    found = fit_linear(Texts(some), labels.encode(names), labels, seconds=0.0)
+    assert [one.ngrams for one in found.candidates] == [WORDS]
+
+
 @pytest.mark.parametrize("kind", ["two classes", "several labels", "numbers", "pairs"])
 def test_a_stored_model_has_the_same_outputs(kind: str, tmp_path: Path) -> None:
     train, _ = texts(40)
