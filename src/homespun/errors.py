@@ -22,6 +22,10 @@ class TooLong(UserError):
     """A text is longer than the model reads."""
 
 
+class StepTooLong(UserError):
+    """A training step takes longer than the time limit of the training."""
+
+
 class NotFinite(UserError):
     """A loss, gradient or model output is infinite or NaN."""
 

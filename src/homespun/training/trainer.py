@@ -19,7 +19,7 @@ from torch import nn
 from homespun.attention.performer import redraw
 from homespun.batch import Batch
 from homespun.data.loader import Loader
-from homespun.errors import NotFinite, UserError
+from homespun.errors import NotFinite, StepTooLong, UserError
 from homespun.training.checkpoint import Background, State
 from homespun.training.config import Limits, Progress, TrainConfig
 from homespun.training.devices import DistributedContext, PeakMemory, disable_malloc_trim, is_worth_compiling
@@ -214,7 +214,7 @@ class Trainer:
         update = self._update(number, parts, targets, learning_rate)
         ended, seconds = self._time(start)
         if number == 1 and ended > self.limits.seconds:
-            raise UserError(
+            raise StepTooLong(
                 f"train.budget.time={self.limits.seconds:g} s is less than one step of {seconds:.3g} s; raise it or "
                 f"lower train.batch_size"
             )
