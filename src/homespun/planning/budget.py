@@ -143,8 +143,9 @@ class SizeChoice:
         size, reach, corpus = self.chosen, self.chosen.reach, self.chosen.dataset.tokens
         tokens = f"{in_millions(reach.tokens)} tokens"
         if reach.limit == "time":
-            minutes = reach.seconds / 60
-            duration = f"{minutes:.2g} minutes" if minutes < 90 else f"{minutes / 60:.2g} hours"
+            seconds, minutes, hours = reach.seconds, reach.seconds / 60, reach.seconds / 3600
+            long = f"{minutes:.2g} minutes" if minutes < 90 else f"{hours:.2g} hours"
+            duration = f"{seconds:.2g} seconds" if seconds < 90 else long
             tokens = f"{duration} at {reach.tokens / reach.seconds:,.0f} tokens/s are {tokens}"
         if size.tokens < reach.tokens and corpus:
             tokens += f", limited to {MAX_EPOCHS:.0f} epochs of {in_millions(corpus)}"
