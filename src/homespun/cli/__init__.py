@@ -203,7 +203,9 @@ def evaluate(
 @app.command()
 def predict(
     run: Model,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to classify.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; for a model of pairs, two a pair.")
+    ] = None,
     inputs: Annotated[
         list[str] | None,
         typer.Option(

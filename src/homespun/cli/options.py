@@ -248,7 +248,8 @@ def print_prediction(prediction: Mapping[str, object], as_json: bool) -> None:
     elif isinstance(probability, float):
         print_line(f"{label}  {100 * probability:.1f} %")
     else:
-        print_line(str(next(iter(prediction.values()))))
+        value = next(iter(prediction.values()))
+        print_line(f"{value:.6g}" if isinstance(value, float) else str(value))
 
 
 def print_run_result(result: Mapping[str, object], out: Path, as_json: bool) -> None:

@@ -133,7 +133,8 @@ def _open_classifier(source: str | Path, head: str | None) -> TextModel:
 def _export_classifier(model: TextModel, out: Path, source: str | Path, quantize: bool) -> Tree:
     labels = model.labels
     if labels is None or model.data.kind != "texts":
-        raise UserError(f"{source} does not classify single texts, which a folder is for; {_FILE}")
+        file = f"; {_FILE}" if model.kind == "network" else ""
+        raise UserError(f"{source} does not classify single texts, which a folder is for{file}")
     average = cast(AverageTextModel, model) if model.kind == "average" else None
     members = [model] if average is None else list(average.members.values())
     by_kind = {one.kind: one for one in members}

@@ -166,8 +166,12 @@ class Pipeline:
             raise UserError(f"{self.source} is a linear model or an average; embed and generate need a network")
         return self.bundle
 
-    @staticmethod
-    def _examples(texts: Sequence[Text]) -> list[LabelledText]:
+    def _examples(self, texts: Sequence[Text]) -> list[LabelledText]:
+        pairs = self.text_model.data.input_kind == "pair"
+        if any(isinstance(text, str) == pairs for text in texts):
+            kinds = ("pairs of texts", "single texts")
+            read, given = kinds if pairs else kinds[::-1]
+            raise UserError(f"{self.source} reads {read}; give {read}, not {given}")
         return [
             LabelledText(text, "") if isinstance(text, str) else LabelledText(text[0], "", text[1]) for text in texts
         ]

@@ -244,13 +244,21 @@ def _warn_of_lines(inputs: Sequence[str]) -> None:
 def predict_texts(
     run: str, texts: Sequence[str], *, quantize: Precision | None = None, **options: Unpack[ReadOptions]
 ) -> Iterator[dict[str, object]]:
-    """Yield a prediction for each text; see `predict`.
+    """Yield a prediction for each text, or for each two texts of a model of pairs or of questions; see `predict`.
 
     Raises:
-        UserError: a model that reads several columns, such as pairs, or that was not fine-tuned.
+        UserError: an odd number of texts for pairs, a model that reads other columns, or that was not fine-tuned.
     """
     predictor = _open_predictor(run, None, quantize, **options)
-    yield from predictor.predict(map(predictor.data.record_of, texts), source="the texts given")
+    kind = predictor.data.input_kind
+    if kind not in ("pair", "question"):
+        records = [predictor.data.record_of(text) for text in texts]
+    elif len(texts) % 2 == 0:
+        records = [predictor.data.record_of_texts(two) for two in zip(texts[::2], texts[1::2], strict=True)]
+    else:
+        what = "pairs of texts" if kind == "pair" else "a question and its text"
+        raise UserError(f"{run} reads {what}; give two texts for each prediction, not {len(texts)} in all")
+    yield from predictor.predict(records, source="the texts given")
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,17 @@ from homespun.text.vocabularies import VOCABULARIES
 
 logger = logging.getLogger(__name__)
 
+_FIT = "fit.json"  # settings of `homespun fit`
 _NATIVE, _HUGGING_FACE = "homespun.json", "config.json"
 _WITHOUT_NETWORK = {  # `homespun.tasks.text_models`
     "linear.json": "a linear model, not a network",
     "crf.json": "a linear tagger, not a network",
     "average.json": "an average of a network and a linear model, not a network alone",
 }
+_CLASSIFIER_USES = (
+    "predict and evaluate use it, and export --to onnx --out FOLDER, where FOLDER does not end in .onnx; fit with "
+    "--from CHECKPOINT for a network"
+)
 _DROPPED_HEAD = "a head, and the model is opened without it"
 
 
@@ -109,7 +114,11 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
         return open_huggingface(folder, head=head)
     for candidate, (name, title) in itertools.product((folder, folder / "model"), _WITHOUT_NETWORK.items()):
         if (candidate / name).is_file():
-            raise UserError(f"{folder} holds {title}; {_suggest_networks(folder, candidate)}")
+            use = "predict and evaluate use it" if name == "crf.json" else _CLASSIFIER_USES
+            raise UserError(f"{folder} holds {title}; {_suggest_networks(folder, candidate) or use}")
+    if (folder / _FIT).is_file():
+        finished = [f", or give {path.parent}" for path in sorted(folder.glob("candidates/*/model"))]
+        raise UserError(f"{folder} is a stopped fit; finish it with --resume{''.join(finished)}")
     if (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is a run without model/; finish it with --resume")
     if (folder / "state.json").is_file():
@@ -123,12 +132,10 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
 
 
 def _suggest_networks(run: Path, model: Path) -> str:
-    """Name the networks among the candidates of a fit, or in its average."""
+    """Name the networks among the candidates of a fit, or in its average; empty if it has none."""
     candidates = [path.parents[1] for path in sorted(run.glob(f"candidates/*/model/{_NATIVE}"))]
     networks = candidates or [path.parent for path in sorted(model.glob(f"*/{_NATIVE}"))]
-    if not networks:
-        return "predict, evaluate and export --to onnx --out FOLDER use it; fit with --from CHECKPOINT for a network"
-    return f"give {' or '.join(map(str, networks))}"
+    return f"give {' or '.join(map(str, networks))}" if networks else ""
 
 
 def _open_native(folder: Path, head: str | None) -> OpenedModel:
