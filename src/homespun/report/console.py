@@ -32,6 +32,7 @@ def rich_table(table: Table) -> RichTable:
     """Convert a table without its note for `rich.console.Console.print`; text is never parsed as markup."""
     shown = RichTable(title=Text(_plain(table.title)), title_justify="left", box=None)
     cells = [[_plain(cell) for cell in row] for row in table.cells()]
+    cells = [[_mark(table, number) + first, *others] for number, (first, *others) in enumerate(cells)]
     for column, width in zip(table.columns, _widths(table, cells), strict=True):
         # numbers are never broken: their headings give way, and the columns of texts
         title = "\n".join(textwrap.wrap(_plain(column.title), width)) if column.numeric else _plain(column.title)
@@ -65,10 +66,15 @@ def print_tables(*tables: Table) -> None:
         console.print()
 
 
+def _mark(table: Table, row: int) -> str:
+    """Return the beginning of the first cell of a row, if a table has highlighted rows."""
+    return ("> " if row in table.marked else "  ") if table.marked else ""
+
+
 def _transposed(table: Table) -> Table:
     """Swap rows and columns."""
     cells = table.cells()
-    heads = texts(table.columns[0].title, *(row[0] for row in cells))
+    heads = texts(table.columns[0].title, *(_mark(table, number) + row[0] for number, row in enumerate(cells)))
     rows = tuple((column.title, *(row[i + 1] for row in cells)) for i, column in enumerate(table.columns[1:]))
     return Table(table.name, table.title, heads, rows, table.note)
 

@@ -239,7 +239,7 @@ def metric_title(metric: str) -> str:
 def metric_text(value: float | None, task: str = "") -> str:
     """Format a metric of a fit in percent, or with three digits for regression and language models."""
     if value is None:
-        return "-"
+        return DASH
     return f"{value:.3f}" if task in ("regression", "language-model") else f"{100 * value:.1f} %"
 
 
