@@ -9,6 +9,9 @@ import pytest
 
 from homespun.errors import UserError
 from homespun.fitting.inspection import Inspection, inspect
+from homespun.fitting.ladder import Ladder
+from homespun.fitting.results import FitSettings
+from homespun.report.console import Display
 from homespun.tasks.texts import LabelledData, PairsData
 
 TEXTS = ["the match was a goal", "profits of the bank rose", "a soup with bread and salt", "a team and its coach"]
@@ -46,18 +49,37 @@ def test_a_label_wins_over_a_rating(tmp_path: Path) -> None:
     assert inspect([table(tmp_path / "t.csv", ("text", "label", "rating"), rows)]).data.label == "label"
 
 
-def test_title_and_text_are_joined(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("title", "text"), [("title", "abstract"), ("Subject", "Body")])
+def test_title_and_text_are_joined(title: str, text: str, tmp_path: Path) -> None:
     rows = [(f"title of {text}", text, label) for text, label in classes()]
-    found = inspect([table(tmp_path / "t.csv", ("title", "abstract", "label"), rows)])
+    found = inspect([table(tmp_path / "t.csv", (title, text, "label"), rows)])
     assert isinstance(found.data, LabelledData)
-    assert found.data.text == ["title", "abstract"]
+    assert found.data.text == [title, text]
 
 
-def test_pairs_are_found_by_their_names(tmp_path: Path) -> None:
-    rows = [(text, text.upper(), label) for text, label in classes()]
-    found = inspect([table(tmp_path / "t.csv", ("Sentence1", "Sentence2", "label"), rows)])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("Sentence1", "Sentence2"), ("#1 String", "#2 String"), ("text_a", "text_b"), ("premise", "hypothesis")],
+)
+def test_pairs_are_found_by_their_names(first: str, second: str, tmp_path: Path) -> None:
+    rows = [(n, text.upper(), text, n + 1, label) for n, (text, label) in enumerate(classes())]
+    found = inspect([table(tmp_path / "t.csv", ("x1", second, first, "x2", "label"), rows)])
     assert isinstance(found.data, PairsData)
+    assert (found.data.first, found.data.second) == (first, second)
     assert found.test[0].second is not None
+
+
+def test_numbers_with_fractions_are_a_label_and_row_numbers_and_dates_are_not(tmp_path: Path) -> None:
+    rows = [(n, f"2024-01-0{1 + n % 3}", text, n / 7) for n, (text, _) in enumerate(classes())]
+    found = inspect([table(tmp_path / "t.csv", ("id", "day", "article", "Price (EUR)"), rows)])
+    assert (found.task, found.data.label) == ("regression", "Price (EUR)")
+
+
+def test_words_of_a_script_without_spaces_are_characters(tmp_path: Path) -> None:
+    rows = [(f"{'很好' if n % 2 else '太差'}，这家店的第{n}个。", "好差"[n % 2]) for n in range(60)]
+    found = inspect([table(tmp_path / "t.csv", ("评论", "情感"), rows)])
+    assert (found.data.label, found.task) == ("情感", "classification")
+    assert any("11 words in the median" in line for line in found.decisions)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +99,7 @@ def test_task_from_the_labels(name: str, values: list[object], task: str, tmp_pa
 
 def test_lists_are_several_labels(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    lines = [{"text": f"{TEXTS[row % 4]} {row}", "labels": ["a", "b"][: row % 3]} for row in range(60)]
+    lines = [{"words": f"{TEXTS[row % 4]} {row}", "kinds": ["a", "b"][: row % 3]} for row in range(60)]
     path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     found = inspect([str(path)])
     assert found.task == "multi-label"
@@ -104,6 +126,43 @@ def test_labels_that_contain_a_separator_are_classes(tmp_path: Path) -> None:
     assert found.labels.names == ("Albany, NY", "Austin, TX")
 
 
+def test_rows_without_a_label_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = [*classes(), *((f"unlabelled {row}", " " * (row % 2)) for row in range(30)), ("", "")]
+    train = table(tmp_path / "train.csv", ("text", "kind"), rows)
+    test = table(tmp_path / "test.csv", ("text", "kind"), [("a goal", "a"), ("a bank", "b"), ("a soup", "")])
+    found = inspect([train], [test])
+    assert (found.task, found.data.label) == ("classification", "kind")
+    assert len(found.train) + len(found.validation) == 60
+    assert [example.label for example in found.test] == ["a", "b"]
+    assert sorted(found.unlabelled) == sorted(f"unlabelled {row}" for row in range(30))
+    assert sum("31 of 91 rows" in line or "1 of 3 rows" in line for line in found.decisions) == 2
+
+
+def test_texts_without_a_label_are_read_by_the_pretraining(tmp_path: Path) -> None:
+    rows = [*classes(), *((f"unlabelled {row}", "") for row in range(30))]
+    found = inspect([table(tmp_path / "t.csv", ("text", "label"), rows)])
+    ladder = Ladder(found, tmp_path, FitSettings(train=["t.csv"]), [], Display(json=True), 0.0)
+    texts = list(ladder.pretraining_texts())
+    assert texts == [example.text for example in found.train] + [f"unlabelled {row}" for row in range(30)]
+
+
+def test_numbers_and_pairs_without_a_label_are_left_out(tmp_path: Path) -> None:
+    rows = [(text, "other", number / 7 if number % 3 else "") for number, (text, _) in enumerate(classes())]
+    found = inspect([table(tmp_path / "t.csv", ("sentence1", "sentence2", "score"), rows)])
+    assert (found.task, len(found.unlabelled)) == ("regression", 20)
+    assert found.unlabelled[0].endswith("number 0 other")
+
+
+def test_a_record_may_lack_the_label_but_not_have_it_under_another_name(tmp_path: Path) -> None:
+    lines: list[dict[str, str]] = [{"text": "first"}, *({"text": text, "label": label} for text, label in classes())]
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    assert inspect([str(path)]).unlabelled == ["first"]
+    other = table(tmp_path / "u.csv", ("text", "topic"), [("second", "a")])
+    with pytest.raises(UserError, match="no column 'label'"):
+        inspect([str(path)], [other])
+
+
 def all_texts(found: Inspection) -> list[set[str]]:
     return [{e.text.lower() for e in part} for part in (found.train, found.validation, found.test)]
 
@@ -117,12 +176,19 @@ def test_repeated_texts_stay_in_one_part(tmp_path: Path) -> None:
 
 
 def test_conflicts_rare_classes_and_leakage_are_warned_about(tmp_path: Path) -> None:
-    rows = [*classes(), ("same words here", "a"), ("same words here", "b"), *[(f"rare one {n}", "c") for n in range(9)]]
+    rows = [
+        *classes(),
+        ("one more", "B"),
+        ("same words here", "a"),
+        ("same words here", "b"),
+        *[(f"rare one {n}", "c") for n in range(9)],
+    ]
     train = table(tmp_path / "train.csv", ("text", "label"), rows)
     test = table(tmp_path / "test.csv", ("text", "label"), [(classes()[0][0], "a"), ("all new", "b")])
     warnings = " ".join(inspect([train], [test]).warnings)
     assert "near-duplicates" in warnings
     assert "c (" in warnings
+    assert "'B', 'b'" in warnings
     assert "different labels" in warnings
 
 
@@ -138,12 +204,23 @@ def test_the_split_depends_on_the_seed_alone(tmp_path: Path) -> None:
         (("text", "tag", "topic"), [(*one, "ab"[n % 3 == 0]) for n, one in enumerate(classes())], "--label-field"),
         (("summary", "report", "label"), [(t, t[::-1], n) for t, n in classes()], "--text-field"),
         (("1", "a title that is longer than forty characters, as data"), [(2, "x y"), (1, "z w")], "--columns"),
+        (("a goal of a team", "a"), classes(), "--columns text,label"),
         (("text", "label"), [(text, "a") for text, _ in classes()], "one class"),
         (("text", "label"), classes(4), "too few"),
         (("text", "label"), [("", label) for _, label in classes()], "text"),
         (("text",), [(text,) for text, _ in classes()], "--task language-model"),
         (("text", "label"), [(text, f"title {n}") for n, (text, _) in enumerate(classes())], "--task text-to-text"),
         (("text", "label"), [], "is empty"),
+        (("text", "label"), [(text, f"{n},5") for n, (text, _) in enumerate(classes())], "decimal point.*multi-label"),
+        (
+            ("text", "label"),
+            [(text, n / 7 if n else "NA") for n, (text, _) in enumerate(classes())],
+            "'NA' besides numbers; leave",
+        ),
+        (("text", "label"), [(text, f"€ {n / 7:.2f}") for n, (text, _) in enumerate(classes())], "1234.56"),
+        (("text", "label"), [(text, "") for text, _ in classes()], "empty in all 60 rows"),
+        (("text", "flag"), [(text, "x" * (n % 2)) for n, (text, _) in enumerate(classes())], "--label-field"),
+        (("text", "label"), [(text, "x" * (n % 2)) for n, (text, _) in enumerate(classes())], "30 rows have an empty"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_a_way_out(
@@ -158,6 +235,13 @@ def test_a_label_unseen_in_training_is_refused(tmp_path: Path) -> None:
     train = table(tmp_path / "train.csv", ("text", "label"), classes())
     test = table(tmp_path / "test.csv", ("text", "label"), [("a b", "z")])
     with pytest.raises(UserError, match="'z' is not in the training"):
+        inspect([train], [test])
+
+
+def test_test_rows_must_have_labels(tmp_path: Path) -> None:
+    train = table(tmp_path / "train.csv", ("text", "label"), classes())
+    test = table(tmp_path / "test.csv", ("text", "label"), [(text, "") for text, _ in classes()])
+    with pytest.raises(UserError, match=r"no row of .*test.csv has a label"):
         inspect([train], [test])
 
 

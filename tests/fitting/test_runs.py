@@ -8,7 +8,7 @@ import pytest
 
 from homespun.errors import UserError
 from homespun.fitting.results import FitSettings
-from homespun.fitting.run_tasks import find_run_task
+from homespun.fitting.run_tasks import divide, find_run_task
 from homespun.fitting.runs import fit_runs
 from homespun.report.console import Display
 
@@ -32,6 +32,20 @@ def test_tasks_by_columns(tmp_path: Path, record: Any, name: str, texts: tuple[s
     task = find_run_task(FitSettings(train=[rows(tmp_path / "t.jsonl", record)]))
     assert task is not None
     assert (task.name, task.texts, task.target) == (name, texts, target)
+
+
+def test_a_label_that_the_first_record_lacks_is_seen(tmp_path: Path) -> None:
+    records = [{"text": "a b"}, {"text": "c d", "label": "x"}]
+    assert find_run_task(FitSettings(train=[rows(tmp_path / "t.jsonl", *records)])) is None
+
+
+def test_pairs_with_an_empty_side_are_counted(tmp_path: Path) -> None:
+    records = [{"source": f"source {n}", "target": "t" * (n % 3 > 0)} for n in range(30)]
+    fit = FitSettings(train=[rows(tmp_path / "t.jsonl", *records)])
+    task, decisions = find_run_task(fit), list[str]()
+    assert task is not None
+    assert sum(map(len, divide(task, fit, decisions).values())) == 20
+    assert "10 of 30 rows" in decisions[0]
 
 
 def test_a_conll_file_and_a_text_file(tmp_path: Path) -> None:

@@ -12,14 +12,22 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.labels import Labels, label_name
+from homespun.data.labels import Labels, label_name, read_rows
 from homespun.data.splits import stratified_split
 from homespun.errors import UserError
+from homespun.fitting.columns import (
+    MAX_CLASSES,
+    check_columns,
+    column_names,
+    find_label_column,
+    find_text_columns,
+    is_pair,
+    no_header,
+)
 from homespun.metrics.classification import check_memory
 from homespun.tasks.text_outputs import numbers_of_examples, targets_of
 from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData, labels_of, readable_texts
-from homespun.text.clean import find_near_duplicates
-from homespun.text.formats import Record
+from homespun.text.clean import find_near_duplicates, split_words
 from homespun.text.sources import read_records
 
 TextTaskName = Literal["auto", "classification", "multi-label", "regression"]
@@ -28,29 +36,12 @@ TaskName = TextTaskName | RunTaskName
 TASKS: tuple[TaskName, ...] = (*get_args(TextTaskName), *get_args(RunTaskName))
 """Tasks of a fit; `homespun.fitting.runs` has those whose candidates are runs."""
 
-LABEL_NAMES = (
-    ("label", "labels", "class", "target"),
-    ("category", "categories", "sentiment", "topic", "tag", "tags", "rating", "score", "stars", "similarity", "y"),
-)
-"""Names of label columns; one of the first tier wins over those of the second."""
-TEXT_NAMES = (
-    *("text", "sentence", "content", "document", "abstract", "review", "body", "tweet", "message", "comment"),
-    *("description", "question", "headline", "title"),
-)
-PAIR_NAMES = (
-    ("sentence1", "sentence2"),
-    ("text1", "text2"),
-    ("text_a", "text_b"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("first", "second"),
-)
 _NUMBER_NAMES = ("score", "similarity", "rating", "stars")
-
 _SAMPLE = 2_000  # records that columns are judged by
 _SEPARATORS = (";", "|", ",")  # of several labels in a cell
-_MAX_CLASSES = 50  # distinct whole numbers that are still taken for classes
-_LONG = 40  # characters of a column name from which it is taken for a text
+_WORDS = 3  # of a column name that is a text, if the name of the label column is a label
+_COMMA = re.compile(",").search
+_NUMBER_WITH_UNIT = re.compile(r"\W{0,2}\d[\d.,' ]*\W{0,2}")
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.15
 _MAX_TEST, _MAX_VALIDATION = 10_000, 2_000
 _RARE = 20  # examples of a class, below which it is named
@@ -68,6 +59,7 @@ class Inspection:
     test_from: Literal["files", "split", "none"]  # split: held out of the training files; none: there is no test
     decisions: list[str] = field(default_factory=list)  # choices with their reasons, a line each
     warnings: list[str] = field(default_factory=list)  # what may spoil the result, a line each
+    unlabelled: Sequence[str] = ()  # texts of training rows without a label
 
     @property
     def task(self) -> TextTaskName:
@@ -109,22 +101,36 @@ def inspect(
     source = ", ".join(train)
     if not sample:
         raise UserError(f"{source} holds no rows; give a file with a text and a label in each row")
-    _check_columns(sample, [*([] if label is None else [label]), *text], source)
-    label = _label_column(sample, label, text, source, decisions)
-    texts = _text_columns(sample, label, text, source, decisions)
+    check_columns(sample, [*([] if label is None else [label]), *text], source)
+    label = find_label_column(sample, label, text, source, decisions)
+    texts = find_text_columns(sample, label, text, source, decisions)
     values = [record.get(label) for record in read_records(train, encoding=encoding, columns=columns)]
+    labelled = [name for value in values if (name := label_name(value))]
+    if not labelled:
+        raise UserError(
+            f"column {label!r} of {source} is empty in all {len(values):,} rows; name another column with "
+            f"--label-field, or for texts without labels give --task language-model"
+        )
+    if label in labelled and any(len(name.split()) >= _WORDS for name in texts):
+        known = {label: "label"} | dict.fromkeys(texts, "text")
+        example = [known.get(name, f"column{number}") for number, name in enumerate(column_names(sample), start=1)]
+        raise no_header(sample, label, source, ",".join(example))
+    if task == "auto":
+        _check_numbers(label, labelled)
     separator = _label_separator(values) if task in ("auto", "multi-label") else None
     kind = _task_of(values, label, task, separator, decisions)
     data = _data_config(texts, label, kind, separator, train, columns, encoding)
-    examples = _without_empty(data.read_files(train), source, decisions)
-    labels = None if kind == "regression" else Labels.collect(labels_of(examples), multi_label=kind == "multi-label")
+    names = set(column_names(sample))
+    examples, unlabelled = _read_examples(data, train, kind, names, decisions)
+    examples = _without_empty(examples, source, decisions)
+    labels = None if kind == "regression" else _collect_labels(examples, kind, len(unlabelled))
     if labels is None:
         numbers_of_examples(examples)
     else:
         check_memory(labels, len(examples))
     given = None
     if test:
-        given = data.read_files(test)
+        given, _ = _read_examples(data, test, kind, names, decisions)
         try:
             targets_of(given, labels)
         except UserError as error:
@@ -132,7 +138,8 @@ def inspect(
                 f"{error}; add training examples of it, or leave its rows out of {', '.join(test)}"
             ) from error
     learned, validation, held_out = _split(examples, labels, given, seed, decisions)
-    found = Inspection(data, labels, learned, validation, held_out, "files" if test else "split", decisions)
+    test_from: Literal["files", "split"] = "files" if test else "split"
+    found = Inspection(data, labels, learned, validation, held_out, test_from, decisions, unlabelled=unlabelled)
     found.warnings.extend(_warnings(found))
     return found
 
@@ -150,90 +157,28 @@ def split_examples(
     return Inspection(data, labels, learned, validation, [], "none", decisions)
 
 
-def _check_columns(sample: Sequence[Record], given: Sequence[str], source: str) -> None:
-    """Raise `UserError` for a first row of data instead of names, or if there is no column of a ``given`` name."""
-    names = [str(name) for name in sample[0]]
-    data_like = [name for name in names if len(name) > _LONG or re.fullmatch(r"-?\d+(\.\d+)?", name.strip())]
-    if len(names) > 1 and data_like:
+def _check_numbers(label: str, names: Sequence[str]) -> None:
+    """Raise `UserError` for numbers in a form that is not read, which would be taken for classes."""
+    if all(re.fullmatch(r"-?\d+(,\d+)?", name) for name in names) and (pair := next(filter(_COMMA, names), None)):
         raise UserError(
-            f"the first row of {source} looks like data, not like names of columns ({data_like[0][:_LONG]!r}); "
-            f"name its {len(names)} columns, such as --columns label,text"
+            f"is {pair!r} in column {label!r} a number or two labels? write numbers with a decimal point, or give "
+            f"--task multi-label"
         )
-    for name in given:
-        if name not in names:
-            raise UserError(f"{source} has no column {name!r}; there are: {', '.join(names)}")
+    others, classes = [name for name in names if not _is_number(name)], "or for classes give --task classification"
+    if len(set(names)) <= MAX_CLASSES or not others:
+        return
+    values = f"column {label!r} holds values such as {others[0]!r}"
+    if len(others) < len(names) / 2:
+        raise UserError(f"{values} besides numbers; leave the cells of missing numbers empty, {classes}")
+    if all(map(_NUMBER_WITH_UNIT.fullmatch, names)):
+        raise UserError(f"{values}; write numbers as 1234.56, without a unit, {classes}")
 
 
-def _label_column(
-    sample: Sequence[Record], given: str | None, text: Sequence[str], source: str, decisions: list[str]
-) -> str:
-    if given is not None:
-        return given
-    names = [str(name) for name in sample[0]]
-    others = [name for name in names if name not in text]
-    tiers = ([name for name in others if name.lower() in tier] for tier in LABEL_NAMES)
-    named = next(filter(None, tiers), [])
-    found = named or [name for name in others if _repeats([record.get(name) for record in sample])]
-    if len(found) == 1:
-        decisions.append(f"label column: {found[0]!r} ({'by its name' if named else 'few distinct values'})")
-        return found[0]
-    if not found:
-        raise UserError(
-            f"{source} has no column that looks like a label; name it with --label-field, out of {', '.join(names)}; "
-            f"for texts without labels give --task language-model"
-        )
-    raise UserError(f"which column of {source} is the label? {', '.join(found)} could be; name it with --label-field")
-
-
-def _repeats(values: Sequence[object]) -> bool:
-    """True for values that look like classes: short, and repeated."""
-    names = [label_name(value) for value in values if isinstance(value, str | int | float | bool)]
-    if len(names) < len(values) or not all(names):
+def _is_number(name: str) -> bool:
+    try:
+        return bool(np.isfinite(float(name)))
+    except ValueError:
         return False
-    distinct = len(set(names))
-    return 2 <= distinct <= max(2, min(_MAX_CLASSES * 2, len(names) // 3)) and max(map(len, set(names))) <= _LONG
-
-
-def _text_columns(
-    sample: Sequence[Record], label: str, given: Sequence[str], source: str, decisions: list[str]
-) -> list[str]:
-    if given:
-        return list(given)
-    names = [str(name) for name in sample[0]]
-    lower = {name.lower(): name for name in names if name != label}
-    for pair in PAIR_NAMES:
-        if all(name in lower for name in pair):
-            decisions.append(f"texts: pairs of {lower[pair[0]]!r} and {lower[pair[1]]!r} (by their names)")
-            return [lower[name] for name in pair]
-    texts = [
-        name
-        for name in names
-        if name != label and _is_text([record.get(name) for record in sample], distinct=name.lower() not in TEXT_NAMES)
-    ]
-    if not texts:
-        raise UserError(f"{source} has no column of text; name it with --text-field, out of {', '.join(names)}")
-    if len(texts) == 1:
-        decisions.append(f"text column: {texts[0]!r} (the only text)")
-        return texts
-    named = [lower[name] for name in TEXT_NAMES if lower.get(name) in texts]
-    if "title" in lower and lower["title"] in texts and len(named) == 2:
-        decisions.append(f"text columns: {lower['title']!r} and {named[0]!r}, joined")
-        return [lower["title"], *(name for name in named if name != lower["title"])]
-    if len(named) == 1:
-        decisions.append(f"text column: {named[0]!r} (by its name)")
-        return named
-    raise UserError(
-        f"which column of {source} is the text? {', '.join(texts)} could be; name one or several with --text-field"
-    )
-
-
-def _is_text(values: Sequence[object], *, distinct: bool) -> bool:
-    """True for values that look like texts: strings of several words and, if asked for, mostly ``distinct``."""
-    texts = [value for value in values if isinstance(value, str) and value.strip()]
-    if len(texts) < len(values) / 2:
-        return False
-    words = sum(len(text.split()) for text in texts) / len(texts)
-    return words >= 2 and (not distinct or len(set(texts)) > len(texts) / 2)
 
 
 def _label_separator(values: Sequence[object]) -> str | None:
@@ -272,17 +217,18 @@ def _task_of(
     if (finite != np.round(finite)).any():
         decisions.append(f"task: regression ({label!r} holds numbers with fractions)")
         return "regression"
-    if len(numbers) and (distinct > _MAX_CLASSES or (label.lower() in _NUMBER_NAMES and distinct > 10)):
+    if len(numbers) and (distinct > MAX_CLASSES or (label.lower() in _NUMBER_NAMES and distinct > 10)):
         decisions.append(f"task: regression ({label!r} holds {distinct} distinct numbers)")
         return "regression"
     _check_repeats(label, distinct, len(names))
-    decisions.append(f"task: classification ({distinct} distinct labels)")
+    ordered = "; for numbers give --task regression" if len(numbers) and distinct > 2 else ""
+    decisions.append(f"task: classification ({distinct} distinct labels{ordered})")
     return "classification"
 
 
 def _check_repeats(label: str, distinct: int, rows: int) -> None:
     """Raise `UserError` for labels of which most occur once."""
-    if distinct > max(_MAX_CLASSES, rows / 2):
+    if distinct > max(MAX_CLASSES, rows / 2):
         raise UserError(
             f"{label!r} holds {distinct:,} distinct labels in {rows:,} rows, so it is no column of classes; name "
             f"another with --label-field, or give --task text-to-text"
@@ -299,11 +245,46 @@ def _data_config(
     encoding: str | None,
 ) -> TextsData:
     read = {"train": list(train), "label": label, "columns": columns and list(columns), "encoding": encoding}
-    if tuple(name.lower() for name in texts) in PAIR_NAMES and kind != "multi-label":
+    if is_pair(texts) and kind != "multi-label":
         return PairsData.model_validate(read | {"first": texts[0], "second": texts[1]})
     text = texts[0] if len(texts) == 1 else list(texts)
     multi_label = kind == "multi-label"
     return LabelledData.model_validate(read | {"text": text, "multi_label": multi_label, "separator": separator})
+
+
+def _read_examples(
+    data: TextsData, files: Sequence[str], kind: TextTaskName, names: set[str], decisions: list[str]
+) -> tuple[list[LabelledText], list[str]]:
+    """Read the labelled examples, and the texts of the rows without a label.
+
+    With several labels a text, an empty cell means no label. A row may lack the label column if it has no column
+    besides ``names``: another column may be the label under another name.
+
+    Raises:
+        UserError: no row has a label.
+    """
+    examples: list[LabelledText] = []
+    unlabelled = []
+    for record, where in read_rows(files, columns=data.columns, encoding=data.encoding):
+        lacking = not label_name(record.get(data.label)) and (data.label in record or names.issuperset(record))
+        if kind != "multi-label" and lacking:
+            unlabelled.append(" ".join(text for text in data.texts_of(record, where=where) if text))
+        else:
+            examples += data.parse(record, where=where)
+    if not examples:
+        raise UserError(f"no row of {', '.join(files)} has a label in column {data.label!r}; give labelled rows")
+    if unlabelled:
+        rows = len(examples) + len(unlabelled)
+        decisions.append(f"{len(unlabelled):,} of {rows:,} rows of {', '.join(files)} have no label: left out")
+    return examples, [text for text in unlabelled if text]
+
+
+def _collect_labels(examples: Sequence[LabelledText], kind: TextTaskName, unlabelled: int) -> Labels:
+    try:
+        return Labels.collect(labels_of(examples), multi_label=kind == "multi-label")
+    except UserError as error:
+        hint = f"; {unlabelled:,} rows have an empty label: if that is a class, give it a name" if unlabelled else ""
+        raise UserError(f"{error}{hint}") from error
 
 
 def _without_empty(examples: Sequence[LabelledText], source: str, decisions: list[str]) -> list[LabelledText]:
@@ -331,7 +312,7 @@ def _split(
         rest, labels, min(_VALIDATION_SHARE, _MAX_VALIDATION / len(rest)), seed, "validation"
     )
     decisions.append(f"train {len(learned):,}, validation {len(validation):,}, test {len(held_out):,} examples")
-    words = [len(text.split()) for text in readable_texts(learned)]
+    words = [len(split_words(text)) for text in readable_texts(learned)]
     median, most = (f"{value:,.0f}" for value in np.percentile(words, (50, 95)))
     decisions.append(f"texts: {median} words in the median, {most} or fewer in 95 % of them")
     return learned, validation, held_out
@@ -375,11 +356,16 @@ def _warnings(found: Inspection) -> list[str]:
     for example, key in zip(found.train, _keys(found.train), strict=True):
         labels[key].add(example.label)
     if repeated := len(found.train) - len(labels):
-        warnings.append(f"{repeated:,} of {len(found.train):,} training texts repeat another one")
+        warnings.append(f"repeated training texts: {repeated:,} of {len(found.train):,}")
     if conflicts := sum(len(different) > 1 for different in labels.values()):
-        warnings.append(f"{conflicts:,} training texts occur with different labels")
+        warnings.append(f"training texts that occur with different labels: {conflicts:,}")
     if found.labels is not None and not found.labels.multi_label:
         sizes = Counter(str(example.label) for example in found.train)
+        spellings: dict[str, list[str]] = defaultdict(list)
+        for name in found.labels.names:
+            spellings[name.casefold()].append(name)
+        if same := [repr(name) for names in spellings.values() if len(names) > 1 for name in names]:
+            warnings.append(f"classes that differ only in case: {', '.join(same)}")
         if rare := [f"{name} ({sizes[name]})" for name in found.labels.names if sizes[name] < _RARE]:
             warnings.append(f"classes with fewer than {_RARE} training examples: {', '.join(rare)}")
     if found.test_from == "files":

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -233,7 +233,7 @@ class Ladder:
         return self.left() * (1.0 if self.settings.latency is None else _TEACHER_SHARE)
 
     def _own_network(self, seconds: float) -> None:
-        characters = sum(len(example.text) for example in self.inspection.train)
+        characters = sum(map(len, self.pretraining_texts()))
         if characters < MIN_CHARACTERS and not self.settings.texts:
             self._skip(
                 f"own network: the training texts have {characters:,} characters, and pretraining needs "
@@ -249,10 +249,11 @@ class Ladder:
 
         def own() -> TextModel:
             started = time.monotonic()
-            examples = self.inspection.train
-            texts = (f"{example.text} {example.second or ''}".strip() for example in examples)
+            if self.inspection.unlabelled:
+                count = len(self.inspection.unlabelled)
+                self.display.line(f"own network: pretraining also reads {count:,} texts without a label")
             run, result = pretrain_on(
-                texts_to_read(self.settings.texts, texts, self.folder / "pretrained"),
+                texts_to_read(self.settings.texts, self.pretraining_texts(), self.folder / "pretrained"),
                 self.folder / "pretrained",
                 seconds=_PRETRAINING_SHARE * seconds,
                 memory=self.settings.memory,
@@ -267,6 +268,12 @@ class Ladder:
             return self._finetune(source, "own", max(10.0, 0.85 * remaining), own=True)
 
         self._rung("own", "own network", seconds, own)
+
+    def pretraining_texts(self) -> Iterator[str]:
+        """Yield the texts of the training examples, and those of the rows without a label."""
+        for example in self.inspection.train:
+            yield f"{example.text} {example.second or ''}".strip()
+        yield from self.inspection.unlabelled
 
     def _rung(self, name: str, title: str, expected: float, make: Callable[[], TextModel]) -> None:
         """Train a candidate, or open the one that an earlier call finished."""

@@ -14,7 +14,8 @@ import numpy as np
 from homespun.data.source_target import SourceTargetPair
 from homespun.data.token_labels import TaggedWords
 from homespun.errors import UserError
-from homespun.fitting.inspection import LABEL_NAMES, RunTaskName
+from homespun.fitting.columns import LABEL_NAMES, column_names
+from homespun.fitting.inspection import RunTaskName
 from homespun.fitting.results import FitSettings
 from homespun.io.json import write_lines
 from homespun.report import formats
@@ -26,6 +27,7 @@ WORD_NAMES, TAG_NAMES = ("words", "tokens"), ("tags", "ner_tags", "pos_tags", "c
 SOURCE_TARGET_NAMES = (
     *(("source", "target"), ("document", "summary"), ("article", "highlights"), ("article", "summary")),
     *(("text", "summary"), ("dialogue", "summary"), ("input", "output"), ("input_text", "target_text")),
+    *(("prompt", "completion"), ("prompt", "response")),
 )
 _SAMPLE = 200  # records that the columns are judged by
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
@@ -50,8 +52,8 @@ class RunTask:
             return {"data.words": "words", "data.tags": "tags"}
         return {"data.source": "source", "data.target": "target"}
 
-    def read(self, files: Sequence[str], settings: FitSettings) -> list[Example]:
-        """Read examples; pairs with an empty text are left out.
+    def read(self, files: Sequence[str], settings: FitSettings, decisions: list[str]) -> list[Example]:
+        """Read examples; pairs with an empty text are left out, and ``decisions`` gets their number.
 
         Raises:
             UserError: a missing column, or no examples.
@@ -61,9 +63,14 @@ class RunTask:
             tagged = TaggedData(words=self.texts[0], tags=self.target, columns=columns, encoding=encoding)
             return list(tagged.read_files(files))
         data = TextPairsData(source=list(self.texts), target=self.target, columns=columns, encoding=encoding)
-        pairs = [pair for pair in data.read_files(files) if not pair.is_empty]
+        rows = data.read_files(files)
+        pairs = [pair for pair in rows if not pair.is_empty]
         if not pairs:
             raise UserError(f"{', '.join(files)} has no row with both a source and a target")
+        if empty := len(rows) - len(pairs):
+            decisions.append(
+                f"{empty:,} of {len(rows):,} rows of {', '.join(files)} lack a source or a target: left out"
+            )
         return list(pairs)
 
 
@@ -79,7 +86,7 @@ def find_run_task(settings: FitSettings) -> RunTask | None:
     sample = list(islice(records, _SAMPLE))
     if not sample:
         return None
-    names = {str(name).lower(): str(name) for name in sample[0]}
+    names = {name.lower(): name for name in column_names(sample)}
     text, label = tuple(settings.text), settings.label
     found: RunTask | None = None
     if settings.task in ("auto", "token-classification"):
@@ -115,17 +122,17 @@ def texts_of_example(example: Example) -> tuple[str, ...]:
     return example.source, example.targets[0]
 
 
-def divide(task: RunTask, settings: FitSettings) -> dict[str, list[Example]]:
-    """Read examples and divide them at random; equal texts stay in one part.
+def divide(task: RunTask, settings: FitSettings, decisions: list[str]) -> dict[str, list[Example]]:
+    """Read examples and divide them at random; equal texts stay in one part. ``decisions`` gets what is left out.
 
     Raises:
         UserError: too few examples.
     """
-    examples, most = task.read(settings.train, settings), _MOST[task.name]
+    examples, most = task.read(settings.train, settings, decisions), _MOST[task.name]
     random = np.random.default_rng(settings.seed)
     parts: dict[str, list[Example]] = {}
     if settings.test:
-        parts["test"] = task.read(settings.test, settings)
+        parts["test"] = task.read(settings.test, settings, decisions)
     else:
         examples, parts["test"] = _hold_out(examples, min(most, round(_TEST_SHARE * len(examples))), random)
     count = min(most, round(_VALIDATION_SHARE * len(examples)))

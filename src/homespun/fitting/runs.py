@@ -69,7 +69,7 @@ def fit_runs(
         open_folder(folder, settings, resume=resume)
         result = fit.language_model(read)
     else:
-        parts = divide(task, settings)
+        parts = divide(task, settings, fit.decisions)
         if not tags:
             fit.check_amount(parts["train"])
         open_folder(folder, settings, resume=resume)

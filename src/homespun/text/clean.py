@@ -168,6 +168,11 @@ def _banding(threshold: float) -> tuple[int, int]:
     return _HASHES // rows, rows
 
 
+def split_words(text: str) -> list[str]:
+    """Split a text at white space; in scripts without spaces each character is a word."""
+    return (text if text.isascii() else _UNSPACED.sub(r" \1 ", text)).split()
+
+
 def _shingles(text: str) -> NDArray[np.uint64]:
     """Compute (shingles,) uint64 hashes of each five consecutive words; a shorter text is padded to one shingle.
 
