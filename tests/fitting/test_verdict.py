@@ -9,6 +9,7 @@ import pytest
 
 from homespun.errors import UserError
 from homespun.fitting.fit import fit
+from homespun.fitting.results import FitSettings, next_steps
 from homespun.fitting.verdict import commands, headline
 
 RESULT: dict[str, Any] = {
@@ -21,6 +22,8 @@ RESULT: dict[str, Any] = {
     "test_from": "files",
     "next_best": None,
     "candidates": [],
+    "learning_curve": [],
+    "skipped": [],
     "cost": {"parameters": 12},
 }
 
@@ -50,6 +53,20 @@ def test_commands_quote_the_folder() -> None:
     program, flag, code = shlex.split(command)
     assert (program, flag) == ("python", "-c")
     assert str(folder) in [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "times"),
+    [
+        ({}, ["--time 1m", "--time 1m"]),
+        ({"candidates": [{"name": "own"}]}, ["--time 10m", "--time 1m", "--time 1m"]),
+        ({"skipped": ["own network: give more text with --texts"]}, ["--time 1m", "--time 1m"]),
+        ({"skipped": ["own network: 5 s is left; give more --time"]}, ["--time 10m"] * 3),
+    ],
+)
+def test_more_time_is_suggested_where_it_was_missing(changes: dict[str, Any], times: list[str]) -> None:
+    steps = next_steps(RESULT | changes, FitSettings(train=["t.csv"], seconds=60.0))
+    assert [step[step.index("--time") :].removesuffix(" --out NEW") for step in steps] == times
 
 
 @pytest.mark.parametrize("latency", [0.0, -1.0, float("nan")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -110,6 +111,7 @@ class LinearPlan:
     feature_sets: tuple[tuple[Ngrams, ...], ...]
     search_rows: int
     seconds: float
+    limit: float = math.inf  # seconds, after which the search ends on a slow machine
 
 
 def plan_linear(inspection: Inspection, seconds: float) -> LinearPlan:
@@ -119,8 +121,8 @@ def plan_linear(inspection: Inspection, seconds: float) -> LinearPlan:
     rows = max(500, min(len(lengths), 8_000, int(_SEARCH_CHARACTERS / mean)))
     cost = min(characters, rows * mean) * _SEARCH_COST + characters * _FIT_COST
     if cost <= seconds:
-        return LinearPlan((WORDS, CHARACTERS), rows, cost)
-    return LinearPlan((WORDS,), rows, 3 * characters * _WORD_COST)
+        return LinearPlan((WORDS, CHARACTERS), rows, cost, 2 * seconds)
+    return LinearPlan((WORDS,), rows, 3 * characters * _WORD_COST, 2 * seconds)
 
 
 def fit_linear_model(
@@ -141,12 +143,12 @@ def fit_linear_model(
         settings=settings,
         feature_sets=plan.feature_sets,
         search_rows=plan.search_rows,
+        seconds=plan.limit,
         seed=seed,
     )
-    if decision is None:
-        decision = DEFAULT_RULE if labels is None else DecisionRule(temperature=found.temperature)
-    model = LinearTextModel(found.model, inspection.data, decision)
-    if settings is None and labels is not None and labels.multi_label:
+    rule = DEFAULT_RULE if labels is None else DecisionRule(temperature=found.temperature)
+    model = LinearTextModel(found.model, inspection.data, decision or rule)
+    if decision is None and labels is not None and labels.multi_label:
         outputs = model.outputs(inspection.validation).values
         model = LinearTextModel(found.model, inspection.data, choose_decision(outputs, inspection.validation, labels))
     return model, found

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from homespun.errors import NotFinite, StepTooLong
 from homespun.fitting.candidates import (
     METRICS,
     Candidate,
@@ -148,9 +149,10 @@ class Ladder:
             self._rung(f"frozen-{number}", f"frozen {name} with a linear classifier", self._embedding(source), fit)
             seconds -= self.evaluation(source)
         elif tuned <= seconds:
-            self._skip(f"frozen {name}: would take {formats.duration(frozen)} from fine-tuning")
+            self._skip(f"frozen {name}: would take {formats.duration(frozen)} from fine-tuning; give more --time")
         else:
-            self._skip(f"frozen {name}: takes {formats.duration(frozen)}, and {_left(seconds)} is left")
+            least = formats.duration(frozen)
+            self._skip(f"frozen {name}: takes {least}, and {_left(seconds)} is left; give more --time")
         source = replace(source, texts_per_second=rate)  # rate on all texts; the first measurement was on few
         seconds -= time.monotonic() - started
         tuned = self._finetuning(source, _MIN_EXAMPLES)
@@ -278,15 +280,20 @@ class Ladder:
     def _rung(self, name: str, title: str, expected: float, make: Callable[[], TextModel]) -> None:
         """Train a candidate, or open the one that an earlier call finished."""
         best = self.best()
-        self.display.line(f"{title}: about {formats.duration(expected)}; to beat: {self._value(best)} ({best.title})")
+        beat = best.title if best.validation.get(self.metric) is None else f"{self._value(best)} ({best.title})"
+        self.display.line(f"{title}: about {formats.duration(expected)}; to beat: {beat}")
         folder = self.folder / "candidates" / name
         described = folder / _DESCRIPTION
         if self._is_finished(name):
             seconds = Clock(**read_object(described)["seconds"])
             model = open_text_model(folder / "model")
         else:
-            with stopwatch() as seconds:
-                model = make()
+            try:
+                with stopwatch() as seconds:
+                    model = make()
+            except (StepTooLong, NotFinite) as error:  # the other candidates are kept
+                self._skip(f"{title}: {error}")
+                return
         found = candidate(name, title, model, self.inspection, seconds)
         if found.model is not None and not self._is_finished(name):
             save_text_model(folder / "model", found.model)
@@ -301,7 +308,7 @@ class Ladder:
     def _show(self, found: Candidate) -> None:
         self.display.line(
             f"{found.title}: {self._value(found)} on {len(self.inspection.validation):,} validation examples, "
-            f"{found.latency:.1f} ms a text"
+            f"{found.latency:.2g} ms a text"
         )
 
     def _value(self, found: Candidate) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from homespun.commands.recipe import FinetuneRecipe, finetune_recipe, pretrain_r
 from homespun.config import Tree
 from homespun.data.labels import Labels
 from homespun.data.reading import Reading, reading
-from homespun.errors import UserError
+from homespun.errors import StepTooLong, UserError
 from homespun.fitting.candidates import METRICS, score
 from homespun.fitting.inspection import Inspection
 from homespun.hf.open import open_for_inference
@@ -39,6 +41,7 @@ from homespun.tasks.network_text_model import NetworkTextModel, open_network
 from homespun.tasks.regression import RegressionTask
 from homespun.tasks.text_outputs import measure_outputs, targets_of
 from homespun.tasks.texts import LabelledText, TextsData, rows_of
+from homespun.text.clean import split_words
 
 MIN_LENGTH, MAX_LENGTH = 64, 256  # tokens of a text that a network reads; fewer where its texts are shorter
 MIN_CHARACTERS = 20_000  # characters of text, below which a network is not pretrained
@@ -72,7 +75,7 @@ class Source:
     stored: ModelBundle  # model without a head
     length: int  # maximum tokens of a text
     texts_per_second: float  # measured speed of prediction
-    tokens_per_word: float  # tokens in a word of the training texts; words are separated by white space
+    tokens_per_word: float  # tokens in a word of the training texts
 
 
 def open_source(path: str, inspection: Inspection) -> Source:
@@ -90,7 +93,7 @@ def open_source(path: str, inspection: Inspection) -> Source:
     texts = [f"{example.text} {example.second or ''}" for example in sample]
     pieces = np.array([len(ids) for ids in stored.tokenizer.encode_batch(texts)])
     length = common_length(pieces + 3, 16, min(MAX_LENGTH, stored.config.backbone.max_position_embeddings))
-    rate, words = _measure_rate(stored, inspection, length), sum(len(text.split()) for text in texts)
+    rate, words = _measure_rate(stored, inspection, length), sum(len(split_words(text)) for text in texts)
     return Source(path, stored, length, rate, float(pieces.sum()) / max(1, words))
 
 
@@ -277,7 +280,19 @@ def pretrain_on(
     settings += [] if start_from is None else [*_CONTINUE, *(_CONTINUE_MLM if recipe == "spun-encoder" else ())]
     settings += [] if memory is None else [f"train.budget.memory={memory}"]
     made = pretrain_recipe(str(run / "config.yaml") if resume else recipe, [] if resume else settings)
-    return str(run), pretrain(made, run, start_from=start_from, resume=resume, display=display)
+    with removed_if_too_slow(run):
+        result = pretrain(made, run, start_from=start_from, resume=resume, display=display)
+    return str(run), result
+
+
+@contextmanager
+def removed_if_too_slow(run: Path) -> Iterator[None]:
+    """Remove a run that is too slow for a step, so that a continued fit starts it again with its own time limit."""
+    try:
+        yield
+    except StepTooLong as error:
+        shutil.rmtree(run, ignore_errors=True)
+        raise StepTooLong("a training step takes longer than the time that is left; give more --time") from error
 
 
 def _vocabulary_size(read: Reading) -> int:
@@ -321,7 +336,8 @@ def finetune_source(
             f"fine-tuning: at most {train.budget.epochs:g} epochs in batches of {train.batch_size}, learning rate "
             f"{train.optimizer.learning_rate:g}; of four validations in an epoch the best is kept"
         )
-        finetune(recipe, run, start_from=source.path, resume=resume, display=display)
+        with removed_if_too_slow(run):
+            finetune(recipe, run, start_from=source.path, resume=resume, display=display)
     return open_network(run)
 
 

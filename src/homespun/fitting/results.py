@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from homespun.io.atomic import atomic_path, entries, write_text
 from homespun.io.json import read_object
 from homespun.linear import PLAIN
 from homespun.metrics.classification import Metrics
+from homespun.report import formats
 from homespun.report.significance import bootstrap_interval, permutation_test, wilson_interval
 from homespun.results import VERSION
 from homespun.tasks.protocol import Measured
@@ -141,6 +143,7 @@ def summarise(
         "version": VERSION,
         "kind": "fit",
         "task": inspection.task,
+        "pairs": inspection.data.kind == "sentence_pairs",
         "metric": metric,
         "selected": final.name,
         "title": final.title,
@@ -157,7 +160,7 @@ def summarise(
             for one in candidates
         ],
         "next_best": rivals[0].name if rivals else None,
-        "never_predicted": _never_predicted(test),
+        "never_predicted": never_predicted(test),
         "errors": _confident_errors(inspection, measured[final.name]),
         "learning_curve": _learning_curve(inspection, metric),
         "cost": _cost(final.model, inspection),
@@ -195,18 +198,18 @@ def _plain(metrics: Metrics) -> Metrics:
     return {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
 
 
-def _never_predicted(test: Metrics) -> list[str]:
+def never_predicted(test: Metrics) -> list[str]:
     """Classes of the test examples with a recall of 0."""
     classes: Mapping[str, Metrics] = test.get("per_class", {})
     return [name for name, values in classes.items() if values["support"] and not values["recall"]]
 
 
 def _confident_errors(inspection: Inspection, measured: Measured) -> list[Tree]:
-    """Wrong test predictions with the greatest loss."""
-    if inspection.labels is None:
-        return []
+    """Wrong test predictions with the greatest loss, or numbers with the greatest error."""
+    labels = inspection.labels
     wrong = [index for index, one in enumerate(measured.predictions) if one["truth"] != one["predicted"]]
-    wrong.sort(key=lambda index: -float(str(measured.predictions[index]["loss"])))
+    losses = [-float(str(one["score"])) if labels is None else float(str(one["loss"])) for one in measured.predictions]
+    wrong.sort(key=lambda index: -losses[index])
     texts = readable_texts([inspection.measured[index] for index in wrong[:_ERRORS]])
     return [
         {
@@ -214,6 +217,9 @@ def _confident_errors(inspection: Inspection, measured: Measured) -> list[Tree]:
             "text": " ".join(text.split())[:_CHARACTERS],
             "truth": measured.predictions[index]["truth"],
             "predicted": measured.predictions[index]["predicted"],
+            "probability": None
+            if labels is None or labels.multi_label
+            else max(cast(list[float], measured.predictions[index]["probability"])),
         }
         for index, text in zip(wrong, texts, strict=False)
     ]
@@ -248,15 +254,20 @@ def _cost(model: TextModel, inspection: Inspection) -> Tree:
 def next_steps(result: Tree, settings: FitSettings) -> list[str]:
     """Return steps that may improve the model, the most promising first, as sentences with commands."""
     steps = []
-    values = [one[result["metric"]] for one in result["learning_curve"][-2:]]
+    metric, more = result["metric"], max(600.0, 2 * settings.seconds)
+    values = [one[metric] for one in result["learning_curve"][-2:]]
     gain = values[1] - values[0] if len(values) == 2 and None not in values else 0.0
     if gain > 0.01:
+        raised = f"{gain:.3f}" if result["task"] == "regression" else f"{100 * gain:.1f} points"
         steps.append(
-            f"label more examples: the last doubling raised the linear model by {100 * gain:.1f} points on validation"
+            f"label more examples: the last doubling raised the {formats.metric_title(metric)} of a linear model by "
+            f"{raised} on validation"
         )
-    if result["skipped"] or not settings.start_from:
-        minutes = max(10, round(2 * settings.seconds / 60))
-        steps.append(f"give more time: {settings.command(seconds=60 * minutes)}")
+    if any("--time" in reason for reason in result["skipped"]):
+        settings = settings.model_copy(update={"seconds": more})
+        steps.append(f"give more time: {settings.command()}")
+    elif {one["name"] for one in result["candidates"]} & {"own", "model"}:
+        steps.append(f"give more time: {settings.command(seconds=more)}")
     if not settings.start_from:
         steps.append(f"start from a pretrained model: {settings.command(start_from=['CHECKPOINT'])}")
     if not settings.texts and not settings.start_from and result["task"] != "language-model":

@@ -16,13 +16,29 @@ from homespun.commands.predict import evaluate
 from homespun.config import Tree
 from homespun.data.reading import Reading, reading
 from homespun.data.token_labels import TaggedWords
-from homespun.errors import UserError
+from homespun.errors import NotFinite, StepTooLong, UserError
 from homespun.fitting.candidates import Clock, score, stopwatch
 from homespun.fitting.card import write_card
 from homespun.fitting.linear_tagger import LINEAR, LINEAR_TITLE, TaggerFit, fit_tagger, plan_tagger
-from homespun.fitting.networks import MAX_LENGTH, MIN_CHARACTERS, common_length, open_recipe, pretrain_on, texts_to_read
+from homespun.fitting.networks import (
+    MAX_LENGTH,
+    MIN_CHARACTERS,
+    common_length,
+    open_recipe,
+    pretrain_on,
+    removed_if_too_slow,
+    texts_to_read,
+)
 from homespun.fitting.page import write_page
-from homespun.fitting.results import FitSettings, candidate_row, copy_folder, next_steps, open_folder, write_results
+from homespun.fitting.results import (
+    FitSettings,
+    candidate_row,
+    copy_folder,
+    never_predicted,
+    next_steps,
+    open_folder,
+    write_results,
+)
 from homespun.fitting.run_tasks import Example, RunTask, divide, texts_of_example, write_examples
 from homespun.hf.open import open_model
 from homespun.io.atomic import write_text
@@ -141,11 +157,14 @@ class _RunFit:
         title = "own language model" if path is None else f"{Path(path).name}, trained further"
         unigram = next(iter(trained["unigram_baseline"].values()))
         baseline, losses = _losses(unigram), _losses(trained["validation"]["loss"])
-        row = candidate_row("model", title, trained["parameters"], spent, validation=losses, test=losses)
-        rows = [candidate_row("unigram", "unigram baseline", 0, Clock(), validation=baseline, test=baseline), row]
+        row = candidate_row("model", title, trained["parameters"], spent, validation={}, test=losses)
+        rows = [candidate_row("unigram", "unigram baseline", 0, Clock(), validation={}, test=baseline), row]
         counts = {"documents": trained["corpus"]["documents"], "tokens": trained["corpus"]["tokens"]}
         self._keep(Path(run))
-        return self._result("loss", row, losses, rows, counts) | {"masked": masked}
+        found = self._result("loss", row, losses, rows, counts) | {"masked": masked}
+        if losses["loss"] >= baseline["loss"]:
+            found["warnings"].append("the model is not better than the unigram baseline; give more --time")
+        return found
 
     def finetuned(self, parts: Mapping[str, Sequence[Example]]) -> Tree:
         """Train the candidates, and select one on the validation examples."""
@@ -163,16 +182,17 @@ class _RunFit:
             tagger, row = self._linear(cast(Mapping[str, list[TaggedWords]], parts))
             baselines = {"frequent-tag": tagger.frequent_tags()}
             rows.append(row)
+            self._show(row)
         runs = {}
         if self._may_train_network(parts):
             for row, run, result in self._networks(parts):
                 rows.append(row)
+                self._show(row)
                 runs[row["name"]], tests[row["name"]] = run, result["test"]
                 baselines = baselines or result["baselines"]
-        metric = next(one for one in ("f1", "rougeL", "accuracy") if one in rows[0]["validation"])
-        for row in rows:
-            value = metric_text(row["validation"].get(metric), self.task.name)
-            self.display.line(f"{row['title']}: {formats.metric_title(metric)} {value} on validation")
+        if not rows:
+            raise UserError(self.skipped[-1])
+        metric = _main_metric(rows[0])
         selected = max(rows, key=lambda row: score(row["validation"], metric))
         if selected["name"] in runs:
             self._keep(runs[selected["name"]])
@@ -194,8 +214,13 @@ class _RunFit:
         best = max(measured, key=lambda row: score(row["test"], metric), default=None)
         if best is not None and score(best["test"], metric) >= score(selected["test"], metric):
             value = metric_text(best["test"][metric], self.task.name)
-            found["warnings"].append(f"the baseline {best['title']!r} has {value}, and the model no more")
+            found["warnings"].append(f"the selected model is not better than the baseline {best['title']!r} ({value})")
         return found
+
+    def _show(self, row: Tree) -> None:
+        metric = _main_metric(row)
+        value = metric_text(row["validation"][metric], self.task.name)
+        self.display.line(f"{row['title']}: {formats.metric_title(metric)} {value} on the validation examples")
 
     def _linear(self, parts: Mapping[str, list[TaggedWords]]) -> tuple[TaggerFit, Tree]:
         """Fit the linear tagger; a resumed fit trains it again."""
@@ -225,9 +250,12 @@ class _RunFit:
                 return True
         except UserError as error:
             reason = f"own network: {error}"
+        self._skip(reason)
+        return False
+
+    def _skip(self, reason: str) -> None:
         self.skipped.append(reason)
         self.display.line(f"skipped: {reason}")
-        return False
 
     def _networks(self, parts: Mapping[str, Sequence[Example]]) -> Iterator[tuple[Tree, Path, Tree]]:
         """Fine-tune each checkpoint, or a model pretrained on the text; yield its row, run and result."""
@@ -238,7 +266,11 @@ class _RunFit:
             name = "own" if path is None else f"finetuned-{number}"
             title = "own network" if path is None else f"fine-tuned {Path(path).name}"
             self.display.line(f"{title}: about {formats.duration(seconds)}")
-            run, result, spent = self._candidate(name, path, parts, files, seconds)
+            try:
+                run, result, spent = self._candidate(name, path, parts, files, seconds)
+            except (StepTooLong, NotFinite) as error:
+                self._skip(f"{title}: {error}")
+                continue
             validation = _plain(evaluate(str(run), [str(files["validation"])]))
             yield candidate_row(name, title, result["parameters"], spent, validation=validation), run, result
 
@@ -268,7 +300,8 @@ class _RunFit:
                 if not (run / "result.json").is_file():
                     base = "tag" if self.task.name == "token-classification" else "summarize"
                     found, resume = open_recipe(run, base, self._finetuning(stored, parts, files, left, own=own))
-                    finetune(found, run, start_from=path, resume=resume, display=self.display)
+                    with removed_if_too_slow(run):
+                        finetune(found, run, start_from=path, resume=resume, display=self.display)
             write_text(described, json.dumps(asdict(spent)) + "\n")
         return run, read_object(run / "result.json"), Clock(**read_object(described))
 
@@ -321,6 +354,7 @@ class _RunFit:
             "version": VERSION,
             "kind": "fit",
             "task": self.task.name,
+            "pairs": False,
             "metric": metric,
             "selected": selected["name"],
             "title": selected["title"],
@@ -334,12 +368,16 @@ class _RunFit:
             "skipped": self.skipped,
             "candidates": list(rows),
             "next_best": None,
-            "never_predicted": [],
+            "never_predicted": never_predicted(dict(test)),
             "errors": [],
             "learning_curve": [],
             "cost": {"parameters": selected["parameters"]},
             "settings": self.settings.model_dump(mode="json"),
         }
+
+
+def _main_metric(row: Tree) -> str:
+    return next(one for one in ("f1", "rougeL", "accuracy") if one in row["validation"])
 
 
 def _kind(stored: ModelBundle) -> str:
