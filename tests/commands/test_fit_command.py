@@ -1,5 +1,6 @@
 """``homespun fit``: the ladder in small, what it leaves, predict and evaluate of every kind of model, refusals."""
 
+import html
 import json
 import shlex
 from dataclasses import replace
@@ -13,15 +14,17 @@ from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
 from homespun.cli import app
-from homespun.errors import UserError
+from homespun.errors import StepTooLong, UserError
 from homespun.fitting import candidates, ladder, networks
 from homespun.fitting.candidates import Clock, average_candidate, candidate, fit_linear_model
 from homespun.fitting.card import write_card
 from homespun.fitting.inspection import inspect
 from homespun.fitting.networks import declared_pooling, fit_frozen, open_source
 from homespun.fitting.results import FitSettings
+from homespun.fitting.verdict import candidates_table
 from homespun.report.console import Display
 from homespun.tasks.text_models import measure, open_text_model, save_text_model
+from homespun.training.trainer import Interrupted
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +137,15 @@ def test_a_stopped_fit_keeps_its_finished_candidates(
     monkeypatch.setattr(ladder, "_MIN_NETWORK", 1e6)  # no fine-tuning
 
     def stop(*_: object) -> None:
-        raise RuntimeError("stopped")
+        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="stopped"):
+    with monkeypatch.context() as patched, pytest.raises(Interrupted, match="--resume") as stopped:
         patched.setattr(ladder, "average_candidate", stop)
         world.run(*words)
+    assert all(str(out / "candidates" / name) in str(stopped.value) for name in ("linear", "frozen-1"))
+    assert world.run("predict", out / "candidates" / "linear", "The soup and the bread")["label"] == "food"
+    with pytest.raises(UserError, match=f"stopped fit.*{out}/candidates/linear"):
+        world.run("predict", out, "The soup and the bread")
     calls: list[object] = []
     monkeypatch.setattr(ladder, "fit_frozen", lambda *args: calls.append(args) or frozen(*args))
     monkeypatch.setattr(ladder.Ladder, "_frozen", lambda *_: 1e6)  # a slower machine
@@ -172,6 +179,22 @@ def test_a_time_too_short_for_a_network_still_gives_the_linear_model(world: Worl
         world.run("generate", tmp_path / "run", "--prompt", "a")
 
 
+def test_a_network_too_slow_for_a_step_is_skipped(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: object, **__: object) -> None:
+        (tmp_path / "run" / "pretrained" / "run").mkdir(parents=True)
+        raise StepTooLong("train.budget.time=1 s is less than one step")
+
+    monkeypatch.setattr(ladder, "_MIN_NETWORK", 0.1)
+    monkeypatch.setattr(ladder, "MIN_CHARACTERS", 1_000)
+    monkeypatch.setattr(networks, "pretrain", train)
+    result = world.run("fit", world.train, "--time", "30s", "--out", tmp_path / "run")
+    assert result["selected"] == "linear"
+    assert "give more --time" in result["skipped"][0]
+    assert not (tmp_path / "run" / "pretrained" / "run").exists()  # --resume starts it again, with its time limit
+
+
 @pytest.mark.slow
 def test_a_network_slower_than_the_latency_is_distilled(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -188,13 +211,23 @@ def test_a_network_slower_than_the_latency_is_distilled(
     assert layers == [0]
 
 
-def test_the_console_leads_with_the_verdict(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_console_leads_with_the_verdict(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     app(["fit", str(world.train), "--time", "20s", "--out", str(tmp_path / "run")], standalone_mode=False)
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert lines[0] == "Selected: linear model on TF-IDF n-grams."
     assert "95 % interval" in lines[1]
-    assert any(line.startswith("> linear model") for line in lines)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    page = (tmp_path / "run" / "report" / "index.html").read_text()
+    for line, row in zip(("majority class", "> linear model"), candidates_table(result).cells(), strict=True):
+        (shown,) = (one for one in lines if one.strip().startswith(line))
+        assert all(
+            cell.replace("\N{NO-BREAK SPACE}", " ") in shown.replace("\N{NO-BREAK SPACE}", " ") for cell in row[1:]
+        )
+        assert all(f">{html.escape(cell)}</t" in page for cell in row)
     assert any(line.startswith("use: homespun predict") for line in lines)
     assert "task: classification (3 distinct labels)" in printed.err
 

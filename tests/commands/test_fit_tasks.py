@@ -3,10 +3,15 @@
 import csv
 import json
 import random
+import shlex
 from pathlib import Path
 
 import pytest
 from commands_world import WORDS, World, sentence
+
+import homespun
+from homespun.errors import UserError
+from homespun.fitting.verdict import commands
 
 
 def pairs(path: Path) -> Path:
@@ -34,6 +39,17 @@ def test_numbers_of_pairs(world: World, tmp_path: Path) -> None:
     assert summary["rows"] == len(numbers) == 150
     assert all(0.5 <= number <= 4.5 for number in numbers)
     assert (out / "report" / "index.html").is_file()
+    errors = [abs(one["truth"] - one["predicted"]) for one in result["errors"]]
+    assert len(errors) == 10
+    assert errors == sorted(errors, reverse=True)
+    (suggested, _) = commands(result, out)
+    texts = shlex.split(suggested)[3:]
+    alone = world.run("predict", out, *texts)
+    assert alone["number"] == homespun.open(out).predict([tuple(texts)])[0]
+    with pytest.raises(UserError, match="reads pairs of texts"):
+        homespun.open(out).predict(texts)
+    with pytest.raises(UserError, match="two texts"):
+        world.run("predict", out, *texts, "one more")
 
 
 def test_several_labels(world: World, tmp_path: Path) -> None:
@@ -46,6 +62,7 @@ def test_several_labels(world: World, tmp_path: Path) -> None:
     result = world.run("fit", path, "--label-field", "topics", "--time", "20s", "--out", tmp_path / "run")
     assert result["task"] == "multi-label"
     assert result["test"]["micro_f1"] > 0.8
+    assert result["learning_curve"][-1]["micro_f1"] > 0.8
     found = world.run("predict", tmp_path / "run", "The soup and the bread and the salt of the dinner with butter")
     assert "food" in found["label"]
 

@@ -96,7 +96,19 @@ def print_fit(result: Mapping[str, object], out: Path, as_json: bool) -> None:
     if as_json:
         print_result({"run": str(out), **result}, as_json)
         return
-    from homespun.fitting.verdict import verdict
+    from homespun.config import Tree
+    from homespun.fitting.verdict import candidates_table, commands, headline, problems
+    from homespun.report.console import print_tables
 
-    for line in verdict(dict(result), out):
+    found: Tree = dict(result)
+    for line in headline(found):
+        print_line(line)
+    print_line("")
+    print_tables(candidates_table(found))
+    steps = ["next:", *(f"  {step}" for step in found["next"])] if found["next"] else []
+    uses = [*(f"use: {command}" for command in commands(found, out)), f"page: {out / 'report' / 'index.html'}"]
+    for lines in filter(None, (problems(found), steps)):
+        for line in [*lines, ""]:
+            print_line(line)
+    for line in uses:
         print_line(line)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homespun.config import Tree
-from homespun.fitting.page import candidates_table
-from homespun.fitting.verdict import commands, headline, problems
+from homespun.fitting.verdict import candidates_table, commands, headline, problems
 from homespun.hf import is_hub_name
 from homespun.io.atomic import write_text
 from homespun.io.json import read_optional
@@ -156,7 +155,7 @@ def _body(result: Tree, task: _Task, network: str, model: TextModel | None) -> s
             "Evaluate the model before you use it on texts from another source: metrics may differ.",
             *problems(result | {"skipped": []}),
         ),
-        "Use": _use(result, task, network, pairs=model is not None and model.data.kind == "sentence_pairs"),
+        "Use": _use(result, task, network, pairs=result.get("pairs", False)),
     }
     opens = f"A {network}." if network else None
     return markdown(Document(task.title, paragraphs(" ".join(headline(result)), opens), chapters))

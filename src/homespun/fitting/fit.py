@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -22,6 +23,7 @@ from homespun.fitting.run_tasks import find_run_task
 from homespun.fitting.runs import fit_runs
 from homespun.io.json import read_object
 from homespun.report.console import Display
+from homespun.training.trainer import Interrupted
 
 
 def fit(
@@ -77,6 +79,7 @@ def fit(
 
     Raises:
         UserError: a file or column cannot be used, ``out`` has other content, or a checkpoint cannot be opened.
+        Interrupted: Ctrl-C or SIGTERM; ``resume`` continues.
     """
     folder = Path(out)
     if latency is not None and not latency > 0:
@@ -104,10 +107,25 @@ def fit(
     start = time.monotonic()
     if (run_task := find_run_task(settings)) is not None:
         display = display or Display(json=True)
-        return fit_runs(run_task, folder, settings, resume=resume, display=display, start=start)
+        with _resumable(folder):
+            return fit_runs(run_task, folder, settings, resume=resume, display=display, start=start)
     kind = cast(TextTaskName, task)  # the other tasks have returned
     inspection = inspect(train, test, text=text, label=label, columns=columns, encoding=encoding, task=kind, seed=seed)
-    return fit_examples(inspection, folder, settings, resume=resume, display=display, start=start)
+    with _resumable(folder):
+        return fit_examples(inspection, folder, settings, resume=resume, display=display, start=start)
+
+
+@contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """Raise `Interrupted` with the way to continue, and the finished candidates, if the block is interrupted."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as error:
+        if not (folder / SETTINGS).is_file():
+            raise
+        finished = [str(path.parent) for path in sorted(folder.glob("candidates/*/model"))]
+        usable = f"; finished candidates, for predict: {', '.join(finished)}" if finished else ""
+        raise Interrupted(f"stopped; continue with the same command and --resume{usable}") from error
 
 
 def fit_examples(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
 from homespun.config import Tree
-from homespun.fitting.verdict import commands, headline, problems
+from homespun.fitting.verdict import candidates_table, commands, headline, problems
 from homespun.report import formats, tables
 from homespun.report.document import (
     Block,
@@ -45,7 +44,7 @@ def write_page(result: Tree, folder: Path) -> Path:
         "Use": code("\n".join(commands(result, folder))),
         "Classes": _classes(test),
         "Calibration": gallery("", [reliability_plot(test.calibration, "reliability")], _CALIBRATION),
-        "Confident errors": tabular(_errors(result["errors"])),
+        "Largest errors" if task == "regression" else "Confident errors": tabular(_errors(result)),
         "Would more labels help?": gallery(
             "", [_curve(result)], f"Linear model on words, {formats.metric_title(metric)} on the validation examples."
         ),
@@ -59,7 +58,7 @@ def write_page(result: Tree, folder: Path) -> Path:
 def _step(step: str) -> list[Block]:
     """Paragraph with the next step, and its command."""
     what, _, command = formats.capitalized(step).partition(": homespun ")
-    return paragraphs(f"{what}:" if command else what) + code(f"homespun {command}" if command else "")
+    return paragraphs(f"{what}:" if command else f"{what}.") + code(f"homespun {command}" if command else "")
 
 
 def _note(result: Tree) -> str:
@@ -68,36 +67,6 @@ def _note(result: Tree) -> str:
     kind = "validation examples" if result["test_from"] == "none" else "test examples, not used for selection"
     bars = "; lines: 95 % intervals of the difference to the selected model" if result["metric"] == "accuracy" else ""
     return f"On the {kind}{bars}."
-
-
-def candidates_table(result: Tree) -> Table:
-    """Return the candidates with their metrics, the selected one marked."""
-    metric, task = result["metric"], result["task"]
-
-    def shown(number: object) -> str:
-        return metric_text(None if number is None else float(str(number)), task)
-
-    found: list[Tree] = result["candidates"]
-    table = Table.of(
-        "candidates",
-        "",
-        found,
-        text("candidate", lambda one: one["title"]),
-        value("validation", lambda one: one["validation"].get(metric), shown),
-        value("test", lambda one: one["test"].get(metric), shown),
-        value("macro F1", lambda one: one["test"].get("macro_f1"), shown),
-        value("p", lambda one: one.get("p"), formats.probability),
-        value("time", lambda one: one["seconds"], formats.duration),
-        value("processor time", lambda one: one["processor_seconds"], formats.duration),
-        value("parameters", lambda one: one["parameters"], formats.count),
-        value("ms per text", lambda one: one.get("latency") or None, formats.text),
-        note="p: paired permutation test of the difference to the selected model, on the test examples."
-        if any("p" in one for one in found)
-        else "",
-        sparse=True,
-    )
-    table.marked = frozenset(index for index, one in enumerate(found) if one["name"] == result["selected"])
-    return table
 
 
 def _candidates_plot(result: Tree) -> Plot | None:
@@ -133,7 +102,10 @@ def _classes(test: Metrics) -> list[Block]:
     return found + (tabular(tables.per_class(test, "per-class", None)) if test.per_class else [])
 
 
-def _errors(errors: Sequence[Tree]) -> Table:
+def _errors(result: Tree) -> Table:
+    numbers, errors = result["task"] == "regression", result["errors"]
+    greatest = "error" if numbers else "loss"
+    probability = "" if numbers or result["task"] == "multi-label" else "; probability: of the predicted class"
     return Table.of(
         "confident-errors",
         "",
@@ -142,7 +114,9 @@ def _errors(errors: Sequence[Tree]) -> Table:
         text("text", lambda one: one["text"]),
         text("truth", lambda one: one["truth"]),
         text("predicted", lambda one: one["predicted"]),
-        note="Wrong test predictions of the selected model with the greatest loss.",
+        value("probability", lambda one: one["probability"], formats.percent),
+        note=f"Predictions of the selected model with the greatest {greatest}{probability}; row: as in predictions/.",
+        sparse=True,
     )
 
 

@@ -1,4 +1,4 @@
-"""Result of a fit in sentences, for the console and the report page."""
+"""Result of a fit in sentences, commands and a table, for the console, the report page and the model card."""
 
 from __future__ import annotations
 
@@ -8,23 +8,8 @@ from pathlib import Path
 
 from homespun.config import Tree
 from homespun.report import formats, significance
-from homespun.report.document import fill
+from homespun.report.document import Table, fill, text, value
 from homespun.report.formats import metric_text
-
-
-def verdict(result: Tree, folder: Path) -> list[str]:
-    """Return the result, a table of the candidates, warnings and next steps, as lines."""
-    return [
-        *headline(result),
-        "",
-        *table(result),
-        "",
-        *problems(result),
-        *(["", "next:", *(f"  {step}" for step in result["next"])] if result["next"] else []),
-        "",
-        *(f"use: {command}" for command in commands(result, folder)),
-        f"page: {folder / 'report' / 'index.html'}",
-    ]
 
 
 def headline(result: Tree) -> list[str]:
@@ -40,29 +25,34 @@ def headline(result: Tree) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def table(result: Tree) -> list[str]:
-    """Return the candidates with their metrics, as lines of an aligned table."""
-    metric = result["metric"]
-    rows = [("", "validation", "test", "time", "parameters", "ms per text")]
-    for one in result["candidates"]:
-        mark = "> " if one["name"] == result["selected"] else "  "
-        rows.append(
-            (
-                mark + one["title"],
-                metric_text(one["validation"].get(metric), result["task"]),
-                metric_text(one["test"].get(metric), result["task"]),
-                formats.duration(one["seconds"]),
-                formats.count(one["parameters"]),
-                f"{one['latency']:.1f}" if one.get("latency") else "-",
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    ]
+def candidates_table(result: Tree) -> Table:
+    """Return the candidates with their metrics, the selected one marked."""
+    metric, task = result["metric"], result["task"]
+
+    def shown(number: object) -> str:
+        return metric_text(None if number is None else float(str(number)), task)
+
+    found: list[Tree] = result["candidates"]
+    table = Table.of(
+        "candidates",
+        "",
+        found,
+        text("candidate", lambda one: one["title"]),
+        value("validation", lambda one: one["validation"].get(metric), shown),
+        value("test", lambda one: one["test"].get(metric), shown),
+        value("macro F1", lambda one: one["test"].get("macro_f1"), shown),
+        value("absolute error", lambda one: one["test"].get("absolute_error"), formats.rate),
+        value("p", lambda one: one.get("p"), formats.probability),
+        value("time", lambda one: one["seconds"], formats.duration),
+        value("processor time", lambda one: one["processor_seconds"], formats.duration),
+        value("ms per text", lambda one: one.get("latency") or None, formats.text),
+        note="p: paired permutation test of the difference to the selected model, on the test examples."
+        if any("p" in one for one in found)
+        else "",
+        sparse=True,
+    )
+    table.marked = frozenset(index for index, one in enumerate(found) if one["name"] == result["selected"])
+    return table
 
 
 def problems(result: Tree) -> list[str]:
@@ -85,4 +75,5 @@ def commands(result: Tree, folder: Path) -> list[str]:
         )
         embed = f"python -c {shlex.quote(code)}"
         return [embed] if result["masked"] else [f'homespun generate {name} --prompt "The"', embed]
-    return [f'homespun predict {name} "A text."', f"homespun predict {name} --input FILE --out predictions.csv"]
+    example = '"A text." "Its second text."' if result.get("pairs") else '"A text."'
+    return [f"homespun predict {name} {example}", f"homespun predict {name} --input FILE --out predictions.csv"]
