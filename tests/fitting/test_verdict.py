@@ -1,6 +1,7 @@
 """Sentences and commands about the result of a fit."""
 
 import ast
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from homespun.errors import UserError
 from homespun.fitting.fit import fit
 from homespun.fitting.results import FitSettings, next_steps
-from homespun.fitting.verdict import commands, headline
+from homespun.fitting.verdict import commands, headline, problems
 
 RESULT: dict[str, Any] = {
     "task": "classification",
@@ -45,6 +46,16 @@ def test_an_equal_candidate_is_neither_better_nor_worse(task: str, difference: f
     found = {word for word in ("better", "lower", "worse", "higher") if word in sentence}
     assert found == set(words[task == "regression" :][:1])
     assert "p=0.5" in sentence
+
+
+def test_classes_of_low_recall_are_named_the_worst_first() -> None:
+    recalls = [0.0, 0.4, 0.3, 0.5, 0.9, *[0.45] * 12]
+    test = {"per_class": {f"class-{index}": {"recall": recall} for index, recall in enumerate(recalls)}}
+    (line,) = problems(RESULT | {"test": test, "never_predicted": [], "warnings": []})
+    names = re.findall(r"class-\d+ ", line)
+    assert len(names) == 10
+    assert names[:2] == ["class-2 ", "class-1 "]
+    assert "4 others" in line
 
 
 def test_commands_quote_the_folder() -> None:

@@ -11,6 +11,8 @@ from homespun.report import formats, significance
 from homespun.report.document import Table, fill, text, value
 from homespun.report.formats import metric_text
 
+_LOW, _NAMED = 0.5, 10  # recall below which a class is named; maximum number of names
+
 
 def headline(result: Tree) -> list[str]:
     """Return selected model, metric with interval, and difference to the next best, one sentence each."""
@@ -56,11 +58,17 @@ def candidates_table(result: Tree) -> Table:
 
 
 def problems(result: Tree) -> list[str]:
-    """Return warnings, skipped candidates and classes without a correct prediction."""
+    """Return warnings, skipped candidates and classes with few or no correct predictions."""
     lines = []
     if names := result["never_predicted"]:
         these = "this class" if len(names) == 1 else "these classes"
         lines.append(f"Recall 0: {formats.listed(names)}; no test example of {these} was classified correctly.")
+    classes = result["test"].get("per_class", {})
+    recalls = sorted((values["recall"], name) for name, values in classes.items() if 0 < values["recall"] < _LOW)
+    if recalls:
+        shown = [f"{name} ({metric_text(recall)})" for recall, name in recalls[:_NAMED]]
+        more = [f"{len(recalls) - _NAMED:,} others"] if len(recalls) > _NAMED else []
+        lines.append(f"Recall below {100 * _LOW:.0f} %: {formats.listed([*shown, *more])}.")
     lines += [f"Warning: {text}." for text in result["warnings"]]
     lines += [f"Skipped: {text}." for text in result["skipped"]]
     return lines
