@@ -8,7 +8,9 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
-from homespun.results import Number, Part, ResultFile
+from homespun.results import FILE_NAME, FileName, Number, Part, ResultFile
+
+_RUN = rf"^(\.\.[/\\]\.\.[/\\]{FILE_NAME}[/\\]seed-\d+[/\\])?{FILE_NAME}$"  # in this trial or in another one
 
 
 class TrialStage(Part):
@@ -17,7 +19,7 @@ class TrialStage(Part):
     model_config = ConfigDict(frozen=False)
 
     kind: Literal["pretrain", "finetune"] | None = None
-    path: str | None = None  # relative to the folder of the trial
+    path: str | None = Field(default=None, pattern=_RUN)  # relative to the folder of the trial
     recipe: str | None = None
     recipe_digest: str | None = None  # digest of a recipe file; None: a shipped recipe
     start_from: str | None = None
@@ -26,7 +28,7 @@ class TrialStage(Part):
     shared_with: str | None = None  # ``NAME/seed-K``: the trial that runs this pretraining
     seconds: Number | None = None
     processor_seconds: Number = 0.0
-    baselines: str | None = None  # folder below ``baselines/``; None: the name of the task
+    baselines: FileName | None = None  # folder below ``baselines/``; None: the name of the task
 
 
 class InferenceCost(Part):
@@ -63,7 +65,7 @@ class TrialResult(ResultFile):
     stage: str | None = None  # stage that failed
     seconds: Number | None = None
     settings: dict[str, list[str]] = {}  # ``KEY=VALUE`` by stage
-    stages: dict[str, TrialStage] = {}
+    stages: dict[FileName, TrialStage] = {}
     inference: list[InferenceCost] | None = None  # None: not measured yet
     notes: list[str] = []
     overhead: Overhead = Overhead()

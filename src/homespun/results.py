@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Self, TypeGuard
+from typing import Annotated, Any, Self, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue, StringConstraints
 
 from homespun.config import validate
 from homespun.errors import UserError
@@ -24,6 +24,9 @@ VERSION = 1
 Number = int | float
 Spread = tuple[float, float | None]
 """Mean and sample standard deviation; None for a single training."""
+FILE_NAME = r"[^/\\.][^/\\]*"
+FileName = Annotated[str, StringConstraints(pattern=f"^{FILE_NAME}$")]
+"""Name of a file or folder of the run, which a file from others must not lead out of its folder."""
 
 
 def is_number(value: object) -> TypeGuard[Number]:
@@ -130,7 +133,7 @@ class CurvePoint(Part):
     examples: int
     test: Metrics = Metrics()
     seeds: list[Metrics] = []
-    baselines: dict[str, Metrics] = {}
+    baselines: dict[FileName, Metrics] = {}
 
 
 class DuplicatePair(Part):
@@ -321,7 +324,7 @@ class RunResult(ResultFile):
     labels: list[str] | None = None
     test: Metrics = Metrics()
     seeds: list[Metrics] = []
-    baselines: dict[str, Metrics] = {}
+    baselines: dict[FileName, Metrics] = {}
     curve: list[CurvePoint] = []
     decision_rule: DecisionRule = DecisionRule()
     calibration: Calibration | None = None

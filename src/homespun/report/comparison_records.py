@@ -12,7 +12,7 @@ from statistics import fmean
 import yaml
 
 from homespun.comparison_results import InferenceCost, TrialResult, TrialStage
-from homespun.config import read_yaml
+from homespun.config import parse_yaml, read_yaml
 from homespun.errors import UserError
 from homespun.migration import migrate
 from homespun.report.records import (
@@ -189,14 +189,15 @@ def read_comparison(folder: Path) -> Comparison:
     found: dict[str, list[TrialRecord]] = {}
     for path in sorted(folder.glob("trials/*/seed-*"), key=lambda path: _natural(path.name)):
         if path.is_dir():
-            trial = _trial(folder, path, warnings)
+            trial = _trial(path, warnings)
             found.setdefault(path.parent.name, []).append(trial)
     order = sorted(found, key=lambda name: (_recipe_order(name, named), _natural(name)))
     variants = [Variant(found[name][0].name, found[name]) for name in order]
     present = [s.name for v in variants for t in v.trials for s in t.stages.values() if s.kind == "finetune"]
     tasks = list(dict.fromkeys([*map(str, as_tree(recipe.get("finetune"))), *present]))
     baseline_sets = [s.baselines for v in variants for t in v.trials for s in t.stages.values() if s.kind == "finetune"]
-    baselines = {name: path for name in [*tasks, *baseline_sets] if (path := folder / "baselines" / name).is_dir()}
+    folders = {name: folder / "baselines" / name for name in [*tasks, *baseline_sets] if Path(name).name == name}
+    baselines = {name: path for name, path in folders.items() if path.is_dir()}
     return Comparison(folder, recipe, variants, tasks, baselines, warnings)
 
 
@@ -211,7 +212,7 @@ def _natural(name: str) -> list[tuple[bool, float, str]]:
     return [(True, float(p), "") if p[0].isdigit() else (False, 0.0, p) for p in parts]
 
 
-def _trial(folder: Path, path: Path, warnings: list[str]) -> TrialRecord:
+def _trial(path: Path, warnings: list[str]) -> TrialRecord:
     where = f"trials/{path.parent.name}/{path.name}"
     seed = int(digits) if (digits := path.name.removeprefix("seed-")).isdigit() else 0
     if not (path / "trial.json").is_file():
@@ -228,7 +229,7 @@ def _trial(folder: Path, path: Path, warnings: list[str]) -> TrialRecord:
     for name, stage in result.stages.items():
         record = None
         try:
-            record = _record(folder, path, name, stage)
+            record = _record(path, name, stage)
         except UserError as error:
             status, why = "unreadable", " ".join(str(error).replace(f"{path}/", "").split())
             warnings.append(f"{where}: {why}.")
@@ -237,10 +238,9 @@ def _trial(folder: Path, path: Path, warnings: list[str]) -> TrialRecord:
     return TrialRecord(result.name or path.parent.name, seed, status, why, result, stages)
 
 
-def _record(folder: Path, trial: Path, name: str, stage: TrialStage) -> RunRecord | None:
-    """Read the run of a stage: at its ``path``, in the trial or the comparison, else under its name."""
-    folders = [trial / stage.path, folder / stage.path] if stage.path else []
-    for run in (*folders, trial / name):
+def _record(trial: Path, name: str, stage: TrialStage) -> RunRecord | None:
+    """Read the run of a stage: at its ``path``, else under its name."""
+    for run in (trial / (stage.path or name), trial / name):
         if (run / "config.yaml").is_file() or (run / "result.json").is_file():
             return read_run(run)
     return None
@@ -252,7 +252,7 @@ def _settings(given: Sequence[str]) -> dict[str, object]:
     for assignment in given:
         key, _, value = assignment.partition("=")
         try:
-            settings[key] = yaml.safe_load(value)
+            settings[key] = parse_yaml(value)
         except yaml.YAMLError:
             settings[key] = value
     return settings
