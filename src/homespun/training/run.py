@@ -70,7 +70,11 @@ def _commit() -> str | None:
     """Commit of the current folder, followed by ``+changes`` if files are modified; ``None`` without git."""
     try:
         commit = _git("rev-parse", "HEAD").strip()
-        return f"{commit}+changes" if _git("status", "--porcelain", "--untracked-files=no") else commit
+        # the folder may be from others: `git status` runs the hooks and filters of its configuration
+        if re.search(r"^(local|worktree)\tfilter\.", _git("config", "--list", "--show-scope", "--name-only"), re.M):
+            return commit
+        status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules")
+        return f"{commit}+changes" if _git("--no-optional-locks", "-c", "core.fsmonitor=false", *status) else commit
     except (OSError, subprocess.SubprocessError):
         return None
 
