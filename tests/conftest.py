@@ -12,6 +12,7 @@ from figures import stop_drawing
 # Set before any library reads them; processes that tests start inherit them.
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
+os.environ["PYTHONSAFEPATH"] = ""  # a command sets it if missing, and tests start `python -m benchmarks`
 os.environ.setdefault("ACCELERATE_USE_CPU", "true")  # "false" runs the tests on a GPU, where a few expect other digits
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a shell, for jobs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

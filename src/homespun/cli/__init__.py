@@ -325,6 +325,7 @@ def doctor(as_json: Json = False) -> None:
 def main() -> NoReturn:
     """Run the command line; user errors print one line and exit with code 2, other errors keep their traceback."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # new processes import nothing from the working directory
     shorten_warnings()
     try:
         status = app(standalone_mode=False)
