@@ -31,6 +31,7 @@ _LINE = 0.165  # inches: the height of a line of text
 STYLE: Any = {
     "font.size": 8.5,
     "font.family": "sans-serif",
+    "text.usetex": False,  # a matplotlibrc in the working directory could turn it on, and labels are no LaTeX
     "text.parse_math": False,  # a dollar sign in the name of a run does not start a formula
     "svg.fonttype": "none",  # store text as text: small files, and scripts that matplotlib's font lacks
     "svg.hashsalt": "homespun",  # fixed, so that equal figures give equal files
