@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from homespun.data.labels import Labels
+from homespun.errors import UserError
 from homespun.linear import fit_linear
+from homespun.metrics import classification
 from homespun.metrics.calibration import DecisionRule
 from homespun.tasks.text_models import AverageTextModel, LinearTextModel, measure, measure_all
 from homespun.tasks.text_outputs import Outputs, targets_of, texts_of
@@ -41,3 +43,15 @@ def test_a_member_of_averages_is_computed_once() -> None:
     assert Counted.calls == 3
     assert {name: measured[name].metrics for name in averages} == expected
     assert measured["one"].metrics["log_loss"] != pytest.approx(expected["0.3"]["log_loss"])
+
+
+def test_an_evaluation_beyond_the_memory_is_refused_before_the_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = texts_of(EXAMPLES)
+    model = Counted(
+        fit_linear(texts, targets_of(EXAMPLES, LABELS), LABELS, search_rows=60, seed=0).model, LabelledData()
+    )
+    monkeypatch.setattr(classification, "_CONFUSION_BYTES", 10**15)
+    before = Counted.calls
+    with pytest.raises(UserError, match=r"2 classes .* confusion matrix"):
+        measure(model, EXAMPLES)
+    assert Counted.calls == before

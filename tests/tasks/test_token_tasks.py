@@ -11,15 +11,16 @@ from homespun.batch import RowSeed
 from homespun.data.labels import Labels
 from homespun.data.question_answering import Question, QuestionRows, question_batch
 from homespun.data.rows import Row
-from homespun.data.token_labels import IGNORE_INDEX
+from homespun.data.token_labels import IGNORE_INDEX, TaggedWords, TokenLabelRows
 from homespun.errors import UserError
-from homespun.inference.spans import find_answers
+from homespun.inference import spans
+from homespun.inference.spans import find_answers, predict_tags
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.tasks.protocol import TaskData
 from homespun.tasks.question_answering import QuestionAnswering, QuestionData
-from homespun.tasks.taggers import TaggedData
+from homespun.tasks.taggers import MAX_TAGS, TaggedData, collect_tags
 from homespun.tasks.texts import PairsData
 from homespun.tasks.token_classification import TokenClassification
 from homespun.text.tokenizer import Tokenizer
@@ -218,3 +219,30 @@ class TestAnswers:
             plain, same = (objective.model(ids)[0, -3:] for ids in (given.input_ids, other))
         assert (told - changed).abs().max() > 1e-6
         torch.testing.assert_close(plain, same)
+
+
+def test_tags_in_small_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, config = base()
+    loss = TokenClassification().build(model, config, LABELS)
+    tokenizer = Tokenizer.train(["a b c d"], kind="words", vocab_size=9)
+    sentences = [TaggedWords(tuple("abcdabc"[:length])) for length in (3, 0, 7, 1)]
+    rows = TokenLabelRows(sentences, tokenizer, length=64, stride=8, names=LABELS)
+
+    def predict() -> list[tuple[list[str], list[float]]]:
+        found = predict_tags(loss.model, rows, LABELS, pad_id=tokenizer.pad_id)
+        return [(tags, certain.tolist()) for tags, certain in found]
+
+    expected = predict()
+    assert [len(tags) for tags, _ in expected] == [3, 0, 7, 1]
+    monkeypatch.setattr(spans, "_LOGITS", 1)
+    monkeypatch.setattr(spans, "_PROBABILITIES", 6)  # of two words
+    for (tags, certain), (tags_before, certain_before) in zip(predict(), expected, strict=True):
+        assert tags == tags_before
+        assert certain == pytest.approx(certain_before, rel=1e-5)
+
+
+def test_more_tags_than_a_batch_can_have_are_refused() -> None:
+    sentence = TaggedWords(("a",) * (MAX_TAGS + 1), tuple(map(str, range(MAX_TAGS + 1))))
+    assert len(collect_tags([TaggedWords(sentence.words[1:], sentence.tags[1:])])) == MAX_TAGS
+    with pytest.raises(UserError, match=r"65,537 .* tags"):
+        collect_tags([sentence])

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from homespun.crf import fit_crf
-from homespun.data.labels import Labels
 from homespun.data.token_labels import TaggedWords
 from homespun.metrics.classification import Metrics
-from homespun.tasks.taggers import LinearTagger, TaggedData, frequent_tags, measure_tags, tag_metrics
+from homespun.tasks.taggers import LinearTagger, TaggedData, collect_tags, frequent_tags, measure_tags, tag_metrics
 
 LINEAR, LINEAR_TITLE = "linear", "linear tagger"
 _EPOCHS, _LEAST_EPOCHS, _PATIENCE = 8, 3, 2
@@ -99,7 +98,6 @@ def _epochs(
 ) -> Iterator[LinearTagger]:
     order = np.random.default_rng(seed).permutation(len(examples))[: math.ceil(share * len(examples))]
     sentences = [examples[index] for index in np.sort(order)]
-    tags = [sentence.tags for sentence in sentences]
-    labels = Labels.collect([tag for sentence in tags for tag in sentence])
-    for crf in fit_crf([sentence.words for sentence in sentences], tags, labels, epochs=epochs, seed=seed):
+    words, tags = [sentence.words for sentence in sentences], [sentence.tags for sentence in sentences]
+    for crf in fit_crf(words, tags, collect_tags(sentences), epochs=epochs, seed=seed):
         yield LinearTagger(crf, data)

@@ -20,7 +20,7 @@ from homespun.fitting.results import FitSettings
 from homespun.io.json import write_lines
 from homespun.report import formats
 from homespun.tasks.seq2seq_data import TextPairsData
-from homespun.tasks.taggers import TaggedData
+from homespun.tasks.taggers import TaggedData, collect_tags
 from homespun.text.sources import read_records
 
 WORD_NAMES, TAG_NAMES = ("words", "tokens"), ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels")
@@ -126,7 +126,7 @@ def divide(task: RunTask, settings: FitSettings, decisions: list[str]) -> dict[s
     """Read examples and divide them at random; equal texts stay in one part. ``decisions`` gets what is left out.
 
     Raises:
-        UserError: too few examples.
+        UserError: too few examples, or too many different tags.
     """
     examples, most = task.read(settings.train, settings, decisions), _MOST[task.name]
     random = np.random.default_rng(settings.seed)
@@ -141,6 +141,8 @@ def divide(task: RunTask, settings: FitSettings, decisions: list[str]) -> dict[s
         raise UserError(
             f"{len(examples)} examples are too few to hold some out; give more, or test examples with --test"
         )
+    if tagged := [example for example in parts["train"] if isinstance(example, TaggedWords)]:
+        collect_tags(tagged)
     return parts
 
 

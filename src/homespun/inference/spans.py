@@ -16,6 +16,9 @@ from homespun.inference.predict import forward_logits
 from homespun.metrics.calibration import probabilities
 from homespun.models.model import Model
 
+_LOGITS = 2**27  # logits of a batch of tags: 512 MB
+_PROBABILITIES = 2**20  # probabilities of tags at a time: 8 MB
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -107,20 +110,25 @@ def _rank(
     ]
 
 
-def predict_tag_probabilities(
+def predict_tags(
     model: Model, rows: TokenLabelRows, labels: Labels, *, pad_id: int, batch_size: int = 32
-) -> list[NDArray[np.float64]]:
-    """Compute (words, tags) probabilities of each sentence; zeros for a word without tokens."""
-    tables = [np.zeros((len(sentence.words), len(labels))) for sentence in rows.sentences]
+) -> list[tuple[list[str], NDArray[np.float64]]]:
+    """Predict the tags of the words of each sentence, and their (words,) probabilities.
+
+    A word without tokens has the tag ``O``, or the first, and the probability 0. Memory is bounded for any number of
+    tags.
+    """
+    unseen = labels.names.index("O") if "O" in labels.names else 0
+    found = [(np.full(len(s.words), unseen), np.zeros(len(s.words))) for s in rows.sentences]
+    longest = int(rows.lengths.max(initial=1))
+    batch_size = max(1, min(batch_size, _LOGITS // (len(labels) * longest)))
+    step = max(1, _PROBABILITIES // len(labels))
     for numbers, logits in forward_logits(model, rows, partial(pad, pad_id=pad_id), batch_size=batch_size):
         for number, values in zip(numbers, logits, strict=True):
             positions, words = rows.first_pieces(number)
-            tables[rows.owner(number)][words] = probabilities(values[positions], labels)
-    return tables
-
-
-def decode_tags(table: NDArray[np.float64], labels: Labels) -> list[str]:
-    """Return the most probable tag from (words, tags) probabilities; ``O`` or the first for a word without tokens."""
-    unseen = labels.names.index("O") if "O" in labels.names else 0
-    numbers = np.where(table.any(axis=1), table.argmax(axis=1), unseen)
-    return [labels.names[number] for number in numbers.tolist()]
+            tags, certain = found[rows.owner(number)]
+            for start in range(0, len(words), step):
+                part = slice(start, start + step)
+                table = probabilities(values[positions[part]], labels)  # (words, tags)
+                tags[words[part]], certain[words[part]] = table.argmax(axis=1), table.max(axis=1)
+    return [([labels.names[number] for number in tags.tolist()], certain) for tags, certain in found]

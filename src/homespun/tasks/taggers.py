@@ -26,6 +26,8 @@ from homespun.text.formats import Record
 
 CHUNK = 1024
 """Records read ahead in prediction and sorted by length."""
+MAX_TAGS = 2**16
+"""Tags of a training; the logits of a batch of 32 sentences of 128 words have 1 GB."""
 _WORD = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
 
 
@@ -75,6 +77,20 @@ class TaggedData(TaskData):
         column = self.words if self.words in record or "text" not in record else "text"
         text = str(record[column]) if get_text(record, [column], where=where) else ""
         return text, [match.span() for match in _WORD.finditer(text)]
+
+
+def collect_tags(sentences: Iterable[TaggedWords]) -> Labels:
+    """Collect the tags of training sentences.
+
+    Raises:
+        UserError: fewer than two tags, or more than `MAX_TAGS`.
+    """
+    labels = Labels.collect([tag for sentence in sentences for tag in sentence.tags])
+    if len(labels) > MAX_TAGS:
+        raise UserError(
+            f"{len(labels):,} different tags are more than {MAX_TAGS:,}; name the column of the tags, or join rare tags"
+        )
+    return labels
 
 
 def tag_metrics(labels: Labels) -> Callable[[Tags, Tags], Metrics]:

@@ -22,6 +22,7 @@ from homespun.io.atomic import atomic_path
 from homespun.io.json import read_object
 from homespun.linear import LinearModel, is_linear
 from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule
+from homespun.metrics.classification import check_memory
 from homespun.ngrams import features
 from homespun.tasks.protocol import Measured, ReadOptions, task_metadata
 from homespun.tasks.stored_data import StoredData, stored_data
@@ -233,6 +234,8 @@ class _StoredAverage(Config):
 
 def measure(model: TextModel, examples: Sequence[LabelledText]) -> Measured:
     """Evaluate a model on labelled examples, with the metrics of its task."""
+    if model.labels is not None:
+        check_memory(model.labels, len(examples))
     return measure_all({"model": model}, examples)["model"]
 
 

@@ -19,7 +19,7 @@ from homespun.data.loader import Collate
 from homespun.data.rows import Row, pad
 from homespun.data.token_labels import IGNORE_INDEX, TaggedWords, TokenLabelRows
 from homespun.errors import UserError
-from homespun.inference.spans import decode_tags, predict_tag_probabilities
+from homespun.inference.spans import predict_tags
 from homespun.metrics.sequence_labels import ENTITY_METRICS, WORD_METRICS, are_entities
 from homespun.models.bundle import ModelBundle
 from homespun.models.composite_heads import Layers
@@ -29,7 +29,15 @@ from homespun.models.model import Model
 from homespun.objectives.mlm import gather_positions
 from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head
 from homespun.tasks.protocol import Measured, TrainingSetup, check_length, numbered_chunks, task_metadata
-from homespun.tasks.taggers import CHUNK, TaggedData, frequent_tags, measure_tags, tag_metrics, tag_prediction
+from homespun.tasks.taggers import (
+    CHUNK,
+    TaggedData,
+    collect_tags,
+    frequent_tags,
+    measure_tags,
+    tag_metrics,
+    tag_prediction,
+)
 from homespun.text.formats import Record
 from homespun.text.tokenizer import Tokenizer
 
@@ -52,8 +60,7 @@ class TokenClassification(ClassTraining):
     def task(self, data: TaggedData, stored: ModelBundle, training: Sequence[TaggedWords]) -> TokenClassificationTask:
         limit = stored.config.backbone.max_position_embeddings
         check_length("max_length", data.max_length, limit, ": longer sentences are read in windows")
-        labels = Labels.collect([tag for sentence in training for tag in sentence.tags])
-        return TokenClassificationTask(data, labels, stored)
+        return TokenClassificationTask(data, collect_tags(training), stored)
 
     @classmethod
     def task_from_metadata(cls, data: TaggedData, stored: ModelBundle, *, source: str) -> TokenClassificationTask:
@@ -154,12 +161,8 @@ class TokenClassificationTask:
 
     def measure(self, model: Model, rows: TokenLabelRows, *, batch_size: int) -> Measured:
         """Compute metrics of entities or words; ``score`` is the tag accuracy of a sentence."""
-        tables = self._probabilities(model, rows, batch_size)
-        return measure_tags(rows.sentences, [decode_tags(table, self.labels) for table in tables], self._metrics)
-
-    def _probabilities(self, model: Model, rows: TokenLabelRows, batch_size: int = 32) -> list[NDArray[np.float64]]:
-        pad_id = self.tokenizer.pad_id
-        return predict_tag_probabilities(model, rows, self.labels, pad_id=pad_id, batch_size=batch_size)
+        found = predict_tags(model, rows, self.labels, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
+        return measure_tags(rows.sentences, [tags for tags, _ in found], self._metrics)
 
     def baselines(self, training: Sequence[TaggedWords], test: Sequence[TaggedWords]) -> dict[str, Measured]:
         """Evaluate the most frequent tag of each word."""
@@ -178,5 +181,6 @@ class TokenClassificationTask:
         for chunk in numbered_chunks(records, CHUNK, source=source, first=first):
             texts = [self.data.split(record, where=where) for where, record in chunk]
             rows = self.rows([TaggedWords(tuple(text[start:end] for start, end in spans)) for text, spans in texts])
-            for (text, spans), table in zip(texts, self._probabilities(model, rows), strict=True):
-                yield tag_prediction(text, spans, decode_tags(table, self.labels), table.max(axis=1))
+            found = predict_tags(model, rows, self.labels, pad_id=self.tokenizer.pad_id)
+            for (text, spans), (tags, certain) in zip(texts, found, strict=True):
+                yield tag_prediction(text, spans, tags, certain)
