@@ -1,4 +1,4 @@
-"""Extreme inputs: a line of 1 GB, a million labels, ten million documents of one word, a corpus of 100 GB.
+"""Extreme inputs: a line of 1 GB, a million labels or tags, ten million documents of one word, a corpus of 100 GB.
 
 Each case runs a command in a new process, and reports its exit code, last line, peak memory and time.
 """
@@ -60,20 +60,43 @@ def fit_labels(folder: Path, seeds: Path, scale: float) -> Words:
     return ["fit", str(_write_labels(folder, scale)), "--time", "60s", "--out", "out"]
 
 
-def predict_labels(folder: Path, seeds: Path, scale: float) -> Words:
-    """Ten texts for a network of a million classes."""
-    from homespun.data.labels import Labels
-    from homespun.models.bundle import load_model, save_model
-    from homespun.tasks.classification import Classification
-    from homespun.tasks.protocol import task_metadata
-    from homespun.tasks.texts import LabelledData
+def tags(folder: Path, seeds: Path, scale: float) -> Words:
+    """Write a million tags with two words each."""
+    path = _write_tags(folder, scale)
+    changes = ["train.budget.steps=4", "data.max_length=16", f"data.validation={path}", f"data.test={path}"]
+    return ["finetune", "tag", f"data.train={path}", *changes, "--from", str(seeds / "run"), "--out", "out"]
 
-    stored, names = load_model(seeds / "run" / "model"), Labels(tuple(f"label {n}" for n in range(int(1e6 * scale))))
-    model, config = Classification().build(stored.model, stored.config, names).export_model()
-    task = task_metadata("classification", LabelledData(text="text", label="label", max_length=16))
-    save_model(folder / "model", model, config, stored.tokenizer, labels=names, task=task)
-    _write(folder / "texts.csv", "text", (f"text {n}" for n in range(10)))
-    return ["predict", str(folder / "model"), "--input", str(folder / "texts.csv"), "--out", "out.jsonl"]
+
+def fit_tags(folder: Path, seeds: Path, scale: float) -> Words:
+    """The same, for `homespun fit`."""
+    return ["fit", str(_write_tags(folder, scale)), "--time", "60s", "--out", "out"]
+
+
+def network(verb: str, *, of_words: bool = False, multi_label: bool = False) -> Callable[[Path, Path, float], Words]:
+    """Build a case that predicts or evaluates ten texts with a network of a million classes or tags."""
+
+    def write(folder: Path, seeds: Path, scale: float) -> Words:
+        from homespun.data.labels import Labels
+        from homespun.models.bundle import load_model, save_model
+        from homespun.tasks.classification import Classification
+        from homespun.tasks.protocol import task_metadata
+        from homespun.tasks.taggers import TaggedData
+        from homespun.tasks.texts import LabelledData
+        from homespun.tasks.token_classification import TokenClassification
+
+        stored = load_model(seeds / "run" / "model")
+        names = Labels(tuple(f"label {n}" for n in range(int(1e6 * scale))), multi_label)
+        data = TaggedData() if of_words else LabelledData(text="text", label="label", max_length=16)
+        objective = TokenClassification() if of_words else Classification()
+        model, config = objective.build(stored.model, stored.config, names).export_model()
+        task = task_metadata(objective.kind, data)
+        save_model(folder / "model", model, config, stored.tokenizer, labels=names, task=task)
+        one = {"words": ["a", "b"], "tags": ["label 1", "label 2"]} if of_words else {"text": "a b", "label": "label 1"}
+        (folder / "texts.jsonl").write_text(f"{json.dumps(one)}\n" * 10)
+        option, out = ("--data", []) if verb == "evaluate" else ("--input", ["--out", "out.jsonl"])
+        return [verb, str(folder / "model"), option, str(folder / "texts.jsonl"), *out]
+
+    return write
 
 
 def words(folder: Path, seeds: Path, scale: float) -> Words:
@@ -118,7 +141,13 @@ CASES: dict[str, Callable[[Path, Path, float], Words]] = {
     **{f"line {suffix}": long_line(suffix) for suffix in (".txt", ".jsonl", ".json", ".csv")},
     "labels": labels,
     "labels, fit": fit_labels,
-    "labels, predict": predict_labels,
+    "labels, predict": network("predict"),
+    "labels, evaluate": network("evaluate"),
+    "several labels, evaluate": network("evaluate", multi_label=True),
+    "tags": tags,
+    "tags, fit": fit_tags,
+    "tags, predict": network("predict", of_words=True),
+    "tags, evaluate": network("evaluate", of_words=True),
     "words": words,
     "corpus": large_corpus,
 }
@@ -132,6 +161,16 @@ def _write_labels(folder: Path, scale: float) -> Path:
     path = folder / "labels.csv"
     rows = (f"text {n},label {n % int(1_000_000 * scale)}" for n in range(int(2_000_000 * scale)))
     _write(path, "text,label", rows)
+    return path
+
+
+def _write_tags(folder: Path, scale: float) -> Path:
+    path, count = folder / "tags.jsonl", int(1e6 * scale)
+    with path.open("w", encoding="utf-8") as file:
+        for n in range(0, 2 * count, 10):
+            numbers = range(n, n + 10)
+            one = {"words": [f"w{m}" for m in numbers], "tags": [f"tag{m % count}" for m in numbers]}
+            file.write(json.dumps(one) + "\n")
     return path
 
 
