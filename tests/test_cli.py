@@ -134,6 +134,8 @@ def test_unknown_command(words: list[str], message: str) -> None:
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory\nx"), "take smaller batches"),
         (RuntimeError("could not create a primitive"), "out of memory (could not create a primitive)"),
         (RuntimeError("can't start new thread"), "out of memory"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "--resume"),
+        (ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)), "--resume"),
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "out of memory"),
     ],
 )

@@ -42,13 +42,16 @@ _FIXES = {
 
 
 def describe_system_error(error: Exception) -> str | None:
-    """Describe an error of the disk, of memory or of other limits in one line; None for any other error.
+    """Describe an error of the disk, of memory, of other limits or of a killed process in one line; None for any other.
 
     Libraries in Rust and C++ raise exceptions that are no `OSError` and have text and number in their message.
     """
     if is_out_of_memory(error):
         why = f" ({first_line(error)})" if str(error) else ""
         return f"out of memory{why}; close other programs, or take smaller batches or a smaller model, and repeat it"
+    # torch raises the first from a signal handler, anywhere in the program
+    if "DataLoader worker (pid" in str(error) or isinstance(error, ConnectionResetError):
+        return "another process ended, perhaps out of memory; repeat the command, with --resume if it has this option"
     number, file = getattr(error, "errno", None), getattr(error, "filename", None)
     if number is None:
         number = next((known for known in _FIXES if _NUMBERED[known].search(str(error))), None)

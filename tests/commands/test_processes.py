@@ -83,10 +83,7 @@ def test_a_mistake_is_one_line_of_one_process(world: World, tmp_path: Path) -> N
 def test_an_interrupted_run_is_resumed(world: World, tmp_path: Path, number: signal.Signals) -> None:
     words = [*pretraining(world, "train.budget.steps=200", "train.processes=2"), "--out", str(tmp_path / "run")]
     process = subprocess.Popen(command(*words), stderr=subprocess.PIPE, text=True)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline and (not metrics.exists() or metrics.read_text().count('"step"') < 8):
-        time.sleep(0.01)
+    wait_for_steps(tmp_path / "run", 8)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
     _, errors = process.communicate(timeout=120)
@@ -100,6 +97,39 @@ def test_an_interrupted_run_is_resumed(world: World, tmp_path: Path, number: sig
     resumed = world.run(*words, "--resume")
     assert resumed["steps"] == 200
     assert losses(tmp_path / "run")[: len(before)] == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("setting", "count"), [("workers", 1), ("processes", 2)])
+def test_a_run_that_lost_a_process_is_resumed(world: World, tmp_path: Path, setting: str, count: int) -> None:
+    several = ("train.checkpoint_every=0.1", f"train.{setting}={count}")
+    words = [*pretraining(world, "train.budget.steps=150", *several), "--out"]
+    world.run(*words, tmp_path / "whole")
+    run = tmp_path / "run"
+    process = subprocess.Popen(command(*words, run), stderr=subprocess.PIPE, text=True)
+    wait_for_steps(run, 8)
+    children = psutil.Process(process.pid).children(recursive=True)
+    of_training = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+    assert len(of_training) == count
+    of_training[-1].kill()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, errors
+    (error,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert "--resume" in error
+    assert "Traceback" not in errors
+    assert not psutil.wait_procs(children, timeout=30)[1]
+    assert len(losses(run)) < 150
+    world.run(*words, run, "--resume")  # refused if a lock is left
+    assert losses(run) == losses(tmp_path / "whole")
+    weights = [folder / "model" / "model.safetensors" for folder in (run, tmp_path / "whole")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert not list(run.rglob(".tmp-*"))
+
+
+def wait_for_steps(run: Path, count: int) -> None:
+    metrics, deadline = run / "metrics.jsonl", time.monotonic() + 300
+    while time.monotonic() < deadline and (not metrics.exists() or metrics.read_text().count('"step"') < count):
+        time.sleep(0.01)
 
 
 def test_what_cannot_work_is_refused(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from accelerate.utils.other import get_free_port
 from torch import multiprocessing
 from torch.multiprocessing.spawn import ProcessContext, ProcessException, ProcessExitedException, start_processes
 
-from homespun.errors import UserError, shorten_warnings
+from homespun.errors import UserError, describe_system_error, shorten_warnings
 from homespun.io.signals import ignored_interrupts
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,10 @@ def _child(
     except UserError as error:
         errors.put(error)
         sys.exit(2)
-    except Exception:  # reported to the parent, which raises it
+    except Exception as error:  # reported to the parent, which raises it
+        if (line := describe_system_error(error)) is not None:
+            errors.put(UserError(line))
+            sys.exit(2)
         text = traceback.format_exc()[-_TRACEBACK_CHARACTERS:]
         errors.put(RuntimeError(f"process {rank + 1} failed:\n{text}"))
         sys.exit(1)
