@@ -2,8 +2,9 @@
 
 A shim counts the file operations of a command in its folder: open for writing, write, flush, rename, remove, and
 make a folder. Each run stops at the next operation: killed, with a full disk, or by a signal. A write is also
-killed with half of its bytes written. The command is repeated, and its folder compared with that of an uninterrupted
-run: the same files, and equal bytes of all files that are reproducible (weights, corpus, predictions).
+killed with half of its bytes written; the fault ``lost`` kills a worker. The command is repeated, and its folder
+compared with that of an uninterrupted run: the same files, and equal bytes of all files that are reproducible (weights,
+corpus, predictions).
 
 Commands run in forks of a process that has imported all modules.
 """
@@ -161,13 +162,14 @@ class Bench:
             writes = [
                 at
                 for at, operation in enumerate(ended.operations)
-                if fault in ("exit", "clock", *SIGNALS) or operation.split()[0] not in FREE
+                if fault in ("exit", "clock", "lost", *SIGNALS) or operation.split()[0] not in FREE
             ]
             points = [0] if fault == "read-only" else writes[offset::stride]
             for at in LIMITS.get(fault, points):
                 self.clear()
                 stopped = self.run(command.arguments, fault, at)
-                if fault != "exit" or stopped.code == KILLED:  # a run can have fewer operations
+                # a run can have fewer operations, or no worker at this one
+                if {"exit": stopped.code == KILLED, "lost": stopped.code != 0}.get(fault, True):
                     name = f"{at} {fault}" if fault in LIMITS else ended.operations[at]
                     self._repeat(result, [name], stopped, fault)
             return result.to_dict()

@@ -56,6 +56,7 @@ MADE = {
 
 _PRETRAINED = {
     "mlm": f"roberta-mini {_MODEL} {_PRETRAIN}",
+    "workers": f"roberta-mini {_MODEL} {_PRETRAIN} train.workers=1",
     "electra": f"electra-mini {_MODEL} {_PRETRAIN}",
     "clm": f"gpt2-mini {_MODEL} {_PRETRAIN}",
     "stateful_clm": f"lstm-mini {_RECURRENT} objective.streams=4 {_PRETRAIN}",

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-FAULTS = ("kill", "exit", "full", "read-only", "sigterm", "sigint", "clock", "files", "memory")
+import psutil
+
+FAULTS = ("kill", "exit", "full", "read-only", "sigterm", "sigint", "clock", "files", "memory", "lost")
 SIGNALS = {"sigterm": signal.SIGTERM, "sigint": signal.SIGINT}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 FREE = ("remove", "rmdir", "rename", "truncate")
@@ -143,6 +145,10 @@ class Shim:
             time.time = lambda: now() + (86_400 if self.at and self.at % 2 else -86_400)
         if self.fault in SIGNALS and first:
             os.kill(os.getpid(), SIGNALS[self.fault])
+        if self.fault == "lost" and first:
+            children = psutil.Process().children()
+            for child in [one for one in children if "resource_tracker" not in " ".join(one.cmdline())][:1]:
+                child.kill()
 
 
 class _RawFile(io.FileIO):
