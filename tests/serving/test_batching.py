@@ -89,6 +89,24 @@ def test_workers_share_the_texts_that_wait(double: Doubler, monkeypatch: pytest.
     assert sorted(map(len, double.batches)) == [1, 2, 3, 6]
 
 
+def test_idle_workers_share_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "_LEAST", 2)
+    both = threading.Barrier(2)
+
+    def compute(numbers: Sequence[int]) -> list[int]:
+        both.wait(5)  # raises unless the other worker computes too
+        return list(numbers)
+
+    async def send() -> list[int]:
+        await asyncio.sleep(0.05)  # both workers wait
+        return await batcher.submit(compute, [1, 2, 3, 4], [1] * 4)
+
+    batcher = Batcher(max_queue=4, max_wait=0.0, batch_tokens=4, workers=2)
+    batcher.start()
+    assert asyncio.run(send()) == [1, 2, 3, 4]
+    batcher.close()
+
+
 def test_other_work_is_another_batch(batcher: Batcher, double: Doubler) -> None:
     async def send() -> None:
         first, other = await blocked(batcher, double), Doubler()

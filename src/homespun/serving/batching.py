@@ -165,6 +165,8 @@ class Batcher:
                 taken = set(map(id, chosen))
                 self._waiting = [item for item in self._waiting if id(item) not in taken]
                 self._tokens -= sum(item.tokens for item in chosen)
+                if self._waiting:
+                    self._changed.notify()  # a request wakes one worker, and may be more than a batch
                 return chosen
         return []
 
