@@ -296,6 +296,24 @@ def test_training_data_of_a_fit_and_of_a_run(run: Callable[[str], Path], kind: s
     assert index.nearest(LabelledText(TEXTS[1], ""), 1)[0].text == TEXTS[1]
 
 
+@pytest.mark.parametrize("damage", ["config.yaml", "vectors"])
+def test_a_failure_to_embed_training_examples_is_named(
+    run: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    folder = run("linear")
+    if damage == "config.yaml":
+        (folder / "result.json").write_text("{}")
+        (folder / "config.yaml").write_text("data: [")
+    else:
+        monkeypatch.setattr(LinearTextModel, "vectors", lambda *_: 1 / 0)
+    index = NeighbourIndex(open_text_model(folder), folder)
+    index.start()
+    index.wait(10)
+    index.close()
+    assert index.error is not None
+    assert ("config.yaml" in index.error) is (damage == "config.yaml")
+
+
 def test_the_first_examples_are_searched_while_the_others_are_embedded(run: Callable[[str], Path]) -> None:
     folder = run("linear")
     index = NeighbourIndex(open_text_model(folder), folder)

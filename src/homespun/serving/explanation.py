@@ -239,7 +239,7 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         for index in indices.values():
-            index.close()
+            await asyncio.to_thread(index.close)
         executor.shutdown(wait=False, cancel_futures=True)
 
     async def compute(request: Request, work: Callable[[], R]) -> R:
@@ -295,10 +295,11 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
             raise ApiError(409, f"{model.source} is no run, so its training examples are unknown; serve the run")
         index = indices.get(model.name)
         if index is None or index.model is not text_model:
-            if index is not None:
-                index.close()
-            index = indices[model.name] = NeighbourIndex(text_model, model.run)
+            replaced, index = index, NeighbourIndex(text_model, model.run)
+            indices[model.name] = index
             index.start()
+            if replaced is not None:
+                await asyncio.to_thread(replaced.close)
         await asyncio.to_thread(index.wait, min(5.0, settings.timeout_s))
         if index.error is not None:
             raise ApiError(409, f"the training examples of {model.name!r} cannot be read: {index.error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import yaml
 from pydantic import BaseModel
 
+from homespun.config import read_yaml
 from homespun.data.labels import get_field, label_name, read_rows
 from homespun.errors import UserError, first_line
 from homespun.io.json import read_optional
@@ -21,6 +22,8 @@ from homespun.tasks.texts import LabelledText, TextsData, readable_texts
 
 if TYPE_CHECKING:
     from homespun.tasks.text_models import Vectors
+
+logger = logging.getLogger(__name__)
 
 MAX_EXAMPLES = 20_000
 """Training examples that are searched: the first ones of the files."""
@@ -97,6 +100,9 @@ class NeighbourIndex:
                 self._usable.set()
         except (UserError, OSError) as error:
             self.error = first_line(error)
+        except Exception:
+            logger.exception("the training examples were not embedded")
+            self.error = "an internal error, which the log of the server describes"
         finally:
             self._usable.set()
 
@@ -123,7 +129,7 @@ def _training_files(run: Path) -> tuple[list[str], list[str] | None, str | None]
     config = run / "config.yaml"
     tree, name = read_optional(run / "result.json"), "settings"  # settings of a fit
     if name not in tree and config.is_file():
-        tree, name = yaml.safe_load(config.read_text(encoding="utf-8")), "data"
+        tree, name = read_yaml(config), "data"
     settings = tree.get(name)
     files = settings.get("train") if isinstance(settings, dict) else None
     if not isinstance(settings, dict) or not files:
