@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -23,9 +24,10 @@ from typer.testing import CliRunner
 from homespun.cli import app as command_line
 from homespun.cli.serve import name_models, read_api_key
 from homespun.errors import UserError
-from homespun.serving.app import create_app
+from homespun.serving.app import Traffic, create_app
+from homespun.serving.batching import Batcher
 from homespun.serving.models import Models, ServedModel
-from homespun.serving.server import listen
+from homespun.serving.server import _Server, listen
 from homespun.serving.settings import ServingSettings
 
 
@@ -261,3 +263,16 @@ def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         with pytest.raises(UserError, match=words):
             name_models(arguments)
+
+
+def test_a_signal_before_the_startup_ends_the_server() -> None:
+    """uvicorn handles signals before it imports its protocols, and calls `startup` after that."""
+
+    async def interrupt() -> bool:
+        batcher = Batcher(max_queue=1, max_wait=0.0, batch_tokens=1)
+        made = _Server(uvicorn.Config("none"), Models({}), ServingSettings(), Traffic(), batcher)
+        made.handle_exit(signal.SIGINT, None)
+        await asyncio.sleep(0.01)
+        return made.should_exit
+
+    assert asyncio.run(interrupt())

@@ -116,9 +116,9 @@ class FileJobs:
 
     def get(self, name: str) -> FileState:
         """Return a job. Raises `ApiError` 404 for an unknown name."""
-        if name not in self._jobs:
+        if (job := self._jobs.get(name)) is None:
             raise ApiError(404, f"there is no file {name!r}; it was removed, or the server was started again")
-        return self._jobs[name]
+        return job
 
     def result(self, name: str) -> Path:
         """Return the labelled file of a finished job. Raises `ApiError` 404 or 409."""

@@ -126,12 +126,11 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and open the models."""
-        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self._start(self._open_models())
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
-        self._tasks.append(self._loop.create_task(work))
+        self._tasks.append(asyncio.create_task(work))
 
     async def _open_models(self) -> None:
         start = time.monotonic()
@@ -150,7 +149,8 @@ class _Server(uvicorn.Server):
             self.should_exit = True
             return
         self._traffic.draining = True
-        self._loop.call_soon_threadsafe(lambda: self._start(self._drain()))
+        # the handler runs in the thread of the loop, which it wakes
+        asyncio.get_running_loop().call_soon_threadsafe(lambda: self._start(self._drain()))
 
     async def _drain(self) -> None:
         if self._traffic.active:
