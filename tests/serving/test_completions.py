@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from served_models import server
 from homespun.serving.completions import _EventStream
 from homespun.serving.generation import GenerationWorker, TextStream
 from homespun.serving.models import Models
+from homespun.text.tokenizer import Tokenizer
 
 PROMPTS = ["The striker scored", "The bank lowered", "Butter, onions", "Goal"]
 
@@ -116,13 +117,32 @@ def test_a_failure_of_the_generator_is_one_answer(
     assert client.post("/generate", json=body | {"stream": False}).status_code == 200
 
 
+def test_prompts_are_encoded_outside_the_event_loop(opened: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    encode = Tokenizer.encode_batch
+
+    def encode_batch(self: Tokenizer, texts: Sequence[str]) -> list[Any]:
+        threads.append(threading.current_thread())
+        return encode(self, texts)
+
+    async def go() -> None:
+        worker = GenerationWorker(opened.get("decoder"), 4, lambda: False)
+        await worker.submit(["Goal"], [], {"max_new_tokens": 1})
+        worker.close()
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", encode_batch)
+    asyncio.run(go())
+    assert threads
+    assert threading.current_thread() not in threads
+
+
 def test_a_response_that_never_began_ends_its_text(opened: Models) -> None:
     made: list[TextStream] = []
 
     async def go() -> None:
         model = opened.get("decoder")
         worker = GenerationWorker(model, 4, lambda: False)
-        made.extend(worker.submit(["Goal"], [], {"max_new_tokens": 50}))
+        made.extend(await worker.submit(["Goal"], [], {"max_new_tokens": 50}))
         response = _EventStream(aiter_of([]), made)
         with pytest.raises(asyncio.CancelledError):
             await response({"type": "http", "asgi": {"spec_version": "2.4"}}, cancelled, cancelled)

@@ -108,7 +108,8 @@ def router(models: Models, settings: ServingSettings) -> APIRouter:
             raise ApiError(422, f"{count} tokens to generate, of at most {settings.max_new_tokens}")
         if len(prompts) > settings.max_texts:
             raise ApiError(413, f"{len(prompts)} prompts, of at most {settings.max_texts}; send several requests")
-        streams = (await workers.get(model)).submit(prompts, stop, arguments)
+        worker = await workers.get(model)
+        streams = await worker.submit(prompts, stop, arguments)
         request.state.sizes = len(prompts), sum(stream.request.prompt_tokens for stream in streams)
         return streams
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from homespun.serving.errors import ApiError
@@ -78,6 +79,7 @@ class GenerationWorker:
         self._generator: ContinuousGenerator = ContinuousGenerator(bundle)
         self._new: list[TextStream] = []
         self._running: dict[GenerationRequest, TextStream] = {}
+        self._submitting = 0  # calls of `submit`
         self._changed = threading.Condition()
         self._closed = False
         self._drain_end: float | None = None
@@ -87,26 +89,32 @@ class GenerationWorker:
     @property
     def busy(self) -> bool:
         """True if texts are being generated."""
-        return bool(self._new or self._running)
+        return bool(self._new or self._running or self._submitting)
 
-    def submit(self, prompts: Sequence[str], stop: Sequence[str], arguments: GenerationArguments) -> list[TextStream]:
-        """Start a text after each prompt, in a thread with a running event loop.
+    async def submit(
+        self, prompts: Sequence[str], stop: Sequence[str], arguments: GenerationArguments
+    ) -> list[TextStream]:
+        """Start a text after each prompt; the prompts are encoded in a thread, because megabytes take seconds.
 
         Raises:
             ApiError: the queue is full (429), or the server is closing (503).
             UserError: see `ContinuousGenerator.request`.
         """
-        loop = asyncio.get_running_loop()
-        streams = [TextStream(self._generator.request(prompt, stop=stop, **arguments), loop) for prompt in prompts]
-        with self._changed:
-            if self._closed:
-                raise ApiError(503, "the server is shutting down")
-            waiting = len(self._new) + len(self._running)
-            if waiting + len(streams) > self._max_queue:
-                raise ApiError(429, f"{waiting} texts are generated, of at most {self._max_queue}; try again later")
-            self._new += streams
-            self._changed.notify()
-        return streams
+        loop, request = asyncio.get_running_loop(), partial(self._generator.request, stop=stop, **arguments)
+        self._submitting += 1
+        try:
+            streams = await asyncio.to_thread(lambda: [TextStream(request(prompt), loop) for prompt in prompts])
+            with self._changed:
+                if self._closed:
+                    raise ApiError(503, "the server is shutting down")
+                waiting = len(self._new) + len(self._running)
+                if waiting + len(streams) > self._max_queue:
+                    raise ApiError(429, f"{waiting} texts are generated, of at most {self._max_queue}; try again later")
+                self._new += streams
+                self._changed.notify()
+            return streams
+        finally:
+            self._submitting -= 1
 
     def close(self, timeout: float = 5.0) -> None:
         """End all texts and the thread."""
