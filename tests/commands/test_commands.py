@@ -225,6 +225,14 @@ MISTAKES = {
         ["predict", "{classifier}", "--input", "{test}", "--out", "{out}.xlsx"],
         ".jsonl, .csv",
     ),
+    "predictions of texts into a file": (
+        ["predict", "{classifier}", "a text", "--out", "{out}.jsonl"],
+        "--out needs --input",
+    ),
+    "generation settings of a classifier of texts": (
+        ["predict", "{classifier}", "a text", "--generation", "num_beams=2"],
+        "--generation",
+    ),
     "a tokenizer into a file": (
         ["tokenizer", "train", "--input", "{train}", "--out", "{train}"],
         "train.csv is a file",

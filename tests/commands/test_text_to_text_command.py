@@ -148,7 +148,7 @@ def test_several_tasks_learn_together(folder: Path, two_stacks: Path, tmp_path: 
         world.run("summarize", tmp_path / "run", "--input", test, "--data-set", name) for name in ("short", "name it")
     ]
     assert [text for output in written for text in output["texts"]] == [row["predicted"] for row in predictions]
-    for verb in (("evaluate", "--data", test), ("summarize", "--input", test)):
+    for verb in (("evaluate", "--data", test), ("summarize", "--input", test), ("predict", "a text")):
         with pytest.raises(UserError, match=r"\['short', 'name it'\]; choose one with --data-set"):
             world.run(verb[0], tmp_path / "run", *verb[1:])
         with pytest.raises(UserError, match="--data-set 'shrt'; did you mean 'short'"):

@@ -35,11 +35,10 @@ from homespun.cli.options import (
     check_inputs,
     check_recipe,
     check_source,
-    parse_overrides,
     print_prediction,
     print_result,
     print_run_result,
-    split_list,
+    read_options,
     writing,
     writing_from,
 )
@@ -182,16 +181,9 @@ def evaluate(
     """Evaluate a fine-tuned model on labelled examples."""
     from homespun.commands.predict import evaluate as command
 
-    metrics = command(
-        run,
-        data,
-        text=text,
-        label=label,
-        encoding=encoding,
-        columns=split_list(columns),
-        data_set=data_set,
-        generation=parse_overrides(generation),
-    )
+    options = read_options(text, encoding, columns, data_set, generation)
+    options["label"] = label
+    metrics = command(run, data, **options)
     if as_json:
         print_result(metrics, as_json)
         return
@@ -234,10 +226,13 @@ def predict(
     """
     if bool(texts) == bool(inputs):
         raise UserError("give either texts as arguments, or files with --input")
+    options = read_options(text, encoding, columns, data_set, generation)
     if texts:
+        if out is not None:
+            raise UserError("--out needs --input; predictions of texts are printed")
         from homespun.commands.predict import predict_texts
 
-        for prediction in predict_texts(run, texts, quantize=quantize):
+        for prediction in predict_texts(run, texts, quantize=quantize, **options):
             print_prediction(prediction, as_json)
         return
     if out is None or inputs is None:
@@ -248,18 +243,7 @@ def predict(
 
     with writing_from(inputs, out, "predicting", as_json, as_one=True) as progress:
         result = command(
-            run,
-            inputs,
-            out,
-            text=text,
-            encoding=encoding,
-            columns=split_list(columns),
-            data_set=data_set,
-            generation=parse_overrides(generation),
-            quantize=quantize,
-            raw=raw,
-            processes=processes or "auto",
-            **progress,
+            run, inputs, out, quantize=quantize, raw=raw, processes=processes or "auto", **progress, **options
         )
     print_result(result, as_json)
 

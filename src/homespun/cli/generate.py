@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,10 +20,10 @@ from homespun.cli.options import (
     TrainedText,
     check_inputs,
     check_source,
-    parse_overrides,
     print_line,
     print_result,
     print_text,
+    read_options,
     split_list,
     writing,
     writing_from,
@@ -112,9 +113,13 @@ def generate(
     if out is not None:
         raise UserError("--out needs --input; text generated from --prompt is printed")
     assert prompt is not None
+    _generate_from_prompt(run, prompt, stop or (), arguments, as_json)
+
+
+def _generate_from_prompt(run: str, prompt: str, stop: Sequence[str], arguments: dict[str, Any], as_json: bool) -> None:
     from homespun.commands.generate import generator
 
-    model = generator(run, stop=stop or ())
+    model = generator(run, stop=stop)
     several = arguments.get("num_beams", 1) > 1 or arguments.get("num_return_sequences", 1) > 1
     if as_json or several:
         (generated,) = model.generate([prompt], **arguments)
@@ -152,15 +157,8 @@ def summarize(
     """Summarise texts with a fine-tuned model and the settings of its training."""
     from homespun.commands.generate import summaries
     from homespun.commands.generate import summarize as command
-    from homespun.tasks.protocol import ReadOptions
 
-    options = ReadOptions(
-        text=text,
-        encoding=encoding,
-        columns=split_list(columns),
-        data_set=data_set,
-        generation=parse_overrides(generation),
-    )
+    options = read_options(text, encoding, columns, data_set, generation)
     if out is None:
         texts = summaries(run, inputs, **options)
         if as_json:
@@ -219,12 +217,6 @@ def few_shot(
     from homespun.report.console import print_tables
     from homespun.report.tables import in_context
 
-    words = {}
-    for answer in answers or ():
-        name, equals, word = answer.partition("=")
-        if not (name and equals):
-            raise UserError(f"--answers must be LABEL=WORD, not {answer!r}")
-        words[name] = word
     prompting = validate(
         Prompting,
         {
@@ -233,7 +225,7 @@ def few_shot(
                 "example": example.replace("\\n", "\n"),
                 "separator": separator.replace("\\n", "\n"),
             },
-            "answers": words,
+            "answers": dict(map(_parse_answer, answers or ())),
             "shots": split_list(shots),
             "repeats": repeats,
             "balanced": balanced,
@@ -263,3 +255,10 @@ def few_shot(
         return
     print_tables(in_context(result))
     print_line(f"report: {result['page']}")
+
+
+def _parse_answer(answer: str) -> tuple[str, str]:
+    name, equals, word = answer.partition("=")
+    if not (name and equals):
+        raise UserError(f"--answers must be LABEL=WORD, not {answer!r}")
+    return name, word

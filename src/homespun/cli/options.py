@@ -17,6 +17,7 @@ from homespun.migration import RENAMED_COMMANDS, RENAMED_FLAGS
 if TYPE_CHECKING:
     from homespun.data.corpus import Progress
     from homespun.report.console import Display
+    from homespun.tasks.protocol import ReadOptions
     from homespun.text.sources import ReadProgress
 
 T = TypeVar("T", bound=str)
@@ -204,6 +205,23 @@ def parse_overrides(values: list[str] | None) -> Mapping[str, object]:
     from homespun.config import override
 
     return override({}, values or ())
+
+
+def read_options(
+    text: list[str] | None,
+    encoding: str | None,
+    columns: str | None,
+    data_set: str | None,
+    generation: list[str] | None,
+) -> ReadOptions:
+    """Build the arguments of commands that read new records for a fine-tuned model."""
+    return {
+        "text": text,
+        "encoding": encoding,
+        "columns": split_list(columns),
+        "data_set": data_set,
+        "generation": parse_overrides(generation),
+    }
 
 
 def check_choice(value: str, allowed: Iterable[T], option: str) -> T:
