@@ -119,6 +119,11 @@ def escape_controls(text: str) -> str:
     return _CONTROLS.sub(lambda found: escape(found[0]), text)
 
 
+def last_line(text: str) -> str:
+    """Last line of a text that is not blank; empty without one."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
 def first_line(error: BaseException) -> str:
     """First line of an error message, or the name of its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

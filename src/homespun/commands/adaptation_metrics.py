@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from homespun.commands.adaptation import Start
 from homespun.config import Tree
 from homespun.data.corpus import Corpus
 from homespun.data.rows import Row, Rows, pad
-from homespun.io.atomic import write_text
-from homespun.io.json import read_object
+from homespun.io.json import read_object, write_json
 from homespun.models.backbone import Backbone
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.embeddings import fill_character_table
@@ -71,7 +69,7 @@ def measure_adaptation(
             "left": list(transfer.unused),
         },
     }
-    write_text(file, json.dumps(result, indent=1, ensure_ascii=False))
+    write_json(file, result)
     return result
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, JsonValue
 
-from homespun.errors import UserError
+from homespun.errors import UserError, last_line
 
 Clock = Literal["wall", "process"]
 CLOCKS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "process": time.process_time}
@@ -80,6 +80,5 @@ def run_probe(job: ProbeJob) -> ProbeResult:
     except subprocess.TimeoutExpired as error:
         raise UserError(f"the probe took more than {_TIMEOUT} s; plan without --probe") from error
     if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        raise UserError(f"the probe failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
-    return ProbeResult.model_validate_json(done.stdout.strip().splitlines()[-1])
+        raise UserError(f"the probe failed: {last_line(done.stderr) or f'exit code {done.returncode}'}")
+    return ProbeResult.model_validate_json(last_line(done.stdout))

@@ -15,7 +15,7 @@ from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, R
 from homespun.config import Config, read_yaml, validate
 from homespun.errors import UserError
 from homespun.io.atomic import write_text
-from homespun.io.json import read_object
+from homespun.io.json import read_object, write_json
 from homespun.migration import RENAMED_FILES, migrate
 from homespun.models.bundle import ModelBundle, fingerprint
 from homespun.models.config import FROM_TRAINING, AutoSizeConfig, BackboneConfig, same_model
@@ -94,8 +94,7 @@ def check_inputs(folder: Path, inputs: RunInputs) -> None:
 
 def write_inputs(folder: Path, inputs: RunInputs) -> None:
     """Record initial weights in ``folder``."""
-    tree = {option: None if given is None else given.model_dump() for option, given in inputs.items()}
-    write_text(folder / FILE, json.dumps(tree, indent=1, ensure_ascii=False))
+    write_json(folder / FILE, {option: given and given.model_dump() for option, given in inputs.items()})
 
 
 def _label(option: str, given: InitialWeights | None) -> str:

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from pydantic_core import to_jsonable_python
-
 from homespun.config import Tree
 from homespun.report import formats
 from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.report.records import final_losses, read_run
-from homespun.results import VERSION, RunResult
+from homespun.results import VERSION
 from homespun.training.precision import Precision
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
@@ -37,11 +35,10 @@ def watch(trainer: Trainer, display: Display, description: str) -> None:
 
 
 def write_results(run: Run, result: Mapping[str, object], *, title: str) -> Tree:
-    """Validate a result by `homespun.results.RunResult`, write ``result.json`` and the report, and return it."""
-    validated = RunResult.model_validate(to_jsonable_python(result)).to_json()
-    run.write_result(validated)
+    """Write ``result.json`` and the report, and return the content of ``result.json``."""
+    written = run.write_result(result)
     write_report([run.path], run.path / "report", title=f"{title}: {run.path.name}")
-    return validated
+    return written
 
 
 def summarise(

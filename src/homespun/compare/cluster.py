@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from homespun.compare.executor import START, Command, Outcome, Process, Running
-from homespun.errors import UserError
+from homespun.errors import UserError, last_line
 from homespun.io.cluster import check_version, connect, refusal
 from homespun.io.lock import PATIENCE
 
@@ -119,8 +119,7 @@ class _Remote:
                 return None
             if isinstance(getattr(error, "cause", None), UserError | RuntimeError):  # an error of the worker process
                 raise refusal(error) from error
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return Outcome(why=f"{type(error).__name__} of Ray: {lines[-1] if lines else 'without a message'}")
+            return Outcome(why=f"{type(error).__name__} of Ray: {last_line(str(error)) or 'without a message'}")
 
     def stop(self) -> None:
         """Cancel the task; its command writes a checkpoint."""

@@ -14,6 +14,7 @@ from homespun.comparison_results import Overhead, TrialResult, TrialStage
 from homespun.config import dump, read_yaml
 from homespun.errors import UserError
 from homespun.io.atomic import entries, write_text
+from homespun.io.json import write_json
 from homespun.results import VERSION
 
 _RECIPE, _RECORD = "comparison.yaml", "trial.json"
@@ -73,7 +74,7 @@ class Record:
     def write(self) -> None:
         """Write the record atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.folder / _RECORD, json.dumps(self.result.to_json(), indent=1, ensure_ascii=False))
+        write_json(self.folder / _RECORD, self.result.to_json())
 
 
 def _new_result(trial: Trial) -> TrialResult:
@@ -125,7 +126,7 @@ def _check_same_trial(path: Path, known: TrialResult, new: TrialResult) -> None:
         if before.recipe == stage.recipe and is_known and before.recipe_digest != stage.recipe_digest:
             raise UserError(
                 f"{path.parent} was run with another {stage.recipe}, which was edited since; give --out a new folder, "
-                f"or delete that of the trial"
+                f"or delete the folder of the trial"
             )
     old, now = settings(known), settings(new)
     changed = [f"{old.get(key)} is now {now.get(key)}" for key in old | now if old.get(key) != now.get(key)]
@@ -133,7 +134,7 @@ def _check_same_trial(path: Path, known: TrialResult, new: TrialResult) -> None:
         more = f", and {len(changed) - 2} more" if len(changed) > 2 else ""
         raise UserError(
             f"{path.parent} was run with other settings: {'; '.join(changed[:2])}{more}; give --out a new folder, or "
-            f"delete that of the trial"
+            f"delete the folder of the trial"
         )
 
 

@@ -20,8 +20,7 @@ from homespun.compare.recipe import Choices, CompareRecipe, Range
 from homespun.compare.runner import Runner
 from homespun.compare.trials import Settings, Trial, to_yaml, variants
 from homespun.errors import UserError
-from homespun.io.atomic import write_text
-from homespun.io.json import read_object, read_optional
+from homespun.io.json import read_object, read_optional, write_json
 from homespun.metrics.registry import lower_is_better
 from homespun.report import formats
 from homespun.report.records import as_tree
@@ -255,7 +254,7 @@ def search_settings(recipe: CompareRecipe, runner: Runner, *, retry_failed: bool
 
         left = len(variants(recipe)) - len(known)
         runner.run(feed, total=left * searching.search.trials)
-        write_text(path, json.dumps(known | searching.found(), indent=1))
+        write_json(path, known | searching.found())
         known = _known(recipe, path)
     return {name: as_tree(results["settings"]) for name, results in known.items()}
 

@@ -9,7 +9,7 @@ import socket
 from importlib.metadata import version
 from typing import Any
 
-from homespun.errors import UserError, first_line
+from homespun.errors import UserError, first_line, last_line
 
 _SECONDS = 5.0  # for the cluster to answer
 
@@ -64,7 +64,5 @@ def refusal(error: Exception) -> UserError:
         return UserError(str(cause))
     if isinstance(cause, OSError):
         return UserError(f"a worker failed: {first_line(cause)}; repeat the command to go on")
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return UserError(
-        f"{type(error).__name__} of Ray: {lines[-1] if lines else 'no message'}; repeat the command to go on"
-    )
+    why = last_line(str(error)) or "no message"
+    return UserError(f"{type(error).__name__} of Ray: {why}; repeat the command to go on")

@@ -1,4 +1,4 @@
-"""Readers of untrusted JSON files, and a writer of JSON Lines."""
+"""Readers of untrusted JSON files, and writers."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_optional(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file; empty if the file is missing."""
     return read_object(path) if path.is_file() else {}
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file atomically."""
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False))
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:

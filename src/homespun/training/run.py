@@ -6,7 +6,6 @@ import functools
 import importlib.metadata
 import json
 import logging
-import math
 import os
 import platform
 import re
@@ -14,18 +13,19 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_jsonable_python
 from safetensors import SafetensorError
 from torch import Tensor
 
 from homespun.config import Tree, dump, flatten, read_yaml
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, remove, write_text
+from homespun.io.json import write_json
 from homespun.migration import migrate
 from homespun.results import RunResult
 from homespun.training.checkpoint import Checkpoint, State, read_checkpoint, read_state, write_checkpoint
@@ -118,10 +118,10 @@ class Run:
         if holds_run(path, resume=resume):
             run._check_config(config)
             return run
-        environment = json.dumps(describe_environment(), indent=1)
+        environment = describe_environment()
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            write_text(path / _ENVIRONMENT, environment)
+            write_json(path / _ENVIRONMENT, environment)
             write_text(path / _CONFIG, dump(config))  # last: it makes the folder a run
         except OSError as error:
             raise UserError(f"cannot write into {path}: {error.strerror}") from error
@@ -146,7 +146,8 @@ class Run:
         """Append a line to ``metrics.jsonl``; ``time`` is the seconds of training so far. NaN becomes null."""
         if not self.main:
             return
-        line = json.dumps(_plain({"event": event, "time": round(time, 3)} | values), ensure_ascii=False)
+        entry = to_jsonable_python({"event": event, "time": round(time, 3)} | values, inf_nan_mode="null")
+        line = json.dumps(entry, ensure_ascii=False)
         # unbuffered, one write per line: readers find complete lines, also after a kill
         with (self.path / _METRICS).open("ab", buffering=0) as file:
             file.write(line.encode() + b"\n")
@@ -246,11 +247,13 @@ class Run:
         if metrics.exists() and metrics.stat().st_size > logged:
             os.truncate(metrics, logged)
 
-    def write_result(self, result: Mapping[str, object]) -> None:
-        """Write ``result.json``, which marks the run as finished."""
-        if self.main:
-            checked = RunResult.model_validate(_plain(result)).to_json()
-            write_text(self.path / _RESULT, json.dumps(checked, indent=1, ensure_ascii=False))
+    def write_result(self, result: Mapping[str, object]) -> Tree:
+        """Validate a result, write ``result.json``, which marks the run as finished, and return its content."""
+        if not self.main:
+            return {}
+        checked = RunResult.model_validate(to_jsonable_python(result, inf_nan_mode="null")).to_json()
+        write_json(self.path / _RESULT, checked)
+        return checked
 
     def _folders(self) -> list[Path]:
         folders = (self.path / "checkpoints").glob("step-*")
@@ -314,17 +317,6 @@ def _is_leftover(entry: Path) -> bool:
 
 def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
-
-
-def _plain(value: object) -> Any:
-    """Convert to JSON values; NaN and infinity become null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def _with_defaults(tree: Tree, kind: type[BaseModel]) -> Tree:
