@@ -19,6 +19,7 @@ from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import FULL, Sparse
+from homespun.text.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
 _CELLS = 128  # maximum number on a side of a panel
@@ -39,7 +40,7 @@ class AttentionMap:
     shares: list[float]  # of all pairs of tokens
     # a name of `homespun.report.attention.PARTS` -> (cells, cells) float, the share of the pairs in each cell
     parts: list[dict[str, np.ndarray]]
-    union: np.ndarray  # (length, length / 8) uint8, packed bits: what some head sees
+    union: np.ndarray  # (length, length / 8) uint8, packed bits: pairs that any head sees
     through: str  # through what low-rank attention sees everything; empty for other attention
     order: str = ""  # of the tokens in `parts`, if they are not in the order of the text
 
@@ -173,7 +174,7 @@ def _pieces(table: Tensor, name: str) -> Iterator[dict[str, Tensor]]:
 
 def _exact(sparse: Sparse, length: int, *, causal: bool, full: str) -> Iterator[dict[str, Tensor]]:
     """Blocks of rows of the dense table, by part of the pattern: name -> (heads, rows, length) bool."""
-    if sparse.global_tokens is not None:  # what these tokens see may be computed elsewhere; they see it all the same
+    if sparse.global_tokens is not None:  # another module may compute the rows of these tokens; they see all keys
         sparse = dataclasses.replace(sparse, global_tokens=dataclasses.replace(sparse.global_tokens, queries=True))
     key = torch.arange(length)[None, None, :]
     for start in range(0, length, _rows(length)):
@@ -256,6 +257,11 @@ def attention_weights(model: Model, layer: int, input_ids: Tensor, context: Mapp
     finally:
         hook.remove()
     return found[0]
+
+
+def token_names(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token, or its name in the vocabulary if the text is blank."""
+    return [tokenizer.decode([i], skip_special_tokens=False).strip() or tokenizer.tokens[i] for i in ids]
 
 
 def _order_by_bucket(attention: MultiHead, length: int, config: EncoderConfig) -> Tensor:

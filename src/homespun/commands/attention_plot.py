@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from homespun.commands.attention_map import (
     pool_depth,
     receptive_field,
     shows_structure,
+    token_names,
 )
 from homespun.commands.recipe import PretrainRecipe, load_recipe
 from homespun.config import Tree
@@ -33,12 +33,10 @@ from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.recipes import recipe_names
 from homespun.report.attention import AttentionPanel, AttentionPlot, draw_alignment, draw_attention
-from homespun.text.tokenizer import Tokenizer
 
 SHORTEST, LONGEST_TRIED = 32, 4096  # tokens; attention without a fixed pattern is probed up to the second
 _MAX_HEADS, _MAX_PANELS = 4, 8  # panels per layer, and number from which no layer is added; without --layers
 _MAX_NEW_TOKENS = 64
-T = TypeVar("T")
 
 
 def show_attention(
@@ -168,11 +166,12 @@ def _checked_length(length: int | None, config: EncoderConfig, attentions: Seque
 def _panels(maps: Sequence[AttentionMap], chosen: Sequence[int], heads: int) -> list[list[AttentionPanel]]:
     """Panels for each group of equal layers, one panel per group of equal heads."""
     groups = []
-    for numbers in _group_equal(chosen, lambda a, b: _equal_parts(maps[a - 1].parts, maps[b - 1].parts)):
+    for indices in _group_equal(maps[number - 1].parts for number in chosen):
+        numbers = [chosen[index] for index in indices]
         layer = maps[numbers[0] - 1]
         note = f"all tokens, through\n{layer.through}" if layer.through else ""
         panels = []
-        for group in _group_equal(range(len(layer.parts)), lambda a, b, of=layer.parts: _equal_parts([of[a]], [of[b]])):  # type: ignore[misc]
+        for group in _group_equal([parts] for parts in layer.parts):
             title = _numbered("layer", numbers)
             if heads > 1:
                 all_heads = len(group) == len(layer.parts)
@@ -190,23 +189,13 @@ def _first_panels(groups: Sequence[list[AttentionPanel]]) -> list[list[Attention
     return shown
 
 
-def _group_equal(items: Sequence[T], equal: Callable[[T, T], bool]) -> list[list[T]]:
-    """Group equal items, in the order of their first occurrence."""
-    groups: list[list[T]] = []
-    for item in items:
-        group = next((group for group in groups if equal(group[0], item)), None)
-        if group is None:
-            groups.append([item])
-        else:
-            group.append(item)
-    return groups
-
-
-def _equal_parts(one: Sequence[dict[str, np.ndarray]], other: Sequence[dict[str, np.ndarray]]) -> bool:
-    return len(one) == len(other) and all(
-        a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
-        for a, b in zip(one, other, strict=True)
-    )
+def _group_equal(items: Iterable[Sequence[dict[str, np.ndarray]]]) -> list[list[int]]:
+    """Return the indices of equal items, in the order of their first occurrence; an item has the parts of heads."""
+    groups: dict[object, list[int]] = {}
+    for index, heads in enumerate(items):
+        key = tuple(tuple((name, parts[name].tobytes()) for name in sorted(parts)) for parts in heads)
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
 
 
 def _numbered(name: str, numbers: Sequence[int]) -> str:
@@ -266,7 +255,7 @@ def show_alignment(run: str, *, source: str, target: str | None = None, out: str
         target = generated = texts[0].text
     target_ids = _encode(stored, target, "--target")
     weights = _attention_weights(stored, attention, source_ids, target_ids)
-    source_tokens, target_tokens = (_decode_each(stored.tokenizer, ids) for ids in (source_ids, target_ids))
+    source_tokens, target_tokens = (token_names(stored.tokenizer, ids) for ids in (source_ids, target_ids))
     if path is not None:
         draw_alignment(source_tokens, target_tokens, weights.numpy()).write(path)
     return {
@@ -315,8 +304,3 @@ def _attention_weights(
     finally:
         hook.remove()
     return torch.stack(rows).float()
-
-
-def _decode_each(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    names = tokenizer.tokens
-    return [tokenizer.decode([i], skip_special_tokens=False).strip() or names[i] for i in ids]

@@ -172,9 +172,12 @@ class Pipeline:
             kinds = ("pairs of texts", "single texts")
             read, given = kinds if pairs else kinds[::-1]
             raise UserError(f"{self.source} reads {read}; give {read}, not {given}")
-        return [
-            LabelledText(text, "") if isinstance(text, str) else LabelledText(text[0], "", text[1]) for text in texts
-        ]
+        return list(map(to_example, texts))
+
+
+def to_example(text: Text) -> LabelledText:
+    """Build an example without a label of a text or a pair of texts."""
+    return LabelledText(text, "") if isinstance(text, str) else LabelledText(text[0], "", text[1])
 
 
 def open_pipeline(source: str | Path, *, quantize: Precision | None = None) -> Pipeline:

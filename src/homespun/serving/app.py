@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
-from fastapi import FastAPI, Request, Security
+from fastapi import APIRouter, FastAPI, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
 from fastapi.security import HTTPBearer
@@ -25,8 +25,11 @@ from homespun.errors import TooLong, UserError
 from homespun.serving import completions, explanation, page, prediction
 from homespun.serving.batching import Batcher
 from homespun.serving.errors import ApiError, error_response, error_responses
+from homespun.serving.explanation import Explanations
+from homespun.serving.generation import GenerationWorkers
 from homespun.serving.models import Models
 from homespun.serving.monitoring import Monitor
+from homespun.serving.page import FileJobs
 from homespun.serving.requests import describe_problem
 from homespun.serving.settings import ServingSettings
 
@@ -54,53 +57,28 @@ def create_app(models: Models, settings: ServingSettings, hosts: Collection[str]
 
     ``hosts`` are the allowed names of the header ``Host``, in lower case and without a port; empty: any.
     """
-    batcher = Batcher(settings.max_queue, settings.max_wait_ms / 1000, settings.batch_tokens, settings.workers)
-    monitor = Monitor(lambda: batcher.queue_length)
-    batcher.observe, batcher.max_delay = monitor.observe_batch, settings.timeout_s * _QUEUED
-    traffic = Traffic()
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        batcher.start()
-        watch = asyncio.create_task(_watch(models, settings.timeout_s))
-        try:
-            yield
-        finally:
-            watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watch
-            await asyncio.to_thread(batcher.close)
-
     app = FastAPI(
         title="homespun",
         version=version("homespun"),
         description="Predictions, vectors and text of models that homespun made.",
-        lifespan=lifespan,
+        lifespan=_lifespan,
         docs_url=None,  # the page of FastAPI loads scripts from another server
         redoc_url=None,
         separate_input_output_schemas=False,
     )
-    app.state.batcher, app.state.traffic = batcher, traffic
+    batcher = Batcher(settings.max_queue, settings.max_wait_ms / 1000, settings.batch_tokens, settings.workers)
+    monitor, traffic = Monitor(lambda: batcher.queue_length), Traffic()
+    batcher.observe, batcher.max_delay = monitor.observe_batch, settings.timeout_s * _QUEUED
+    state = app.state
+    state.models, state.settings, state.batcher = models, settings, batcher
+    state.monitor, state.traffic = monitor, traffic
+    state.workers = GenerationWorkers(settings.max_queue, lambda: traffic.draining)
+    state.explanations, state.jobs = Explanations(), FileJobs()
     # for the schema: `Gate` checks the key
     security = [] if settings.api_key is None else [Security(HTTPBearer(auto_error=False, scheme_name="API key"))]
     for module in (prediction, completions, explanation, page):
-        app.include_router(module.router(models, settings), dependencies=security)
-
-    @app.get("/health", summary="Liveness probe")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/ready", summary="Readiness probe: whether the models are open", responses=error_responses(503))
-    async def ready() -> Response:
-        waiting = not models.loaded
-        if traffic.draining or waiting:
-            return error_response(503, "the models are being opened" if waiting else "the server is shutting down")
-        return Response('{"status":"ready"}', media_type="application/json")
-
-    @app.get("/metrics", summary="Return metrics for Prometheus", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        return Response(monitor.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
+        app.include_router(module.router, dependencies=security)
+    app.include_router(_probes)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(UserError, _answer_user_error)
@@ -108,6 +86,44 @@ def create_app(models: Models, settings: ServingSettings, hosts: Collection[str]
     app.add_exception_handler(Exception, _answer_bug)
     app.add_middleware(Gate, traffic=traffic, monitor=monitor, settings=settings, hosts=hosts)
     return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    state = app.state
+    state.batcher.start()
+    watch = asyncio.create_task(_watch(state.models, state.settings.timeout_s))
+    try:
+        yield
+    finally:
+        watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch
+        await asyncio.to_thread(state.jobs.close)
+        await state.explanations.close()
+        await state.workers.close()
+        await asyncio.to_thread(state.batcher.close)
+
+
+_probes = APIRouter()
+
+
+@_probes.get("/health", summary="Liveness probe")
+async def health() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@_probes.get("/ready", summary="Readiness probe: whether the models are open", responses=error_responses(503))
+async def ready(request: Request) -> Response:
+    waiting = not request.app.state.models.loaded
+    if request.app.state.traffic.draining or waiting:
+        return error_response(503, "the models are being opened" if waiting else "the server is shutting down")
+    return Response('{"status":"ready"}', media_type="application/json")
+
+
+@_probes.get("/metrics", summary="Return metrics for Prometheus", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    return Response(request.app.state.monitor.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def _watch(models: Models, timeout: float) -> None:

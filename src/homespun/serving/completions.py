@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Receive, Scope, Send
 
 from homespun.serving.errors import ApiError, error_body
 from homespun.serving.generation import GenerationWorkers, TextStream
-from homespun.serving.models import Models, ServedModel
-from homespun.serving.requests import Body, ModelName, describe_route, json_response, read_body, wait_for
-from homespun.serving.settings import ServingSettings
+from homespun.serving.models import ServedModel
+from homespun.serving.requests import (
+    Body,
+    ModelName,
+    describe_route,
+    get_model,
+    json_response,
+    read_body,
+    settings_of,
+    wait_for,
+)
 
 if TYPE_CHECKING:
     from homespun.models.generation.settings import GenerationArguments
@@ -82,104 +89,89 @@ class Generated(BaseModel):
     finish_reason: str
 
 
-def router(models: Models, settings: ServingSettings) -> APIRouter:
-    """Build the routes; the texts of a model are generated together, in one thread."""
-    workers: GenerationWorkers | None = None
+router = APIRouter()
 
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        nonlocal workers
-        workers = GenerationWorkers(settings.max_queue, lambda: app.state.traffic.draining)
-        yield
-        await workers.close()
 
-    routes = APIRouter(lifespan=lifespan)
+async def _start(
+    request: Request, model: ServedModel, prompts: Sequence[str], stop: Sequence[str], arguments: GenerationArguments
+) -> list[TextStream]:
+    settings, workers = settings_of(request), cast(GenerationWorkers, request.app.state.workers)
+    model.require("generate")
+    if (count := arguments["max_new_tokens"]) > settings.max_new_tokens:
+        raise ApiError(422, f"{count} tokens to generate, of at most {settings.max_new_tokens}")
+    if len(prompts) > settings.max_texts:
+        raise ApiError(413, f"{len(prompts)} prompts, of at most {settings.max_texts}; send several requests")
+    worker = await workers.get(model)
+    streams = await worker.submit(prompts, stop, arguments)
+    request.state.sizes = len(prompts), sum(stream.request.prompt_tokens for stream in streams)
+    return streams
 
-    async def start(
-        request: Request,
-        model: ServedModel,
-        prompts: Sequence[str],
-        stop: Sequence[str],
-        arguments: GenerationArguments,
-    ) -> list[TextStream]:
-        assert workers is not None
-        model.require("generate")
-        if (count := arguments["max_new_tokens"]) > settings.max_new_tokens:
-            raise ApiError(422, f"{count} tokens to generate, of at most {settings.max_new_tokens}")
-        if len(prompts) > settings.max_texts:
-            raise ApiError(413, f"{len(prompts)} prompts, of at most {settings.max_texts}; send several requests")
-        worker = await workers.get(model)
-        streams = await worker.submit(prompts, stop, arguments)
-        request.state.sizes = len(prompts), sum(stream.request.prompt_tokens for stream in streams)
-        return streams
 
-    async def complete(request: Request, streams: Sequence[TextStream]) -> list[tuple[str, str]]:
-        try:
-            return await wait_for(request, asyncio.ensure_future(_collect(streams, settings.timeout_s)), settings)
-        finally:
-            _cancel(streams)
+async def _complete(request: Request, streams: Sequence[TextStream]) -> list[tuple[str, str]]:
+    try:
+        return await wait_for(request, asyncio.ensure_future(_collect(streams, settings_of(request).timeout_s)))
+    finally:
+        _cancel(streams)
 
-    @routes.post(
-        "/generate",
-        summary="Generate text after a prompt, or from a text",
-        response_model=Generated,
-        **describe_route(GenerateBody),
-    )
-    async def generate(request: Request) -> Response:
-        body = await read_body(request, GenerateBody, settings)
-        model = models.get(body.model)
-        chosen = body.model_dump(include={"temperature", "top_k", "top_p", "seed"}, exclude_none=True)
-        arguments = _arguments(body.max_new_tokens, chosen)
-        streams = await start(request, model, [body.prompt], body.stop, arguments)
-        if not body.stream:
-            ((text, reason),) = await complete(request, streams)
-            end = {"tokens": streams[0].request.tokens, "finish_reason": reason}
-            return json_response({"model": model.name, "text": text} | end)
 
-        async def events() -> AsyncIterator[str]:
-            async for piece in streams[0].pieces(settings.timeout_s):
-                end = {"tokens": streams[0].request.tokens, "finish_reason": piece.finish_reason}
-                yield _event({"text": piece.text} | (end if piece.finish_reason else {}))
+@router.post(
+    "/generate",
+    summary="Generate text after a prompt, or from a text",
+    response_model=Generated,
+    **describe_route(GenerateBody),
+)
+async def generate(request: Request) -> Response:
+    body = await read_body(request, GenerateBody)
+    model = get_model(request, body.model)
+    chosen = body.model_dump(include={"temperature", "top_k", "top_p", "seed"}, exclude_none=True)
+    arguments = _arguments(body.max_new_tokens, chosen)
+    streams = await _start(request, model, [body.prompt], body.stop, arguments)
+    if not body.stream:
+        ((text, reason),) = await _complete(request, streams)
+        end = {"tokens": streams[0].request.tokens, "finish_reason": reason}
+        return json_response({"model": model.name, "text": text} | end)
 
-        return _EventStream(events(), streams)
+    async def events() -> AsyncIterator[str]:
+        async for piece in streams[0].pieces(settings_of(request).timeout_s):
+            end = {"tokens": streams[0].request.tokens, "finish_reason": piece.finish_reason}
+            yield _event({"text": piece.text} | (end if piece.finish_reason else {}))
 
-    @routes.post(
-        "/v1/completions",
-        summary="Generate text after prompts, as OpenAI's API",
-        **describe_route(CompletionsBody),
-    )
-    async def completions(request: Request) -> Response:
-        body = await read_body(request, CompletionsBody, settings)
-        for name, neutral in _UNSUPPORTED.items():
-            if (value := (body.model_extra or {}).get(name)) not in neutral:
-                raise ApiError(400, f"{name}={str(value)[:50]!r} is not supported; leave it out", "unsupported_value")
-        model = models.get(body.model)
-        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        chosen = body.model_dump(include={"temperature", "top_p", "seed"}, exclude_none=True)
-        arguments = _arguments(body.max_tokens, chosen)
-        streams = await start(request, model, prompts, stop, arguments)
-        head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model.name,
-        }
-        if not body.stream:
-            choices = [_choice(n, *text) for n, text in enumerate(await complete(request, streams))]
-            return json_response(head | {"choices": choices, "usage": _usage(streams)})
-        with_usage = (body.stream_options or {}).get("include_usage") is True
+    return _EventStream(events(), streams)
 
-        async def events() -> AsyncIterator[str]:
-            async for number, text, reason in _merge(streams, settings.timeout_s):
-                yield _event(head | {"choices": [_choice(number, text, reason)]})
-            if with_usage:
-                yield _event(head | {"choices": [], "usage": _usage(streams)})
-            yield "data: [DONE]\n\n"
 
-        return _EventStream(events(), streams)
+@router.post(
+    "/v1/completions", summary="Generate text after prompts, as OpenAI's API", **describe_route(CompletionsBody)
+)
+async def completions(request: Request) -> Response:
+    body = await read_body(request, CompletionsBody)
+    for name, neutral in _UNSUPPORTED.items():
+        if (value := (body.model_extra or {}).get(name)) not in neutral:
+            raise ApiError(400, f"{name}={str(value)[:50]!r} is not supported; leave it out", "unsupported_value")
+    model = get_model(request, body.model)
+    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    chosen = body.model_dump(include={"temperature", "top_p", "seed"}, exclude_none=True)
+    arguments = _arguments(body.max_tokens, chosen)
+    streams = await _start(request, model, prompts, stop, arguments)
+    head = {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model.name,
+    }
+    if not body.stream:
+        choices = [_choice(n, *text) for n, text in enumerate(await _complete(request, streams))]
+        return json_response(head | {"choices": choices, "usage": _usage(streams)})
+    with_usage = (body.stream_options or {}).get("include_usage") is True
 
-    return routes
+    async def events() -> AsyncIterator[str]:
+        async for number, text, reason in _merge(streams, settings_of(request).timeout_s):
+            yield _event(head | {"choices": [_choice(number, text, reason)]})
+        if with_usage:
+            yield _event(head | {"choices": [], "usage": _usage(streams)})
+        yield "data: [DONE]\n\n"
+
+    return _EventStream(events(), streams)
 
 
 def _arguments(most: int, sampling: dict[str, Any]) -> GenerationArguments:

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import re
 import unicodedata
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-import numpy as np
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from homespun.commands.pipeline import to_example
 from homespun.data.labels import LabelledRows
 from homespun.data.long_inputs import pad_chunks
 from homespun.errors import UserError
 from homespun.serving.errors import ApiError
-from homespun.serving.models import Models, ServedModel
+from homespun.serving.models import ServedModel
 from homespun.serving.neighbours import Neighbour, NeighbourIndex
-from homespun.serving.requests import Body, describe_route, json_response, read_body, wait_for
-from homespun.serving.settings import ServingSettings
+from homespun.serving.requests import Body, describe_route, get_model, json_response, read_body, settings_of, wait_for
 from homespun.tasks.text_models import TextModel
 from homespun.tasks.text_outputs import to_predictions
 from homespun.tasks.texts import LabelledText, second_texts
@@ -93,6 +91,8 @@ def occlude(model: TextModel, example: LabelledText) -> Explanation:
     The score of a word is the log-odds of the predicted class with the word minus the log-odds without it; a positive
     score supports the class. The shortened texts are computed in batches.
     """
+    from scipy.special import logit
+
     parts, words_a_part = _parts(example)
     outputs = model.outputs([example, *(_leave_out(example, side, span) for side, span in parts)])
     table = to_predictions(outputs.values, model.labels, model.decision)
@@ -101,7 +101,7 @@ def occlude(model: TextModel, example: LabelledText) -> Explanation:
     else:
         best = int(table[0].argmax())
         label, probability, number = model.labels.names[best], float(table[0, best]), None
-        values = _log_odds(table[:, best])
+        values = logit(table[:, best].clip(_LEAST, 1 - _LEAST))
     words = [
         Word(text=_side(example, side)[start:end], start=start, end=end, score=round(float(score), 6), side=side)
         for (side, (start, end)), score in zip(parts, values[0] - values[1:], strict=True)
@@ -140,19 +140,13 @@ def _leave_out(example: LabelledText, side: int, span: Span) -> LabelledText:
     return replace(example, second=before + after) if side else replace(example, text=before + after)
 
 
-def _log_odds(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    p = p.clip(_LEAST, 1 - _LEAST)
-    odds: NDArray[np.float64] = np.log(p / (1 - p))
-    return odds
-
-
 def text_attention(bundle: ModelBundle, example: LabelledText, layer: int, *, max_length: int) -> dict[str, object]:
     """Compute the attention weights of a text or pair in a layer, as fields of `AttentionAnswer`.
 
     Raises:
         UserError: no such layer, or the attention of the model has no weights.
     """
-    from homespun.commands.attention_map import attention_weights, weighted_attentions
+    from homespun.commands.attention_map import attention_weights, token_names, weighted_attentions
 
     layers = len(weighted_attentions(bundle.model))
     if not layers:
@@ -169,10 +163,7 @@ def text_attention(bundle: ModelBundle, example: LabelledText, layer: int, *, ma
     )
     batch = pad_chunks([rows[0]], pad_id=bundle.tokenizer.pad_id).to(next(bundle.model.parameters()).device)
     weights = attention_weights(bundle.model, layer, batch.input_ids, batch.context).cpu().float().numpy().round(4)
-    names = bundle.tokenizer.tokens
-    tokens = [
-        bundle.tokenizer.decode([i], skip_special_tokens=False).strip() or names[i] for i in batch.input_ids[0].tolist()
-    ]
+    tokens = token_names(bundle.tokenizer, batch.input_ids[0].tolist())
     sizes = {"layers": layers, "heads": len(weights), "layer": layer}
     return sizes | {"tokens": tokens, "weights": weights.tolist(), "truncated": bool(rows.cut[0])}
 
@@ -229,84 +220,100 @@ class NeighboursAnswer(BaseModel):
     examples: int
 
 
-def router(models: Models, settings: ServingSettings) -> APIRouter:
-    """Build the routes; one explanation is computed at a time, in a thread."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix="explain")
-    waiting = 0
-    indices: dict[str, NeighbourIndex] = {}
+@dataclass(eq=False)
+class Explanations:
+    """Thread that computes one explanation at a time, and the training examples of models."""
 
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        for index in indices.values():
-            await asyncio.to_thread(index.close)
-        executor.shutdown(wait=False, cancel_futures=True)
+    _waiting: int = 0
+    _indices: dict[str, NeighbourIndex] = field(default_factory=dict)
+    _executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="explain"))
 
-    async def compute(request: Request, work: Callable[[], R]) -> R:
-        nonlocal waiting
-        if waiting >= _WAITING:
-            raise ApiError(429, f"{waiting} explanations wait, of at most {_WAITING}; send the request again later")
-        waiting += 1
+    async def compute(self, request: Request, work: Callable[[], R]) -> R:
+        """Call ``work`` in the thread.
+
+        Raises:
+            ApiError: too many requests wait (429); see also `wait_for`.
+        """
+        if self._waiting >= _WAITING:
+            raise ApiError(
+                429, f"{self._waiting} explanations wait, of at most {_WAITING}; send the request again later"
+            )
+        self._waiting += 1
         try:
-            return await wait_for(request, asyncio.get_running_loop().run_in_executor(executor, work), settings)
+            return await wait_for(request, asyncio.get_running_loop().run_in_executor(self._executor, work))
         finally:
-            waiting -= 1
+            self._waiting -= 1
 
-    routes = APIRouter(lifespan=lifespan)
-
-    @routes.post(
-        "/explain",
-        summary="Compute the effect of each word on a prediction",
-        **describe_route(ExplainBody),
-    )
-    async def explain(request: Request) -> ExplainAnswer:
-        body = await read_body(request, ExplainBody, settings)
-        model = models.get(body.model)
-        text_model, example = _text_model(model), _example(model, body.text)
-        found = await compute(request, lambda: occlude(text_model, example))
-        return ExplainAnswer(model=model.name, method=body.method, **vars(found))
-
-    @routes.post(
-        "/attention",
-        summary="Compute the attention weights of a text in one layer",
-        response_model=AttentionAnswer,
-        **describe_route(AttentionBody),
-    )
-    async def attention(request: Request) -> Response:
-        body = await read_body(request, AttentionBody, settings)
-        model = models.get(body.model)
-        model.require("attention")
-        example, bundle = _example(model, body.text), model.pipeline.bundle
-        assert bundle is not None
-        length = model.max_length or MAX_TOKENS
-        found = await compute(request, lambda: text_attention(bundle, example, body.layer, max_length=length))
-        return json_response({"model": model.name} | found)
-
-    @routes.post(
-        "/neighbours",
-        summary="Find the training examples that are nearest to a text",
-        **describe_route(NeighboursBody),
-    )
-    async def neighbours(request: Request) -> NeighboursAnswer:
-        body = await read_body(request, NeighboursBody, settings)
-        model = models.get(body.model)
-        text_model, example = _text_model(model), _example(model, body.text)
-        if model.run is None:
-            raise ApiError(409, f"{model.source} is no run, so its training examples are unknown; serve the run")
-        index = indices.get(model.name)
+    async def index_of(self, model: ServedModel, text_model: TextModel, run: Path) -> NeighbourIndex:
+        """Return the index of a model; it is built again when the model was replaced."""
+        index = self._indices.get(model.name)
         if index is None or index.model is not text_model:
-            replaced, index = index, NeighbourIndex(text_model, model.run)
-            indices[model.name] = index
+            replaced, index = index, NeighbourIndex(text_model, run)
+            self._indices[model.name] = index
             index.start()
             if replaced is not None:
                 await asyncio.to_thread(replaced.close)
-        await asyncio.to_thread(index.wait, min(5.0, settings.timeout_s))
-        if index.error is not None:
-            raise ApiError(409, f"the training examples of {model.name!r} cannot be read: {index.error}")
-        found = await compute(request, functools.partial(index.nearest, example, body.count))
-        return NeighboursAnswer(model=model.name, neighbours=found, indexed=index.done, examples=index.rows)
+        return index
 
-    return routes
+    async def close(self) -> None:
+        """End the threads."""
+        for index in [*self._indices.values()]:
+            await asyncio.to_thread(index.close)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _explanations(request: Request) -> Explanations:
+    explanations: Explanations = request.app.state.explanations
+    return explanations
+
+
+router = APIRouter()
+
+
+@router.post("/explain", summary="Compute the effect of each word on a prediction", **describe_route(ExplainBody))
+async def explain(request: Request) -> ExplainAnswer:
+    body = await read_body(request, ExplainBody)
+    model = get_model(request, body.model)
+    text_model, example = _text_model(model), _example(model, body.text)
+    found = await _explanations(request).compute(request, lambda: occlude(text_model, example))
+    return ExplainAnswer(model=model.name, method=body.method, **vars(found))
+
+
+@router.post(
+    "/attention",
+    summary="Compute the attention weights of a text in one layer",
+    response_model=AttentionAnswer,
+    **describe_route(AttentionBody),
+)
+async def attention(request: Request) -> Response:
+    body = await read_body(request, AttentionBody)
+    model = get_model(request, body.model)
+    model.require("attention")
+    example, bundle = _example(model, body.text), model.pipeline.bundle
+    assert bundle is not None
+    length = model.max_length or MAX_TOKENS
+    found = await _explanations(request).compute(
+        request, lambda: text_attention(bundle, example, body.layer, max_length=length)
+    )
+    return json_response({"model": model.name} | found)
+
+
+@router.post(
+    "/neighbours", summary="Find the training examples that are nearest to a text", **describe_route(NeighboursBody)
+)
+async def neighbours(request: Request) -> NeighboursAnswer:
+    body = await read_body(request, NeighboursBody)
+    model = get_model(request, body.model)
+    text_model, example = _text_model(model), _example(model, body.text)
+    if model.run is None:
+        raise ApiError(409, f"{model.source} is no run, so its training examples are unknown; serve the run")
+    explanations = _explanations(request)
+    index = await explanations.index_of(model, text_model, model.run)
+    await asyncio.to_thread(index.wait, min(5.0, settings_of(request).timeout_s))
+    if index.error is not None:
+        raise ApiError(409, f"the training examples of {model.name!r} cannot be read: {index.error}")
+    found = await explanations.compute(request, functools.partial(index.nearest, example, body.count))
+    return NeighboursAnswer(model=model.name, neighbours=found, indexed=index.done, examples=index.rows)
 
 
 def _text_model(model: ServedModel) -> TextModel:
@@ -321,4 +328,4 @@ def _example(model: ServedModel, text: str | list[str]) -> LabelledText:
         model.check_inputs([text])
     if sum(map(len, text)) > MAX_CHARACTERS:
         raise ApiError(413, f"the text has more than {MAX_CHARACTERS:,} characters; shorten it")
-    return LabelledText(text, "") if isinstance(text, str) else LabelledText(text[0], "", text[1])
+    return to_example(text)

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.commands.pipeline import Pipeline
+from homespun.commands.pipeline import Pipeline, to_example
 from homespun.commands.predict import RecordPredictor
 from homespun.errors import UserError, first_line
 from homespun.serving.errors import ApiError
 from homespun.tasks.protocol import InputKind
 from homespun.tasks.text_models import TextModel, predict_examples
-from homespun.tasks.texts import LabelledText
 
 if TYPE_CHECKING:
     from homespun.inference.quantization import Precision
@@ -55,7 +54,6 @@ class ServedModel:
     parameters: int
     max_length: int | None  # tokens of a text; None: no limit
     run: Path | None  # folder with result.json
-    predictor: RecordPredictor | None = None  # predictor of tasks other than classification and regression of texts
     input_kind: InputKind = "text"  # kind of the inputs of `predict`
 
     @classmethod
@@ -87,7 +85,6 @@ class ServedModel:
             parameters=_count_parameters(pipeline),
             max_length=None if bundle is None else _max_length(bundle),
             run=_run_folder(Path(source).expanduser()),
-            predictor=opened if isinstance(opened, RecordPredictor) else None,
             input_kind="text" if opened is None else opened.data.input_kind,
         )
         served._try()
@@ -122,12 +119,9 @@ class ServedModel:
 
     def predict(self, inputs: Sequence[Input]) -> list[Prediction]:
         """Predict; see `homespun.commands.predict.predict_texts`. The inputs must be of `input_kind`."""
-        if self.predictor is None:
-            examples = [
-                LabelledText(one, "") if isinstance(one, str) else LabelledText(one[0], "", one[1]) for one in inputs
-            ]
-            return list(predict_examples(self.pipeline.text_model, examples))
-        return list(self.predictor.predict_inputs(inputs))
+        if self.pipeline.predictor is None:
+            return list(predict_examples(self.pipeline.text_model, list(map(to_example, inputs))))
+        return list(self.pipeline.predictor.predict_inputs(inputs))
 
     @cached_property
     def embedders(self) -> Mapping[str, Embedder]:

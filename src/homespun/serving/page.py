@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
 
-from fastapi import APIRouter, FastAPI, Form, UploadFile
+from fastapi import APIRouter, Form, Request, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import BaseModel
 
 from homespun.commands.predict import predict
 from homespun.errors import UserError, first_line
 from homespun.serving.errors import ApiError, error_responses
-from homespun.serving.models import Models, ServedModel
-from homespun.serving.settings import ServingSettings
+from homespun.serving.models import ServedModel
+from homespun.serving.requests import get_model
 from homespun.text.sources import read_records
 
 logger = logging.getLogger(__name__)
@@ -192,66 +189,64 @@ def find_card(model: ServedModel) -> Path | None:
     return next((path for path in (model.run / "README.md", model.run / "hf" / "README.md") if path.is_file()), None)
 
 
-def router(models: Models, settings: ServingSettings) -> APIRouter:
-    """Build the routes."""
-    jobs = FileJobs()
+router = APIRouter()
 
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(jobs.close)
 
-    routes = APIRouter(lifespan=lifespan)
+@router.get("/", include_in_schema=False)
+@router.get("/page/page.css", include_in_schema=False)
+@router.get("/page/page.js", include_in_schema=False)
+async def static(request: Request) -> FileResponse:
+    name, media_type = _STATIC[request.scope["route"].path]
+    return FileResponse(_PAGE / name, headers=_PAGE_HEADERS, media_type=media_type)
 
-    def add_static(path: str, name: str, media_type: str) -> None:
-        @routes.get(path, include_in_schema=False)
-        async def static() -> FileResponse:
-            return FileResponse(_PAGE / name, headers=_PAGE_HEADERS, media_type=media_type)
 
-    for path, (name, media_type) in _STATIC.items():
-        add_static(path, name, media_type)
+def _jobs(request: Request) -> FileJobs:
+    jobs: FileJobs = request.app.state.jobs
+    return jobs
 
-    @routes.post(
-        FILES_PATH,
-        status_code=202,
-        summary="Label the rows of a CSV file",
-        responses=error_responses(404, 409, 429),
-    )
-    def add_file(
-        file: UploadFile,
-        column: Annotated[str | None, Form(description="column of the text; default: as in training")] = None,
-        model: Annotated[str | None, Form(description="name of the model; default: the first one")] = None,
-    ) -> FileAccepted:
-        served = models.get(model or None)
-        served.require("predict")
-        return jobs.add(served, file.file, column or None)
 
-    @routes.get("/files/{name}", summary="Return the progress of a file", responses=error_responses(404))
-    def file_state(name: str) -> FileState:
-        return jobs.get(name)
+@router.post(
+    FILES_PATH, status_code=202, summary="Label the rows of a CSV file", responses=error_responses(404, 409, 429)
+)
+def add_file(
+    request: Request,
+    file: UploadFile,
+    column: Annotated[str | None, Form(description="column of the text; default: as in training")] = None,
+    model: Annotated[str | None, Form(description="name of the model; default: the first one")] = None,
+) -> FileAccepted:
+    served = get_model(request, model or None)
+    served.require("predict")
+    return _jobs(request).add(served, file.file, column or None)
 
-    @routes.get(
-        "/files/{name}/predictions.csv",
-        summary="Return a labelled file",
-        response_class=FileResponse,
-        responses=error_responses(404, 409) | {200: {"content": {"text/csv": {}}, "description": "The labelled file"}},
-    )
-    def labelled_file(name: str) -> FileResponse:
-        return FileResponse(jobs.result(name), headers=_ALWAYS, media_type="text/csv", filename="predictions.csv")
 
-    @routes.get("/report/{name}/{path:path}", include_in_schema=False)
-    def report(name: str, path: str) -> FileResponse:
-        folder = find_report(models.get(name))
-        file = None if folder is None else (folder / (path or "index.html")).resolve()
-        if folder is None or file is None or not file.is_relative_to(folder.resolve()) or not file.is_file():
-            raise ApiError(404, f"the report of {name!r} has no file {path!r}")
-        return FileResponse(file, headers=_FILE_HEADERS)
+@router.get("/files/{name}", summary="Return the progress of a file", responses=error_responses(404))
+def file_state(request: Request, name: str) -> FileState:
+    return _jobs(request).get(name)
 
-    @routes.get("/card/{name}", include_in_schema=False)
-    def card(name: str) -> FileResponse:
-        file = find_card(models.get(name))
-        if file is None:
-            raise ApiError(404, f"model {name!r} has no model card; homespun fit writes one")
-        return FileResponse(file, headers=_FILE_HEADERS, media_type="text/plain; charset=utf-8")
 
-    return routes
+@router.get(
+    "/files/{name}/predictions.csv",
+    summary="Return a labelled file",
+    response_class=FileResponse,
+    responses=error_responses(404, 409) | {200: {"content": {"text/csv": {}}, "description": "The labelled file"}},
+)
+def labelled_file(request: Request, name: str) -> FileResponse:
+    file = _jobs(request).result(name)
+    return FileResponse(file, headers=_ALWAYS, media_type="text/csv", filename="predictions.csv")
+
+
+@router.get("/report/{name}/{path:path}", include_in_schema=False)
+def report(request: Request, name: str, path: str) -> FileResponse:
+    folder = find_report(get_model(request, name))
+    file = None if folder is None else (folder / (path or "index.html")).resolve()
+    if folder is None or file is None or not file.is_relative_to(folder.resolve()) or not file.is_file():
+        raise ApiError(404, f"the report of {name!r} has no file {path!r}")
+    return FileResponse(file, headers=_FILE_HEADERS)
+
+
+@router.get("/card/{name}", include_in_schema=False)
+def card(request: Request, name: str) -> FileResponse:
+    file = find_card(get_model(request, name))
+    if file is None:
+        raise ApiError(404, f"model {name!r} has no model card; homespun fit writes one")
+    return FileResponse(file, headers=_FILE_HEADERS, media_type="text/plain; charset=utf-8")

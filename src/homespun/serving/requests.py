@@ -1,4 +1,7 @@
-"""Request bodies, the documentation of their routes, and waiting for results."""
+"""Request bodies, the documentation of their routes, and waiting for results.
+
+The state of an application has its `Models` and its `ServingSettings`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_jsonable_python
 
 from homespun.serving.errors import ApiError, error_responses
+from homespun.serving.models import Models, ServedModel
 from homespun.serving.settings import ServingSettings
 
 B = TypeVar("B", bound=BaseModel)
@@ -27,17 +32,30 @@ class Body(BaseModel):
     model: ModelName = None
 
 
-async def read_body(request: Request, kind: type[B], settings: ServingSettings) -> B:
+def settings_of(request: Request) -> ServingSettings:
+    """Return the settings of the server."""
+    settings: ServingSettings = request.app.state.settings
+    return settings
+
+
+def get_model(request: Request, name: str | None) -> ServedModel:
+    """Return a served model by name, see `Models.get`."""
+    models: Models = request.app.state.models
+    return models.get(name)
+
+
+async def read_body(request: Request, kind: type[B]) -> B:
     """Read the JSON body of a request, whatever its content type.
 
     Raises:
         ApiError: invalid UTF-8 or JSON (400), wrong fields (422), too many bytes (413), too slow (408).
     """
+    timeout = settings_of(request).timeout_s
     try:
-        async with asyncio.timeout(settings.timeout_s):
+        async with asyncio.timeout(timeout):
             body = await request.body()
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {settings.timeout_s:g} s") from None
+        raise ApiError(408, f"the body did not arrive within {timeout:g} s") from None
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -63,22 +81,21 @@ def describe_route(kind: type[BaseModel]) -> dict[str, Any]:
     return {"openapi_extra": {"requestBody": body}, "responses": error_responses(404, 408, 409, 429, 504)}
 
 
-async def wait_for(request: Request, future: asyncio.Future[R], settings: ServingSettings) -> R:
+async def wait_for(request: Request, future: asyncio.Future[R]) -> R:
     """Wait for a result; ``future`` is cancelled by the timeout or when the client disconnects.
 
     Raises:
         ApiError: the timeout has passed (504), or the client has disconnected (499).
     """
+    timeout = settings_of(request).timeout_s
     gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        await asyncio.wait((future, gone), timeout=settings.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((future, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if future.done():
             return future.result()
         if gone.done():
             raise ApiError(499, "the client has closed the connection")
-        raise ApiError(
-            504, f"no result after {settings.timeout_s:g} s; send fewer or shorter texts, or try again later"
-        )
+        raise ApiError(504, f"no result after {timeout:g} s; send fewer or shorter texts, or try again later")
     finally:
         gone.cancel()
         future.cancel()
@@ -93,16 +110,6 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 def json_response(content: object) -> Response:
     """Build a JSON response; NaN and infinity become null."""
-    try:
-        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        text = json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":"))
+    plain = to_jsonable_python(content, inf_nan_mode="null")
+    text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
     return Response(text.encode("utf-8", "replace"), media_type="application/json")
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and (value != value or abs(value) == float("inf")) else value
