@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from scipy.special import softmax
 
 from homespun.errors import UserError
 from homespun.inference.few_shot import (
@@ -15,7 +16,6 @@ from homespun.inference.few_shot import (
     generate_answers,
     match_answers,
     normalize_by_length,
-    probabilities,
     score_answers,
 )
 from homespun.models.config import ModelConfig
@@ -164,9 +164,9 @@ def test_calibration_removes_the_prior_of_the_prompt() -> None:
     content_free = np.log([[0.5, 0.1], [0.7, 0.3]])  # shares of 5/6 and 7/10 for the first answer
     prior = (5 / 6 + 0.7) / 2
     expected = np.array([0.6 / prior, 0.2 / (1 - prior)])
-    np.testing.assert_allclose(probabilities(calibrate_scores(scores, content_free))[0], expected / expected.sum())
+    np.testing.assert_allclose(softmax(calibrate_scores(scores, content_free), axis=1)[0], expected / expected.sum())
     # a text that says nothing is then undecided
-    np.testing.assert_allclose(probabilities(calibrate_scores(scores[:1], scores[:1])), [[0.5, 0.5]])
+    np.testing.assert_allclose(softmax(calibrate_scores(scores[:1], scores[:1]), axis=1), [[0.5, 0.5]])
 
 
 def test_scores_per_token() -> None:

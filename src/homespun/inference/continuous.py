@@ -86,7 +86,7 @@ class GenerationRequest:
 class ContinuousGenerator:
     """Generator of many concurrent texts with a language model, for one thread.
 
-    The text of a request equals that of `homespun.inference.generation.TextGenerator`, whichever requests run with it.
+    A request has the same text as with `homespun.inference.generation.TextGenerator`, whichever requests run with it.
     Packs the weights of linear layers for a CPU until `close`, which stores a second copy of them. A step has at most
     ``max_rows`` texts.
 

@@ -132,6 +132,10 @@ def score_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch
     model.eval()
     scorer = _build_scorer(model, prompts, tokenizer)
     stems = _stems(prompts.answers)
+    stem_of = [
+        next(n for n, stem in enumerate(stems) if np.array_equal(stem[: len(ids) - 1], ids[:-1]))
+        for ids in prompts.answers
+    ]
     result = np.zeros((len(prompts.questions), len(prompts.answers)))
     order = sorted(range(len(prompts.questions)), key=lambda index: -len(prompts.questions[index]))
     with torch.no_grad():
@@ -139,8 +143,7 @@ def score_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch
             chosen = order[start : start + batch_size]
             tables = scorer([prompts.questions[index] for index in chosen], stems)
             for answer, ids in enumerate(prompts.answers):
-                stem = next(n for n, other in enumerate(stems) if np.array_equal(other[: len(ids) - 1], ids[:-1]))
-                scores = tables[:, stem, torch.arange(len(ids)), torch.from_numpy(ids)]  # (chosen, tokens)
+                scores = tables[:, stem_of[answer], torch.arange(len(ids)), torch.from_numpy(ids)]  # (chosen, tokens)
                 result[chosen, answer] = scores.double().sum(-1).numpy()
     return result
 
@@ -182,16 +185,11 @@ def calibrate_scores(scores: NDArray[np.float64], content_free: NDArray[np.float
         scores: (questions, answers).
         content_free: (texts, answers) scores of texts without content, whose probabilities are averaged.
     """
-    prior = probabilities(content_free).mean(0)
+    from scipy.special import softmax
+
+    prior = softmax(content_free, axis=1).mean(0)
     calibrated: NDArray[np.float64] = scores - np.log(np.maximum(prior, np.finfo(np.float64).tiny))
     return calibrated
-
-
-def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the softmax over the answers, (questions, answers)."""
-    shares: NDArray[np.float64] = np.exp(scores - scores.max(1, keepdims=True))
-    shares /= shares.sum(1, keepdims=True)
-    return shares
 
 
 def _stems(answers: Sequence[Ids]) -> list[Ids]:

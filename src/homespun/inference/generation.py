@@ -22,6 +22,7 @@ from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded from an incomplete character
+_CONTEXT = 16  # tokens of the prompt that are decoded with each new token, for white space and characters at its end
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class TextPieces:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] | None, stop: Sequence[str]) -> None:
         self.tokenizer, self.stop = tokenizer, tuple(stop)
-        self._prompt = prompt or []
+        self._prompt = list(prompt or ())[-_CONTEXT:]
         self._before = tokenizer.decode(self._prompt) if self._prompt else ""
         self._new: list[int] = []
         self._emitted = ""

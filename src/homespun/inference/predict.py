@@ -16,6 +16,7 @@ from homespun.models.model import Model
 from homespun.models.sequence_heads import PICKS
 from homespun.nn.eval_mode import eval_mode
 
+_EMBEDDED = 32  # rows of a batch of `embed_rows`
 _CPU_TOKENS, _CPU_NUMBERS = 256, 2**17
 """Padded tokens of a batch on a CPU, or numbers of its hidden states; more leave the cache and take 20 to 40 % longer.
 """
@@ -56,7 +57,7 @@ def _batches(
 
 
 def embed_rows(
-    model: Model, rows: Rows, *, pad_id: int, poolings: Sequence[str] = ("mean",), batch_size: int = 32
+    model: Model, rows: Rows, *, pad_id: int, poolings: Sequence[str] = ("mean",)
 ) -> dict[str, NDArray[np.float32]]:
     """Pool the hidden states of each row to (rows, hidden) vectors, for several poolings in one forward pass.
 
@@ -65,7 +66,6 @@ def embed_rows(
         rows: texts of one chunk.
         pad_id: padding token.
         poolings: names of `homespun.models.sequence_heads.PICKS`: ``mean``, ``first``, ``last``.
-        batch_size: rows at a time.
 
     Raises:
         UserError: an unknown pooling.
@@ -75,7 +75,7 @@ def embed_rows(
             raise UserError(f"pooling={name!r} must be one of {', '.join(PICKS)}")
     result: dict[str, NDArray[np.float32]] = {}
     with eval_mode(model):
-        for indices, batch in _batches(model, rows, partial(pad_chunks, pad_id=pad_id), batch_size):
+        for indices, batch in _batches(model, rows, partial(pad_chunks, pad_id=pad_id), _EMBEDDED):
             hidden = model.read(batch.input_ids, batch.context)
             for name in poolings:
                 vectors = PICKS[name](hidden, batch.attention_mask).float().cpu().numpy()

@@ -44,8 +44,8 @@ def find_answers(
 ) -> list[list[Answer]]:
     """Find the best answers to each question, sorted by score.
 
-    The score of a span is the sum of the logits of its start and end; the score of *no answer* is the minimum over the
-    windows of that of ``[CLS]``. *No answer* is first if its score exceeds that of the best span by more than
+    The score of a span is the sum of the logits of its start and end; the score of *no answer* is the minimum of this
+    sum at ``[CLS]`` over the windows. *No answer* is first if its score exceeds the best span's by more than
     ``null_threshold`` (Devlin et al. 2019, section 4.3). It is a candidate only with ``no_answer``.
 
     Args:
@@ -99,9 +99,9 @@ def _rank(
         candidates.insert(0 if first else later, (None, none))
     if not candidates:  # an empty text has no span
         return [Answer("", None, None, 0.0, 1.0)]
-    values = np.array([score for _, score in candidates])
-    shares = np.exp(values - values.max())
-    shares /= shares.sum()
+    from scipy.special import softmax
+
+    shares = softmax([score for _, score in candidates])
     return [
         Answer("", None, None, score, share)
         if span is None
