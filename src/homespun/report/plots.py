@@ -340,10 +340,8 @@ def draw_embeddings(
 
 
 def _write_words(axes: Axes, words: Sequence[str], positions: np.ndarray) -> None:
-    from matplotlib.transforms import Bbox
-
     points = axes.transData.transform(positions)
-    taken = [Bbox.from_bounds(x - _POINT, y - _POINT, 2 * _POINT, 2 * _POINT) for x, y in points]
+    taken = np.concatenate([points - _POINT, points + _POINT], axis=1)  # (boxes, left bottom right top)
     for word, position in zip(words, positions, strict=True):
         point = (float(position[0]), float(position[1]))
         note = axes.annotate(word, point, xytext=(0, 0), textcoords="offset points", color=INK)
@@ -351,7 +349,7 @@ def _write_words(axes: Axes, words: Sequence[str], positions: np.ndarray) -> Non
             note.set_position((right * distance, up * distance))
             note.set_horizontalalignment(horizontal)
             note.set_verticalalignment(vertical)
-            box = note.get_window_extent()
-            if not any(box.overlaps(other) for other in taken):
+            box = note.get_window_extent().extents
+            if not ((taken[:, :2] <= box[2:]) & (taken[:, 2:] >= box[:2])).all(axis=1).any():
                 break
-        taken.append(box)
+        taken = np.vstack([taken, box])
