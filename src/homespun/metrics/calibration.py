@@ -177,24 +177,24 @@ def find_thresholds(
 
 
 def _coordinate_ascent(probabilities: Probabilities, truth: Truth, thresholds: list[float]) -> tuple[float, ...]:
-    predicted = probabilities > np.array(thresholds)
+    predicted, positives = probabilities > np.array(thresholds), int(truth.sum())
+    hits, counts = (predicted & (truth == 1)).sum(axis=0), predicted.sum(axis=0)  # (labels,)
     for _ in range(10):
         changed = False
         for label, column in enumerate(probabilities.T):
-            others = np.delete(np.arange(len(thresholds)), label)
-            hits = int((predicted[:, others] & (truth[:, others] == 1)).sum())
-            num_predicted = int(predicted[:, others].sum())
             order = np.argsort(-column, kind="stable")
             values = column[order]
             label_hits = np.concatenate([[0], np.cumsum(truth[order, label])])  # correct by number of predicted rows
-            scores = 2 * (hits + label_hits) / np.maximum(1, num_predicted + np.arange(len(label_hits)) + truth.sum())
+            other_hits, others = hits.sum() - hits[label], counts.sum() - counts[label] + positives
+            scores = 2 * (other_hits + label_hits) / np.maximum(1, others + np.arange(len(label_hits)))
             boundary = np.concatenate([[True], values[1:] < values[:-1], [True]])  # between different values
             cuts = np.concatenate([[1.0], (values[1:] + values[:-1]) / 2, [0.0]])
             current = scores[int((column > thresholds[label]).sum())]
             best = int(np.where(boundary, scores, -1.0).argmax())
             if scores[best] > current + 1e-12:
                 thresholds[label], changed = float(cuts[best]), True
-                predicted[:, label] = column > thresholds[label]
+                chosen = column > thresholds[label]
+                hits[label], counts[label] = (chosen & (truth[:, label] == 1)).sum(), chosen.sum()
         if not changed:
             break
     return tuple(thresholds)
