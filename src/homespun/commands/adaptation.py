@@ -74,7 +74,13 @@ def open_start(
             generator has another tokenizer, or a change is not possible.
     """
     stored = open_for_training(source)
-    words = _find_added_tokens(stored, tokenizer, source, corpus)
+    words = find_added_tokens(stored.tokenizer, tokenizer)
+    if words is None:
+        raise UserError(
+            f"{source} has tokenizer {stored.tokenizer.fingerprint}, corpus {corpus} has {tokenizer.fingerprint}, "
+            f"which is not an extension of it; build the corpus with the tokenizer of {source}, or with one made by "
+            f"`homespun tokenizer extend {source}`"
+        )
     backbone = change_stacks(stored.config.backbone, changes or {})
     backbone = backbone.with_tokens(max(backbone.vocab_size, tokenizer.vocab_size), tokenizer.pad_id)
     stored_generator = None
@@ -84,17 +90,6 @@ def open_start(
         if stored_generator.tokenizer.fingerprint != stored.tokenizer.fingerprint:
             raise UserError(f"--generator {generator} has another tokenizer than {source}; give one with the same")
     return Start(str(source), stored, backbone, words, stored_generator)
-
-
-def _find_added_tokens(stored: ModelBundle, tokenizer: Tokenizer, source: str, corpus: str) -> AddedTokens:
-    words = find_added_tokens(stored.tokenizer, tokenizer)
-    if words is None:
-        raise UserError(
-            f"{source} has tokenizer {stored.tokenizer.fingerprint}, corpus {corpus} has {tokenizer.fingerprint}, "
-            f"which is not an extension of it; build the corpus with the tokenizer of {source}, or with one made by "
-            f"`homespun tokenizer extend {source}`"
-        )
-    return words
 
 
 def _add_other_parameters(

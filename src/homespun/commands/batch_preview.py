@@ -19,7 +19,7 @@ from homespun.data.loader import Collate, Loader, Order
 from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.recipes import split_overrides
-from homespun.report.console import Display
+from homespun.report.console import SILENT
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
 
@@ -103,7 +103,7 @@ def _finetuning_source(recipe: FinetuneRecipe, start_from: str | None) -> _Sourc
     recipe = with_train(recipe, budget=budget)
     inputs = read_inputs(recipe, start_from, None)
     task, stored = inputs.task, inputs.model.stored
-    setup = prepare_trial(recipe, inputs.trials[0], task, stored, Display(json=True)).setup
+    setup = prepare_trial(recipe, inputs.trials[0], task, stored, SILENT).setup
     return _Source(setup.rows, setup.collate, "bucketed", stored.tokenizer, task.labels)
 
 

@@ -1,4 +1,4 @@
-"""A corpus built by the workers of a Ray cluster, equal to that of one machine.
+"""Corpus built by the workers of a Ray cluster, equal to a corpus built on one machine.
 
 The files are divided into units of about 64 MB of consecutive files. Duplicates are found first, from hashes: Ray Data
 groups them, and the driver decides in the order of the documents, as one machine does. Then a task for each unit reads
@@ -75,7 +75,7 @@ class _Job:
     duplicates: Duplicates
 
     def documents(self, unit: int) -> Iterator[Document]:
-        """Documents of a unit, with duplicates; raises `UserError` if this worker cannot be right."""
+        """Documents of a unit, with duplicates; raises `UserError` if this worker has another version or folder."""
         if not (Path(self.folder) / UNITS).is_file():
             raise UserError(f"a worker does not see {self.folder}; give --out in a folder that all machines share")
         return self.text.documents(unit)
@@ -92,8 +92,8 @@ def build_on_cluster(
 ) -> Corpus:
     """Build a corpus as `homespun.data.corpus.build_corpus` does, by the workers of the Ray cluster of ``RAY_ADDRESS``.
 
-    Documents, their order and their tokens are those of one machine; shards are those of the units. The same call goes
-    on after an interruption with the units that are missing. A worker holds a shard, or the hashes of some 16 MB of
+    Documents, their order and their tokens are as on one machine; each unit has its own shards. After an interruption,
+    the same call continues with the missing units. A worker holds a shard, or the hashes of some 16 MB of
     files; the driver holds the file names, and 17 bytes for each document of each set that shares a hash.
 
     ``out`` and the inputs are folders and files that all machines see, or object stores. ``progress`` is called, and
@@ -150,7 +150,7 @@ def _documents(units: Iterable[Unit]) -> int:
 
 
 def _begin(folder: Path, job: _Job, tokenizer: Tokenizer, described: str) -> dict[int, Unit]:
-    """Create the record of the build, or read that of an interrupted one."""
+    """Create the record of the build, or read the record of an interrupted build."""
     inputs = hashlib.blake2b(repr((described, job.text.units)).encode(), digest_size=16).hexdigest()
     header = {"version": 1, "inputs": inputs, "tokenizer": tokenizer.fingerprint, "sentences": job.sentences}
     path = folder / UNITS
@@ -200,7 +200,7 @@ def _duplicates(ray: Any, job: _Job) -> dict[int, NDArray[np.int64]]:
 
 
 def _hash_units(batch: Hashes, job: _Job, buckets: int) -> Iterator[Hashes]:
-    """Hashes of the documents of units: one of the text, and those of its bands for near-duplicates."""
+    """Hashes of the documents of units: of the text, and for near-duplicates of each of its bands."""
     near = NearDuplicates(capacity=1) if job.duplicates == "near" else None
 
     def rows(

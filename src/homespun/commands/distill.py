@@ -30,7 +30,7 @@ from homespun.models.bundle import ModelBundle, save_model
 from homespun.models.weight_transfer import build_student
 from homespun.objectives.mlm import MaskedLMObjective
 from homespun.objectives.teacher import teacher_folder
-from homespun.report.console import Display
+from homespun.report.console import SILENT, Display
 from homespun.report.page import write_report
 from homespun.tasks.config import task_from_metadata
 from homespun.training.devices import DistributedContext
@@ -53,7 +53,7 @@ def distill(
     changes: Mapping[str, object] | None = None,
     from_scratch: bool = False,
     resume: bool = False,
-    display: Display | None = None,
+    display: Display = SILENT,
 ) -> Tree:
     """Train a student with a teacher into the run directory ``out``.
 

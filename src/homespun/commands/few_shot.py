@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +26,9 @@ from homespun.inference.few_shot import (
     normalize_by_length,
     score_answers,
 )
-from homespun.io.atomic import write_text
-from homespun.models.config import BackboneConfig
-from homespun.models.model import Model
-from homespun.report.console import Display
+from homespun.io.json import write_json
+from homespun.models.bundle import ModelBundle
+from homespun.report.console import SILENT, Display
 from homespun.report.document import write_document
 from homespun.report.page import in_context_document
 from homespun.text.tokenizer import Tokenizer
@@ -91,7 +90,7 @@ def few_shot(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     prompting: Prompting | None = None,
-    display: Display | None = None,
+    display: Display = SILENT,
 ) -> Tree:
     """Evaluate few-shot prompting of a generative model, and write ``in_context.json`` and ``index.html`` into ``out``.
 
@@ -120,7 +119,6 @@ def few_shot(
             ``prompting.answers`` and ``test``, or a prompt is too long.
     """
     settings = prompting or Prompting()
-    display = display or Display(json=True)
     stored = open_for_inference(run)
     texts, names = read_labelled_texts(data, text=text, label=label, encoding=encoding, columns=columns)
     labels = Labels.collect(names)
@@ -139,25 +137,8 @@ def few_shot(
         raise UserError(
             f"--shots {max(settings.shots)} exceeds the {len(pool.texts)} examples for prompts; lower it or give more"
         )
-
-    task = display.task("evaluating", total=float(sum(settings.repeats if shots else 1 for shots in settings.shots)))
-    measured: list[Tree] = []
-    prompt = ""
-    for shots in settings.shots:
-        draws = []
-        for draw in range(settings.repeats if shots else 1):
-            examples = pool.take(_draw_examples(pool.targets, shots, (settings.seed, draw), balanced=settings.balanced))
-            answered = [(t, words[target]) for t, target in zip(examples.texts, examples.targets, strict=True)]
-            prompts = _build_prompts(settings, stored.tokenizer, answered, queries.texts, words, stored.config.backbone)
-            predicted = _predict(stored.model, prompts, answered, words, stored.tokenizer, settings)
-            draws.append(_measure(labels, queries.targets, predicted))
-            if shots:
-                learned = tfidf(examples.texts, examples.targets, queries.texts, queries.targets, labels)
-                draws[-1]["tfidf"] = learned.metrics["accuracy"]
-            prompt = settings.template.before(answered) + settings.template.question(queries.texts[0])
-            task.update(float(sum(len(found["draws"]) for found in measured) + len(draws)))
-        means = {name: float(np.mean([found[name] for found in draws])) for name in draws[0]}
-        measured.append({"shots": shots, **means, "draws": draws})
+    evaluation = _Evaluation(stored, settings, labels, words, pool, queries)
+    measured, prompt = evaluation.run(display)
     result = {
         "kind": "in_context",
         "run": run,
@@ -172,8 +153,95 @@ def few_shot(
     }
     folder = Path(out)
     page = write_document(in_context_document(result), folder)
-    write_text(folder / "in_context.json", json.dumps(result, indent=1, ensure_ascii=False))
+    write_json(folder / "in_context.json", result)
     return result | {"page": str(page)}
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """Model, settings, classes and examples of an evaluation."""
+
+    stored: ModelBundle
+    settings: Prompting
+    labels: Labels
+    words: list[str]  # answers by class number
+    pool: Labelled  # examples for the prompts
+    queries: Labelled  # test examples
+
+    def run(self, display: Display) -> tuple[list[Tree], str]:
+        """Return the metrics of each number of shots, and a prompt with the largest."""
+        draws_of = {shots: self.settings.repeats if shots else 1 for shots in self.settings.shots}
+        task = display.task("evaluating", total=float(sum(draws_of.values())))
+        measured: list[Tree] = []
+        done, prompt = itertools.count(1), ""
+        for shots, repeats in draws_of.items():
+            draws = []
+            for draw in range(repeats):
+                metrics, prompt = self._measure(shots, draw)
+                draws.append(metrics)
+                task.update(next(done))
+            means = {name: float(np.mean([found[name] for found in draws])) for name in draws[0]}
+            measured.append({"shots": shots, **means, "draws": draws})
+        return measured, prompt
+
+    def _measure(self, shots: int, draw: int) -> tuple[dict[str, float], str]:
+        """Return the metrics with drawn examples, and the first prompt."""
+        settings, queries, labels = self.settings, self.queries, self.labels
+        rows = _draw_examples(self.pool.targets, shots, (settings.seed, draw), balanced=settings.balanced)
+        examples = self.pool.take(rows)
+        answered = [(t, self.words[target]) for t, target in zip(examples.texts, examples.targets, strict=True)]
+        predicted = self._predict(answered)
+        metrics = {
+            "accuracy": float((queries.targets == predicted).mean()),
+            "macro_f1": _macro_f1(labels, queries.targets, predicted),
+        }
+        if shots:
+            learned = tfidf(examples.texts, examples.targets, queries.texts, queries.targets, labels)
+            metrics["tfidf"] = learned.metrics["accuracy"]
+        return metrics, settings.template.before(answered) + settings.template.question(queries.texts[0])
+
+    def _predict(self, examples: Sequence[tuple[str, str]]) -> NDArray[np.int64]:
+        """Class numbers, (texts,); -1 if the generated text starts with no answer."""
+        settings, prompts = self.settings, self._prompts(examples, self.queries.texts)
+        self._check_length(prompts, examples)
+        model, tokenizer = self.stored.model, self.stored.tokenizer
+        if settings.score == "generated":
+            texts = generate_answers(model, prompts, tokenizer, batch_size=settings.batch_size)
+            return match_answers(texts, self.words)
+
+        def score(prompts: Prompts) -> NDArray[np.float64]:
+            scores = score_answers(model, prompts, tokenizer, batch_size=settings.batch_size)
+            return normalize_by_length(scores, prompts.answers) if settings.score == "per_token" else scores
+
+        scores = score(prompts)
+        if settings.calibrated:
+            scores = calibrate_scores(scores, score(self._prompts(examples, _CONTENT_FREE)))
+        chosen: NDArray[np.int64] = scores.argmax(1)
+        return chosen
+
+    def _prompts(self, examples: Sequence[tuple[str, str]], texts: Sequence[str]) -> Prompts:
+        template, tokenizer = self.settings.template, self.stored.tokenizer
+        return Prompts.of(template, tokenizer, examples=examples, texts=texts, answers=self.words)
+
+    def _check_length(self, prompts: Prompts, examples: Sequence[tuple[str, str]]) -> None:
+        """Raise `UserError` if a prompt exceeds the length of the model."""
+        tokenizer, backbone = self.stored.tokenizer, self.stored.config.backbone
+        limit, length = backbone.max_position_embeddings, prompts.max_length(seq2seq=backbone.has_decoder)
+        if length <= limit:
+            return
+        prefix, _ = tokenizer.template
+
+        def longest(count: int) -> int:
+            (before,) = tokenizer.encode_batch([self.settings.template.before(examples[:count])])
+            return length - len(prompts.before) + len(prefix) + len(before)
+
+        fit = next((count for count in range(len(examples), 0, -1) if longest(count) <= limit), 0)
+        without = longest(0)
+        hint = f"{fit} examples fit" if without <= limit else f"it has {without} tokens without examples"
+        raise UserError(
+            f"the longest prompt with {len(examples)} examples has {length} tokens, which exceeds the model's "
+            f"max_position_embeddings={limit}; {hint}: lower --shots, or truncate the texts with --text-tokens"
+        )
 
 
 def _answer_words(labels: Labels, given: Mapping[str, str]) -> list[str]:
@@ -215,64 +283,8 @@ def _draw_examples(
     return chosen
 
 
-def _build_prompts(
-    settings: Prompting,
-    tokenizer: Tokenizer,
-    examples: Sequence[tuple[str, str]],
-    texts: Sequence[str],
-    words: Sequence[str],
-    backbone: BackboneConfig,
-) -> Prompts:
-    prompts = Prompts.of(settings.template, tokenizer, examples=examples, texts=texts, answers=words)
-    limit = backbone.max_position_embeddings
-    seq2seq = backbone.has_decoder
-    if prompts.max_length(seq2seq=seq2seq) <= limit:
-        return prompts
-    fit = len(examples)
-
-    def longest(examples: Sequence[tuple[str, str]]) -> int:
-        (before,) = tokenizer.encode_batch([settings.template.before(examples)])
-        prefix, _ = tokenizer.template
-        return prompts.max_length(seq2seq=seq2seq) - len(prompts.before) + len(prefix) + len(before)
-
-    while fit and longest(examples[:fit]) > limit:
-        fit -= 1
-    without = longest([])
-    hint = f"{fit} examples fit" if without <= limit else f"it has {without} tokens without examples"
-    raise UserError(
-        f"the longest prompt with {len(examples)} examples has {prompts.max_length(seq2seq=seq2seq)} tokens, which "
-        f"exceeds the model's max_position_embeddings={limit}; {hint}: lower --shots, or truncate the texts with "
-        "--text-tokens"
-    )
-
-
-def _predict(
-    model: Model,
-    prompts: Prompts,
-    examples: Sequence[tuple[str, str]],
-    words: Sequence[str],
-    tokenizer: Tokenizer,
-    settings: Prompting,
-) -> NDArray[np.int64]:
-    """Class numbers, (texts,); -1 if the generated text starts with no answer."""
-    if settings.score == "generated":
-        return match_answers(generate_answers(model, prompts, tokenizer, batch_size=settings.batch_size), words)
-
-    def score(prompts: Prompts) -> NDArray[np.float64]:
-        scores = score_answers(model, prompts, tokenizer, batch_size=settings.batch_size)
-        return normalize_by_length(scores, prompts.answers) if settings.score == "per_token" else scores
-
-    scores = score(prompts)
-    if settings.calibrated:
-        content_free = Prompts.of(settings.template, tokenizer, examples=examples, texts=_CONTENT_FREE, answers=words)
-        scores = calibrate_scores(scores, score(content_free))
-    chosen: NDArray[np.int64] = scores.argmax(1)
-    return chosen
-
-
-def _measure(labels: Labels, truth: NDArray[np.int64], predicted: NDArray[np.int64]) -> dict[str, float]:
+def _macro_f1(labels: Labels, truth: NDArray[np.int64], predicted: NDArray[np.int64]) -> float:
     from sklearn.metrics import f1_score
 
     classes = list(range(len(labels)))
-    f1 = f1_score(truth, predicted, labels=classes, average="macro", zero_division=0.0)
-    return {"accuracy": float((truth == predicted).mean()), "macro_f1": float(f1)}
+    return float(f1_score(truth, predicted, labels=classes, average="macro", zero_division=0.0))

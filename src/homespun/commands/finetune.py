@@ -29,7 +29,7 @@ from homespun.hf.open import open_for_training
 from homespun.io.json import read_object
 from homespun.metrics.classification import Metrics
 from homespun.migration import migrate_result
-from homespun.report.console import Display
+from homespun.report.console import SILENT, Display
 from homespun.tasks.protocol import Measured, Task, TaskRows
 from homespun.text.clean import NearDuplicatePairs
 from homespun.training.devices import DistributedContext
@@ -47,7 +47,7 @@ def finetune(
     start_from: str,
     vectors: str | Path | None = None,
     resume: bool = False,
-    display: Display | None = None,
+    display: Display = SILENT,
 ) -> Tree:
     """Fine-tune a pretrained model into the run directory ``out``.
 
@@ -72,7 +72,6 @@ def finetune(
     Raises:
         UserError: the data or the model cannot be used, or the run was interrupted.
     """
-    display = display or Display(json=True)
     if (count := processes_to_start(recipe.train)) > 1:
         return run_in_processes(
             count, finetune, recipe, out, display=display, start_from=start_from, vectors=vectors, resume=resume

@@ -24,7 +24,6 @@ from homespun.planning.parallel import (
     WeightBytes,
     communicated_bytes,
     device_memory,
-    share_of_rows,
     update_seconds,
 )
 from homespun.planning.predict import Choice, NothingFits, Predict, Prediction, Workload, choose, predict
@@ -148,7 +147,7 @@ def choose_parallel(config: TrainConfig, work: Callable[[], Work]) -> Literal["d
 
 
 def _fitting(workload: Workload, context: DistributedContext) -> Literal["ddp", "fsdp"]:
-    share = share_of_rows(workload.train.batch_size, context.world_size)
+    share = -(-workload.train.batch_size // context.world_size)  # rows of the process with the most
     rows = min(workload.train.micro_batch_size or share, share)
     ones = Rates(**{field.name: 1.0 for field in dataclasses.fields(Rates)})  # seconds do not matter
     alone = predict(workload, rows, ones, device=context.device, accumulate=rows < share).memory
@@ -182,7 +181,7 @@ def _plan_kind(
     kind: Kind, workload: Workload, cluster: Cluster, weights: WeightBytes, alone: Predict, limit: int
 ) -> Tree:
     devices, batch = 1 if kind == "none" else cluster.devices, workload.train.batch_size
-    share = share_of_rows(batch, devices)
+    share = -(-batch // devices)  # rows of the device with the most
 
     def single(workload: Workload, rows: int) -> Prediction:
         # predict the complete batch once, for all kinds

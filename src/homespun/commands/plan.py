@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +14,7 @@ from pydantic_core import to_jsonable_python
 from homespun.commands.machine import Machine, WorkFactory, choice_to_dict, size_to_dict, with_precision, with_size
 from homespun.commands.parallel import Cluster, plan_parallel, training_totals
 from homespun.commands.preflight import check_pretraining, training_warnings
-from homespun.commands.probe import Clock, LinearFit, ProbeJob, probe_sizes, run_probe
+from homespun.commands.probe import Clock, LinearFit, ProbeJob, ProbeResult, probe_sizes, run_probe
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, with_train
 from homespun.commands.trials import plan_trials
 from homespun.commands.workload import Work, finetuning_work, made_up_corpus, open_data, pretraining_work
@@ -24,7 +24,7 @@ from homespun.hf.open import open_model
 from homespun.planning.budget import BudgetForecast, DatasetSize, epochs_warning, forecast_budget, step_warning
 from homespun.planning.predict import Choice, Prediction, Workload, choose
 from homespun.planning.tracer import StepTracer
-from homespun.report.console import Display
+from homespun.report.console import SILENT, Display
 from homespun.training.config import Budget
 
 Recipe = PretrainRecipe | FinetuneRecipe
@@ -41,7 +41,7 @@ def plan(
     start_from: str | None = None,
     changes: Mapping[str, object] | None = None,
     cluster: Cluster | None = None,
-    display: Display | None = None,
+    display: Display = SILENT,
     clock: Clock = "wall",
 ) -> Tree:
     """Predict memory, time and number of tokens of a training, and choose micro-batches.
@@ -70,7 +70,6 @@ def plan(
     Raises:
         UserError: the recipe is invalid, a limit is not a positive number, or nothing fits into the memory limit.
     """
-    display = display or Display(json=True)
     budget = _budget(recipe.train.budget, memory=memory, time=time, tokens=tokens, steps=steps)
     recipe = with_train(recipe, budget=budget)
     if cluster is not None:
@@ -98,7 +97,7 @@ def plan(
         if cluster is not None:
             shared = plan_parallel(work, cluster, machine.rates, machine.device, budget.memory)
         result = (
-            _probe(recipe, work, choice, machine, start_from, changes, clock)
+            _correct(recipe, work, choice, machine, _probe(recipe, choice, start_from, changes, clock))
             if probe
             else _describe(recipe, work, choice, machine)
         )
@@ -221,14 +220,27 @@ def _expected(budget: Budget, work: Work, prediction: Prediction, step_seconds: 
 
 
 def _probe(
-    recipe: Recipe,
-    work: Work,
-    choice: Choice,
-    machine: Machine,
-    start_from: str | None,
-    changes: Mapping[str, object] | None,
-    clock: Clock,
-) -> Tree:
+    recipe: Recipe, choice: Choice, start_from: str | None, changes: Mapping[str, object] | None, clock: Clock
+) -> list[ProbeResult]:
+    """Measure one or two sizes of micro-batches, in new processes."""
+    tree, chosen = recipe.model_dump(mode="json"), choice_to_dict(choice)
+    tree["train"] |= {name: chosen[name] for name in ("gradient_checkpointing", "precision")}
+    return [
+        run_probe(
+            ProbeJob(
+                recipe=tree,
+                rows=rows,
+                start_from=start_from,
+                changes=to_jsonable_python(changes),
+                accumulate=choice.accumulation > 1,
+                clock=clock,
+            )
+        )
+        for rows in probe_sizes(choice.rows)
+    ]
+
+
+def _correct(recipe: Recipe, work: Work, choice: Choice, machine: Machine, points: Sequence[ProbeResult]) -> Tree:
     """Plan with memory and time corrected by real steps.
 
     The predicted memory of tensors is scaled by the measured memory of the larger of two probes. A line through both
@@ -237,21 +249,6 @@ def _probe(
     """
     predicted = machine.predict()
     accumulate = choice.accumulation > 1
-    tree, chosen = recipe.model_dump(mode="json"), choice_to_dict(choice)
-    tree["train"] |= {name: chosen[name] for name in ("gradient_checkpointing", "precision")}
-    points = [
-        run_probe(
-            ProbeJob(
-                recipe=tree,
-                rows=rows,
-                start_from=start_from,
-                changes=to_jsonable_python(changes),
-                accumulate=accumulate,
-                clock=clock,
-            )
-        )
-        for rows in probe_sizes(choice.rows)
-    ]
     last, expected = points[-1], predicted(choice.workload, points[-1].rows, accumulate)
     seconds = LinearFit.through([point.rows for point in points], [point.seconds for point in points])
     process = expected.memory.process

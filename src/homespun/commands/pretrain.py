@@ -24,6 +24,7 @@ from homespun.commands.workload import (
     open_data,
     pretraining_rows,
     pretraining_work,
+    training_loader,
     typical_batch,
     with_backbone,
 )
@@ -41,9 +42,9 @@ from homespun.models.weight_transfer import TransferReport
 from homespun.objectives.protocol import unigram_losses
 from homespun.planning.budget import SizeChoice
 from homespun.planning.rates import flops_per_token
-from homespun.report.console import Display
+from homespun.report.console import SILENT, Display
 from homespun.training.config import TrainConfig
-from homespun.training.devices import DistributedContext, loader_workers
+from homespun.training.devices import DistributedContext
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import evaluate_loss
@@ -64,7 +65,7 @@ def pretrain(
     vectors: str | Path | None = None,
     resume: bool = False,
     preflight: bool = True,
-    display: Display | None = None,
+    display: Display = SILENT,
 ) -> Tree:
     """Pretrain a model into the run directory ``out``.
 
@@ -94,7 +95,6 @@ def pretrain(
         UserError: the corpus is missing, the recipe is invalid, the budget is too small for one step, or the run was
             interrupted.
     """
-    display = display or Display(json=True)
     options = {"start_from": start_from, "changes": changes, "generator": generator, "vectors": vectors}
     if (count := processes_to_start(recipe.train)) > 1:
         check_processes(recipe.objective, count)
@@ -110,10 +110,10 @@ def pretrain(
     if preflight and context.is_main and recipe.train.budget.steps != 0:
         # after the objective is built, so that an invalid recipe gives one error and no warnings
         checked = _check(setup, inputs, machine, display)
-    initial = _initialize(setup, inputs, fresh=not (resume and Run(out).latest_state()))
+    transfer, coverage = _initialize(setup, inputs, fresh=not (resume and Run(out).latest_state()))
     run = create_run(out, setup.recipe, inputs.identities, resume=resume, main=context.is_main)
     training, held_out = setup.loaders(context)
-    measured = _measure_initial(setup, inputs, initial, run, held_out, context) if context.is_main else None
+    measured = _measure_initial(setup, inputs, transfer, run, held_out, context) if context.is_main else None
     trainer = Trainer(
         setup.objective,
         training,
@@ -127,7 +127,7 @@ def pretrain(
     exported = _save(run, setup, inputs)
     result = _summarise(run, setup, inputs, trainer, held_out) | measured | {"export": exported}
     result |= {} if checked is None or checked.forecast is None else {"forecast": checked.forecast.to_dict()}
-    result |= {} if initial.coverage is None else {"vectors": initial.coverage.summary()}
+    result |= {} if coverage is None else {"vectors": coverage.summary()}
     return write_results(run, result, title="Pretraining")
 
 
@@ -161,27 +161,9 @@ class _Setup:
         Held-out rows keep the masks of epoch 0, so that losses of different steps and seeds are comparable.
         """
         collate, config = self.collate, self.config
-        training = Loader(
-            self.training,
-            collate,
-            batch_size=config.batch_size,
-            micro_batch_size=config.micro_batch_size,
-            seed=config.seed,
-            rank=context.rank,
-            world_size=context.world_size,
-            order=self.recipe.objective.row_order,
-            workers=loader_workers(config.workers, context.device),
-        )
+        training = training_loader(self.training, collate, config, context, order=self.recipe.objective.row_order)
         batch_size = config.micro_batch_size or config.batch_size
         return training, Loader(self.validation, collate, batch_size=batch_size, seed=self.recipe.data.split_seed)
-
-
-@dataclass(frozen=True)
-class _InitialWeights:
-    """Origins of the weights before the first step: tensors of a checkpoint, tokens with word vectors."""
-
-    transfer: TransferReport | None
-    coverage: EmbeddingCoverage | None
 
 
 def _read_inputs(
@@ -231,8 +213,14 @@ def _check(setup: _Setup, inputs: _Inputs, machine: Callable[[], Machine], displ
     return checked
 
 
-def _initialize(setup: _Setup, inputs: _Inputs, *, fresh: bool) -> _InitialWeights:
-    """Initialise weights from word vectors, a checkpoint, or, if ``fresh`` (no checkpoint to resume), from counts."""
+def _initialize(
+    setup: _Setup, inputs: _Inputs, *, fresh: bool
+) -> tuple[TransferReport | None, EmbeddingCoverage | None]:
+    """Initialise weights from word vectors, a checkpoint, or, if ``fresh`` (no checkpoint to resume), from counts.
+
+    Returns:
+        Origins of the weights: tensors of the checkpoint, tokens with word vectors.
+    """
     transfer, coverage = None, None
     if inputs.vectors is not None:
         identity = inputs.identities["--vectors"]
@@ -242,7 +230,7 @@ def _initialize(setup: _Setup, inputs: _Inputs, *, fresh: bool) -> _InitialWeigh
         transfer = inputs.start.fill(setup.objective, *setup.export_model())
     elif fresh:
         start_embeddings(setup.objective, setup.recipe, inputs.corpus)
-    return _InitialWeights(transfer, coverage)
+    return transfer, coverage
 
 
 def start_embeddings(objective: nn.Module, recipe: PretrainRecipe, corpus: Corpus) -> None:
@@ -257,17 +245,22 @@ def start_embeddings(objective: nn.Module, recipe: PretrainRecipe, corpus: Corpu
 
 
 def _measure_initial(
-    setup: _Setup, inputs: _Inputs, initial: _InitialWeights, run: Run, held_out: Loader, context: DistributedContext
+    setup: _Setup,
+    inputs: _Inputs,
+    transfer: TransferReport | None,
+    run: Run,
+    held_out: Loader,
+    context: DistributedContext,
 ) -> Tree:
     """Measure FLOPs per token, and compare a changed checkpoint with the original, before the first step."""
     batch = typical_batch(setup.training, setup.collate, setup.config.seed)
     result: Tree = {"flops_per_token": flops_per_token(setup.objective, batch)}
-    if inputs.start is not None and initial.transfer is not None:
+    if inputs.start is not None and transfer is not None:
         setup.objective.to(context.device)
         result["adaptation"] = measure_adaptation(
             run.path,
             inputs.start,
-            initial.transfer,
+            transfer,
             evaluate=lambda: evaluate_loss(setup.objective, held_out.once(), context.device),
             held_out=setup.validation,
             corpus=inputs.corpus,

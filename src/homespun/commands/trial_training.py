@@ -14,9 +14,8 @@ from homespun.commands.machine import fit_memory
 from homespun.commands.recipe import FinetuneRecipe, with_train
 from homespun.commands.result import summarise, watch
 from homespun.commands.trials import Trial, write_run_predictions
-from homespun.commands.workload import finetuning_work, typical_batch
+from homespun.commands.workload import finetuning_work, training_loader, typical_batch
 from homespun.config import Tree
-from homespun.data.loader import Loader
 from homespun.hf.export import export_run
 from homespun.metrics.classification import Metrics
 from homespun.metrics.registry import check_best_metric
@@ -26,7 +25,7 @@ from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
 from homespun.tasks.protocol import CalibratedTask, Task, TaskRows, TrainingSetup, validate
 from homespun.training.config import TrainConfig
-from homespun.training.devices import DistributedContext, loader_workers
+from homespun.training.devices import DistributedContext
 from homespun.training.run import Run
 from homespun.training.step import check_sharding
 from homespun.training.trainer import Trainer
@@ -96,17 +95,7 @@ def train_trial(
         UserError: the training was interrupted.
     """
     config, setup, context = prepared.config, prepared.setup, DistributedContext.join()
-    loader = Loader(
-        setup.rows,
-        setup.collate,
-        batch_size=config.batch_size,
-        micro_batch_size=config.micro_batch_size,
-        seed=config.seed,
-        rank=context.rank,
-        world_size=context.world_size,
-        workers=loader_workers(config.workers, context.device),
-        order="bucketed",
-    )
+    loader = training_loader(setup.rows, setup.collate, config, context, order="bucketed")
     batch = typical_batch(setup.rows, setup.collate, config.seed)
     flops = flops_per_token(setup.objective, batch) if context.is_main else None
 

@@ -20,7 +20,7 @@ from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, entries
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
-from homespun.report.console import Display
+from homespun.report.console import SILENT, Display
 from homespun.report.plots import draw_embeddings
 from homespun.text.tokenizer import Tokenizer
 from homespun.vectors.embedding_init import init_embeddings
@@ -45,7 +45,7 @@ def vectors_config(method: str, overrides: Sequence[str] = ()) -> VectorsConfig:
 
 
 def train_vectors(
-    corpus: str | Path, config: VectorsConfig, out: str | Path, *, display: Display | None = None
+    corpus: str | Path, config: VectorsConfig, out: str | Path, *, display: Display = SILENT
 ) -> dict[str, object]:
     """Train word vectors on a corpus and write them to ``out``.
 
@@ -65,7 +65,6 @@ def train_vectors(
     Raises:
         UserError: there is no corpus, no word in it, ``out`` has other files, or gensim is missing.
     """
-    display = display or Display(json=True)
     out = Path(out)
     check_output_path(out)
     if config.method.uses_gensim:

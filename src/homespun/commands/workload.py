@@ -20,7 +20,7 @@ from homespun.batch import Batch, RowSeed
 from homespun.commands.adaptation import Start, open_start
 from homespun.commands.recipe import PretrainRecipe
 from homespun.data.corpus import Corpus, build_corpus
-from homespun.data.loader import Collate
+from homespun.data.loader import Collate, Loader, Order
 from homespun.data.rows import Row, Rows, UnsegmentedRows
 from homespun.data.stream_rows import StreamRows, split_shards
 from homespun.errors import UserError
@@ -34,6 +34,7 @@ from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_extension import with_sentinels
 from homespun.training.config import TrainConfig
+from homespun.training.devices import DistributedContext, loader_workers
 
 
 def open_data(
@@ -198,6 +199,23 @@ def build_work(
 
     tokens = round(rows.lengths.mean() * len(rows))
     return Work(Workload(build, batches, train, lighter), DatasetSize(len(rows), tokens), tokens / len(rows))
+
+
+def training_loader(
+    rows: Rows, collate: Collate, config: TrainConfig, context: DistributedContext, *, order: Order
+) -> Loader:
+    """Make the loader of the training rows of this process."""
+    return Loader(
+        rows,
+        collate,
+        batch_size=config.batch_size,
+        micro_batch_size=config.micro_batch_size,
+        seed=config.seed,
+        rank=context.rank,
+        world_size=context.world_size,
+        order=order,
+        workers=loader_workers(config.workers, context.device),
+    )
 
 
 def typical_batch(rows: Rows, collate: Collate, seed: int) -> Batch:

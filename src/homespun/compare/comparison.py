@@ -16,7 +16,7 @@ from homespun.compare.search import search_settings
 from homespun.compare.trials import trials
 from homespun.errors import UserError
 from homespun.io.lock import locked
-from homespun.report.console import Display
+from homespun.report.console import SILENT, Display
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def run_comparison(
     max_parallel: int | None = None,
     retry_failed: bool = False,
     on_ray: bool = False,
-    display: Display | None = None,
+    display: Display = SILENT,
 ) -> dict[str, Any]:
     """Run the trials of ``recipe`` in the folder ``out``, and write the report.
 
@@ -60,7 +60,6 @@ def run_comparison(
     """
     from homespun.report.comparison import write_comparison
 
-    display = display or Display(json=True)
     if max_parallel is not None and max_parallel < 1:
         raise UserError(f"--max-parallel must be 1 or more, not {max_parallel}")
     out, started = Path(out), time.process_time()

@@ -8,7 +8,6 @@ the paper, with the ring algorithms of Patarasuk and Yuan (2009).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -126,8 +125,3 @@ def communicated_bytes(kind: Kind, weights: WeightBytes, *, devices: int, micro_
 def update_seconds(memory: DeviceMemory, moved: float) -> float:
     """Estimate the time of the optimizer, which reads and writes weights, gradients and state."""
     return 2 * (memory.weights + memory.gradients + memory.optimizer) / moved
-
-
-def share_of_rows(batch_size: int, devices: int) -> int:
-    """Return the rows of a step on the device with the most rows."""
-    return math.ceil(batch_size / devices)

@@ -122,6 +122,10 @@ class Display:
         return ProgressTask(_plain(description), total, unit, self._bars, None if self.json else self._stream)
 
 
+SILENT = Display(json=True)
+"""Display that shows nothing."""
+
+
 class ProgressTask:
     """Task with progress, shown as a bar or as lines, or not at all.
 
