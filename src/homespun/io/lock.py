@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import getpass
 import logging
 import os
 import re
@@ -111,14 +110,8 @@ def _acquire(file: Path, out: Path, deadline: float) -> int | None:
 
 
 def _describe_holder() -> str:
-    return f"process {os.getpid()} of {_user()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in containers
-        return str(os.getuid())
+    user, now = psutil.Process().username(), time.strftime("%Y-%m-%d %H:%M:%S")
+    return f"process {os.getpid()} of {user} on {socket.gethostname()} since {now}"
 
 
 def _is_file(descriptor: int, file: Path) -> bool:
