@@ -102,7 +102,7 @@ def _longformer_alone(sizes: Sizes) -> Peer:
     from transformers import LongformerConfig
     from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
-    attention = LongformerSelfAttention(LongformerConfig(attention_window=[WINDOW], **_fields(sizes)), 0)  # type: ignore[no-untyped-call]
+    attention = LongformerSelfAttention(LongformerConfig(attention_window=[WINDOW], **_fields(sizes)), 0)
 
     def forward(hidden: Tensor) -> Tensor:
         chosen = torch.zeros(hidden.shape[:2], device=hidden.device)
@@ -124,7 +124,7 @@ def _bigbird_alone(sizes: Sizes) -> Peer:
     from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
     config = BigBirdConfig(block_size=BLOCK, num_random_blocks=3, **_fields(sizes))
-    attention = BigBirdBlockSparseAttention(config, seed=0)  # type: ignore[no-untyped-call]
+    attention = BigBirdBlockSparseAttention(config, seed=0)
 
     def forward(hidden: Tensor) -> Tensor:
         ones = torch.ones(hidden.shape[:2], device=hidden.device)

@@ -35,7 +35,7 @@ def fit(network: Any, rows: Sequence[Any], loss: Callable[[Sequence[Any]], torch
             batch = [rows[index] for index in order[start : start + training.batch_size]]
             with torch.autocast("cpu", torch.bfloat16, enabled=training.precision == "bf16"):
                 value = loss(batch)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimizer.step()
             schedule.step()

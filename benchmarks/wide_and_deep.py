@@ -158,7 +158,7 @@ def _train(
             loss: Tensor = F.cross_entropy(logits.float(), torch.from_numpy(targets[0][indices]))
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(deep, 1.0)
             for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
                 optimizer.step()

@@ -41,7 +41,7 @@ def start(corpus: Path, out: Path, steps: int, *agent: str) -> subprocess.Popen[
     command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=3", *agent]
     command += ["-m", "homespun", "pretrain", *words]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, text=True, env=os.environ | ENVIRONMENT, **pipes)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen(command, text=True, env=os.environ | ENVIRONMENT, **pipes)  # type: ignore[call-overload]
 
 
 def events(out: Path) -> Iterator[dict[str, Any]]:

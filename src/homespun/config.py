@@ -168,7 +168,7 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[str, int] = {}  # nodes below each anchor
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event: yaml.NodeEvent = self.peek_event()  # type: ignore[no-untyped-call]  # in types-PyYAML
+        event: yaml.NodeEvent = self.peek_event()
         before = self._nodes
         anchor = event.anchor
         if isinstance(event, yaml.AliasEvent) and anchor in self.anchors:

@@ -122,7 +122,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     def predict(self, X: ArrayLike) -> NDArray[np.generic]:
         """Predict the label of each text."""
         best = self._outputs(X).argmax(axis=1)
-        return self.classes_[best]  # type: ignore[no-any-return]
+        return self.classes_[best]
 
 
 class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]

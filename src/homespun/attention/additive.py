@@ -94,8 +94,7 @@ class AlignedLayer(nn.Module):
         vectors = torch.tanh(self.output(torch.stack(outputs, dim=1)))
         if real is not None:
             vectors = vectors.masked_fill(~real[..., None], 0.0)
-        dropped: Tensor = self.dropout(vectors)
-        return dropped
+        return self.dropout(vectors)
 
     def _step(self, inputs: Tensor, state: State) -> State:
         after = self.cell(inputs, state if self.states == 2 else state[0])

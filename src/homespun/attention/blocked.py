@@ -123,15 +123,13 @@ class Blocked(nn.Module):
         """Attend from (batch, heads, queries, head_dim) queries to (batch, heads, keys, head_dim) keys and values."""
         dropout = self.dropout if self.training else 0.0
         if flex.is_usable(self.sparse, query, key, mask, dropout):
-            values: Tensor = flex.attend(self.sparse, query, key, value, mask)
-            return values
+            return flex.attend(self.sparse, query, key, value, mask)
         layouts = []
         if mask.start == 0 and key.shape[-2] == query.shape[-2]:
             found = [make_layout(sparse, key.shape[-2], mask.causal, query.device) for sparse, _ in self.groups]
             layouts = [layout for layout in found if layout is not None]
         if len(layouts) < len(self.groups):
-            dense: Tensor = self.dense(query, key, value, mask)
-            return dense
+            return self.dense(query, key, value, mask)
         if len(self.groups) == 1:
             return _attend(layouts[0], self.sparse, mask, dropout, query, key, value)
         parts = [
@@ -157,7 +155,7 @@ def _attend(
     if not torch.is_grad_enabled():
         values = _attend_blocks(query, key, value, layout, global_tokens, bias, dropout)
     elif query.device.type == "cpu" and not dropout and not torch.compiler.is_compiling():
-        values = _BlockAttention.apply(query, key, value, layout, global_tokens, bias)  # type: ignore[no-untyped-call]
+        values = _BlockAttention.apply(query, key, value, layout, global_tokens, bias)
     else:
         # gathered keys are several times as large as the keys: gather them again in the backward pass
         values = checkpoint(
@@ -306,7 +304,7 @@ def _key_blocks(key: Tensor, layout: BlockLayout, global_tokens: GlobalTokens | 
         index = global_tokens.index[:, :, None, None].expand(-1, -1, heads, head_dim)
         global_keys = tokens.gather(1, index)  # (batch, n, heads, head_dim)
         global_keys = global_keys.flatten(2)[:, None] if groups == 1 else global_keys.transpose(1, 2)
-    gathered: Tensor = _Gather.apply(blocks, global_keys, layout.columns, before, layout.blocks)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _Gather.apply(blocks, global_keys, layout.columns, before, layout.blocks)
     if groups == 1:
         return gathered.view(batch * layout.blocks, -1, heads, head_dim).transpose(1, 2)
     return gathered.view(batch, heads * layout.blocks, -1, head_dim)

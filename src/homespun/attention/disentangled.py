@@ -164,8 +164,7 @@ class DisentangledAttention(nn.Module):
             key, value = mask.cache.extend(self, key, value)
         added = self._position_scores(query, key, mask.start)
         values: Tensor = self.kernel(query, key, added, value, mask)  # (batch, heads, seq, head_dim)
-        mixed: Tensor = self.output(values.transpose(1, 2).flatten(2))  # (batch, seq, hidden)
-        return mixed
+        return self.output(values.transpose(1, 2).flatten(2))  # (batch, seq, hidden)
 
     def _position_scores(self, query: Tensor, key: Tensor, start: int) -> Tensor:
         """Return (batch, heads, queries, keys) scaled scores of content to position and position to content."""
@@ -192,8 +191,7 @@ def skewed(scores: Tensor, *, first: int, length: int) -> Tensor:
 
     Row ``i`` starts at column ``first - i``.
     """
-    result: Tensor = _Skew.apply(scores, first, length)  # type: ignore[no-untyped-call]
-    return result
+    return _Skew.apply(scores, first, length)
 
 
 def _view(scores: Tensor, first: int, length: int) -> Tensor:

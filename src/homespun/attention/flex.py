@@ -114,8 +114,7 @@ def compiled(attention: Attention) -> Attention:
 
 
 def _flex_attention(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask) -> Tensor:
-    values: Tensor = flex_attention(query, key, value, block_mask=block_mask)
-    return values
+    return flex_attention(query, key, value, block_mask=block_mask)
 
 
 def make_block_mask(sparse: Sparse, mask: Mask, batch: int, length: int, device: torch.device) -> BlockMask:

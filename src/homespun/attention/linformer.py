@@ -169,8 +169,8 @@ class LinformerAttention(nn.Module):
             split_heads(part, self.num_attention_heads)  # (batch, heads, seq or k, head_dim)
             for part in (self.query(hidden), _linear(self.key, *keys), _linear(self.value, *values))
         )
-        mixed: Tensor = self.output(self.kernel.attend(query, key, value, keep).transpose(1, 2).flatten(2))
-        return mixed  # (batch, seq, hidden)
+        attended = self.kernel.attend(query, key, value, keep)  # (batch, heads, seq, head_dim)
+        return self.output(attended.transpose(1, 2).flatten(2))  # (batch, seq, hidden)
 
 
 def _linear(layer: nn.Linear, tokens: Tensor, ones: Tensor) -> Tensor:

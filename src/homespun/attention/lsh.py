@@ -198,7 +198,7 @@ class LSH(nn.Module):
         positions = chunks.split(order, tokens)  # (batch, rounds * chunks, heads, length)
         windows = neighbours.windows(positions)  # (batch, rounds * chunks, heads, slots * length)
         scores = self._bias(query_key, buckets.gather(-1, order), positions, windows, neighbours, mask)
-        values, total = HashedAttention.apply(  # type: ignore[no-untyped-call]
+        values, total = HashedAttention.apply(
             as_rows(query_key),
             as_rows(value),
             row_index(positions, query_key),
@@ -317,8 +317,7 @@ class SharedQueryKeyAttention(nn.Module):
             split_heads(part(hidden), self.num_attention_heads) for part in (self.query_key, self.value)
         )
         values: Tensor = self.kernel(query_key, value, mask)  # (batch, heads, seq, head_dim)
-        mixed: Tensor = self.output(values.transpose(1, 2).flatten(2))  # (batch, seq, hidden)
-        return mixed
+        return self.output(values.transpose(1, 2).flatten(2))  # (batch, seq, hidden)
 
 
 class LSHAttentionConfig(AttentionSettings):

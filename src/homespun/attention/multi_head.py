@@ -77,8 +77,7 @@ class MultiHeadAttention(nn.Module):
             shared = self.num_attention_heads // self.num_key_value_heads
             key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
         values: Tensor = self.kernel(query, key, value, mask)  # (batch, heads, seq, head_dim)
-        mixed: Tensor = self.output(values.transpose(1, 2).flatten(2))  # (batch, seq, hidden)
-        return mixed
+        return self.output(values.transpose(1, 2).flatten(2))  # (batch, seq, hidden)
 
 
 def inner_size(hidden_size: int, num_attention_heads: int, head_size: int) -> int:

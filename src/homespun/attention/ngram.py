@@ -86,8 +86,7 @@ class NgramAttention(nn.Module):
             query, key, value, biases = (part[:, :, 1:] for part in (query, key, value, biases))
             outputs.append(self._predict(query, key, value, biases, keys, values, mask))
         concatenated = torch.cat(outputs, 2)  # (batch, heads, streams, seq, head_dim)
-        result: Tensor = self.output(concatenated.permute(0, 2, 3, 1, 4).flatten(3))  # (batch, streams, seq, hidden)
-        return result
+        return self.output(concatenated.permute(0, 2, 3, 1, 4).flatten(3))  # (batch, streams, seq, hidden)
 
     def _predict(
         self, query: Tensor, key: Tensor, value: Tensor, biases: Tensor, keys: Tensor, values: Tensor, mask: Mask
@@ -111,8 +110,7 @@ class NgramAttention(nn.Module):
         self_score = (query * key).sum(-1, keepdim=True) + biases[..., :1]  # distance 0
         weights = self.dropout(torch.cat([scores, self_score], -1).softmax(-1))
         from_main = weights[..., :-1].flatten(2, 3) @ values
-        result: Tensor = from_main.view_as(value) + weights[..., -1:] * value
-        return result
+        return from_main.view_as(value) + weights[..., -1:] * value
 
     def _distance_bias(self, biases: Tensor, mask: Mask, keys: int, *, ahead: int) -> Tensor:
         """Map (..., seq, buckets) to (..., seq, keys), with ``ahead`` added to the positions of queries."""

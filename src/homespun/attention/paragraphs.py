@@ -75,8 +75,7 @@ class ParagraphAttention(nn.Module):
     @property
     def kernel(self) -> nn.Module:
         """Kernel of the attention between paragraphs."""
-        kernel: nn.Module = self.between.kernel
-        return kernel
+        return self.between.kernel
 
     def bottleneck(self, length: int) -> str:
         """Describe the vectors that represent all tokens."""
@@ -89,8 +88,7 @@ class ParagraphAttention(nn.Module):
         paragraphs = self.pool(hidden, members.tokens)
         paragraphs = self.norm(paragraphs + _sinusoids(paragraphs))
         mixed = self.between(paragraphs, mask.once("between paragraphs", lambda: Mask(members.present)))
-        result: Tensor = members.tokens.transpose(1, 2).to(mixed.dtype) @ mixed  # (batch, seq, hidden)
-        return result
+        return members.tokens.transpose(1, 2).to(mixed.dtype) @ mixed  # (batch, seq, hidden)
 
     def pool(self, hidden: Tensor, members: Tensor) -> Tensor:
         """Map (batch, seq, hidden) and (batch, paragraphs, seq) bool to (batch, paragraphs, hidden)."""
@@ -99,8 +97,7 @@ class ParagraphAttention(nn.Module):
         scores = scores.masked_fill(~members[:, None], torch.finfo(scores.dtype).min)
         value = split_heads(self.value(hidden), self.num_attention_heads)  # (batch, heads, seq, head_dim)
         heads = scores.softmax(-1) @ value  # (batch, heads, paragraphs, head_dim)
-        result: Tensor = self.pooled(heads.transpose(1, 2).flatten(2))
-        return result
+        return self.pooled(heads.transpose(1, 2).flatten(2))
 
 
 def _sinusoids(paragraphs: Tensor) -> Tensor:

@@ -212,8 +212,7 @@ def orthogonal_directions(count: int, width: int, generator: torch.Generator) ->
     # signs make the distribution uniform over rotations and independent of LAPACK
     orthogonal = orthogonal * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
     lengths = torch.randn(count, width, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
-    directions: Tensor = orthogonal.transpose(-1, -2).flatten(0, 1)[:count] * lengths
-    return directions.float()
+    return (orthogonal.transpose(-1, -2).flatten(0, 1)[:count] * lengths).float()
 
 
 def _generator(seed: int, layer: int, number: int) -> torch.Generator:

@@ -122,10 +122,10 @@ class BiasedDotProduct(nn.Module):
         needs_grad = torch.is_grad_enabled() and weight.requires_grad
         if needs_grad and not dropout and query.device.type == "cpu":
             buckets = self.bias.between(mask, queries, keys)
-            values: Tensor = _Attend.apply(query, key, value, weight, table, buckets, scale)  # type: ignore[no-untyped-call]
+            values: Tensor = _Attend.apply(query, key, value, weight, table, buckets, scale)
         else:
             if needs_grad:
-                table = _TableWithGrad.apply(weight, table, self.bias.between(mask, queries, keys))  # type: ignore[no-untyped-call]
+                table = _TableWithGrad.apply(weight, table, self.bias.between(mask, queries, keys))
             values = attend(query, key, value, table=table, dropout=dropout, scale=scale)
         return zero_fully_masked(values, mask.dense(self.sparse, queries, keys, query.device))
 

@@ -58,8 +58,7 @@ class GlobalAttention(nn.Module):
             if global_tokens.real is not None:
                 found = torch.where(global_tokens.real[..., None], found, values.gather(1, index))
             values = values.scatter(1, index, found.to(values.dtype))
-        mixed: Tensor = self.output(values)
-        return mixed
+        return self.output(values)
 
     def _attend_from_global(self, query: Tensor, hidden: Tensor, mask: Mask, global_tokens: GlobalTokens) -> Tensor:
         """Transform (batch, heads, n, head_dim) queries of global tokens, keeping the shape, over all keys."""

@@ -84,7 +84,7 @@ def _arithmetic() -> Iterator[Check]:
 
     built = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     blas = built[1] if built else "none"
-    onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    onednn = torch.backends.mkldnn.is_available()
     detail = f"BLAS {blas}, oneDNN {'yes' if onednn else 'no'}, {torch.backends.cpu.get_cpu_capability()}"
     advice = "this build of torch is slow on a CPU; install an official wheel"
     yield _judge("arithmetic", blas not in ("none", "generic"), detail, advice)

@@ -117,8 +117,7 @@ class Shard:
         return ends[offsets[index] : offsets[index + 1]]
 
     def labels(self) -> list[str | None]:
-        labels: list[str | None] = self._labels.to_pylist()
-        return labels
+        return self._labels.to_pylist()
 
 
 MAX_OPEN = 1024

@@ -81,8 +81,7 @@ def rank_paragraphs(lines: Sequence[str], title: str) -> list[int]:
     vectors = vectorizer.transform(lines)
     query = vectorizer.transform([title]).todense() if title.strip() else vectors.mean(axis=0)
     similarities = np.asarray(vectors @ np.asarray(query).T).ravel()
-    order: list[int] = np.argsort(-similarities.round(12), kind="stable").tolist()
-    return order
+    return np.argsort(-similarities.round(12), kind="stable").tolist()
 
 
 Listed = Literal["references", "sentences"]

@@ -174,5 +174,4 @@ def assign_windows(places: NDArray[np.int64], starts: NDArray[np.int64], tokens:
     """Return the (places,) number of the first window with the most context on the shorter side of each token."""
     ends = np.minimum(starts + room, tokens)
     around = np.minimum(places[:, None] - starts, ends - 1 - places[:, None])  # (places, windows), negative outside
-    owners: NDArray[np.int64] = around.argmax(axis=1)
-    return owners
+    return around.argmax(axis=1)

@@ -185,7 +185,7 @@ def _card(
 
     base = None if base_model is None else str(base_model)
     template = jinja2.Template(_CARD.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
-    card: str = template.render(
+    return template.render(
         architecture=architecture,
         backbone=config.backbone,
         parameters=parameters,
@@ -194,7 +194,6 @@ def _card(
         hub_name=base if base is not None and is_hub_name(base) else None,
         base=Path(base).name if base is not None and Path(base).is_absolute() else base,
     )
-    return card
 
 
 def _json(tree: Tree) -> str:

@@ -72,8 +72,7 @@ class Backbone(nn.Module):
 
     def first_token(self, input_ids: Tensor, **inputs: Tensor) -> Tensor:
         """Map (batch, seq) ids to (batch, 1, hidden) of the first token; inputs as in `forward`."""
-        hidden: Tensor = self(input_ids, **inputs)
-        return hidden[:, :1]
+        return self(input_ids, **inputs)[:, :1]
 
     def decode(self, input_ids: Tensor, source: Source | None = None, **inputs: Unpack[DecoderInputs]) -> Tensor:
         """Map (batch, seq) ids to (batch, seq, hidden) of the last stack; see `Encoder.decode`."""
@@ -144,8 +143,7 @@ class Encoder(Backbone):
         Raises:
             UserError: the sequence exceeds ``max_position_embeddings``, or context differs from the ids in shape.
         """
-        result: Tensor = self.final_norm(self._run(self.layers, *self._prepare(input_ids, **context)))
-        return result
+        return self.final_norm(self._run(self.layers, *self._prepare(input_ids, **context)))
 
     def _run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask) -> Tensor:
         recompute = self.gradient_checkpointing and self.training and mask.cache is None
@@ -161,8 +159,7 @@ class Encoder(Backbone):
             return super().first_token(input_ids, **inputs)
         hidden, mask = self._prepare(input_ids, **inputs)
         hidden = self._run(self.layers[:-1], hidden, mask)
-        result: Tensor = self.final_norm(self._run(self.layers[-1:], hidden[:, :1], replace(mask, context=hidden)))
-        return result
+        return self.final_norm(self._run(self.layers[-1:], hidden[:, :1], replace(mask, context=hidden)))
 
     def last_layers(self, layers: int, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
         """Compute the concatenated outputs of the last layers, (batch, seq, layers * hidden), for (batch, seq) ids.
@@ -189,8 +186,7 @@ class Encoder(Backbone):
         last = self.layers[-1]
         hidden = self._run(self.layers[:-1], hidden, mask)
         positions = self.projection(self.embeddings.late(context.get("position_ids"), input_ids.shape[1]))
-        result: Tensor = self.final_norm(self._run((last, last), hidden + positions, replace(mask, context=hidden)))
-        return result
+        return self.final_norm(self._run((last, last), hidden + positions, replace(mask, context=hidden)))
 
     def hidden_states(self, input_ids: Tensor, **context: Unpack[Context]) -> Iterator[Tensor]:
         """Yield the input of the first layer and the output of each layer, (batch, seq, hidden)."""

@@ -79,8 +79,7 @@ class ChunkPoolHead(nn.Module):
             values = layer(values, mask)
         values = self.norm(values).masked_fill(~keep[..., None], 0.0)
         pooled = values.sum(dim=1) / keep.sum(dim=1, keepdim=True)  # (texts, width)
-        logits: Tensor = self.head.classifier(self.head.dropout(pooled))
-        return logits
+        return self.head.classifier(self.head.dropout(pooled))
 
 
 class ChunkPoolHeadConfig(HeadSettings):
@@ -205,8 +204,7 @@ class MixedHead(nn.Module):
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, *chunks: Tensor | None) -> Tensor:
         """Apply the head to the mix of (..., count * size) hidden states."""
-        result: Tensor = self.head(self.mix(hidden), attention_mask, *chunks)
-        return result
+        return self.head(self.mix(hidden), attention_mask, *chunks)
 
 
 class ScalarMixHeadConfig(HeadSettings):

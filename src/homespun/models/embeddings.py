@@ -152,8 +152,7 @@ class CharacterEmbeddings(nn.Module):
                 int((characters != NOTHING).sum(1).amax()), *(conv.kernel_size[0] for conv in self._filters())
             )
             vectors = F.embedding(positions, self.of_words(characters[:, :longest]))
-        result: Tensor = self.dropout(self.norm(vectors + zero))
-        return result
+        return self.dropout(self.norm(vectors + zero))
 
     def of_words(self, characters: Tensor) -> Tensor:
         """Map (words, longest) characters, 0 after the end of a word, to (words, embedding)."""
@@ -166,8 +165,7 @@ class CharacterEmbeddings(nn.Module):
             inside = begins <= (lengths - conv.kernel_size[0]).clamp(min=0)
             maxima.append(outputs.masked_fill(~inside[:, None], -torch.inf).amax(-1))
         features = self.highways(torch.cat(maxima, dim=-1).relu())
-        projected: Tensor = self.projection(features)
-        return projected
+        return self.projection(features)
 
     def _filters(self) -> list[nn.Conv1d]:
         return [conv for conv in self.filters if isinstance(conv, nn.Conv1d)]
@@ -302,8 +300,7 @@ class Embeddings(nn.Module):
                 vectors = vectors + self.segments.weight[0]
             else:
                 vectors = vectors + self.segments(token_type_ids)
-        result: Tensor = self.dropout(self.norm(vectors))
-        return result
+        return self.dropout(self.norm(vectors))
 
 
 class NgramStreams(nn.Module):

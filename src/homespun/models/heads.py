@@ -31,8 +31,7 @@ class Reader(Protocol):
 
 def last_layer(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
     """Compute the (batch, seq, hidden) hidden states of the backbone for (batch, seq) ids."""
-    hidden: Tensor = backbone(input_ids, **context)
-    return hidden
+    return backbone(input_ids, **context)
 
 
 def enhanced_mask_decoder(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
@@ -134,8 +133,7 @@ class MaskedLMHead(LanguageModelHead):
 
     def features(self, hidden: Tensor) -> Tensor:
         """Map (..., hidden) to (..., embedding)."""
-        features: Tensor = self.norm(self.activation(self.transform(hidden)))
-        return features
+        return self.norm(self.activation(self.transform(hidden)))
 
 
 class CausalLMHead(LanguageModelHead):
@@ -188,8 +186,7 @@ class DiscriminatorHead(nn.Module):
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Map (..., hidden) to (...) logits."""
-        logits: Tensor = self.classifier(self.activation(self.dense(hidden)))
-        return logits.squeeze(-1)
+        return self.classifier(self.activation(self.dense(hidden))).squeeze(-1)
 
 
 class NextSentenceHead(nn.Module):
@@ -203,8 +200,7 @@ class NextSentenceHead(nn.Module):
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Map (batch, seq, hidden) to (batch, 2) logits."""
-        logits: Tensor = self.classifier(self.activation(self.pooler(hidden[:, 0])))
-        return logits
+        return self.classifier(self.activation(self.pooler(hidden[:, 0])))
 
 
 class TokenClassificationHead(nn.Module):
@@ -217,8 +213,7 @@ class TokenClassificationHead(nn.Module):
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Map (batch, seq, hidden) to (batch, seq, labels) logits."""
-        logits: Tensor = self.classifier(self.dropout(hidden))
-        return logits
+        return self.classifier(self.dropout(hidden))
 
 
 class QuestionAnsweringHead(nn.Module):
@@ -235,8 +230,7 @@ class QuestionAnsweringHead(nn.Module):
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Map (batch, seq, hidden) to (batch, seq, 2) logits of start and end."""
-        logits: Tensor = self.classifier(self.dropout(self.feedforward(hidden)))
-        return logits
+        return self.classifier(self.dropout(self.feedforward(hidden)))
 
 
 class PoolerHead(nn.Module):
@@ -249,8 +243,7 @@ class PoolerHead(nn.Module):
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Map (batch, seq, hidden) to (batch, hidden)."""
-        pooled: Tensor = self.activation(self.dense(hidden[:, 0]))
-        return pooled
+        return self.activation(self.dense(hidden[:, 0]))
 
 
 class MaskedLMHeadConfig(HeadSettings):

@@ -106,8 +106,7 @@ class Model(nn.Module):
             return hidden
         mask = attention_mask if decoder_input_ids is None else decoder_attention_mask
         inputs = (hidden, None if mask is None else mask.bool())
-        logits: Tensor = self.head(*inputs) if chunks is None else self.head(*inputs, chunks)
-        return logits
+        return self.head(*inputs) if chunks is None else self.head(*inputs, chunks)
 
     def read(self, input_ids: Tensor, context: Mapping[str, Tensor | None]) -> Tensor:
         """Compute the hidden states for the head from (batch, seq) ids and context (`Batch.context`)."""

@@ -162,8 +162,7 @@ class PooledHead(SequenceHead):
 
     def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         pooled = self.input_dropout(self.pick(hidden, attention_mask))
-        features: Tensor = self.norm(self.activation(self.dense(pooled)))
-        return features
+        return self.norm(self.activation(self.dense(pooled)))
 
 
 class ConvolutionalHead(SequenceHead):

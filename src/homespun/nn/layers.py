@@ -62,7 +62,7 @@ class RMSNorm(nn.RMSNorm):
         """Transform (..., size), keeping the shape."""
         if not _is_faster_by_hand(hidden):
             return super().forward(hidden)
-        normalised: Tensor = _RMSNorm.apply(hidden, self.eps)  # type: ignore[no-untyped-call]
+        normalised: Tensor = _RMSNorm.apply(hidden, self.eps)
         return normalised if self.weight is None else normalised * self.weight
 
 
@@ -73,8 +73,7 @@ class ReLUSquared(nn.Module):
         """Apply the activation to a tensor of any shape."""
         if not _is_faster_by_hand(hidden):
             return F.relu(hidden).square()
-        squared: Tensor = _ReLUSquared.apply(hidden)  # type: ignore[no-untyped-call]
-        return squared
+        return _ReLUSquared.apply(hidden)
 
 
 def _is_faster_by_hand(values: Tensor) -> bool:
@@ -112,8 +111,7 @@ class _ReLUSquared(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionContext, *gradients: Tensor) -> Tensor:
         (positive,) = ctx.saved_tensors
-        doubled: Tensor = gradients[0] * positive
-        return doubled.mul_(2)
+        return (gradients[0] * positive).mul_(2)
 
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -177,14 +175,12 @@ class FeedForward(nn.Module):
         inner = self.activation(inner)
         for factor in gate:
             inner = inner * factor
-        result: Tensor = self.outer(inner)
-        return result
+        return self.outer(inner)
 
 
 def _checkpoint(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """Recompute a function without randomness in the backward pass."""
-    result: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
-    return result
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 class PostNorm(nn.Module):
@@ -196,8 +192,7 @@ class PostNorm(nn.Module):
 
     def forward(self, hidden: Tensor, *mask: Mask) -> Tensor:
         """Transform (batch, seq, hidden), keeping the shape; ``mask`` is an argument of attention sublayers."""
-        result: Tensor = self.norm(hidden + self.dropout(self.sublayer(hidden, *mask)))
-        return result
+        return self.norm(hidden + self.dropout(self.sublayer(hidden, *mask)))
 
 
 class PreNorm(nn.Module):
@@ -209,8 +204,7 @@ class PreNorm(nn.Module):
 
     def forward(self, hidden: Tensor, *mask: Mask) -> Tensor:
         """Transform (batch, seq, hidden), keeping the shape; ``mask`` is an argument of attention sublayers."""
-        result: Tensor = hidden + self.dropout(self.sublayer(self.norm(hidden), *mask))
-        return result
+        return hidden + self.dropout(self.sublayer(self.norm(hidden), *mask))
 
 
 class Layer(nn.Module):
@@ -225,8 +219,7 @@ class Layer(nn.Module):
         hidden = self.attention(hidden, mask)
         if self.cross_attention is not None:
             hidden = self.cross_attention(hidden, mask)
-        result: Tensor = self.feedforward(hidden)
-        return result
+        return self.feedforward(hidden)
 
 
 class LayerStack(Protocol):

@@ -32,8 +32,7 @@ class LearnedPositions(nn.Module):
         _check(length, self.max_position_embeddings)
         if position_ids is None:
             return self.embedding.weight[None, self.offset : self.offset + length]
-        vectors: Tensor = self.embedding(position_ids + self.offset)
-        return vectors
+        return self.embedding(position_ids + self.offset)
 
 
 class NoPositions(nn.Module):

@@ -126,8 +126,7 @@ class RecurrentLayer(nn.Module):
             vectors = vectors.masked_fill(~keep[..., None], 0.0)
         if mask.cache is not None:
             mask.cache.keep_state(self, after)
-        dropped: Tensor = self.dropout(vectors)
-        return dropped
+        return self.dropout(vectors)
 
     def _ignore_projection_warning(self) -> AbstractContextManager[None]:
         if not self.network.proj_size:
@@ -333,8 +332,7 @@ class IndependentDirections(nn.Module):
         vectors = torch.cat([self.forwards(left, mask), _reverse(backward, index)], dim=-1)
         if self.residual:
             vectors = vectors + hidden
-        dropped: Tensor = self.dropout(vectors)
-        return dropped
+        return self.dropout(vectors)
 
 
 def _reverse(hidden: Tensor, index: Tensor | None) -> Tensor:

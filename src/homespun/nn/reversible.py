@@ -37,8 +37,7 @@ class ReversibleSublayer(nn.Module):
 
     def forward(self, hidden: Tensor, *mask: Mask) -> Tensor:
         """Transform (batch, seq, width), keeping the shape; ``mask`` is an argument of attention sublayers."""
-        result: Tensor = self.dropout(self.sublayer(self.norm(hidden), *mask))
-        return result
+        return self.dropout(self.sublayer(self.norm(hidden), *mask))
 
 
 class ReversibleLayer(nn.Module):
@@ -95,8 +94,7 @@ class ReversibleStack:
             for layer in layers:
                 hidden = layer(hidden, mask)
             return hidden
-        result: Tensor = _recomputed(layers, hidden, mask)
-        return result
+        return _recomputed(layers, hidden, mask)
 
 
 _choice: ContextVar[Callable[[Choose], Tensor]] = ContextVar("choice", default=lambda choose: choose())
@@ -149,8 +147,8 @@ def _recomputed(layers: Iterable[nn.Module], hidden: Tensor, mask: Mask) -> Tens
             inputs: list[Tensor] = [parameter for parameter in module.parameters() if parameter.requires_grad]
             if arguments and mask.source is not None and mask.source.hidden.requires_grad:
                 inputs.append(mask.source.hidden)  # for gradients of the encoder
-            first, second = second, _Step.apply(module, arguments, streams, first, second, *inputs)  # type: ignore[no-untyped-call]
-    return torch.cat(_End.apply(streams, first, second), -1)  # type: ignore[no-untyped-call]
+            first, second = second, _Step.apply(module, arguments, streams, first, second, *inputs)
+    return torch.cat(_End.apply(streams, first, second), -1)
 
 
 class _Step(torch.autograd.Function):
@@ -184,8 +182,7 @@ class _Step(torch.autograd.Function):
 
         def record(choose: Choose) -> Tensor:
             ctx.choices.append(choose())
-            choice: Tensor = ctx.choices[-1]
-            return choice
+            return ctx.choices[-1]
 
         with autocast(), _set_choice(record):
             result: Tensor = first + module(second, *arguments)

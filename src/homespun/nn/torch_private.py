@@ -76,7 +76,7 @@ def disable_compile(function: Callable[P, T]) -> Callable[P, T]:
 
 def packed_linear_ops() -> tuple[Callable[..., Tensor], Callable[..., Tensor]] | None:
     """Return oneDNN's weight reordering and linear product, or None if this build has neither."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch.backends.mkldnn.is_available():
         return None
     try:
         return torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
@@ -101,8 +101,7 @@ def storage_id(tensor: Tensor) -> int:
 
 def recompile_limit(limit: int) -> AbstractContextManager[None]:
     """Allow ``torch.compile`` up to ``limit`` variants of one function inside the context; the default is 8."""
-    context: AbstractContextManager[None] = torch._dynamo.config.patch(recompile_limit=limit)
-    return context
+    return torch._dynamo.config.patch(recompile_limit=limit)
 
 
 def is_compile_error(error: BaseException) -> bool:

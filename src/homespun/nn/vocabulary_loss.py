@@ -63,9 +63,7 @@ def predict_tokens(
     """
     hidden = as_in_autocast(hidden)
     enabled = torch.is_grad_enabled()  # always off inside the function
-    loss, correct, samples = _PredictTokens.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, labels, uniforms, label_smoothing, enabled
-    )
+    loss, correct, samples = _PredictTokens.apply(hidden, weight, bias, labels, uniforms, label_smoothing, enabled)
     return TokenPrediction(loss, correct, None if uniforms is None else samples)
 
 
@@ -242,13 +240,12 @@ def soft_token_loss(student: VocabLogits, teacher: VocabLogits, *, temperature: 
     words = min(len(student.weight), len(teacher.weight))
     student, teacher = student.first(words), teacher.first(words)
     enabled = torch.is_grad_enabled()  # always off inside the function
-    loss: Tensor = _SoftTokens.apply(  # type: ignore[no-untyped-call]
+    return _SoftTokens.apply(
         *(as_in_autocast(student.features), student.weight, student.bias),
         *(as_in_autocast(teacher.features.detach()), teacher.weight.detach(), teacher.bias.detach()),
         temperature,
         enabled,
     )
-    return loss
 
 
 def soft_label_loss(logits: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:

@@ -165,8 +165,7 @@ def select_independent(counts: WordCounts, counting: Counting, factors: np.ndarr
     The earlier sentence is selected if scores are equal.
     """
     scores = score_independently(counts, counting) * factors
-    best: np.ndarray = np.sort(np.argsort(-scores, kind="stable")[:number])
-    return best
+    return np.sort(np.argsort(-scores, kind="stable")[:number])
 
 
 def select_sequential(counts: WordCounts, counting: Counting, factors: np.ndarray, number: int) -> np.ndarray:
@@ -204,8 +203,7 @@ def select_sequential(counts: WordCounts, counting: Counting, factors: np.ndarra
 
 def _shared_count(part: np.ndarray, total: np.ndarray, counting: Counting) -> np.ndarray:
     """Compute the clipped count of each word that a part shares with the rest, given its ``total``."""
-    both: np.ndarray = np.minimum(np.minimum(part, total - part), counting.most)
-    return both
+    return np.minimum(np.minimum(part, total - part), counting.most)
 
 
 class SentenceSelector(Protocol):
@@ -218,8 +216,7 @@ class SentenceSelector(Protocol):
 
 def select_random(ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:
     """Select random sentences."""
-    drawn: np.ndarray = torch.randperm(len(ends), generator=generator).numpy()[:number]
-    return np.sort(drawn)
+    return np.sort(torch.randperm(len(ends), generator=generator).numpy()[:number])
 
 
 def select_lead(ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:

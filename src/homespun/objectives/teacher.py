@@ -77,8 +77,7 @@ class Teacher:
         head = self.model(batch.input_ids.device).head
         assert head is not None
         hidden = self.read(batch) if hidden is None else hidden
-        logits: Tensor = head(hidden, batch.attention_mask, batch.chunks).float()
-        return logits
+        return head(hidden, batch.attention_mask, batch.chunks).float()
 
 
 class LogitCache:

@@ -87,7 +87,7 @@ class FlopCounter(TorchDispatchMode):
     """Context that sums the `flops` of executed operations in ``total``."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.total = 0.0
 
     def __torch_dispatch__(

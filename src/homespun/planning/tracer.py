@@ -71,7 +71,7 @@ class StepTracer(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.allocator = AllocatorModel()
         self.spans: dict[str, Counter[Operation]] = {}
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -82,11 +82,11 @@ class StepTracer(TorchDispatchMode):
 
     def __enter__(self) -> StepTracer:
         self._token = repeat_context.set(self.repeat)
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
         repeat_context.reset(self._token)
 
     @contextmanager

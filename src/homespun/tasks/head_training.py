@@ -209,8 +209,7 @@ class TextLoss(FineTuningLoss, ABC):
 
     def _logits(self, hidden: Tensor, batch: Batch) -> Tensor:
         assert self.model.head is not None
-        logits: Tensor = self.model.head(hidden, batch.attention_mask, batch.chunks).float()
-        return logits
+        return self.model.head(hidden, batch.attention_mask, batch.chunks).float()
 
     @abstractmethod
     def compute(self, hidden: Tensor, logits: Tensor, batch: Batch, labels: Tensor) -> Loss:

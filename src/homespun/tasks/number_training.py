@@ -133,8 +133,7 @@ class StandardizedHead(nn.Module):
         return cls(head, mean=float(numbers.mean()), spread=float(numbers.std()), levels=levels)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
-        score: Tensor = self.head(hidden, attention_mask, chunks)
-        return self.mean + self.spread * score.float()
+        return self.mean + self.spread * self.head(hidden, attention_mask, chunks).float()
 
     def terms(self, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Compute (texts,) squared errors of standardized numbers, and (texts,) absolute errors.
@@ -273,8 +272,7 @@ class NumberTask(ABC):
 def left_out(training: RegressionRows) -> NDArray[np.bool_]:
     """Return a (rows,) mask of rows without training: NaN, and pairs with an empty text."""
     assert isinstance(training.rows, LabelledRows)
-    mask: NDArray[np.bool_] = np.isnan(training.numbers) | training.rows.one_sided
-    return mask
+    return np.isnan(training.numbers) | training.rows.one_sided
 
 
 def known_numbers(training: RegressionRows) -> NDArray[np.float64]:

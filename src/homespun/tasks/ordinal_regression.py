@@ -162,8 +162,7 @@ class OrdinalHead(nn.Module):
         return torch.cat([self.first, self.first + F.softplus(self.steps).cumsum(0)])
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
-        score: Tensor = self.head(hidden, attention_mask, chunks)
-        return score.float() - self.thresholds
+        return self.head(hidden, attention_mask, chunks).float() - self.thresholds
 
     def terms(self, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Compute (texts,) negative log-likelihoods of the ranks, and whether the predicted median is right."""
@@ -200,8 +199,7 @@ def rating_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     """Compute (texts, levels) probabilities of the ratings from (texts, levels - 1) logits."""
     above = torch.from_numpy(logits).double().sigmoid().numpy()
     edges = np.pad(above, ((0, 0), (1, 1)), constant_values=(1.0, 0.0))
-    probabilities: NDArray[np.float64] = (edges[:, :-1] - edges[:, 1:]).clip(min=0.0)
-    return probabilities
+    return (edges[:, :-1] - edges[:, 1:]).clip(min=0.0)
 
 
 class OrdinalRegressionTask(NumberTask):

@@ -190,8 +190,7 @@ class SentenceClassificationLoss(FineTuningLoss):
             raise ValueError("sentence classification needs a batch with labels and sentences")
         logits = self.model(batch.input_ids, **batch.context).float()  # (batch, seq, classes)
         logits = sentence_means(logits, batch.sentences, len(batch.labels))  # (sentences, classes)
-        terms: Loss = self.loss(logits, batch.labels)
-        return terms
+        return self.loss(logits, batch.labels)
 
 
 class SentenceClassificationTask:

@@ -132,8 +132,7 @@ class LinearTextModel:
 
     def vectors(self, examples: Sequence[LabelledText]) -> Vectors:
         """Compute (texts, features) TF-IDF vectors."""
-        vectors: csr_matrix = features(self.model.vectorizers, texts_of(examples))
-        return vectors
+        return features(self.model.vectorizers, texts_of(examples))
 
     def calibrate(self, values: Floats, examples: Sequence[LabelledText]) -> LinearTextModel:
         """Return the model itself: cross-validation has chosen its temperature and thresholds."""

@@ -74,8 +74,7 @@ def average(predicted: Sequence[Floats], weights: Sequence[float], labels: Label
     from scipy.special import logit
 
     mean = mean.clip(_LEAST, 1 - _LEAST)
-    logits: Floats = logit(mean) if labels.multi_label else np.log(mean)
-    return logits
+    return logit(mean) if labels.multi_label else np.log(mean)
 
 
 def numbers_of_examples(examples: Sequence[LabelledText]) -> NDArray[np.float64]:

@@ -123,8 +123,7 @@ class TokenClassificationLoss(FineTuningLoss):
         assert self.model.head is not None
         hidden = self.model.read(batch.input_ids, batch.context)
         logits: Tensor = self.model.head(gather_positions(hidden, batch.positions)).float()  # (words, tags)
-        terms: Loss = self.loss(logits, batch.labels)
-        return terms
+        return self.loss(logits, batch.labels)
 
 
 class TokenClassificationTask:

@@ -105,7 +105,7 @@ def resolve_dtype(precision: PrecisionName | Literal["auto"], device: torch.devi
 
 def has_lstm(dtype: torch.dtype, device: torch.device) -> bool:
     """True if torch has an LSTM of ``dtype`` on ``device``; in bfloat16 oneDNN needs hardware support."""
-    on_onednn = device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    on_onednn = device.type == "cpu" and torch.backends.mkldnn.is_available()
     return dtype != torch.bfloat16 or not on_onednn or mkldnn_has_bf16()
 
 

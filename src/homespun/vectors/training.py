@@ -122,8 +122,7 @@ def require_gensim() -> ModuleType:
         from gensim import models
     except ImportError as error:
         raise UserError("word2vec needs gensim; pip install 'homespun[vectors]', or train GloVe") from error
-    module: ModuleType = models
-    return module
+    return models
 
 
 def train_word2vec(
@@ -172,8 +171,7 @@ def train_word2vec(
     )
     path.unlink()
     rows = np.array([model.wv.key_to_index[str(index)] for index in range(len(text.words))])
-    vectors: NDArray[np.float32] = np.asarray(model.wv.vectors, np.float32)[rows]
-    return vectors
+    return np.asarray(model.wv.vectors, np.float32)[rows]
 
 
 class _Epochs:
@@ -241,8 +239,7 @@ class Glove:
     @property
     def vectors(self) -> NDArray[np.float32]:
         """Sum of word and context vectors, (words, size) (section 4.2)."""
-        both: NDArray[np.float32] = (self.words.values + self.contexts.values)[:, : self.config.size].numpy()
-        return both
+        return (self.words.values + self.contexts.values)[:, : self.config.size].numpy()
 
     def epochs(self, count: int) -> Iterator[Epoch]:
         """Train ``count`` epochs; yield the progress after each block."""

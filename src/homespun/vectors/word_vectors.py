@@ -72,8 +72,7 @@ class WordVectors:
     def directions(self) -> Floats:
         """Unit vectors, (words, size); a zero vector stays zero."""
         lengths = np.linalg.norm(self.vectors, axis=1, keepdims=True)
-        unit: Floats = (self.vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
-        return unit
+        return (self.vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
     def find_row(self, word: str) -> int | None:
         """Return the row of ``word``, or of ``word`` in lower case; None if neither has a vector."""
@@ -165,5 +164,4 @@ def project_2d(vectors: WordVectors, words: list[str], *, method: Projection, se
 
         perplexity = min(30.0, (len(words) - 1) / 3)
         points = TSNE(2, perplexity=perplexity, init="random", random_state=seed).fit_transform(directions)
-    projected: NDArray[np.float64] = np.asarray(points, np.float64)
-    return projected
+    return np.asarray(points, np.float64)
