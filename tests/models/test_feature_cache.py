@@ -78,6 +78,21 @@ def test_it_is_what_the_encoder_computes_and_is_computed_once(tmp_path: Path) ->
     assert reader.sequences == 6
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_numbers_beyond_float16_stay_finite(tmp_path: Path, cached: bool) -> None:
+    """Layers of a pre-norm stack have no norm, and an infinite feature would make the loss NaN."""
+
+    def reader(backbone: Any, input_ids: Tensor, **context: Tensor) -> Tensor:
+        return 1e5 * last_layer(backbone, input_ids, **context)
+
+    backbone, (ids, _) = frozen(), batch()
+    reads = CachedEncoder.of(reader, backbone, CONFIG.backbone, tmp_path, width=HIDDEN, limit=10**6)
+    context = {} if cached else {"position_ids": torch.arange(11).expand(5, 11)}  # only plain inputs are cached
+    vectors = reads(backbone, ids, **context)
+    assert vectors.abs().max() == 65504
+    assert len(reads.store) == 5 * cached
+
+
 def test_another_process_reads_what_one_has_written_and_another_encoder_does_not(tmp_path: Path) -> None:
     backbone, (ids, keep) = frozen(), batch()
     first = remembered(tmp_path, backbone)[0](backbone, ids, attention_mask=keep)

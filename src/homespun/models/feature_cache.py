@@ -87,6 +87,12 @@ class FeatureCache:
         self._entries[key] = (start, len(vectors), checksum)
 
 
+def to_float16(values: Tensor) -> Tensor:
+    """Round to float16; numbers beyond its range, as in layers without a norm, become its largest number."""
+    largest = torch.finfo(torch.float16).max
+    return values.clamp(-largest, largest).half()
+
+
 class CachedEncoder:
     """`Reader` that computes only sequences that are not in the cache.
 
@@ -114,7 +120,7 @@ class CachedEncoder:
         if backbone.training or any(parameter.requires_grad for parameter in backbone.parameters()):
             raise ValueError("CachedEncoder needs a frozen backbone in evaluation mode")
         if context.keys() - {"attention_mask", "token_type_ids"}:
-            return self.reader(backbone, input_ids, **context).half().float()
+            return to_float16(self.reader(backbone, input_ids, **context)).float()
         keep = context.get("attention_mask", torch.ones_like(input_ids, dtype=torch.bool)).cpu().numpy().astype(bool)
         keys = self._keys(input_ids, keep, context.get("token_type_ids"))
         found = [self.store.read(key) for key in keys]
@@ -122,7 +128,7 @@ class CachedEncoder:
         if missing:
             part = {name: tensor[missing] for name, tensor in context.items()}
             with torch.no_grad():
-                computed = self.reader(backbone, input_ids[missing], **part).half().cpu().numpy()
+                computed = to_float16(self.reader(backbone, input_ids[missing], **part)).cpu().numpy()
             for row, padded in zip(missing, computed, strict=True):
                 found[row] = vectors = padded[keep[row]]
                 self.store.write(keys[row], vectors)

@@ -16,7 +16,7 @@ from torch import Tensor
 from homespun.batch import Batch
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle, fingerprint, load_model
-from homespun.models.feature_cache import FeatureCache
+from homespun.models.feature_cache import FeatureCache, to_float16
 from homespun.models.model import Model
 from homespun.nn.torch_private import disable_dispatch_modes
 from homespun.text.tokenizer import Tokenizer
@@ -102,7 +102,7 @@ class LogitCache:
         cached = [self.store.read(key) for key in keys]
         if any(logits is None for logits in cached):
             # compute the complete batch: other padding would round differently
-            computed = self.teacher.logits(batch).half().cpu().numpy()
+            computed = to_float16(self.teacher.logits(batch)).cpu().numpy()
             for row, (key, logits) in enumerate(zip(keys, cached, strict=True)):
                 if logits is None:
                     self.store.write(key, computed[row : row + 1])
