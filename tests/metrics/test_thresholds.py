@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from homespun.metrics.calibration import best_threshold, cross_val_f1, cross_val_predict, f1, find_thresholds
+from homespun.tasks.calibration import Calibration, calibrate
 
 
 def _made_up(rows: int, labels: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,3 +77,10 @@ def test_thresholds_of_noise_do_not_hold_up() -> None:
     assert (
         cross_val_f1(noise, truth, scope="per_label", average="macro_f1") < f1(noise, truth, found, "macro_f1") - 0.05
     )
+
+
+def test_large_logits_have_thresholds_without_overflow() -> None:
+    logits = np.array([[2e3, -2e3], [-2e3, 2e3]] * 20, dtype=np.float32)
+    decision, result = calibrate(logits, (logits > 0).astype(np.int64), Calibration(temperature=False))
+    assert decision.predict_labels(np.array([0.9, 0.1])).tolist() == [1, 0]
+    assert result["micro_f1"] == 1.0
