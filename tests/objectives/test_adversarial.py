@@ -25,7 +25,7 @@ from homespun.objectives.adversarial import (
     symmetric_kl,
 )
 from homespun.tasks.classification import Classification
-from homespun.tasks.number_training import RegressionCollate
+from homespun.tasks.number_training import RegressionCollator
 from homespun.tasks.regression import Regression
 
 LABELS = Labels(("a", "b", "c"))
@@ -245,7 +245,7 @@ def test_a_regression_is_perturbed_in_units_of_its_spread() -> None:
         numbers = scale * np.array([1.0, 2.0, 4.0, 3.0, 5.0])
         torch.manual_seed(1)
         loss = config.build(model.build(), model, numbers)
-        objective, collate = config.wrap(loss, RegressionCollate(0, "absolute_error"))
+        objective, collate = config.wrap(loss, RegressionCollator(0, "absolute_error"))
         rows = [Row(np.arange(5, 11 + 2 * place), label=float(number)) for place, number in enumerate(numbers)]
         batch = collate(rows, [])
         terms = objective.train()(batch).terms

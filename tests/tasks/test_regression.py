@@ -13,7 +13,7 @@ from homespun.data.long_inputs import ChunkMean, ChunkPool
 from homespun.data.rows import Row, SubsetRows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
-from homespun.tasks.number_training import RegressionCollate, RegressionLoss
+from homespun.tasks.number_training import RegressionCollator, RegressionLoss
 from homespun.tasks.ordinal_regression import OrdinalHead, OrdinalRegression, log_likelihood, rating_probabilities
 from homespun.tasks.regression import Regression
 
@@ -33,7 +33,7 @@ def rows(labels: Any) -> list[Row]:
 
 def batch_of(labels: Any, measured: str, weights: tuple[float, ...] | None = None) -> Batch:
     some = rows(labels)
-    return RegressionCollate(0, measured, weights)(some, [RowSeed(0, 0, i) for i in range(len(some))])
+    return RegressionCollator(0, measured, weights)(some, [RowSeed(0, 0, i) for i in range(len(some))])
 
 
 def regression(**settings: Any) -> RegressionLoss:
@@ -147,7 +147,7 @@ def test_ratings_may_be_perturbed(method: str, kind: str) -> None:
     torch.manual_seed(3)
     loss = config.build(CONFIG.build(), CONFIG, RANKS, (1.0, 2.0, 4.0, 5.0), weights=weights)
     measured = "accuracy" if method == "cumulative" else "absolute_error"
-    module, collate = config.wrap(loss, RegressionCollate(0, measured, weights))
+    module, collate = config.wrap(loss, RegressionCollator(0, measured, weights))
     batch = collate(rows(RANKS), [RowSeed(0, 0, i) for i in range(5)])
     terms = module.train()(batch).terms
     assert set(terms) == {"loss", measured, "adversarial"}

@@ -12,7 +12,11 @@ from homespun.data.labels import Labels
 from homespun.data.sentence_documents import CONTEXT, LabelledDocument, SentenceWindows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
-from homespun.tasks.sentence_classification import SentenceClassification, SentenceClassificationCollate, sentence_means
+from homespun.tasks.sentence_classification import (
+    SentenceClassification,
+    SentenceClassificationCollator,
+    sentence_means,
+)
 from homespun.text.tokenizer import Tokenizer
 
 WORDS = [f"{a}{b}" for a in "abcdefg" for b in "hijkl"]
@@ -90,7 +94,7 @@ def test_a_sentence_that_is_too_long_is_cut_and_counted() -> None:
 def test_the_tokens_of_each_sentence_stand_for_it(vector: Any) -> None:
     rows = windows(documents(7, seed=2), vector=vector)
     some = [rows[index] for index in range(len(rows))]
-    batch = SentenceClassificationCollate(TOKENIZER.pad_id, vector)(some, ())
+    batch = SentenceClassificationCollator(TOKENIZER.pad_id, vector)(some, ())
     assert batch.labels is not None
     assert batch.targets["loss"] == len(batch.labels)
     sizes = torch.bincount(batch.sentences[batch.sentences >= 0], minlength=len(batch.labels))
@@ -117,7 +121,7 @@ def test_loss_is_the_cross_entropy_of_the_judged_sentences_alone_or_together(vec
     weights = (0.5, 2.0, 1.5)
     objective = SentenceClassification(vector=vector).build(CONFIG.build(), CONFIG, LABELS, weights=weights).eval()
     rows = windows(documents(7, seed=3), vector=vector)
-    collate = SentenceClassificationCollate(TOKENIZER.pad_id, vector, weights)
+    collate = SentenceClassificationCollator(TOKENIZER.pad_id, vector, weights)
     together = objective(collate([rows[index] for index in range(len(rows))], ()))
     alone = [objective(collate([rows[index]], ())) for index in range(len(rows))]
     for name in ("loss", "accuracy"):
@@ -137,7 +141,7 @@ def test_loss_is_the_cross_entropy_of_the_judged_sentences_alone_or_together(vec
 def test_a_sentence_is_read_in_its_context() -> None:
     torch.manual_seed(1)
     objective = SentenceClassification().build(CONFIG.build(), CONFIG, LABELS).eval()
-    collate = SentenceClassificationCollate(TOKENIZER.pad_id, "separator")
+    collate = SentenceClassificationCollator(TOKENIZER.pad_id, "separator")
     told = []
     for other in ("ah", "gl fk"):
         rows = windows([LabelledDocument(("bi cj", other), ("0", "1"))])

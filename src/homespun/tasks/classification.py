@@ -37,7 +37,14 @@ from homespun.objectives.clm import AuxiliaryLM, WithNextTokenCounts
 from homespun.objectives.distillation import LabelDistillation, LabelTeacher
 from homespun.objectives.protocol import WithTargetCounts
 from homespun.tasks.calibration import Calibration, calibrate
-from homespun.tasks.head_training import ClassLoss, ClassTraining, TextLoss, build_text_head, check_text_head
+from homespun.tasks.head_training import (
+    ClassLoss,
+    ClassTraining,
+    TextLoss,
+    build_text_head,
+    check_text_head,
+    count_targets,
+)
 from homespun.tasks.protocol import CalibratedTask, Measured, TrainingSetup, task_metadata
 from homespun.tasks.text_outputs import Outputs, class_predictions, measure_logits, output_predictions
 from homespun.tasks.texts import (
@@ -181,15 +188,11 @@ class ClassificationCollator:
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Build a batch whose ``labels`` are (texts,) classes, or (texts, classes) zeros and ones."""
-        labels = torch.from_numpy(np.array([row.label for row in rows], dtype=np.int64))
+        labels = np.array([row.label for row in rows], dtype=np.int64)
+        targets = count_targets(labels, None if self.multi_label else self.weights)
         if self.multi_label:
-            count = float(labels.numel())
-        elif self.weights is None:
-            count = float(len(rows))
-        else:
-            count = sum(self.weights[label] for label in labels.tolist())
-        targets = {"loss": count, "accuracy": float(len(rows))}
-        return replace(pad_chunks(rows, self.pad_id), labels=labels, targets=targets)
+            targets["loss"] = float(labels.size)
+        return replace(pad_chunks(rows, self.pad_id), labels=torch.from_numpy(labels), targets=targets)
 
 
 class ClassificationLoss(TextLoss):

@@ -129,6 +129,12 @@ class ClassTraining(TaskObjective):
         return tuple((rows / (classes * counts)).tolist())
 
 
+def count_targets(labels: Sequence[int] | NDArray[np.int64], weights: tuple[float, ...] | None) -> dict[str, float]:
+    """Return the targets of the terms of `ClassLoss` for (rows,) classes: their weight, and their number."""
+    rows = float(len(labels))
+    return {"loss": rows if weights is None else float(np.array(weights)[labels].sum()), "accuracy": rows}
+
+
 class ClassLoss(nn.Module):
     """Cross-entropy of one class per text, sentence or token, and its accuracy.
 

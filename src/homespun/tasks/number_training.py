@@ -193,7 +193,7 @@ class NumberObjective(TaskObjective):
 
 
 @dataclass(frozen=True)
-class RegressionCollate:
+class RegressionCollator:
     """Collate rows whose label is a number, or the rank of a rating; deterministic."""
 
     pad_id: int  # padding token

@@ -141,7 +141,7 @@ class QuestionAnswering(TaskObjective):
         return QuestionAnsweringTask(data, stored)
 
     def collate(self, pad_id: int) -> Collate:
-        return QuestionAnsweringCollate(pad_id)
+        return QuestionAnsweringCollator(pad_id)
 
     def build(self, model: Model, config: ModelConfig) -> QuestionAnsweringLoss:
         """Build a new head on the backbone of ``model``, which is modified in place.
@@ -154,7 +154,7 @@ class QuestionAnswering(TaskObjective):
 
 
 @dataclass(frozen=True)
-class QuestionAnsweringCollate:
+class QuestionAnsweringCollator:
     """Collate rows whose ``label`` is (2,), the positions of first and last token; deterministic."""
 
     pad_id: int

@@ -28,7 +28,7 @@ from homespun.models.composite_heads import Layers
 from homespun.models.config import ModelConfig
 from homespun.models.heads import TokenClassificationHeadConfig
 from homespun.models.model import Model
-from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head
+from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head, count_targets
 from homespun.tasks.protocol import Measured, TaskData, TrainingSetup, check_length, numbered_chunks, task_metadata
 from homespun.text.formats import Record
 
@@ -129,7 +129,7 @@ class SentenceClassification(ClassTraining):
 
 
 @dataclass(frozen=True)
-class SentenceClassificationCollate:
+class SentenceClassificationCollator:
     """Collate rows of sentences: ``labels`` (sentences,), and the tokens of each sentence; deterministic."""
 
     pad_id: int
@@ -150,12 +150,11 @@ class SentenceClassificationCollate:
                 line[self._tokens(start, end)] = len(labels)
                 labels.append(label)
         classes = torch.tensor(labels, dtype=torch.int64)
-        count = float(len(labels)) if self.weights is None else float(np.array(self.weights)[labels].sum())
         return dataclasses.replace(
             batch,
             sentences=torch.from_numpy(table),
             labels=classes,
-            targets={"loss": count, "accuracy": float(len(labels))},
+            targets=count_targets(labels, self.weights),
         )
 
     def _tokens(self, start: int, end: int) -> slice:
@@ -237,7 +236,7 @@ class SentenceClassificationTask:
         assert training.targets is not None
         weights = objective.weights(self.labels, training.targets)
         loss = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
-        collate = SentenceClassificationCollate(stored.tokenizer.pad_id, self.vector, weights)
+        collate = SentenceClassificationCollator(stored.tokenizer.pad_id, self.vector, weights)
         return TrainingSetup(loss, training, collate, loss_from_metrics=lambda metrics: float(metrics["log_loss"]))
 
     def measure(self, model: Model, rows: SentenceWindows, *, batch_size: int) -> Measured:
@@ -253,7 +252,7 @@ class SentenceClassificationTask:
 
     def _table(self, model: Model, rows: SentenceWindows, batch_size: int = 32) -> NDArray[np.float64]:
         """Compute (sentences, classes) probabilities."""
-        collate = SentenceClassificationCollate(self.stored.tokenizer.pad_id, self.vector)
+        collate = SentenceClassificationCollator(self.stored.tokenizer.pad_id, self.vector)
         logits = np.zeros((len(rows.sizes), len(self.labels)), dtype=np.float32)
         for numbers, part in forward_logits(model, rows, lambda chosen: collate(chosen, ()), batch_size=batch_size):
             sentences = collate([rows[number] for number in numbers], ()).sentences

@@ -79,8 +79,8 @@ class TextToText(TaskObjective):
         """Build the collate of an encoder-decoder or of a causal stack."""
         backbone = config.backbone
         if backbone.has_decoder:
-            return Seq2SeqCollate(backbone.pad_token_id, backbone.decoder_start_token_id)
-        return PrefixLMCollate(backbone.pad_token_id)
+            return Seq2SeqCollator(backbone.pad_token_id, backbone.decoder_start_token_id)
+        return PrefixLMCollator(backbone.pad_token_id)
 
     def build(self, model: Model, config: ModelConfig) -> TextToTextLoss:
         """Build the loss of ``model``, which is modified in place, with its language model head or a new head.
@@ -113,7 +113,7 @@ class TextToText(TaskObjective):
 
 
 @dataclass(frozen=True)
-class Seq2SeqCollate:
+class Seq2SeqCollator:
     """Collate for an encoder-decoder: the decoder reads ``start target`` and predicts ``target``; deterministic."""
 
     pad_id: int
@@ -124,7 +124,7 @@ class Seq2SeqCollate:
 
 
 @dataclass(frozen=True)
-class PrefixLMCollate:
+class PrefixLMCollator:
     """Collate for a causal stack: the target follows the source, and only its tokens are labels; deterministic."""
 
     pad_id: int

@@ -27,7 +27,7 @@ from homespun.models.config import ModelConfig
 from homespun.models.heads import TokenClassificationHeadConfig
 from homespun.models.model import Model
 from homespun.objectives.mlm import gather_positions
-from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head
+from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head, count_targets
 from homespun.tasks.protocol import Measured, TrainingSetup, check_length, numbered_chunks, task_metadata
 from homespun.tasks.taggers import (
     CHUNK,
@@ -74,7 +74,7 @@ class TokenClassification(ClassTraining):
 
     def collate(self, pad_id: int, *, weights: tuple[float, ...] | None = None) -> Collate:
         """Build the collate; ``weights`` as in `build`."""
-        return TokenClassificationCollate(pad_id, weights)
+        return TokenClassificationCollator(pad_id, weights)
 
     def build(
         self, model: Model, config: ModelConfig, labels: Labels, *, weights: tuple[float, ...] | None = None
@@ -86,7 +86,7 @@ class TokenClassification(ClassTraining):
 
 
 @dataclass(frozen=True)
-class TokenClassificationCollate:
+class TokenClassificationCollator:
     """Collate rows whose ``label`` is (tokens,): ``positions`` and ``labels`` of labelled tokens; deterministic."""
 
     pad_id: int
@@ -101,12 +101,11 @@ class TokenClassificationCollate:
         flat = table.ravel()
         positions = np.flatnonzero(flat != IGNORE_INDEX)
         labels = flat[positions]
-        count = float(len(labels)) if self.weights is None else float(np.array(self.weights)[labels].sum())
         return dataclasses.replace(
             batch,
             positions=torch.from_numpy(positions),
             labels=torch.from_numpy(labels),
-            targets={"loss": count, "accuracy": float(len(labels))},
+            targets=count_targets(labels, self.weights),
         )
 
 
