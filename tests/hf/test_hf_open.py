@@ -394,7 +394,7 @@ def test_no_config_and_no_weights(folder: Path) -> None:
             {"hidden_size": 44},
             "bert.embeddings.word_embeddings.weight has shape (97, 33)",
         ),
-        ({"vocab_size": 10**13}, "but (10000000000000, 33) by config.json"),
+        ({"vocab_size": 10**13}, "but (10000000000000, 33) by the config"),
         ({"num_hidden_layers": 4}, "16 tensors are missing"),
         ({"num_hidden_layers": 2}, "16 tensors are not in the model"),
     ],
@@ -433,7 +433,7 @@ GPT2 = {"causal": True, "residual": {"kind": "pre"}, "embedding_norm": False, "t
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True is not supported"),
         ({"n_embd": "wide"}, "hidden_size"),
         ({"n_embd": [33], "n_inner": None}, "hidden_size"),
-        ({"n_positions": None}, "but (1024, 33) by config.json"),
+        ({"n_positions": None}, "but (1024, 33) by the config"),
         ({"pad_token_id": [0]}, "pad_token_id must"),
     ],
 )
@@ -531,7 +531,7 @@ def test_a_config_that_is_no_object(folder: Path, text: str) -> None:
         ({"id2label": {"0": "a", "1": "a"}}, "the classes"),
         ({"id2label": {"x": "a", "y": "b"}}, "numbers to names"),
         ({"id2label": ["a", "b"]}, "numbers to names"),
-        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "has shape (2, 33), but (3, 33) by config.json"),
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "has shape (2, 33), but (3, 33) by the config"),
         ({"classifier_dropout": 2}, "dropout"),
     ],
 )

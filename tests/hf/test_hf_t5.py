@@ -168,7 +168,7 @@ def test_the_encoder_of_an_encoder_decoder_model(tmp_path: Path) -> None:
         ({"feed_forward_proj": 7}, "feed_forward_proj=7 "),
         ({"relative_attention_max_distance": 2}, "max_distance=2 "),
         ({"architectures": ["T5ForRanking"]}, "architectures="),
-        ({"d_kv": 7}, "by config.json"),
+        ({"d_kv": 7}, "by the config"),
     ],
 )
 def test_what_is_not_a_t5_of_ours_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

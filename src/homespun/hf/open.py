@@ -21,6 +21,7 @@ from homespun.models.bundle import (
     assign_weights,
     build_on_meta,
     build_uninitialized,
+    check_fit,
     load_model,
     weights_of,
 )
@@ -172,25 +173,11 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
     if inferred := family.infer_from_tensors(tree, stored):
         architecture, config = family.read_config(tree | inferred, source=str(path), head=head)
     table = family.table + architecture.table
-    # files of the class without a head lack the prefix
-    prefix = "" if any(modernize_name(name).startswith(family.prefix) for name in stored) else family.prefix
-    original_names: dict[str, str] = {}
-    for name in stored:
-        modern = prefix + modernize_name(name)
-        if modern in original_names:
-            raise UserError(f"{folder}: {original_names[modern]!r} and {name!r} are the same tensor; remove one")
-        original_names[modern] = name
+    original_names = _modern_names(stored, family, source=str(folder))
     hf_weights = {name: stored[original] for name, original in original_names.items()}
     converted, unused_tensors = from_hf(table, hf_weights, config.backbone, source=str(folder))
     _check(table, converted, config, source=str(folder))
-    tokenizer = Tokenizer.load(folder)
-    if config.backbone.causal:
-        tokenizer = _with_config_end_tokens(tokenizer, tree)
-    if tokenizer.vocab_size > config.backbone.vocab_size:
-        raise UserError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens and the model {config.backbone.vocab_size}; "
-            f"add the tokenizer of this model"
-        )
+    tokenizer = _load_tokenizer(folder, tree, config)
     model = build_uninitialized(config)
     assign_weights(model, converted, source=str(folder))
     labels = read_labels(tree) if architecture.classifies else None
@@ -208,6 +195,29 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
             *_dtype_notes(converted),
         ),
     )
+
+
+def _modern_names(stored: Weights, family: Family, *, source: str) -> dict[str, str]:
+    """Names in the files by names of the family: those of files of the class without a head lack the prefix."""
+    prefix = "" if any(modernize_name(name).startswith(family.prefix) for name in stored) else family.prefix
+    original_names: dict[str, str] = {}
+    for name in stored:
+        modern = prefix + modernize_name(name)
+        if modern in original_names:
+            raise UserError(f"{source}: {original_names[modern]!r} and {name!r} are the same tensor; remove one")
+        original_names[modern] = name
+    return original_names
+
+
+def _load_tokenizer(folder: Path, tree: Tree, config: ModelConfig) -> Tokenizer:
+    """Load the tokenizer; that of a causal model has the tokens of config.json around a text."""
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.vocab_size > config.backbone.vocab_size:
+        raise UserError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens and the model {config.backbone.vocab_size}; "
+            f"add the tokenizer of this model"
+        )
+    return _with_config_end_tokens(tokenizer, tree) if config.backbone.causal else tokenizer
 
 
 def _dtype_notes(weights: Weights) -> tuple[str, ...]:
@@ -267,16 +277,7 @@ def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) 
             f"{config.backbone.vocab_size}"
         )
     expected = weights_of(build_on_meta(config, weights, source=f"{source}: config.json"))
-    if missing := [hf_name(table, name, config.backbone) for name in sorted(expected.keys() - weights.keys())]:
-        raise UserError(f"{source}: {len(missing)} tensors are missing, such as {missing[0]!r}")
-    if extra := [hf_name(table, name, config.backbone) for name in sorted(weights.keys() - expected.keys())]:
-        raise UserError(f"{source}: {len(extra)} tensors are not in the model of config.json, such as {extra[0]!r}")
-    for name, tensor in expected.items():
-        if weights[name].shape != tensor.shape:
-            actual, shape = tuple(weights[name].shape), tuple(tensor.shape)
-            raise UserError(
-                f"{source}: {hf_name(table, name, config.backbone)} has shape {actual}, but {shape} by config.json"
-            )
+    check_fit(expected, weights, source=source, name_in_file=lambda name: hf_name(table, name, config.backbone))
 
 
 def download(name: str) -> Path:

@@ -98,7 +98,7 @@ class ModelBundle:
     task: Tree = field(default_factory=dict)
 
 
-def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
     """Return the state dict without duplicates: tied parameters occur once, under their first name."""
     state = model.state_dict(keep_vars=True)
     first = {id(tensor): name for name, tensor in reversed(state.items())}
@@ -133,20 +133,20 @@ def build_uninitialized(config: ModelConfig) -> Model:
         return config.build()
 
 
-def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, source: str) -> None:
+def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], *, source: str) -> None:
     """Copy ``weights`` into ``model``.
 
     Raises:
         UserError: a tensor is missing, unexpected or of the wrong shape; no weight is changed.
     """
     parameters = weights_of(model)
-    _check_fit(parameters, weights, source)
+    check_fit(parameters, weights, source=source)
     with torch.no_grad():
         for name, tensor in parameters.items():
             tensor.copy_(weights[name])
 
 
-def assign_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, source: str) -> None:
+def assign_weights(model: torch.nn.Module, weights: dict[str, Tensor], *, source: str) -> None:
     """Replace the weights of a new ``model`` by ``weights``, without a copy if dtype and memory layout are equal.
 
     Memory-mapped tensors stay memory-mapped.
@@ -155,7 +155,7 @@ def assign_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, 
         UserError: as in `load_weights`.
     """
     parameters = weights_of(model)
-    _check_fit(parameters, weights, source)
+    check_fit(parameters, weights, source=source)
     state = model.state_dict(keep_vars=True)
     assigned: set[int] = set()
     for name, tensor in parameters.items():
@@ -165,15 +165,22 @@ def assign_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, 
         assigned.add(new.data_ptr())
 
 
-def _check_fit(parameters: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], source: str) -> None:
+def check_fit(
+    parameters: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    *,
+    source: str,
+    name_in_file: Callable[[str], str] = str,
+) -> None:
+    """Raise `UserError` if a tensor is missing, unexpected or of the wrong shape."""
     if missing := sorted(parameters.keys() - weights.keys()):
-        raise UserError(f"{source}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
+        raise UserError(f"{source}: {len(missing)} tensors are missing, such as {name_in_file(missing[0])!r}")
     if extra := sorted(weights.keys() - parameters.keys()):
-        raise UserError(f"{source}: {len(extra)} tensors are not in the model, the first is {extra[0]!r}")
+        raise UserError(f"{source}: {len(extra)} tensors are not in the model, such as {name_in_file(extra[0])!r}")
     for name, tensor in parameters.items():
         if tensor.shape != weights[name].shape:
             found, expected = tuple(weights[name].shape), tuple(tensor.shape)
-            raise UserError(f"{source}: {name} has shape {found}, but the model has {expected}")
+            raise UserError(f"{source}: {name_in_file(name)} has shape {found}, but {expected} by the config")
 
 
 def save_model(
@@ -203,8 +210,8 @@ def save_model(
         (temporary / "homespun.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
-def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> ModelBundle:
-    """Read a ``model/`` folder; the model is in evaluation mode.
+def load_model(folder: str | Path) -> ModelBundle:
+    """Read a ``model/`` folder; the model is on the CPU and in evaluation mode.
 
     Raises:
         UserError: the folder is not a model, has another format version, or is truncated or changed.
@@ -230,12 +237,12 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Mod
         tensors = load_file(weights)
     except SafetensorError as error:
         raise UserError(f"{weights} cannot be read: {error}") from error
-    _check_fit(weights_of(build_on_meta(config, tensors, source=str(path))), tensors, str(weights))
+    check_fit(weights_of(build_on_meta(config, tensors, source=str(path))), tensors, source=str(weights))
     model = build_uninitialized(config)
     assign_weights(model, tensors, source=str(weights))
     labels = None if description["labels"] is None else Labels.from_dict(description["labels"])
     task = migrate(description["task"], TASK_PATH)
-    return ModelBundle(model.to(device).eval(), config, tokenizer, labels, task)
+    return ModelBundle(model.eval(), config, tokenizer, labels, task)
 
 
 def _description(path: Path) -> Tree:

@@ -220,41 +220,18 @@ def transfer_weights(
     }
     copied, changed, initialized = [], {}, []
     used: set[int] = set()  # ids of tensors, which may have several names
-    with torch.no_grad():
-        for name, tensor in weights_of(model).items():
-            prefix = next((prefix for prefix in stacks if name.startswith(prefix)), next(iter(stacks)))
-            before, after = stacks[prefix]
-            origin = _origin(name, source, chosen[prefix])
-            if origin is not None and ".kernel." in name and before.attention.kind != after.attention.kind:
-                origin = None  # a parameter of another kernel
-            if origin is None:
-                initialized.append(name)
-                continue
-            old = source[origin]
-            used.add(id(old))
-            if name == _CHARACTER_TABLE and len(old) < len(tensor):
-                tensor[: len(old)].copy_(old)
-                changed[name] = f"{len(tensor) - len(old)} new rows, from the characters of the new words"
-                continue
-            new, description = _resized(name, old, tensor.shape, before, words)
-            if new.shape != tensor.shape:
-                if before.attention == after.attention:
-                    setting = before.attention.fixed_length_setting(before.max_position_embeddings)
-                    raise UserError(
-                        f"{name} has shape {tuple(new.shape)} and cannot be extended to {tuple(tensor.shape)}; keep "
-                        f"max_position_embeddings={before.max_position_embeddings}"
-                        + (f" or set {setting}" if setting else "")
-                    )
-                initialized.append(name)
-                continue
-            tensor.copy_(new)
-            if _RELATIVE.fullmatch(name) and after.max_position_embeddings > before.max_position_embeddings:
-                description = f"as it was: relative positions extend to {after.max_position_embeddings} tokens"
-            notes = [*([] if origin == name else [f"from {origin}"]), *([description] if description else [])]
-            if notes:
-                changed[name] = ", ".join(notes)
-            else:
-                copied.append(name)
+    for name, tensor in weights_of(model).items():
+        prefix = next((prefix for prefix in stacks if name.startswith(prefix)), next(iter(stacks)))
+        origin = _origin(name, source, chosen[prefix], *stacks[prefix])
+        if origin is not None:
+            used.add(id(source[origin]))
+        description = None if origin is None else _copy(name, source[origin], tensor, *stacks[prefix], words)
+        if description is None:
+            initialized.append(name)
+        elif notes := [note for note in ("" if origin == name else f"from {origin}", description) if note]:
+            changed[name] = ", ".join(notes)
+        else:
+            copied.append(name)
     unused = [name for name in weights_of(stored.model) if name not in source or id(source[name]) not in used]
     return TransferReport(tuple(copied), changed, tuple(initialized), tuple(unused), tuple(chain(*chosen.values())))
 
@@ -268,7 +245,12 @@ def _pairs_of_stacks(before: ModelConfig, after: ModelConfig) -> dict[str, tuple
     return {"backbone.": (before.one_text(use), after.one_text(use))}
 
 
-def _origin(name: str, source: Mapping[str, Tensor], layers: tuple[int, ...]) -> str | None:
+def _origin(
+    name: str, source: Mapping[str, Tensor], layers: tuple[int, ...], before: StackConfig, after: StackConfig
+) -> str | None:
+    """Return the tensor of the checkpoint from which a tensor is derived, or None."""
+    if ".kernel." in name and before.attention.kind != after.attention.kind:
+        return None  # a parameter of another kernel
     if match := _LAYER.match(name):
         name = f"{match[1]}{layers[int(match[2])]}{match[3]}"
     if name in source:
@@ -276,6 +258,29 @@ def _origin(name: str, source: Mapping[str, Tensor], layers: tuple[int, ...]) ->
     *path, part, kind = name.split(".")
     other = ".".join([*path, _SUBSTITUTES.get(part, part), kind])
     return other if other in source else None
+
+
+@torch.no_grad()
+def _copy(
+    name: str, old: Tensor, tensor: Tensor, before: StackConfig, after: StackConfig, words: AddedTokens | None
+) -> str | None:
+    """Copy ``old`` into ``tensor``; return a description of changes, or None if its shape does not fit."""
+    if name == _CHARACTER_TABLE and len(old) < len(tensor):
+        tensor[: len(old)].copy_(old)
+        return f"{len(tensor) - len(old)} new rows, from the characters of the new words"
+    new, description = _resized(name, old, tensor.shape, before, words)
+    if new.shape != tensor.shape:
+        if before.attention != after.attention:
+            return None
+        setting = before.attention.fixed_length_setting(before.max_position_embeddings)
+        raise UserError(
+            f"{name} has shape {tuple(new.shape)} and cannot be extended to {tuple(tensor.shape)}; keep "
+            f"max_position_embeddings={before.max_position_embeddings}" + (f" or set {setting}" if setting else "")
+        )
+    tensor.copy_(new)
+    if _RELATIVE.fullmatch(name) and after.max_position_embeddings > before.max_position_embeddings:
+        return f"as it was: relative positions extend to {after.max_position_embeddings} tokens"
+    return description
 
 
 def _resized(
