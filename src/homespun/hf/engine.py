@@ -7,7 +7,7 @@ or raise an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
@@ -147,21 +147,7 @@ def from_hf(
         UserError: an unknown tensor, an integer tensor, a copy with other values, or two tensors for one of homespun;
             the message begins with ``source``.
     """
-    tensors = dict(hf_weights)
-    unused = []
-    for copy in table.copies:
-        if copy.name not in tensors:
-            continue
-        tensor = tensors.pop(copy.name)
-        if (original := tensors.get(copy.of)) is None:
-            tensors[copy.of] = tensor
-            continue
-        if original.shape != tensor.shape or not torch.equal(original, tensor.to(original.dtype)):
-            raise UserError(
-                f"{source}: {copy.name} differs from {copy.of}; output embeddings that are not tied to the input "
-                f"embeddings are not supported"
-            )
-        unused.append(UnusedTensor(copy.name, f"tied to {copy.of}"))
+    tensors, unused = _without_copies(table, hf_weights, source)
     weights: Weights = {}
     origins: dict[str, str] = {}
     unknown = []
@@ -174,17 +160,11 @@ def from_hf(
         if len(matches) > 1:
             raise RuntimeError(f"{name} matches {len(matches)} rules: {[rule.hf_pattern for rule, _ in matches]}")
         if matches:
-            rule, match = matches[0]
             if not tensor.is_floating_point():
                 raise UserError(
                     f"{source}: {name} has dtype {tensor.dtype}; quantised weights are not supported, only floats"
                 )
-            values = rule.placeholders(match, backbone)
-            changed, count = rule.from_hf(tensor, backbone), len(rule.parts)
-            # a scalar cannot be split; its shape is reported with all others
-            parts = changed.tensor_split(count) if changed.dim() else (changed,) * count
-            for part, piece in zip(rule.parts, parts, strict=True):
-                target = part.format(**values)
+            for target, piece in _convert(*matches[0], tensor, backbone):
                 if target in weights:
                     raise UserError(f"{source}: {origins[target]!r} and {name!r} are the same tensor; remove one")
                 weights[target], origins[target] = piece, name
@@ -199,6 +179,37 @@ def from_hf(
         names = f"{first!r} and {len(others)} more" if others else repr(first)
         raise UserError(f"{source}: tensors that the model of config.json does not have: {names}")
     return weights, tuple(unused)
+
+
+def _without_copies(table: Table, hf_weights: Mapping[str, Tensor], source: str) -> tuple[Weights, list[UnusedTensor]]:
+    """Remove tied copies, or rename a copy whose original is missing; returns tensors and removed copies."""
+    tensors, unused = dict(hf_weights), []
+    for copy in table.copies:
+        if copy.name not in tensors:
+            continue
+        tensor = tensors.pop(copy.name)
+        if (original := tensors.get(copy.of)) is None:
+            tensors[copy.of] = tensor
+            continue
+        if original.shape != tensor.shape or not torch.equal(original, tensor.to(original.dtype)):
+            raise UserError(
+                f"{source}: {copy.name} differs from {copy.of}; output embeddings that are not tied to the input "
+                f"embeddings are not supported"
+            )
+        unused.append(UnusedTensor(copy.name, f"tied to {copy.of}"))
+    return tensors, unused
+
+
+def _convert(
+    rule: Rule, match: re.Match[str], tensor: Tensor, backbone: BackboneConfig
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and value of each tensor of homespun that ``tensor`` corresponds to."""
+    values = rule.placeholders(match, backbone)
+    changed, count = rule.from_hf(tensor, backbone), len(rule.parts)
+    # a scalar cannot be split; its shape is reported with all others
+    pieces = changed.tensor_split(count) if changed.dim() else (changed,) * count
+    for part, piece in zip(rule.parts, pieces, strict=True):
+        yield part.format(**values), piece
 
 
 def to_hf(table: Table, weights: Mapping[str, Tensor], backbone: BackboneConfig) -> Weights:

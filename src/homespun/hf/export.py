@@ -13,10 +13,10 @@ from homespun.config import Tree
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf import is_hub_name
-from homespun.hf.engine import to_hf
+from homespun.hf.engine import Weights, to_hf
 from homespun.hf.family import Architecture
 from homespun.hf.folding import fold_weights
-from homespun.hf.match import match_architecture
+from homespun.hf.match import ArchitectureMatch, match_architecture
 from homespun.inference.onnx_export import onnx_unsupported_reason
 from homespun.io.atomic import atomic_path, entries
 from homespun.models.bundle import weights_of
@@ -77,40 +77,49 @@ def export_huggingface(
     match, notes = match_architecture(config)
     if match is None:
         return ExportReport(None, None, notes)
-    family, architecture, weights = match.family, match.architecture, weights_of(model)
+    tree = _settings(match, tokenizer, labels)
+    tree["dtype"] = str(model.backbone.embeddings.words.weight.dtype).removeprefix("torch.")
+    weights = _hf_weights(match, config, weights_of(model))
+    with atomic_path(folder) as made:
+        made.mkdir()
+        # transformers requires "format"
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
+        save_file(tensors, made / WEIGHTS, metadata={"format": "pt"})
+        tokenizer.for_transformers().save(made)
+        _complete_tokenizer(made / "tokenizer_config.json", config.backbone)
+        (made / CONFIG).write_text(_json(tree), encoding="utf-8")
+        parameters = sum(tensor.numel() for tensor in weights.values())
+        card = _card(match.architecture, match.config, parameters, notes, base_model)
+        (made / CARD).write_text(card, encoding="utf-8")
+    return ExportReport(str(folder), match.architecture.name, notes)
+
+
+def _hf_weights(match: ArchitectureMatch, config: ModelConfig, weights: Weights) -> Weights:
+    """Convert the weights of a model of ``config``, folded and without a head if the class has neither."""
+    family, architecture = match.family, match.architecture
+    if architecture.kind is None:
+        config = config.model_copy(update={"head": None})
     if match.config.backbone != config.backbone:
-        headless = config.model_copy(update={"head": None})
-        weights = fold_weights(weights, headless if architecture.kind is None else config)
-    config = match.config
-    num_labels = config.head.model_dump()["num_labels"] if config.head is not None and architecture.classifies else 0
+        weights = fold_weights(weights, config)
+    if architecture.kind is None:
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
+    weights = to_hf(family.table + architecture.table, weights, match.config.backbone)
+    return {name.removeprefix(family.prefix): t for name, t in weights.items()} if architecture.bare else weights
+
+
+def _settings(match: ArchitectureMatch, tokenizer: Tokenizer, labels: Labels | None) -> Tree:
+    """Settings of config.json with the labels of a classifier and the special tokens of the tokenizer."""
+    architecture, head, roles = match.architecture, match.config.head, tokenizer.roles
+    num_labels = head.model_dump()["num_labels"] if head is not None and architecture.classifies else 0
     if labels is not None and num_labels not in (0, len(labels)):
         raise UserError(f"{len(labels)} labels were given for a head of {num_labels} classes")
-    tree = family.write_config(architecture, config, labels=labels)
-    roles = tokenizer.roles
+    tree = match.family.write_config(architecture, match.config, labels=labels)
     if "sep" in roles:  # question answering searches the text for it
         tree["sep_token_id"] = tokenizer.sep_id
     if architecture.pipeline == "text-generation":  # the defaults are those of its own checkpoints
         tree["bos_token_id"] = tokenizer.cls_id if "cls" in roles or "bos" in roles else None
         tree["eos_token_id"] = tokenizer.sep_id if "sep" in roles or "eos" in roles else None
-    if architecture.kind is None:
-        weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
-    theirs = to_hf(family.table + architecture.table, weights, config.backbone)
-    if architecture.bare:
-        theirs = {name.removeprefix(family.prefix): tensor for name, tensor in theirs.items()}
-    tree["dtype"] = str(model.backbone.embeddings.words.weight.dtype).removeprefix("torch.")
-
-    with atomic_path(folder) as made:
-        made.mkdir()
-        # transformers requires "format"
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in theirs.items()}
-        save_file(tensors, made / WEIGHTS, metadata={"format": "pt"})
-        tokenizer.for_transformers().save(made)
-        _complete_tokenizer(made / "tokenizer_config.json", config.backbone)
-        (made / CONFIG).write_text(_json(tree), encoding="utf-8")
-        parameters = sum(tensor.numel() for tensor in theirs.values())
-        card = _card(architecture, config, parameters, notes, base_model)
-        (made / CARD).write_text(card, encoding="utf-8")
-    return ExportReport(str(folder), architecture.name, notes)
+    return tree
 
 
 def export_run(
