@@ -10,11 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from homespun.batch import Batch
+from homespun.errors import UserError
+from homespun.models.bundle import ModelBundle
+from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.heads import DiscriminatorHeadConfig
 from homespun.models.presets import PRESETS
 from homespun.objectives.electra import Electra, ElectraObjective
 from homespun.text.tokenizer import Tokenizer
+from homespun.text.vocabulary_extension import AddedTokens
 
 
 def build(tokenizer: Tokenizer, config: Electra | None = None, **fields: Any) -> ElectraObjective:
@@ -38,6 +43,17 @@ def original(batch: Batch) -> Tensor:
     assert batch.positions is not None
     assert batch.labels is not None
     return batch.input_ids.flatten().index_copy(0, batch.positions, batch.labels).view_as(batch.input_ids)
+
+
+def test_a_generator_is_one_stack(tokenizer: Tokenizer) -> None:
+    """An encoder-decoder of the same sizes has no intermediate_size of its own."""
+    objective = build(tokenizer, num_hidden_layers=2)
+    mine = objective.generator_config.backbone
+    stack = mine.model_dump() | {"num_hidden_layers": 1}
+    backbone = EncoderDecoderConfig.model_validate({"encoder": stack, "decoder": {}})
+    given = ModelBundle(objective.generator, ModelConfig(backbone=backbone), tokenizer)
+    with pytest.raises(UserError, match="a generator needs a model of one stack"):
+        objective.load_generator(given, AddedTokens(tokenizer.vocab_size))
 
 
 @pytest.mark.parametrize("fields", [{}, {"embedding_size": 14}, {"positions": {"kind": "sinusoidal"}}], ids=str)

@@ -153,20 +153,12 @@ class EncoderDecoderConfig(Config):
         return self.encoder.own_layers + self.decoder.own_layers
 
     @property
-    def num_attention_heads(self) -> int:
-        return self.encoder.num_attention_heads
-
-    @property
     def attention(self) -> AttentionConfig | AdditiveAttentionConfig | NoAttentionConfig:
         return self.encoder.attention
 
     @property
     def positions(self) -> PositionsConfig:
         return self.encoder.positions
-
-    @property
-    def seed(self) -> int:
-        return self.encoder.seed
 
     @property
     def special_tokens(self) -> SpecialTokens:

@@ -115,9 +115,9 @@ class ElectraObjective(nn.Module):
         """Copy weights of a checkpoint into the generator, except the embeddings, which are shared.
 
         Raises:
-            UserError: the generator has another size.
+            UserError: the generator has another size, or is not a transformer of one stack.
         """
-        mine, theirs = self.generator_config.backbone, given.config.backbone
+        mine, theirs = (config.one_stack("a generator") for config in (self.generator_config, given.config))
         for name in ("embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
             ours, other = getattr(mine, name), getattr(theirs, name)
             if name == "embedding_size":
