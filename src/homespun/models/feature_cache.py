@@ -8,10 +8,10 @@ vectors and has their checksum, so incomplete entries are detected and computed 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import weakref
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +122,7 @@ class CachedEncoder:
         if context.keys() - {"attention_mask", "token_type_ids"}:
             return to_float16(self.reader(backbone, input_ids, **context)).float()
         keep = context.get("attention_mask", torch.ones_like(input_ids, dtype=torch.bool)).cpu().numpy().astype(bool)
-        keys = self._keys(input_ids, keep, context.get("token_type_ids"))
+        keys = sequence_keys(input_ids, context.get("attention_mask"), context.get("token_type_ids"))
         found = [self.store.read(key) for key in keys]
         missing = [row for row, vectors in enumerate(found) if vectors is None]
         if missing:
@@ -137,20 +137,32 @@ class CachedEncoder:
             result[row, keep[row]] = vectors
         return torch.from_numpy(result).to(input_ids.device).float()
 
-    def _keys(self, input_ids: Tensor, keep: NDArray[np.bool_], segments: Tensor | None) -> list[bytes]:
-        """Compute a digest of the tokens, positions, segments, dtype and device of each row."""
-        device = input_ids.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-        start = json.dumps([str(dtype), device]).encode()
-        ids = input_ids.cpu().numpy()
-        types = None if segments is None else segments.cpu().numpy()
-        keys = []
-        for row, real in enumerate(keep):
-            digest = hashlib.blake2b(start, digest_size=16)
-            parts: list[NDArray[np.int64]] = [ids[row, real], np.flatnonzero(real)]
-            if types is not None and types[row, real].any():
-                parts.append(types[row, real])
-            for part in parts:
-                digest.update(part.astype(np.int64).tobytes())
-            keys.append(digest.digest())
-        return keys
+
+def sequence_keys(
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    token_type_ids: Tensor | None,
+    texts: Sequence[Sequence[int]] | None = None,
+) -> list[bytes]:
+    """Compute a digest of each text: tokens, positions and segments of its sequences, dtype and device of the model.
+
+    Args:
+        input_ids: (sequences, seq).
+        attention_mask: (sequences, seq); None: no padding.
+        token_type_ids: (sequences, seq); None: no segments.
+        texts: sequences of each text, where negative numbers mean none; None: each sequence is a text.
+    """
+    device = input_ids.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+    ids = input_ids.cpu().numpy()
+    keep = np.ones_like(ids, dtype=bool) if attention_mask is None else attention_mask.cpu().numpy().astype(bool)
+    segments = np.zeros_like(ids) if token_type_ids is None else token_type_ids.cpu().numpy()
+    keys = []
+    for sequences in [[row] for row in range(len(ids))] if texts is None else texts:
+        digest = hashlib.blake2b(f"{dtype} {device}".encode(), digest_size=16)
+        for row in (row for row in sequences if row >= 0):
+            parts = [ids[row, keep[row]], np.flatnonzero(keep[row]), segments[row, keep[row]]]
+            for part in parts if parts[-1].any() else parts[:-1]:
+                digest.update(len(part).to_bytes(8, "little") + part.astype(np.int64).tobytes())
+        keys.append(digest.digest())
+    return keys

@@ -6,7 +6,6 @@ A teacher is not a submodule of the objective, so checkpoints and optimizer do n
 from __future__ import annotations
 
 import functools
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor
 from homespun.batch import Batch
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle, fingerprint, load_model
-from homespun.models.feature_cache import FeatureCache, to_float16
+from homespun.models.feature_cache import FeatureCache, sequence_keys, to_float16
 from homespun.models.model import Model
 from homespun.nn.torch_private import disable_dispatch_modes
 from homespun.text.tokenizer import Tokenizer
@@ -98,7 +97,8 @@ class LogitCache:
             return self._look_up(batch)
 
     def _look_up(self, batch: Batch) -> Tensor:
-        keys = _keys(batch)
+        texts = None if batch.chunks is None else batch.chunks.tolist()
+        keys = sequence_keys(batch.input_ids, batch.attention_mask, batch.token_type_ids, texts)
         cached = [self.store.read(key) for key in keys]
         if any(logits is None for logits in cached):
             # compute the complete batch: other padding would round differently
@@ -124,25 +124,3 @@ def teacher_folder(source: str | Path) -> Path:
 def _open(folder: Path, stamp: int) -> ModelBundle:
     with disable_dispatch_modes():  # load real values even if the step is only planned
         return load_model(folder)
-
-
-def _keys(batch: Batch) -> list[bytes]:
-    """Compute the key of each text: tokens, positions and segments of its sequences, and the dtype of the teacher."""
-    device = batch.input_ids.device.type
-    kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-    ids = batch.input_ids.cpu().numpy()
-    real = np.ones_like(ids, dtype=bool) if batch.attention_mask is None else batch.attention_mask.cpu().numpy()
-    segments = None if batch.token_type_ids is None else batch.token_type_ids.cpu().numpy()
-    sequences = [[row] for row in range(len(ids))] if batch.chunks is None else batch.chunks.tolist()
-    keys = []
-    for rows in sequences:
-        digest = hashlib.blake2b(f"{kind} {device}".encode(), digest_size=16)
-        for row in rows:
-            if row >= 0:
-                keep = real[row].astype(bool)
-                parts = [ids[row, keep], np.flatnonzero(keep)]
-                parts += [] if segments is None or not segments[row, keep].any() else [segments[row, keep]]
-                for part in parts:
-                    digest.update(len(part).to_bytes(8, "little") + part.astype(np.int64).tobytes())
-        keys.append(digest.digest())
-    return keys
