@@ -355,7 +355,7 @@ class LSHAttentionConfig(AttentionSettings):
                 f"num_hashes={self.num_hashes} with num_buckets={list(factors)[:4]} need more than {MAX_DRAWN} random "
                 f"numbers; decrease either, or give num_buckets as two factors"
             )
-        rotations = draw_rotations(heads, size, self.num_hashes, factors, seed=spec.draw)
+        rotations = draw_rotations(heads, size, self.num_hashes, factors, seed=spec.layer_seed)
         kernel = LSH(rotations, num_buckets=factors, chunks=chunks, attend_across_buckets=across, dropout=spec.dropout)
         return SharedQueryKeyAttention(spec.hidden_size, heads, kernel, head_size=spec.head_size)
 

@@ -166,7 +166,7 @@ class AttentionSpec:
         layer: index of the layer, from 0.
         causal: no token sees a later one; `build` raises `UserError` if the attention does not support it.
         dropout: dropout probability of the attention probabilities, in training.
-        seed: random seed of random blocks, hash rotations and random features; see `draw` for a seed of each layer.
+        seed: random seed of random blocks, hash rotations and random features; see `layer_seed`.
         head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
         bias: projections have biases, unless the attention defines it.
         scaled: scores are divided by ``sqrt(head_size)``.
@@ -226,7 +226,7 @@ class AttentionSpec:
             )
 
     @property
-    def draw(self) -> int:
+    def layer_seed(self) -> int:
         """Compute the seed of this layer's random numbers."""
         return (self.seed * 1009 + self.layer) % 2**63
 

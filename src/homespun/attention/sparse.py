@@ -172,7 +172,7 @@ class RandomBlocksConfig(Config):
             blocks=blocks,
             heads=spec.num_attention_heads,
             away=2,
-            seed=spec.draw,
+            seed=spec.layer_seed,
         )
 
 

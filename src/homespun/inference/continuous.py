@@ -50,7 +50,7 @@ class GenerationRequest:
         row = torch.zeros(1, dtype=torch.int64, device=input_ids.device)
         self._task = self.job.task(Prompt(self.job.prefix))
         self._uniforms = self.job.uniforms(row)
-        self.ids = input_ids.new_empty(1, self.job.most)
+        self.ids = input_ids.new_empty(1, self.job.max_new_tokens)
         self._pieces = TextPieces(bundle.tokenizer, None if self.job.backbone.has_decoder else ids, stop)
 
     def prompt(self) -> Prompt:
@@ -70,7 +70,7 @@ class GenerationRequest:
         self.tokens += 1
         if bool(self._task.ended(token, self.ids[:, : self.tokens].tolist)):
             self.finish_reason = "stop"
-        elif self.tokens == self.job.most:
+        elif self.tokens == self.job.max_new_tokens:
             self.finish_reason = "length"
         piece = "" if int(token) in self.job.config.eos_token_id else self._pieces.add(int(token))
         return piece if self.finish_reason is None else piece + self._pieces.rest()

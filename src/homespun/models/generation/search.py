@@ -91,15 +91,15 @@ class GenerationTask:
     Args:
         config: settings.
         prompt: (rows, seq) ids before the first new token; negative at padding.
-        most: maximum number of new tokens.
-        least: minimum number of new tokens.
+        max_new_tokens: maximum number of new tokens.
+        min_new_tokens: minimum number of new tokens.
         ends: see `Ends`.
     """
 
     config: GenerationConfig
     prompt: Tensor
-    most: int
-    least: int
+    max_new_tokens: int
+    min_new_tokens: int
     ends: Ends | None = None
 
     def limit(self, scores: Tensor, written: Tensor, number: int, forced: Tensor | float = 0.0) -> None:
@@ -115,11 +115,11 @@ class GenerationTask:
         if config.no_repeat_ngram_size:
             prompt = self.prompt.repeat_interleave(len(scores) // len(self.prompt), 0)
             ban_repeats(scores, torch.cat([prompt, written], 1), config.no_repeat_ngram_size)
-        if number < self.least and config.eos_token_id:
+        if number < self.min_new_tokens and config.eos_token_id:
             scores[:, list(config.eos_token_id)] = -torch.inf
         if config.forced_bos_token_id is not None and number + self.prompt.shape[1] == 1:
             force(scores, [config.forced_bos_token_id], forced)
-        if config.forced_eos_token_id is not None and number == self.most - 1:
+        if config.forced_eos_token_id is not None and number == self.max_new_tokens - 1:
             force(scores, [config.forced_eos_token_id], forced)
 
     def choose(self, logits: Tensor, written: Tensor, uniforms: Tensor | None) -> Tensor:
@@ -152,7 +152,7 @@ class GenerationTask:
         return ended
 
 
-def one_by_one(task: GenerationTask, steps: Steps, logits: Tensor, uniforms: Tensor | None) -> Iterator[Tensor]:
+def sample(task: GenerationTask, steps: Steps, logits: Tensor, uniforms: Tensor | None) -> Iterator[Tensor]:
     """Yield (rows,) int64 tokens of each step until all rows end, greedy or sampled by ``uniforms`` (rows, steps)."""
     config = task.config
     copies = config.num_return_sequences
@@ -160,19 +160,19 @@ def one_by_one(task: GenerationTask, steps: Steps, logits: Tensor, uniforms: Ten
     if rows is not None:
         logits = logits[rows]
     alive = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
-    written = torch.empty(len(logits), task.most, dtype=torch.int64, device=logits.device)
-    for number in range(task.most):
+    written = torch.empty(len(logits), task.max_new_tokens, dtype=torch.int64, device=logits.device)
+    for number in range(task.max_new_tokens):
         tokens = task.choose(logits, written[:, :number], None if uniforms is None else uniforms[:, number])
         tokens = tokens.where(alive, config.pad_token_id)
         written[:, number] = tokens
         yield tokens
         alive &= ~task.ended(tokens, written[:, : number + 1].tolist)
-        if number == task.most - 1 or not bool(alive.any()):
+        if number == task.max_new_tokens - 1 or not bool(alive.any()):
             return
         logits = steps.advance(tokens, rows if number == 0 else None)
 
 
-class Beams:
+class BeamSearch:
     """Beam search over a batch, with the results of `transformers`.
 
     Each step takes the ``2 * num_beams`` best continuations of the beams of a text. Finished continuations among the
@@ -185,7 +185,7 @@ class Beams:
         self.beams = config.num_beams
         # enough if all others end
         self.candidates = min(max(2, 1 + len(config.eos_token_id)) * self.beams, vocab_size)
-        self.shape = batch, self.beams, task.most
+        self.shape = batch, self.beams, task.max_new_tokens
         self.scores = torch.full((batch, self.beams), _NONE, device=device)
         self.scores[:, 0] = 0.0
         self.written = torch.full(self.shape, config.pad_token_id, dtype=torch.int64, device=device)
@@ -198,7 +198,7 @@ class Beams:
 
     def run(self, steps: Steps, logits: Tensor) -> Tensor:
         """Generate (batch * num_return_sequences, new) ids, the best of each text first, padded on the right."""
-        most = self.task.most
+        most = self.task.max_new_tokens
         for number in range(most):
             tokens, rows, over = self._choose(logits, number)
             if over:
@@ -222,7 +222,7 @@ class Beams:
         texts = self.written.gather(1, parents[..., None].expand(-1, -1, self.shape[2]))
         texts[:, :, number] = tokens
         ended = self.task.ended(tokens, texts[:, :, : number + 1].flatten(0, 1).tolist)
-        if number == self.task.most - 1:
+        if number == self.task.max_new_tokens - 1:
             ended = torch.ones_like(ended)
         self._store_finished(top, texts, ended, number)
 
@@ -257,7 +257,7 @@ class Beams:
         """True if no beam can improve the result; ``best`` (batch, 1) are the scores of the best beams."""
         config = self.task.config
         never = config.early_stopping == "never" and config.length_penalty > 0
-        length = self.task.most if never else number + 1
+        length = self.task.max_new_tokens if never else number + 1
         possible = best / length**config.length_penalty
         worst = self.finished_scores.amin(1, keepdim=True)
         worst = torch.where(self.done, worst, _NONE)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from homespun.attention.full import DotProduct
 from homespun.errors import TooLong, UserError
 from homespun.models.backbone import Backbone
-from homespun.models.generation.search import Beams, Ends, GenerationTask, one_by_one, uniforms
+from homespun.models.generation.search import BeamSearch, Ends, GenerationTask, sample, uniforms
 from homespun.models.generation.settings import GENERATION_TOKENS, GenerationConfig, SpecialTokens, check_beams
 from homespun.models.generation.steps import Prompt, Writer, start
 from homespun.models.heads import LanguageModelHead
@@ -78,7 +78,7 @@ class GenerationJob:
     Args:
         keep: (batch, seq) bool; None without padding.
         prefix: (batch, columns) ids before the new tokens in the result.
-        most, least: maximum and minimum number of new tokens.
+        max_new_tokens, min_new_tokens: maximum and minimum number of new tokens.
     """
 
     backbone: Backbone
@@ -89,8 +89,8 @@ class GenerationJob:
     config: GenerationConfig
     context: dict[str, Tensor]
     ends: Ends | None
-    most: int
-    least: int
+    max_new_tokens: int
+    min_new_tokens: int
 
     def parts(self) -> list[Tensor]:
         """Return the rows that are generated together: all, or rows of equal length if positions are absolute."""
@@ -111,7 +111,7 @@ class GenerationJob:
     def task(self, prompt: Prompt) -> GenerationTask:
         """Build the search for the continuations of prompts."""
         written = prompt.input_ids if prompt.keep is None else prompt.input_ids.where(prompt.keep, -1)
-        return GenerationTask(self.config, written, self.most, self.least, self.ends)
+        return GenerationTask(self.config, written, self.max_new_tokens, self.min_new_tokens, self.ends)
 
     def uniforms(self, rows: Tensor) -> Tensor | None:
         """Draw (rows * num_return_sequences, most) random numbers; None: greedy."""
@@ -119,7 +119,7 @@ class GenerationJob:
             return None
         keep = torch.ones_like(self.input_ids, dtype=torch.bool) if self.keep is None else self.keep
         texts = [ids[real].tolist() for ids, real in zip(self.input_ids[rows], keep[rows], strict=True)]
-        return uniforms(self.config.seed, texts, self.config.num_return_sequences, self.most)
+        return uniforms(self.config.seed, texts, self.config.num_return_sequences, self.max_new_tokens)
 
 
 def _prepare(
@@ -213,23 +213,23 @@ def _pad_left(ids: Tensor, keep: Tensor | None) -> Prompt:
 def _generate_rows(job: GenerationJob, rows: Tensor) -> Tensor:
     """Generate (rows * num_return_sequences, new) ids."""
     if job.config.num_beams == 1:
-        return torch.stack(list(_one_by_one(job, rows)), 1)
-    writer, prompt = Writer(job.backbone, job.head, steps=job.most), job.prompt(rows)
+        return torch.stack(list(_sample_rows(job, rows)), 1)
+    writer, prompt = Writer(job.backbone, job.head, steps=job.max_new_tokens), job.prompt(rows)
     with writer.packed():
         steps, logits = start(writer, prompt, use_cache=job.config.use_cache)
-        return Beams(job.task(prompt), len(rows), logits.shape[1], logits.device).run(steps, logits)
+        return BeamSearch(job.task(prompt), len(rows), logits.shape[1], logits.device).run(steps, logits)
 
 
-def _one_by_one(job: GenerationJob, rows: Tensor) -> Iterator[Tensor]:
+def _sample_rows(job: GenerationJob, rows: Tensor) -> Iterator[Tensor]:
     """Yield (rows * num_return_sequences,) ids of each step."""
-    writer, prompt = Writer(job.backbone, job.head, steps=job.most), job.prompt(rows)
+    writer, prompt = Writer(job.backbone, job.head, steps=job.max_new_tokens), job.prompt(rows)
     with writer.packed():
         steps, logits = start(writer, prompt, use_cache=job.config.use_cache)
-        yield from one_by_one(job.task(prompt), steps, logits, job.uniforms(rows))
+        yield from sample(job.task(prompt), steps, logits, job.uniforms(rows))
 
 
 def _stream_tokens(job: GenerationJob) -> Iterator[int]:
-    steps = _one_by_one(job, torch.arange(1, device=job.input_ids.device))
+    steps = _sample_rows(job, torch.arange(1, device=job.input_ids.device))
     while True:
         with eval_mode(job.backbone, job.head):  # not while the caller runs
             tokens = next(steps, None)
