@@ -21,7 +21,7 @@ from homespun.text.tokenizer import Tokenizer
 class Words:
     """A tokenizer in miniature: one id a word, its length and first letter."""
 
-    vocab_size, pad_id = 500, 0
+    vocab_size, pad_id, dtype = 500, 0, np.dtype(np.int32)
     template, pair_template = ([2], [3]), ([2], [3], [3])
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:

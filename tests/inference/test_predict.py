@@ -26,7 +26,7 @@ LABELS = Labels(("a", "b", "c"))
 class Letters:
     """A tokenizer in miniature: one id a letter."""
 
-    vocab_size, pad_id = 40, 0
+    vocab_size, pad_id, dtype = 40, 0, np.dtype(np.int64)
     template, pair_template = ([2], [3]), ([2], [3], [3])
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:

@@ -188,7 +188,7 @@ def test_compiles_without_a_break(long_inputs: Any) -> None:
 class Numbers:
     """A tokenizer in miniature: a text is its ids, in decimal."""
 
-    vocab_size, pad_id = 53, 0
+    vocab_size, pad_id, dtype = 53, 0, np.dtype(np.int64)
     template, pair_template = ([2], [3]), ([2], [3], [3])
 
     def encode_batch(self, given: list[str]) -> list[np.ndarray]:

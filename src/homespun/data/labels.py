@@ -16,7 +16,7 @@ from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.text.formats import Record
 from homespun.text.sources import read_records
-from homespun.text.tokenizer import Tokenizer
+from homespun.text.tokenizer import TokenIds, Tokenizer
 
 LabelNames = Sequence[str] | Sequence[tuple[str, ...]]
 """A name for each text, or a tuple of names if multi-label."""
@@ -140,11 +140,7 @@ class LabelledRows:
         segments: bool = True,
     ) -> None:
         template = tokenizer.template if pairs is None else tokenizer.pair_template
-        room = length - sum(map(len, template))
-        if room < (1 if pairs is None else 2):
-            raise UserError(f"data.max_length={length} leaves no room between the special tokens; set it to 16 or more")
-        if pairs is not None and long_inputs != TRUNCATE:
-            raise UserError(f"data.truncation.kind={long_inputs.kind} does not support pairs; use kind=truncate")
+        room = _room(template, length, long_inputs)
         for name, values in (("labels", labels), ("pairs", pairs)):
             if values is not None and len(values) != len(texts):
                 raise ValueError(f"{len(texts)} texts but {len(values)} {name}")
@@ -155,10 +151,9 @@ class LabelledRows:
         self.length = length
         reach = long_inputs.reach(room)
 
-        kind = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
-        begin, *between, end = (np.array(ids, kind) for ids in template)
-        padding = np.array([tokenizer.pad_id], kind)
-        pieces: list[NDArray[Any]] = [np.empty(0, kind)]
+        begin, *between, end = (np.array(ids, tokenizer.dtype) for ids in template)
+        padding = np.array([tokenizer.pad_id], tokenizer.dtype)
+        pieces: list[TokenIds] = [padding[:0]]
         lengths, first_lengths, cut, one_sided, self.empty = [], [], [], [], 0
         for start in range(0, len(texts), _CHUNK):
             part = slice(start, start + _CHUNK)
@@ -170,11 +165,10 @@ class LabelledRows:
                 cut.append(size > reach)
                 one_sided.append(other is not None and not (len(ids) and len(other)))
                 if other is None:
-                    pieces_of_text = long_inputs.pieces(ids, room)
-                    row = [ids for piece in pieces_of_text for ids in (begin, piece.astype(kind), end)]
+                    row = [part for piece in long_inputs.pieces(ids, room) for part in (begin, piece, end)]
                 else:
                     keep, keep_other = _cut_longer(len(ids), len(other), room)
-                    row = [begin, ids[:keep].astype(kind), *between, other[:keep_other].astype(kind), end]
+                    row = [begin, ids[:keep], *between, other[:keep_other], end]
                 row = row if any(map(len, row)) else [padding]
                 lengths.append(sum(map(len, row)))
                 first_lengths.append(sum(map(len, row[:3])))
@@ -220,6 +214,16 @@ class LabelledRows:
         target = None if self.targets is None else self.targets[index]
         label = int(target) if target is not None and target.ndim == 0 else target
         return Row(input_ids, documents=chunks, token_type_ids=token_types, label=label)
+
+
+def _room(template: Sequence[list[int]], length: int, long_inputs: LongInputs) -> int:
+    """Return the tokens of a row between the special tokens of the ``template`` of a text or a pair."""
+    room, is_pair = length - sum(map(len, template)), len(template) == 3
+    if room < 1 + is_pair:
+        raise UserError(f"data.max_length={length} leaves no room between the special tokens; set it to 16 or more")
+    if is_pair and long_inputs != TRUNCATE:
+        raise UserError(f"data.truncation.kind={long_inputs.kind} does not support pairs; use kind=truncate")
+    return room
 
 
 def _cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
