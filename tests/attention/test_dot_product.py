@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from homespun.attention.disentangled import AddedScores
 from homespun.attention.full import DotProduct
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import FULL, Sparse, Window
@@ -69,6 +70,20 @@ def test_a_row_that_sees_nothing_gives_zeros(dtype: torch.dtype) -> None:
     for tensor in (query, key, value):
         assert tensor.grad.isfinite().all()
         assert not tensor.grad[1].any()
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_float16_has_gradients_if_a_row_sees_nothing(added: bool) -> None:
+    """The sum of the least finite number and a negative score is -inf, and the softmax of such a row is NaN."""
+    query, key, value = (torch.full((1, 1, 4, 8), x, dtype=torch.float16, requires_grad=True) for x in (9, -9, 1))
+    mask = Mask(torch.zeros(1, 4, dtype=torch.bool))
+    if added:
+        scores = torch.zeros(1, 1, 4, 4, dtype=torch.float16, requires_grad=True)
+        values = AddedScores(scale=1.0, dropout=0.0)(query, key, scores, value, mask)
+    else:
+        values = DotProduct()(query, key, value, mask)
+    assert not values.any()
+    assert all(part.isfinite().all() for part in torch.autograd.grad(values.sum(), (query, key, value)))
 
 
 def test_zeros_whatever_the_fused_path_gives(monkeypatch: pytest.MonkeyPatch) -> None:

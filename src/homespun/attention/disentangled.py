@@ -96,8 +96,8 @@ class AddedScores(nn.Module):
         """Return (batch, heads, queries, head_dim); ``added`` is (batch, heads, queries, keys)."""
         table = mask.dense(self.sparse, query.shape[-2], key.shape[-2], query.device)
         dropout = self.dropout if self.training else 0.0
-        if table is not None:  # the least finite number: a row of -inf gives NaN
-            added = added.masked_fill(~table, torch.finfo(added.dtype).min)
+        if table is not None:  # half of the least number: the sum with a score is finite, as a row of -inf gives NaN
+            added = added.masked_fill(~table, torch.finfo(added.dtype).min / 2)
         values = attend(query, key, value, table=added, dropout=dropout, scale=self.scale)
         return zero_fully_masked(values, table)
 

@@ -50,9 +50,9 @@ def attend(
         table = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
     scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
     dtype = scores.dtype
-    if table is not None:
-        if table.dtype == torch.bool:  # the least finite number: a row of -inf gives NaN
-            table = torch.zeros((), dtype=dtype).where(table, torch.finfo(dtype).min)
+    if table is not None and table.dtype == torch.bool:  # the least finite number: a row of -inf gives NaN
+        scores = scores.masked_fill(~table, torch.finfo(dtype).min)
+    elif table is not None:
         scores = scores + table
     return drop(scores.softmax(-1).to(dtype), dropout) @ value
 
