@@ -167,11 +167,10 @@ class SentenceClassificationCollator:
 
 def sentence_means(values: Tensor, sentences: Tensor, count: int) -> Tensor:
     """Compute (sentences, width) means over the tokens of each sentence (`Batch.sentences`) of (batch, seq, width)."""
-    selected = sentences >= 0
-    chosen, numbers = values[selected], sentences[selected]  # (tokens, width), (tokens,)
-    sums = values.new_zeros(count, values.shape[-1]).index_add(0, numbers, chosen)
-    sizes = values.new_zeros(count).index_add(0, numbers, torch.ones_like(numbers, dtype=values.dtype))
-    return sums / sizes[:, None]
+    numbers = sentences.flatten() + 1  # (batch * seq,); 0: in no sentence. Selected tokens would synchronise with a GPU
+    sums = values.new_zeros(count + 1, values.shape[-1]).index_add(0, numbers, values.flatten(0, 1))
+    sizes = values.new_zeros(count + 1).index_add(0, numbers, torch.ones_like(numbers, dtype=values.dtype))
+    return sums[1:] / sizes[1:, None]
 
 
 class SentenceClassificationLoss(FineTuningLoss):
