@@ -88,6 +88,14 @@ def test_half_precision_is_dense_but_for_rounding(few: int, monkeypatch: pytest.
         assert (ours.double() - theirs).norm() < torch.finfo(torch.bfloat16).eps * theirs.norm()
 
 
+def test_float16_has_gradients_if_a_row_sees_nothing() -> None:
+    query, key, value = (torch.full((1, 1, 256, 8), x, dtype=torch.float16, requires_grad=True) for x in (9, -9, 1))
+    attention = Blocked(Sparse((Window(16),)), dropout=0.1).train()  # without dropout the scores are float32
+    values = attention(query, key, value, Mask(torch.zeros(1, 256, dtype=torch.bool)))
+    assert not values.any()
+    assert all(part.isfinite().all() for part in torch.autograd.grad(values.sum(), (query, key, value)))
+
+
 def test_global_positions_count_in_each_document() -> None:
     for documents, places in ((None, [[1, 9, 400]] * 2), (DOCUMENTS, [[i for i in range(457) if i % 89 in (1, 9)]])):
         global_mask = Mask(documents=documents).global_mask(Global(positions=(1, 9, 400)), LENGTH, torch.device("cpu"))

@@ -375,7 +375,7 @@ def _bias(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Build the bias of the scores and the mask of queries that see a key, in block layout; None: no effect.
 
-    Masked scores get the least finite number: with -inf, gradients of queries without a key would be NaN.
+    Masked scores get half of the least number, whose sum with a score is finite: a row of -inf has gradients of NaN.
     """
     allowed = layout.allowed[None]  # (batch or 1, heads, blocks, size or 1, keys)
     rows = layout.queries.squeeze(-1)  # (1, blocks, size)
@@ -398,7 +398,8 @@ def _bias(
         shape = (allowed[..., 0] | shared[..., 0]).shape
         allowed = torch.cat([allowed.expand(*shape, -1), shared.expand(*shape, -1)], dim=-1)
     sees = allowed.any(-1, keepdim=True)
-    bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, torch.finfo(dtype).min)
+    bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    bias.masked_fill_(~allowed, torch.finfo(dtype).min / 2)
     return (
         None if bool(allowed.all()) else _to_blocks(bias, layout, batch),
         None if bool(sees.all()) else _to_blocks(sees, layout, batch),
