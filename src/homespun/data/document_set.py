@@ -38,7 +38,7 @@ class DocumentSet:
         return self.size
 
     def between(self, first: int, stop: int) -> NDArray[np.int64]:
-        """Return the ascending indices of documents of the set from ``first`` to ``stop`` - 1."""
+        """Return the (n,) ascending indices of documents of the set from ``first`` to ``stop`` - 1."""
         inside = self._inside[first:stop] if self.total <= _CHUNK * 16 else self._contains(first, stop)
         return first + inside.nonzero()[0]
 

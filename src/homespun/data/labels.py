@@ -333,7 +333,7 @@ def label_name(value: object) -> str:
 
 
 def parse_numbers(labels: Sequence[str]) -> NDArray[np.float64]:
-    """Parse ``labels`` as finite numbers. Raises `UserError` that names the row of an invalid label."""
+    """Parse ``labels`` as (labels,) finite numbers. Raises `UserError` that names the row of an invalid label."""
     numbers = np.empty(len(labels))
     for index, label in enumerate(labels):
         try:

@@ -218,7 +218,7 @@ class QuestionRows:
 
     @property
     def trainable_rows(self) -> NDArray[np.int64]:
-        """Return the numbers of the training rows: all except questions whose answers are not in the text."""
+        """Return the (n,) numbers of the training rows: all except questions whose answers are not in the text."""
         pairs = zip(self._answers, self.questions, strict=True)
         trainable = [answer is not None or not question.answers for answer, question in pairs]
         return np.array([i for i, window in enumerate(self.windows) if trainable[window.question]], dtype=np.int64)

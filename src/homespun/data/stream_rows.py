@@ -68,7 +68,7 @@ def split_shards(corpus: Corpus, validation: float, seed: int) -> tuple[np.ndarr
     """Split shards into training and validation by a hash of seed and number, at least one each.
 
     Returns:
-        Ascending int64 shard numbers of both sides.
+        (n,) int64 ascending shard numbers of each side.
 
     Raises:
         UserError: the corpus has one shard.

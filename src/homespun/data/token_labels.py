@@ -165,7 +165,7 @@ def _first_pieces(words: Sequence[str], offsets: NDArray[np.int64]) -> tuple[NDA
 
 
 def window_starts(tokens: int, room: int, step: int) -> NDArray[np.int64]:
-    """Compute the starts of windows of ``room`` tokens, every ``step`` tokens, that cover all tokens."""
+    """Compute the (windows,) starts of windows of ``room`` tokens, every ``step`` tokens, that cover all tokens."""
     count = 1 + max(0, -(-(tokens - room) // step))
     return np.arange(count, dtype=np.int64) * step
 

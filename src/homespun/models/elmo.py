@@ -45,7 +45,12 @@ class FullSoftmax(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Compute the sum of the cross-entropies and the number of labels with the highest logit."""
+        """Compute the sum of the cross-entropies and the number of labels with the highest logit.
+
+        Args:
+            features: (targets, width).
+            labels: (targets,) int64 words.
+        """
         prediction = predict_tokens(features, self.words.weight, self.bias, labels)
         return prediction.loss, prediction.correct
 
@@ -68,7 +73,7 @@ class AdaptiveSoftmax(nn.Module):
         self.network = nn.AdaptiveLogSoftmaxWithLoss(width, vocab_size, list(cutoffs), div_value=float(_DIV_VALUE))
 
     def loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Compute the sum of the cross-entropies; the number correct is None, since it needs the full softmax."""
+        """Compute the loss as `FullSoftmax.loss`; the number of correct labels, which needs all logits, is None."""
         if not len(labels):
             return features.sum() * 0.0, None
         with torch.autocast(features.device.type, enabled=False):

@@ -49,7 +49,7 @@ class Cache:
         return past.extend(key, value)
 
     def once(self, owner: nn.Module, build: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the source, built by the first call."""
+        """Return keys and values of the source, (batch, heads, source, head_dim), built by the first call."""
         if owner not in self._source:
             self._source[owner] = build()
         return self._source[owner]

@@ -315,7 +315,7 @@ class Sparse:
         return max((pattern.heads for pattern in self.patterns), default=1)
 
     def allowed(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """Return the keys that the patterns allow, without global tokens; None: all keys."""
+        """Return the (heads, ...) mask of the patterns as `Pattern.allowed`, without global tokens; None: all keys."""
         tables = [pattern.allowed(query, key) for pattern in self.patterns]
         return functools.reduce(Tensor.__or__, tables) if tables else None
 

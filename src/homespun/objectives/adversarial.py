@@ -65,12 +65,12 @@ class SiftConfig(Config):
     step_size: float = Field(default=1e-4, gt=0, description="size of the ascent step; the maximum of each token")
 
     def init(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw the initial perturbation."""
+        """Draw the initial perturbation of (batch, seq, embedding) vectors."""
         drawn = torch.randn(vectors.shape, generator=generator).to(vectors.device)
         return drawn.clamp_(-2, 2) * self.init_perturbation
 
     def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
-        """Take a gradient-ascent step on the perturbation."""
+        """Take a gradient-ascent step on the (batch, seq, embedding) perturbation."""
         return delta + self.step_size * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
 
     def perturb(self, vectors: Tensor, delta: Tensor) -> Tensor:
@@ -93,11 +93,11 @@ class PlainAdversarialConfig(Config):
     epsilon: float = Field(default=1.0, gt=0, description="L2 norm of the perturbation of a sequence")
 
     def init(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
-        """Return a zero perturbation."""
+        """Return a zero perturbation of (batch, seq, embedding) vectors."""
         return torch.zeros(vectors.shape, device=vectors.device)
 
     def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
-        """Return the perturbation of norm ``epsilon`` along the gradient."""
+        """Return the perturbation of norm ``epsilon`` along the (batch, seq, embedding) gradient."""
         norm: Tensor = gradient.flatten(1).norm(dim=1)[:, None, None]
         return self.epsilon * gradient / (1e-12 + norm)
 

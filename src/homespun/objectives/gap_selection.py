@@ -160,7 +160,7 @@ def score_independently(counts: WordCounts, counting: Counting) -> np.ndarray:
 
 
 def select_independent(counts: WordCounts, counting: Counting, factors: np.ndarray, number: int) -> np.ndarray:
-    """Select the ``number`` sentences with the highest scores times factors, in ascending order.
+    """Select the (number,) sentences with the highest scores times factors, in ascending order.
 
     The earlier sentence is selected if scores are equal.
     """
@@ -215,12 +215,12 @@ class SentenceSelector(Protocol):
 
 
 def select_random(ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:
-    """Select random sentences."""
+    """Select (number,) random sentences."""
     return np.sort(torch.randperm(len(ends), generator=generator).numpy()[:number])
 
 
 def select_lead(ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:
-    """Select the first sentences."""
+    """Select the (number,) first sentences."""
     return np.arange(number)
 
 

@@ -276,7 +276,7 @@ def left_out(training: RegressionRows) -> NDArray[np.bool_]:
 
 
 def known_numbers(training: RegressionRows) -> NDArray[np.float64]:
-    """Return the numbers of the training rows. Raises `UserError` if there are none."""
+    """Return the (n,) numbers of the training rows. Raises `UserError` if there are none."""
     known = training.numbers[~left_out(training)]
     return known[known_mask(known)]
 
@@ -295,7 +295,7 @@ def number_baselines(
     test: Sequence[LabelledText],
     constant: Callable[[NDArray[np.float64]], SupportsFloat],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Predict a number for each test example by a constant of the training numbers, and by `tfidf_ridge`."""
+    """Predict (test,) numbers by a constant of the (training,) numbers, and by `tfidf_ridge`."""
     learned = [(example, number) for example, number in zip(training, numbers, strict=True) if np.isfinite(number)]
     examples, known = [example for example, _ in learned], np.array([number for _, number in learned])
     train_texts, test_texts = ([example.text for example in part] for part in (examples, test))

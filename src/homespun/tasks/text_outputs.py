@@ -36,7 +36,7 @@ def texts_of(examples: Sequence[LabelledText]) -> Texts:
 
 
 def targets_of(examples: Sequence[LabelledText], labels: Labels | None) -> NDArray[np.int64] | Floats:
-    """Return the classes or the numbers of labelled examples.
+    """Return the (examples,) classes or numbers of labelled examples, or (examples, classes) 0 and 1 if multi-label.
 
     Raises:
         UserError: a label is unknown or not a number.
@@ -78,7 +78,7 @@ def average(predicted: Sequence[Floats], weights: Sequence[float], labels: Label
 
 
 def numbers_of_examples(examples: Sequence[LabelledText]) -> NDArray[np.float64]:
-    """Parse the labels as numbers.
+    """Parse the labels as (examples,) numbers.
 
     Raises:
         UserError: a label is not a number, or a text has several labels.

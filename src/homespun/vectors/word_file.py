@@ -39,7 +39,7 @@ class WordFile:
         return np.memmap(self.path, dtype=np.int32, mode="r")
 
     def documents(self) -> Iterator[NDArray[np.int32]]:
-        """Yield the ids of each document that is not empty."""
+        """Yield the (words,) ids of each document that is not empty."""
         ids, start = self.ids, 0
         for end in self.ends.tolist():
             if end > start:

@@ -214,7 +214,7 @@ class UncachedSteps:
 
 
 def start(writer: Writer, prompt: Prompt, *, use_cache: bool) -> tuple[Steps, Tensor]:
-    """Start generation and return the logits of the first new token.
+    """Start generation and return the (batch, vocab) logits of the first new token.
 
     Warns and continues without a cache if an attention does not support it.
     """

@@ -36,7 +36,7 @@ def generate(
     context: Mapping[str, Tensor | None] | None = None,
     ends: Ends | None = None,
 ) -> Tensor:
-    """Implement `Model.generate`; ``ends`` is True for new tokens that end a text."""
+    """Implement `Model.generate`, which has the shapes; ``ends`` is True for new tokens that end a text."""
     present = {name: tensor for name, tensor in (context or {}).items() if tensor is not None}
     job = _prepare(model, input_ids, attention_mask, arguments, present, ends)
     config = job.config
@@ -93,7 +93,7 @@ class GenerationJob:
     min_new_tokens: int
 
     def parts(self) -> list[Tensor]:
-        """Return the rows that are generated together: all, or rows of equal length if positions are absolute."""
+        """Return the (n,) rows that are generated together: all, or rows of equal length if positions are absolute."""
         rows = torch.arange(len(self.input_ids), device=self.input_ids.device)
         if self.keep is None or self.backbone.has_decoder or only_distances(self.backbone):
             return [rows]
