@@ -219,9 +219,9 @@ def test_an_adaptive_softmax_adds_up_in_full_precision() -> None:
     torch.manual_seed(1)
     head = BiLMHeadConfig(softmax="adaptive", cutoffs=(7, 23)).build(build(APART["elmo"]))
     features, labels = torch.randn(3000, WIDTH).bfloat16(), torch.arange(3000) % VOCAB
-    truth = head.loss(features.float(), labels)[0]
+    truth = head.softmax.loss(features.float(), labels)[0]
     with torch.autocast("cpu", torch.bfloat16):
-        loss, scores = head.loss(features, labels)[0], head.softmax.scores(features)
+        loss, scores = head.softmax.loss(features, labels)[0], head.softmax.scores(features)
     assert loss.dtype == scores.dtype == torch.float32
     assert torch.equal(loss, truth)
 
@@ -234,7 +234,7 @@ def test_a_full_softmax_is_cross_entropy() -> None:
     hidden, labels = torch.randn(17, 2 * WIDTH), torch.arange(17) * 3
     logits = head(hidden)
     for number, half in enumerate(hidden.chunk(2, -1)):
-        loss, correct = head.loss(half, labels)
+        loss, correct = head.softmax.loss(half, labels)
         torch.testing.assert_close(loss, nn.functional.cross_entropy(logits[:, number], labels, reduction="sum"))
         assert correct == (logits[:, number].argmax(-1) == labels).sum()
 

@@ -106,10 +106,6 @@ class BiLMHead(nn.Module):
         """Map (..., 2 * width) to (..., 2, vocab) scores of the next and the previous word."""
         return self.softmax.scores(hidden.view(*hidden.shape[:-1], 2, -1))
 
-    def loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Compute the loss of one direction, see `FullSoftmax.loss`, for (targets, width) and (targets,) labels."""
-        return self.softmax.loss(features, labels)
-
 
 class BiLMHeadConfig(HeadSettings):
     """Config of `BiLMHead`."""

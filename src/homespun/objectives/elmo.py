@@ -96,8 +96,8 @@ class BiLMObjective(Objective):
         forward, backward = self.model.backbone(batch.input_ids, **batch.context).chunk(2, dim=-1)
         previous = batch.input_ids.flatten()[batch.positions]
         losses = (
-            head.loss(gather_positions(forward, batch.positions), batch.labels),
-            head.loss(gather_positions(backward, batch.positions + 1), previous),
+            head.softmax.loss(gather_positions(forward, batch.positions), batch.labels),
+            head.softmax.loss(gather_positions(backward, batch.positions + 1), previous),
         )
         count, terms = len(batch.labels), {}
         for name, (loss, correct) in zip(DIRECTIONS, losses, strict=True):

@@ -143,7 +143,7 @@ class GenerationTask:
         )
 
     def ended(self, tokens: Tensor, texts: Callable[[], list[list[int]]]) -> Tensor:
-        """Return a mask of the ``tokens`` that end their text, of any shape; ``texts`` returns the new tokens of each."""
+        """Return a mask like ``tokens``, True at the end of a text; ``texts`` returns the new tokens of each text."""
         ended = torch.zeros_like(tokens, dtype=torch.bool)
         for token in self.config.eos_token_id:
             ended |= tokens == token
