@@ -19,10 +19,10 @@ from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.tasks.protocol import TaskData
-from homespun.tasks.question_answering import QuestionAnswering, QuestionData
+from homespun.tasks.question_answering import QuestionAnswering, QuestionAnsweringCollator, QuestionData
 from homespun.tasks.taggers import MAX_TAGS, TaggedData, collect_tags
 from homespun.tasks.texts import PairsData
-from homespun.tasks.token_classification import TokenClassification
+from homespun.tasks.token_classification import TokenClassification, TokenClassificationCollator
 from homespun.text.tokenizer import Tokenizer
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 23}
@@ -80,7 +80,7 @@ class TestTagging:
     @pytest.mark.parametrize("weights", [None, (0.5, 2.0, 3.0)])
     def test_the_loss_is_the_mean_over_labelled_tokens(self, weights: tuple[float, ...] | None) -> None:
         objective = TokenClassification().build(*base(), LABELS, weights=weights).eval()
-        batch = TokenClassification().collate(0, weights=weights)(self.rows, row_seeds(self.rows))
+        batch = TokenClassificationCollator(0, weights)(self.rows, row_seeds(self.rows))
         loss = objective(batch)
         logits = objective.model(batch.input_ids, **batch.context)
         table = torch.full(batch.input_ids.shape, IGNORE_INDEX)
@@ -95,19 +95,19 @@ class TestTagging:
 
     def test_rows_without_labels_are_no_trouble(self) -> None:
         objective = TokenClassification().build(*base(), LABELS)
-        batch = TokenClassification().collate(0)(self.rows[2:3], row_seeds(self.rows[2:3]))
+        batch = TokenClassificationCollator(0)(self.rows[2:3], row_seeds(self.rows[2:3]))
         assert float(objective(batch).total().detach()) == 0.0
 
     def test_alone_as_in_a_batch(self) -> None:
         objective = TokenClassification().build(*base(), LABELS).eval()
-        collate = TokenClassification().collate(0)
+        collate = TokenClassificationCollator(0)
         whole = objective(collate(self.rows, row_seeds(self.rows))).terms["loss"].sum
         alone = [objective(collate([row], row_seeds([row]))).terms["loss"].sum for row in self.rows]
         torch.testing.assert_close(torch.stack(alone).sum(), whole)
 
     def test_a_frozen_encoder_learns_nothing(self) -> None:
         objective = TokenClassification(frozen=True).build(*base(), LABELS).train()
-        objective(TokenClassification().collate(0)(self.rows, row_seeds(self.rows))).total().backward()
+        objective(TokenClassificationCollator(0)(self.rows, row_seeds(self.rows))).total().backward()
         assert all(p.grad is None for p in objective.model.backbone.parameters())
         assert not objective.model.backbone.training
         assert all(p.grad is not None for p in objective.model.head.parameters())
@@ -140,7 +140,7 @@ class TestAnswers:
         rows = questions(tokenizer)
         objective = QuestionAnswering().build(*base()).eval()
         whole = [rows[index] for index in range(len(rows))]
-        batch = QuestionAnswering().collate(tokenizer.pad_id)(whole, row_seeds(whole))
+        batch = QuestionAnsweringCollator(tokenizer.pad_id)(whole, row_seeds(whole))
         alone = []
         for row in whole:
             ids, types = (torch.from_numpy(array)[None] for array in (row.input_ids, row.token_type_ids))

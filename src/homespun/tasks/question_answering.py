@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from homespun.batch import Batch, Loss, RowSeed, Term
-from homespun.data.loader import Collate
 from homespun.data.question_answering import Question, QuestionRows, parse_questions, question_batch
 from homespun.data.rows import Row, Rows, SubsetRows
 from homespun.errors import UserError
@@ -140,9 +139,6 @@ class QuestionAnswering(TaskObjective):
             data = data.model_copy(update={name: min(getattr(data, name), most) for name, most in limits.items()})
         return QuestionAnsweringTask(data, stored)
 
-    def collate(self, pad_id: int) -> Collate:
-        return QuestionAnsweringCollator(pad_id)
-
     def build(self, model: Model, config: ModelConfig) -> QuestionAnsweringLoss:
         """Build a new head on the backbone of ``model``, which is modified in place.
 
@@ -218,7 +214,7 @@ class QuestionAnsweringTask:
         self, objective: QuestionAnswering, stored: ModelBundle, training: QuestionRows
     ) -> TrainingSetup:
         loss = objective.build(copy.deepcopy(stored.model), stored.config)
-        collate = objective.collate(self.tokenizer.pad_id)
+        collate = QuestionAnsweringCollator(self.tokenizer.pad_id)
         return TrainingSetup(loss, _labelled(training), collate, labelled_rows=_labelled)
 
     def measure(self, model: Model, rows: QuestionRows, *, batch_size: int) -> Measured:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.labels import Labels
-from homespun.data.loader import Collate
 from homespun.data.rows import Row, pad
 from homespun.data.token_labels import IGNORE_INDEX, TaggedWords, TokenLabelRows
 from homespun.errors import UserError
@@ -71,10 +70,6 @@ class TokenClassification(ClassTraining):
         length = min(data.max_length, stored.config.backbone.max_position_embeddings)
         data = data.model_copy(update={"max_length": length, "stride": min(data.stride, (length - 2) // 2)})
         return TokenClassificationTask(data, stored.labels, stored)
-
-    def collate(self, pad_id: int, *, weights: tuple[float, ...] | None = None) -> Collate:
-        """Build the collate; ``weights`` as in `build`."""
-        return TokenClassificationCollator(pad_id, weights)
 
     def build(
         self, model: Model, config: ModelConfig, labels: Labels, *, weights: tuple[float, ...] | None = None
@@ -155,7 +150,7 @@ class TokenClassificationTask:
         targets = np.concatenate([np.zeros(0, np.int64), *(np.asarray(one) for one in numbers)])
         weights = objective.weights(self.labels, targets[targets != IGNORE_INDEX])
         loss = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
-        return TrainingSetup(loss, training, objective.collate(self.tokenizer.pad_id, weights=weights))
+        return TrainingSetup(loss, training, TokenClassificationCollator(self.tokenizer.pad_id, weights))
 
     def measure(self, model: Model, rows: TokenLabelRows, *, batch_size: int) -> Measured:
         """Compute metrics of entities or words; ``score`` is the tag accuracy of a sentence."""
