@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from homespun.objectives.mlm import choose_positions, replace
+from homespun.objectives.mlm import TokenReplacement, choose_positions
 
 VOCAB, SPECIALS, MASK = 53, 5, 4
 SPECIAL = np.arange(VOCAB) < SPECIALS
@@ -40,9 +40,7 @@ def test_nothing_but_specials(whole_words: bool) -> None:
     ids = np.arange(SPECIALS)
     chosen = choose_positions(ids, SPECIAL, generator(1), probability=0.5, word_starts=starts)
     assert chosen.tolist() == []
-    corrupted = replace(
-        ids, chosen, generator(1), mask_id=MASK, ordinary_ids=ORDINARY, mask_share=0.8, random_share=0.1
-    )
+    corrupted = TokenReplacement(MASK, ORDINARY, 0.8, 0.1)(ids, chosen, generator(1))
     assert corrupted.tolist() == ids.tolist()
 
 
@@ -90,15 +88,7 @@ def test_shares(mask_share: float, random_share: float) -> None:
     length = 40_000
     ids = some_ids(length, lowest=SPECIALS)
     positions = np.arange(0, length, 2)
-    corrupted = replace(
-        ids,
-        positions,
-        generator(1),
-        mask_id=MASK,
-        ordinary_ids=ORDINARY,
-        mask_share=mask_share,
-        random_share=random_share,
-    )
+    corrupted = TokenReplacement(MASK, ORDINARY, mask_share, random_share)(ids, positions, generator(1))
     assert np.array_equal(corrupted[1::2], ids[1::2])
     before, after = ids[positions], corrupted[positions]
     masked = after == MASK
@@ -122,9 +112,7 @@ def test_same_generator_same_corruption_and_the_row_stays(whole_words: bool) -> 
         random = generator(seed)
         starts = STARTS if whole_words else None
         chosen = choose_positions(ids, SPECIAL, random, probability=0.15, word_starts=starts)
-        return chosen, replace(
-            ids, chosen, random, mask_id=MASK, ordinary_ids=ORDINARY, mask_share=0.5, random_share=0.5
-        )
+        return chosen, TokenReplacement(MASK, ORDINARY, 0.5, 0.5)(ids, chosen, random)
 
     for one, other in zip(corrupt(1), corrupt(1), strict=True):
         assert np.array_equal(one, other)

@@ -18,7 +18,7 @@ from homespun.models.encoder import EncoderConfig, initialise
 from homespun.models.heads import DiscriminatorHeadConfig, MaskedLMHeadConfig, enhanced_mask_decoder
 from homespun.models.model import Model
 from homespun.models.weight_transfer import TransferReport, transfer_weights
-from homespun.objectives.mlm import MlmCollator, gather_positions, replacement, require_bidirectional
+from homespun.objectives.mlm import MlmCollator, TokenReplacement, gather_positions, require_bidirectional
 from homespun.objectives.protocol import PretrainingConfig, UnigramTerm, reuse_head
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_extension import AddedTokens
@@ -46,7 +46,7 @@ class Electra(PretrainingConfig):
         return MlmCollator(
             pad_id=tokenizer.pad_id,
             special=tokenizer.special_mask,
-            replace=replacement(tokenizer, mask_share=self.mask_share, random_share=0.0),
+            replace=TokenReplacement.of(tokenizer, mask_share=self.mask_share, random_share=0.0),
             word_starts=tokenizer.word_starts if self.whole_words else None,
             probability=self.probability,
             terms=("generator", "generator_accuracy"),

@@ -15,7 +15,7 @@ from homespun.data.loader import Order
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
-from homespun.objectives.mlm import Replace, check_shares, replacement
+from homespun.objectives.mlm import TokenReplacement, check_shares
 from homespun.objectives.protocol import PretrainingConfig
 from homespun.objectives.seq2seq import (
     CorruptionCollator,
@@ -55,7 +55,7 @@ class FragmentMasking:
     before: int  # special tokens before a text
     probability: float
     every: int
-    replace: Replace
+    replace: TokenReplacement
 
     def __call__(self, row: Row, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Return the masked ids, and the ids of the fragments."""
@@ -92,7 +92,7 @@ class FutureNgrams(PretrainingConfig):
         return max(round(self.probability * (length - 1)), 1) + 1
 
     def collate(self, tokenizer: Tokenizer) -> CorruptionCollator:
-        replace = replacement(tokenizer, mask_share=self.mask_share, random_share=self.random_share)
+        replace = TokenReplacement.of(tokenizer, mask_share=self.mask_share, random_share=self.random_share)
         masking = FragmentMasking(len(tokenizer.template[0][:1]), self.probability, self.every, replace)
         return CorruptionCollator(tokenizer.pad_id, tokenizer.sep_id, masking)
 

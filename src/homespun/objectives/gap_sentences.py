@@ -32,7 +32,7 @@ from homespun.objectives.gap_selection import (
     select_random,
     select_sequential,
 )
-from homespun.objectives.mlm import Replace, check_shares, choose_positions, replacement, token_terms
+from homespun.objectives.mlm import TokenReplacement, check_shares, choose_positions, token_terms
 from homespun.objectives.protocol import Objective, PretrainingConfig
 from homespun.objectives.seq2seq import (
     Seq2SeqObjective,
@@ -54,7 +54,7 @@ class TokenMasking:
 
     special: np.ndarray  # (vocab,) bool
     probability: float
-    replace: Replace
+    replace: TokenReplacement
 
     def __call__(self, ids: np.ndarray, positions: np.ndarray, generator: torch.Generator) -> tuple[np.ndarray, ...]:
         """Mask (seq,) ids, of which ``positions`` may be masked.
@@ -186,7 +186,7 @@ class GapSentenceGeneration(PretrainingConfig):
                     f"with `homespun tokenizer train --sentinels 1` or `homespun tokenizer extend TOKENIZER "
                     f"--sentinels 1`, or set objective.mlm=0"
                 )
-            replace = replacement(tokenizer, mask_share=self.mask_share, random_share=self.random_share)
+            replace = TokenReplacement.of(tokenizer, mask_share=self.mask_share, random_share=self.random_share)
             tokens = TokenMasking(tokenizer.special_mask, self.mlm, replace)
         return GapSentenceCollator(
             tokenizer.pad_id,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -27,21 +26,11 @@ from homespun.objectives.distillation import MaskedLMDistillation, TokenTeacher
 from homespun.objectives.protocol import Objective, PretrainingConfig, UnigramTerm, reuse_head
 from homespun.text.tokenizer import Tokenizer
 
-Replace = Callable[[np.ndarray, np.ndarray, torch.Generator], np.ndarray]
-"""(seq,) ids, (chosen,) positions and a generator -> (seq,) corrupted ids."""
-
 
 def check_shares(mask_share: float, random_share: float) -> None:
     """Raise `ValueError` for shares of masked and random tokens with a sum above 1."""
     if mask_share + random_share > 1:
         raise ValueError(f"mask_share={mask_share} and random_share={random_share} are more than 1 together; lower one")
-
-
-def replacement(tokenizer: Tokenizer, *, mask_share: float, random_share: float) -> Replace:
-    """Bind `replace` to the tokens of a tokenizer."""
-    ordinary_ids = np.flatnonzero(~tokenizer.special_mask)
-    with_tokens = partial(replace, mask_id=tokenizer.mask_id, ordinary_ids=ordinary_ids)
-    return partial(with_tokens, mask_share=mask_share, random_share=random_share)
 
 
 def choose_positions(
@@ -91,31 +80,33 @@ def choose_positions(
     return np.sort(np.concatenate(chosen))
 
 
-def replace(
-    input_ids: np.ndarray,
-    positions: np.ndarray,
-    generator: torch.Generator,
-    *,
-    mask_id: int,
-    ordinary_ids: np.ndarray,
-    mask_share: float,
-    random_share: float,
-) -> np.ndarray:
-    """Replace shares of the tokens at ``positions`` by the mask token and by random tokens.
+@dataclasses.dataclass(frozen=True)
+class TokenReplacement:
+    """Replacement of shares of the chosen tokens by the mask token and by random tokens; picklable."""
 
-    Random tokens are drawn from ``ordinary_ids``. Returns a copy of (seq,) ``input_ids``; other positions are
-    unchanged.
-    """
-    corrupted = input_ids.copy()
-    if not len(positions):
+    mask_id: int
+    ordinary_ids: np.ndarray  # (n,) ids of which random tokens are drawn
+    mask_share: float
+    random_share: float
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, *, mask_share: float, random_share: float) -> TokenReplacement:
+        """Draw random tokens of the ordinary tokens of a tokenizer."""
+        return cls(tokenizer.mask_id, np.flatnonzero(~tokenizer.special_mask), mask_share, random_share)
+
+    def __call__(self, input_ids: np.ndarray, positions: np.ndarray, generator: torch.Generator) -> np.ndarray:
+        """Return a copy of (seq,) ids with replacements at shares of the (chosen,) positions."""
+        corrupted = input_ids.copy()
+        if not len(positions):
+            return corrupted
+        draw = torch.rand(len(positions), generator=generator).numpy()
+        corrupted[positions[draw < self.mask_share]] = self.mask_id
+        is_random = (draw >= self.mask_share) & (draw < self.mask_share + self.random_share)
+        count = int(is_random.sum())
+        if count:
+            indices = torch.randint(len(self.ordinary_ids), (count,), generator=generator).numpy()
+            corrupted[positions[is_random]] = self.ordinary_ids[indices]
         return corrupted
-    draw = torch.rand(len(positions), generator=generator).numpy()
-    corrupted[positions[draw < mask_share]] = mask_id
-    random_positions = positions[(draw >= mask_share) & (draw < mask_share + random_share)]
-    if len(random_positions):
-        indices = torch.randint(len(ordinary_ids), (len(random_positions),), generator=generator).numpy()
-        corrupted[random_positions] = ordinary_ids[indices]
-    return corrupted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +115,7 @@ class MlmCollator:
 
     pad_id: int
     special: np.ndarray  # (vocab,) bool
-    replace: Replace
+    replace: TokenReplacement
     word_starts: np.ndarray | None  # (vocab,) bool; None: no whole-word masking
     probability: float
     duplicates: int = 0  # number of different masks of a row, for static masking; 0: no limit
@@ -224,7 +215,7 @@ class MaskedLM(PretrainingConfig):
         return MlmCollator(
             pad_id=tokenizer.pad_id,
             special=tokenizer.special_mask,
-            replace=replacement(tokenizer, mask_share=self.mask_share, random_share=self.random_share),
+            replace=TokenReplacement.of(tokenizer, mask_share=self.mask_share, random_share=self.random_share),
             word_starts=tokenizer.word_starts if self.whole_words else None,
             probability=self.probability,
             duplicates=self.duplicates if self.masking == "static" else 0,
