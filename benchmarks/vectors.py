@@ -22,7 +22,7 @@ from homespun.text.tokenizer import Tokenizer
 from homespun.vectors.cooccurrence import count_pairs
 from homespun.vectors.evaluation import evaluate_vectors, read_lists
 from homespun.vectors.training import Glove, GloveConfig, Word2VecConfig, train_word2vec
-from homespun.vectors.word_file import WordFile, write_words
+from homespun.vectors.word_file import WordFile, WordsConfig, write_words
 from homespun.vectors.word_vectors import WordVectors
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -112,7 +112,7 @@ def _words(data: Path, tokens: int, folder: Path) -> WordFile:
                 return
 
     corpus = build_corpus(enough(), tokenizer, folder / "corpus")
-    return write_words(corpus, folder / "words")
+    return write_words(corpus, folder / "words", WordsConfig())
 
 
 def _glove(text: WordFile, folder: Path, options: argparse.Namespace, seed: int) -> np.ndarray:

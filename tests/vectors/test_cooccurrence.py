@@ -10,7 +10,7 @@ from tiny_corpus import corpus_of, two_topics
 from homespun.errors import UserError
 from homespun.vectors import cooccurrence
 from homespun.vectors.cooccurrence import Cooccurrence, count_pairs
-from homespun.vectors.word_file import WordFile, write_words
+from homespun.vectors.word_file import WordFile, WordsConfig, write_words
 
 
 def made_up(folder: Path, words: int, lengths: list[int], seed: int = 0) -> WordFile:
@@ -83,7 +83,7 @@ def test_the_matrix_is_symmetric(tmp_path: Path) -> None:
 
 def test_words_are_sorted_by_frequency_and_rare_ones_dropped(tmp_path: Path) -> None:
     texts = ["b a b c a b .", "c b d a ."]
-    text = write_words(corpus_of(texts, tmp_path / "corpus"), tmp_path / "words", min_count=2)
+    text = write_words(corpus_of(texts, tmp_path / "corpus"), tmp_path / "words", WordsConfig(min_count=2))
     assert text.words == ["b", "a", ".", "c"]
     assert text.counts.tolist() == [4, 3, 2, 2]
     assert [ids.tolist() for ids in text.documents()] == [[0, 1, 0, 3, 1, 0, 2], [3, 0, 1, 2]]
@@ -92,13 +92,13 @@ def test_words_are_sorted_by_frequency_and_rare_ones_dropped(tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 def test_words_of_pieces_are_those_of_the_text(tmp_path: Path, kind: str) -> None:
     texts = two_topics(41)
-    full = write_words(corpus_of(texts, tmp_path / "whole"), tmp_path / "one", min_count=1)
+    full = write_words(corpus_of(texts, tmp_path / "whole"), tmp_path / "one", WordsConfig(min_count=1))
     cut = corpus_of(texts, tmp_path / "cut", kind=kind, vocab_size={"bpe": 290, "wordpiece": 80, "unigram": 39}[kind])
-    pieces = write_words(cut, tmp_path / "two", min_count=1, lowercase=False)
+    pieces = write_words(cut, tmp_path / "two", WordsConfig(min_count=1, lowercase=False))
     assert sorted(pieces.words) == sorted(full.words)
     assert pieces.counts.tolist() == full.counts.tolist()
-    assert "the" in write_words(cut, tmp_path / "three", min_count=1).words
-    tokens = write_words(cut, tmp_path / "four", unit="tokens", min_count=1)
+    assert "the" in write_words(cut, tmp_path / "three", WordsConfig(min_count=1)).words
+    tokens = write_words(cut, tmp_path / "four", WordsConfig(unit="tokens", min_count=1))
     assert int(tokens.ends[-1]) == cut.num_tokens
 
 
@@ -108,7 +108,7 @@ def test_words_of_pieces_are_those_of_the_text(tmp_path: Path, kind: str) -> Non
 )
 def test_a_corpus_without_words_is_one_line(tmp_path: Path, texts: list[str], unit: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        write_words(corpus_of(texts, tmp_path / "corpus"), tmp_path / "words")
+        write_words(corpus_of(texts, tmp_path / "corpus"), tmp_path / "words", WordsConfig())
     assert "\n" not in str(caught.value)
 
 
@@ -119,4 +119,4 @@ def test_a_corpus_of_nothing_known_has_no_words(tmp_path: Path) -> None:
     tokenizer = corpus_of(["a b a b"], tmp_path / "known").tokenizer
     unknown = build_corpus([Document("x y z")] * 7, tokenizer, tmp_path / "unknown")
     with pytest.raises(UserError, match="0 of 0 words"):
-        write_words(unknown, tmp_path / "words", min_count=1)
+        write_words(unknown, tmp_path / "words", WordsConfig(min_count=1))

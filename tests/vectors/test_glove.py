@@ -9,12 +9,12 @@ from tiny_corpus import ANIMALS, OF_ANIMALS, OF_TOOLS, TOOLS, corpus_of, two_top
 
 from homespun.vectors.cooccurrence import Cooccurrence, count_pairs
 from homespun.vectors.training import Glove, GloveConfig
-from homespun.vectors.word_file import WordFile, write_words
+from homespun.vectors.word_file import WordFile, WordsConfig, write_words
 from homespun.vectors.word_vectors import WordVectors
 
 
 def counted(tmp_path: Path, window: int = 3) -> tuple[WordFile, Cooccurrence]:
-    text = write_words(corpus_of(two_topics(83), tmp_path / "corpus"), tmp_path / "words", min_count=2)
+    text = write_words(corpus_of(two_topics(83), tmp_path / "corpus"), tmp_path / "words", WordsConfig(min_count=2))
     (tmp_path / "matrix").mkdir()
     return text, count_pairs(text, tmp_path / "matrix", window=window)
 

@@ -77,7 +77,7 @@ def train_vectors(
     prefix = f"{TEMPORARY}{os.getpid()}-"
     with tempfile.TemporaryDirectory(f"-{out.name}", prefix, out.parent) as folder:
         with stage("counting words") as on_progress:
-            text = write_words(opened, Path(folder) / "words", on_progress=on_progress, **config.words.model_dump())
+            text = write_words(opened, Path(folder) / "words", config.words, on_progress=on_progress)
         vectors, facts = config.method.train(text, Path(folder), stage, seed=config.seed, workers=config.workers)
         facts = {"text_words": int(text.ends[-1]), **facts}
         about = {"config": config.model_dump(mode="json"), "corpus": str(corpus), **facts}

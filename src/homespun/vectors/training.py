@@ -20,22 +20,13 @@ from homespun.config import Config
 from homespun.errors import UserError
 from homespun.io.cores import available_cores
 from homespun.vectors.cooccurrence import Block, Cooccurrence, count_pairs
-from homespun.vectors.word_file import OnProgress, Unit, WordFile
+from homespun.vectors.word_file import OnProgress, WordFile, WordsConfig
 
 Stage = Callable[[str], AbstractContextManager[OnProgress]]
 Trained = tuple[NDArray[np.float32], dict[str, JsonValue]]
 
 _LINE = 10_000  # words of a line, the maximum of gensim
 _EPS = 1e-8  # AdaGrad's epsilon
-
-
-class WordsConfig(Config):
-    """Vocabulary of word vectors."""
-
-    unit: Unit = Field(default="words", description="words of the text, or tokens of the corpus without special tokens")
-    lowercase: bool = Field(default=True, description="lowercase words of the text; tokens stay as they are")
-    min_count: int = Field(default=5, ge=1, description="minimum frequency of a word")
-    max_words: int = Field(default=400_000, ge=2, description="maximum size of the vocabulary")
 
 
 class Word2VecConfig(Config):

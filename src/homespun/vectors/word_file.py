@@ -14,7 +14,9 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from homespun.config import Config
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 
@@ -22,6 +24,15 @@ Unit = Literal["words", "tokens"]
 OnProgress = Callable[[float], None]  # completed share
 _WORD = re.compile(r"\w+|[^\w\s]")  # words and punctuation marks, as in tokenizers of kind `words`
 _BATCH = 64  # documents
+
+
+class WordsConfig(Config):
+    """Vocabulary of word vectors."""
+
+    unit: Unit = Field(default="words", description="words of the text, or tokens of the corpus without special tokens")
+    lowercase: bool = Field(default=True, description="lowercase words of the text; tokens stay as they are")
+    min_count: int = Field(default=5, ge=1, description="minimum frequency of a word")
+    max_words: int = Field(default=400_000, ge=2, description="maximum size of the vocabulary")
 
 
 @dataclass(frozen=True)
@@ -48,16 +59,9 @@ class WordFile:
 
 
 def write_words(
-    corpus: Corpus,
-    path: str | Path,
-    *,
-    unit: Unit = "words",
-    lowercase: bool = True,
-    min_count: int = 5,
-    max_words: int = 400_000,
-    on_progress: OnProgress | None = None,
+    corpus: Corpus, path: str | Path, config: WordsConfig, *, on_progress: OnProgress | None = None
 ) -> WordFile:
-    """Write the word ids of ``corpus`` to the file ``path``; settings as in `homespun.vectors.training.WordsConfig`.
+    """Write the word ids of ``corpus`` to the file ``path``.
 
     Tokens are without special tokens. Words of the decoded text are runs of letters, digits and ``_``, and punctuation
     marks. With a tokenizer of kind ``words`` both are the same.
@@ -66,19 +70,20 @@ def write_words(
         UserError: fewer than two words are frequent enough.
     """
     reader: _Tokens | _Text
-    if unit == "tokens" or corpus.tokenizer.kind == "words":
+    if config.unit == "tokens" or corpus.tokenizer.kind == "words":
         reader = _Tokens(corpus)
     else:
-        reader = _Text(corpus, lowercase=lowercase)
+        reader = _Text(corpus, lowercase=config.lowercase)
     counts = reader.count(_half_progress(on_progress, 0))
-    kept = [(word, count) for word, count in counts.items() if count >= min_count]
+    kept = [(word, count) for word, count in counts.items() if count >= config.min_count]
     if len(kept) < 2:
         raise UserError(
-            f"corpus {corpus.path} has {len(kept)} of {len(counts):,} {unit} with words.min_count={min_count}; two are "
-            f"needed: lower min_count, or build the corpus with more text or a larger vocabulary"
+            f"corpus {corpus.path} has {len(kept)} of {len(counts):,} {config.unit} with words.min_count="
+            f"{config.min_count}; two are needed: lower min_count, or build the corpus with more text or a larger "
+            f"vocabulary"
         )
     kept.sort(key=lambda entry: (-entry[1], entry[0]))
-    kept = kept[:max_words]
+    kept = kept[: config.max_words]
     index = {word: number for number, (word, _) in enumerate(kept)}
     ends = np.zeros(len(corpus), np.int64)
     written = 0
