@@ -78,12 +78,13 @@ def test_it_is_what_the_encoder_computes_and_is_computed_once(tmp_path: Path) ->
     assert reader.sequences == 6
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cached", [True, False])
-def test_numbers_beyond_float16_stay_finite(tmp_path: Path, cached: bool) -> None:
+def test_numbers_beyond_float16_stay_finite(tmp_path: Path, cached: bool, dtype: torch.dtype) -> None:
     """Layers of a pre-norm stack have no norm, and an infinite feature would make the loss NaN."""
 
     def reader(backbone: Any, input_ids: Tensor, **context: Tensor) -> Tensor:
-        return 1e5 * last_layer(backbone, input_ids, **context)
+        return (1e5 * last_layer(backbone, input_ids, **context)).to(dtype)
 
     backbone, (ids, _) = frozen(), batch()
     reads = CachedEncoder.of(reader, backbone, CONFIG.backbone, tmp_path, width=HIDDEN, limit=10**6)

@@ -90,7 +90,7 @@ class FeatureCache:
 def to_float16(values: Tensor) -> Tensor:
     """Round to float16; numbers beyond its range, as in layers without a norm, become its largest number."""
     largest = torch.finfo(torch.float16).max
-    return values.clamp(-largest, largest).half()
+    return values.float().clamp(-largest, largest).half()  # 65504 is not a number of bfloat16
 
 
 class CachedEncoder:
