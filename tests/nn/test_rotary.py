@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+from homespun.attention.blocked import Blocked
 from homespun.attention.full import DotProduct
 from homespun.attention.multi_head import MultiHeadAttention
 from homespun.errors import UserError
 from homespun.models.encoder import EncoderConfig
 from homespun.models.layer_parts import output_weights
 from homespun.nn.masks import Mask
+from homespun.nn.patterns import Sparse, Window
 from homespun.nn.positions import Rotary
 
 SIZE, SEQ, THETA = 14, 11, 500.0
@@ -55,6 +57,19 @@ def test_grouped_queries_are_heads_with_repeated_keys_and_values() -> None:
     full.load_state_dict(weights)
     hidden = torch.randn(2, 7, 12)
     torch.testing.assert_close(grouped(hidden, Mask()), full(hidden, Mask()))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("kernel", [DotProduct(), Blocked(Sparse((Window(16),)))], ids=["dense", "blocked"])
+def test_normed_and_rotated_heads_run_in_bfloat16(kernel: nn.Module, autocast: bool) -> None:
+    torch.manual_seed(1)
+    norms = {name: nn.LayerNorm(8) for name in ("query_norm", "key_norm")}
+    attention, hidden = MultiHeadAttention(16, 2, kernel, rotary=Rotary(8, 300), **norms), torch.randn(1, 300, 16)
+    expected = attention(hidden, Mask())
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        values = attention(hidden, Mask()) if autocast else attention.bfloat16()(hidden.bfloat16(), Mask())
+    assert values.dtype == torch.bfloat16
+    assert (values.float() - expected).norm() < 0.02 * expected.norm()
 
 
 def test_new_layers_by_fan_in_add_nothing() -> None:

@@ -67,10 +67,12 @@ class MultiHeadAttention(nn.Module):
         key = split_heads(self.key(context), self.num_key_value_heads)
         value = split_heads(self.value(context), self.num_key_value_heads)
         if self.query_norm is not None and self.key_norm is not None:
-            dtype = torch.promote_types(query.dtype, torch.float32)  # under autocast, weights of norms stay float32
-            query, key = self.query_norm(query.to(dtype)), self.key_norm(key.to(dtype))
+            if torch.is_autocast_enabled(query.device.type):  # weights of norms stay float32
+                query, key = query.float(), key.float()
+            query, key = self.query_norm(query), self.key_norm(key)
         if self.rotary is not None:
             query, key = (self.rotary(part, start=mask.start, position_ids=mask.position_ids) for part in (query, key))
+        query, key = query.to(value.dtype), key.to(value.dtype)
         if mask.cache is not None:
             key, value = mask.cache.extend(self, key, value)
         if self.num_key_value_heads != self.num_attention_heads:
