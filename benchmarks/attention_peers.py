@@ -40,8 +40,7 @@ def _longformer(sizes: Sizes) -> Peer:
     def forward(ids: Tensor) -> Tensor:
         chosen = torch.zeros_like(ids)
         chosen[:, 0] = 1
-        hidden: Tensor = model(input_ids=ids, global_attention_mask=chosen).last_hidden_state
-        return hidden
+        return model(input_ids=ids, global_attention_mask=chosen).last_hidden_state
 
     return model, forward
 
@@ -129,16 +128,14 @@ def _bigbird_alone(sizes: Sizes) -> Peer:
     def forward(hidden: Tensor) -> Tensor:
         ones = torch.ones(hidden.shape[:2], device=hidden.device)
         blocked, band, rows, columns = BigBirdModel.create_masks_for_block_sparse_attn(ones, BLOCK)
-        mixed: Tensor = attention(hidden, band, rows, columns, blocked, blocked)[0]
-        return mixed
+        return attention(hidden, band, rows, columns, blocked, blocked)[0]
 
     return attention, forward
 
 
 def _transformers(model: Any) -> Peer:
     def forward(ids: Tensor) -> Tensor:
-        hidden: Tensor = model(input_ids=ids).last_hidden_state
-        return hidden
+        return model(input_ids=ids).last_hidden_state
 
     return model, forward
 

@@ -78,8 +78,7 @@ def _peer(folder: str) -> torch.nn.Module:
     from transformers import BertModel
 
     opened: Any = BertModel.from_pretrained(folder, add_pooling_layer=False, attn_implementation="sdpa")
-    model: torch.nn.Module = opened.eval()
-    return model
+    return opened.eval()
 
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}

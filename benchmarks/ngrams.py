@@ -65,8 +65,7 @@ class KneserNey:
             seen = np.maximum(total, 1)
             mixed = np.maximum(count - order.discount, 0.0) / seen + order.discount * kinds / seen * probability
             probability = np.where(total > 0, mixed, probability)
-        logarithms: NDArray[np.float64] = np.log(probability)
-        return logarithms
+        return np.log(probability)
 
     def _grams(self, text: Symbols) -> Symbols:
         """Return the (length + 1,) n-grams that end in each symbol, and in the 0 after the text."""
@@ -89,8 +88,7 @@ class KneserNey:
 def _looked_up(keys: Symbols, values: Symbols, wanted: Symbols) -> Symbols:
     """Return the values of the wanted keys; 0 for missing keys."""
     positions = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
-    found: Symbols = np.where(keys[positions] == wanted, values[positions], 0)
-    return found
+    return np.where(keys[positions] == wanted, values[positions], 0)
 
 
 def bits_per_symbol(model: KneserNey, texts: Sequence[Symbols]) -> float:

@@ -103,8 +103,7 @@ def _trained(
 
     def loss(rows: Sequence[tuple[str, str, Any]]) -> torch.Tensor:
         labels = torch.tensor([label for _, _, label in rows])
-        found: torch.Tensor = network(**batch(rows), labels=labels).loss
-        return found
+        return network(**batch(rows), labels=labels).loss
 
     fit(network, parts["train"], loss, training)
     test = parts["test"]

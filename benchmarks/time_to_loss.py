@@ -308,8 +308,7 @@ def _network(name: str, vocab_size: int) -> nn.Module:
             )
         ),
     }  # fmt: skip
-    network: nn.Module = make[name]().train()
-    return network
+    return make[name]().train()
 
 
 def _loss(network: Any, batch: Batch) -> Tensor:

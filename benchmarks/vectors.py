@@ -129,8 +129,7 @@ def _glove(text: WordFile, folder: Path, options: argparse.Namespace, seed: int)
 
 def _word2vec(text: WordFile, folder: Path, options: argparse.Namespace, seed: int, architecture: Any) -> np.ndarray:
     config = Word2VecConfig(architecture=architecture, size=options.size, epochs=options.epochs)
-    vectors: np.ndarray = train_word2vec(text, config, folder, seed=seed, workers=options.workers)
-    return vectors
+    return train_word2vec(text, config, folder, seed=seed, workers=options.workers)
 
 
 def _together(found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -95,8 +95,7 @@ def peer_of_tags(model: Path, files: Mapping[str, Path], training: Any) -> float
 
     def loss(rows: Sequence[Sentence]) -> torch.Tensor:
         encoded, labels = batch(rows)
-        found: torch.Tensor = network(**encoded, labels=labels).loss
-        return found
+        return network(**encoded, labels=labels).loss
 
     fit(network, parts["train"], loss, training)
     predicted = []
@@ -142,8 +141,7 @@ def peer_of_answers(model: Path, files: Mapping[str, Path], training: Any) -> fl
 
     def loss(rows: Sequence[dict[str, Any]]) -> torch.Tensor:
         ends = {name: torch.tensor([row[name] for row in rows]) for name in ("start_positions", "end_positions")}
-        found: torch.Tensor = network(**_padded(tokenizer, rows), **ends).loss
-        return found
+        return network(**_padded(tokenizer, rows), **ends).loss
 
     fit(network, windows, loss, training)
     best: dict[int, tuple[float, str]] = {}

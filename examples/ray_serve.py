@@ -30,8 +30,7 @@ class Classifier:
 
     async def __call__(self, request: Request) -> dict[str, float]:
         """Answer a request with the JSON body ``{"text": ...}``."""
-        found: dict[str, float] = await self.predict((await request.json())["text"])
-        return found
+        return await self.predict((await request.json())["text"])
 
 
 def main() -> None:

@@ -62,8 +62,7 @@ class TwoTowerHead(nn.Module):
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         first, second = hidden[:, 0].chunk(2)  # (pairs, hidden) each
-        logits: Tensor = self.layers(torch.cat([first, second, first * second, first - second], dim=1))
-        return logits
+        return self.layers(torch.cat([first, second, first * second, first - second], dim=1))
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,7 @@ class RetrievalObjective(nn.Module):
         if batch.labels is None:
             raise ValueError("retrieval needs a batch with labels")
         logits: Tensor = self.model(batch.input_ids, **batch.context).float()  # (pairs, classes)
-        loss: Loss = self.loss(logits, batch.labels)
-        return loss
+        return self.loss(logits, batch.labels)
 
     def export_model(self) -> tuple[Model, ModelConfig]:
         """Export the encoder, without the head for pairs."""

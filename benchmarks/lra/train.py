@@ -268,8 +268,7 @@ def _finished_before(names: Iterable[str], recipe: LRARecipe, out: Run) -> Itera
 
 
 def _read_result(folder: Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    return result
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
 def _train(recipe: LRARecipe, data: _Data, run: Run, display: Display) -> dict[str, Any]:

@@ -136,5 +136,4 @@ def _distances(features: csr_matrix, column: NDArray[np.int64], unseen: csr_matr
 
     if column.min() == column.max():
         return np.full(unseen.shape[0], 1.0 if column[0] else -1.0)
-    distances: NDArray[np.float64] = LinearSVC(random_state=0).fit(features, column).decision_function(unseen)
-    return distances
+    return LinearSVC(random_state=0).fit(features, column).decision_function(unseen)

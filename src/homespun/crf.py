@@ -331,5 +331,4 @@ class _Chain:
         for place in range(len(self.counts) - 1, 0, -1):
             count = self.counts[place]
             found[place - 1, :count] = back[place, sentences[:count], found[place, :count]]
-        tags: NDArray[np.int64] = found[self.place, self.sentence]
-        return tags
+        return found[self.place, self.sentence]

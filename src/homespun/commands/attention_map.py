@@ -138,8 +138,7 @@ def _kernel(attention: MultiHead) -> Any:
 
 def _sparse(attention: MultiHead) -> Sparse | None:
     """Patterns of exact attention; None for other attentions."""
-    sparse: Sparse | None = getattr(_kernel(attention), "sparse", None)
-    return sparse
+    return getattr(_kernel(attention), "sparse", None)
 
 
 def _through(attention: MultiHead, length: int) -> str:
@@ -269,8 +268,7 @@ def _order_by_bucket(attention: MultiHead, length: int, config: EncoderConfig) -
 
     def hash_order(kernel: Any, given: tuple[Tensor, Tensor, Mask]) -> Tensor:
         vectors, _, mask = given
-        order: Tensor = kernel.hash_order(vectors, mask)
-        return order
+        return kernel.hash_order(vectors, mask)
 
     return _measure_kernel(attention, length, config, hash_order)
 
@@ -293,5 +291,4 @@ def _mean_of_cells(table: np.ndarray, cell: int) -> np.ndarray:
     rows, columns = (np.arange(0, size, cell) for size in table.shape[1:])
     sums = np.add.reduceat(np.add.reduceat(table, rows, axis=1, dtype=np.float32), columns, axis=2)
     sizes = (np.diff([*starts, size]) for starts, size in zip((rows, columns), table.shape[1:], strict=True))
-    shares: np.ndarray = sums / np.outer(*sizes)
-    return shares
+    return sums / np.outer(*sizes)

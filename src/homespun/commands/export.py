@@ -244,5 +244,4 @@ def _runner(folder: Path, *, network_alone: bool = False) -> Callable[[Sequence[
     script = runpy.run_path(str(folder / RUNNER))
     if network_alone and "weights" in script["config"]:
         script["config"]["weights"] = {"network": 1.0, "linear": 0.0}
-    predict: Callable[[Sequence[str]], Iterator[dict[str, object]]] = script["predict"]
-    return predict
+    return script["predict"]

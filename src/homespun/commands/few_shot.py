@@ -216,8 +216,7 @@ class _Evaluation:
         scores = score(prompts)
         if settings.calibrated:
             scores = calibrate_scores(scores, score(self._prompts(examples, _CONTENT_FREE)))
-        chosen: NDArray[np.int64] = scores.argmax(1)
-        return chosen
+        return scores.argmax(1)
 
     def _prompts(self, examples: Sequence[tuple[str, str]], texts: Sequence[str]) -> Prompts:
         template, tokenizer = self.settings.template, self.stored.tokenizer
@@ -279,8 +278,7 @@ def _draw_examples(
             ranks.append((seen.get(target, 0), int(classes[target])))
             seen[target] = ranks[-1][0] + 1
         order = order[sorted(range(len(order)), key=ranks.__getitem__)]
-    chosen: NDArray[np.int64] = random.permutation(order[:shots])
-    return chosen
+    return random.permutation(order[:shots])
 
 
 def _macro_f1(labels: Labels, truth: NDArray[np.int64], predicted: NDArray[np.int64]) -> float:

@@ -174,8 +174,7 @@ def match_answers(texts: Sequence[str], answers: Sequence[str]) -> NDArray[np.in
 
 def normalize_by_length(scores: NDArray[np.float64], answers: Sequence[Ids]) -> NDArray[np.float64]:
     """Divide (questions, answers) log-probabilities by the number of tokens of the answer."""
-    mean: NDArray[np.float64] = scores / np.array([len(ids) for ids in answers])
-    return mean
+    return scores / np.array([len(ids) for ids in answers])
 
 
 def calibrate_scores(scores: NDArray[np.float64], content_free: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -188,8 +187,7 @@ def calibrate_scores(scores: NDArray[np.float64], content_free: NDArray[np.float
     from scipy.special import softmax
 
     prior = softmax(content_free, axis=1).mean(0)
-    calibrated: NDArray[np.float64] = scores - np.log(np.maximum(prior, np.finfo(np.float64).tiny))
-    return calibrated
+    return scores - np.log(np.maximum(prior, np.finfo(np.float64).tiny))
 
 
 def _stems(answers: Sequence[Ids]) -> list[Ids]:

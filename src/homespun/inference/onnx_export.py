@@ -201,8 +201,7 @@ class _DenseGlobalAttention(nn.Module):
         )
         seen = self.dense(query, key, value, Mask(mask.keep)).transpose(1, 2).flatten(2)
         members = mask.global_mask(self.global_tokens, hidden.shape[1], hidden.device)
-        mixed: Tensor = own.output(torch.where(members[..., None], seen, values))
-        return mixed
+        return own.output(torch.where(members[..., None], seen, values))
 
 
 def _exportable_copy(model: Model) -> Model:

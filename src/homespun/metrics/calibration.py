@@ -56,8 +56,7 @@ def probabilities(
     if labels.multi_label:
         return np.exp(-np.logaddexp(0.0, -values))
     exponentials = np.exp(values - values.max(axis=1, keepdims=True))  # scipy.special takes 0.1 s to import
-    result: NDArray[np.float64] = exponentials / exponentials.sum(axis=1, keepdims=True)
-    return result
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
 def row_losses(logits: Logits, truth: Truth) -> NDArray[np.float64]:

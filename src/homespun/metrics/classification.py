@@ -43,8 +43,7 @@ def classify(probabilities: Floats, labels: Labels, thresholds: Sequence[float] 
     """
     if labels.multi_label:
         return (probabilities > (0.5 if thresholds is None else np.array(thresholds))).astype(np.int64)
-    most_probable: NDArray[np.int64] = probabilities.argmax(axis=1)
-    return most_probable
+    return probabilities.argmax(axis=1)
 
 
 def classification_metrics(

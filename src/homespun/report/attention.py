@@ -212,8 +212,7 @@ def _shades(picture: AttentionPlot) -> np.ndarray:
     """Return (layers, 3) colours of the pairs that each layer reaches first."""
     last = max(int(picture.depth.max()), 1)
     steps = np.minimum(np.arange(len(picture.reached)) / max(last - 1, 1), 1)[:, None]
-    shades: np.ndarray = _rgb(_SHALLOW) * (1 - steps) + _rgb(_DEEP) * steps
-    return shades
+    return _rgb(_SHALLOW) * (1 - steps) + _rgb(_DEEP) * steps
 
 
 def _percent(share: float) -> str:

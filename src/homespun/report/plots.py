@@ -136,16 +136,14 @@ def smooth(values: np.ndarray) -> np.ndarray:
     sums = np.concatenate([[0.0], np.cumsum(values)])
     positions = np.arange(len(values))
     first, last = np.maximum(positions - half, 0), np.minimum(positions + half + 1, len(values))
-    smoothed: np.ndarray = (sums[last] - sums[first]) / (last - first)
-    return smoothed
+    return (sums[last] - sums[first]) / (last - first)
 
 
 def _thin(values: Sequence[float]) -> np.ndarray:
     """Select at most `MAX_POINTS` values, including the first and the last."""
     if len(values) <= MAX_POINTS:
         return np.array(values)
-    thinned: np.ndarray = np.array(values)[np.linspace(0, len(values) - 1, MAX_POINTS).round().astype(int)]
-    return thinned
+    return np.array(values)[np.linspace(0, len(values) - 1, MAX_POINTS).round().astype(int)]
 
 
 def length_histogram(rows: Sequence[Mapping[str, JsonValue]], name: str, caption: str) -> Plot | None:

@@ -263,8 +263,7 @@ class Explanations:
 
 
 def _explanations(request: Request) -> Explanations:
-    explanations: Explanations = request.app.state.explanations
-    return explanations
+    return request.app.state.explanations
 
 
 router = APIRouter()

@@ -201,8 +201,7 @@ async def static(request: Request) -> FileResponse:
 
 
 def _jobs(request: Request) -> FileJobs:
-    jobs: FileJobs = request.app.state.jobs
-    return jobs
+    return request.app.state.jobs
 
 
 @router.post(

@@ -34,8 +34,7 @@ class Body(BaseModel):
 
 def settings_of(request: Request) -> ServingSettings:
     """Return the settings of the server."""
-    settings: ServingSettings = request.app.state.settings
-    return settings
+    return request.app.state.settings
 
 
 def get_model(request: Request, name: str | None) -> ServedModel:

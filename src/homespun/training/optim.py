@@ -259,8 +259,7 @@ def _eigenvectors(covariance: Tensor) -> Tensor:
     scale = (
         covariance.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=torch.finfo(covariance.dtype).tiny)[..., None, None]
     )
-    vectors: Tensor = torch.linalg.eigh(covariance / scale)[1]
-    return vectors
+    return torch.linalg.eigh(covariance / scale)[1]
 
 
 _DAMPING = 0.3  # pairs of eigenvalues that differ by less than this share rotate less
