@@ -1,14 +1,18 @@
 """A small world made by the commands themselves: files, tokenizer, corpus, a pretrained run, a fine-tuned one."""
 
+import contextlib
 import csv
+import io
 import json
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from homespun.cli import app
+from homespun.errors import UserError
 
 WORDS = {
     label: words.split()
@@ -28,55 +32,54 @@ def sentence(label: str, draw: random.Random) -> str:
 
 
 def write_table(path: Path, rows: int, seed: int) -> Path:
-    draw = random.Random(seed)
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        table = csv.writer(stream)
-        table.writerow(["sentence", "label"])
-        for number in range(rows):
-            label = list(WORDS)[number % len(WORDS)]
-            table.writerow([sentence(label, draw), label])
-    return path
+    draw, labels = random.Random(seed), list(WORDS)
+    drawn = [(sentence(label, draw), label) for label in (labels[row % len(labels)] for row in range(rows))]
+    return write_csv(path, ["sentence", "label"], drawn)
 
 
 def run(*words: str | Path) -> dict[str, Any]:
     """Run a command in this process with ``--json``; its object."""
-    import contextlib
-    import io
-
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         app([*map(str, words), "--json"], standalone_mode=False)
-    lines = printed.getvalue().splitlines()
-    assert len(lines) == 1, printed.getvalue()
-    found = json.loads(lines[0])
+    (line,) = printed.getvalue().splitlines()
+    found = json.loads(line)
     assert isinstance(found, dict)
     return found
 
 
-@dataclass(frozen=True)
+def refuse(message: str, *words: str | Path) -> None:
+    """Run a command that ends in one line, which matches ``message``."""
+    with pytest.raises(UserError, match=message) as error:
+        run(*words)
+    assert "\n" not in str(error.value)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_csv(path: Path, header: list[str], rows: Iterable[Iterable[Any]]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows([header, *rows])
+    return path
+
+
 class World:
-    folder: Path
-    run: Callable[..., dict[str, Any]]
-
-    @property
-    def corpus(self) -> Path:
-        return self.folder / "corpus"
-
-    @property
-    def base(self) -> Path:
-        return self.folder / "runs" / "base"
-
-    @property
-    def classifier(self) -> Path:
-        return self.folder / "runs" / "classifier"
-
-    @property
-    def train(self) -> Path:
-        return self.folder / "train.csv"
-
-    @property
-    def test(self) -> Path:
-        return self.folder / "test.csv"
+    def __init__(self, folder: Path, run: Callable[..., dict[str, Any]]) -> None:
+        self.folder, self.runs, self.run = folder, folder / "runs", run
+        self.train, self.test = folder / "train.csv", folder / "test.csv"
+        self.tokenizer, self.corpus = folder / "tokenizer", folder / "corpus"
+        self.base, self.classifier = self.runs / "base", self.runs / "classifier"
+        # short trainings, but for their steps and folders
+        self.pretraining = ("pretrain", "electra-tiny", f"data.corpus={self.corpus}", "data.max_length=32", *TINY)
+        self.labelled = (f"data.train={self.train}", "data.text=sentence", "data.max_length=24")
+        self.finetuning = ("finetune", "classify", *self.labelled)
 
 
 TINY = ("model.hidden_size=32", "model.intermediate_size=48", "model.embedding_size=16", "model.num_hidden_layers=1")

@@ -2,7 +2,7 @@ import os
 import shutil
 
 import pytest
-from commands_world import TINY, World, run, write_table
+from commands_world import World, run, write_table
 from filelock import FileLock
 
 from figures import stop_drawing
@@ -31,18 +31,14 @@ def build(made: World) -> None:
     write_table(made.test, 61, seed=2)
     run(
         *("tokenizer", "train", "--input", made.train, "--text-field", "sentence"),
-        *("--vocab-size", "400", "--out", folder / "tokenizer"),
+        *("--vocab-size", "400", "--out", made.tokenizer),
     )
     run(
         *("corpus", "build", "--input", made.train, "--text-field", "sentence"),
-        *("--tokenizer", folder / "tokenizer", "--out", made.corpus),
+        *("--tokenizer", made.tokenizer, "--out", made.corpus),
     )
+    run(*made.pretraining, "train.budget.steps=12", "train.batch_size=7", "--out", made.base)
     run(
-        *("pretrain", "electra-tiny", f"data.corpus={made.corpus}", "data.max_length=32", *TINY),
-        *("train.budget.steps=12", "train.batch_size=7", "--out", made.base),
-    )
-    run(
-        *("finetune", "classify", f"data.train={made.train}", f"data.test={made.test}", "data.text=sentence"),
-        *("data.max_length=24", "train.budget.epochs=6", "train.optimizer.learning_rate=5e-3"),
+        *(*made.finetuning, f"data.test={made.test}", "train.budget.epochs=6", "train.optimizer.learning_rate=5e-3"),
         *("train.optimizer.layer_decay=1.0", "--from", made.base, "--out", made.classifier),
     )

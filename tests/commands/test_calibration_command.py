@@ -1,9 +1,9 @@
-"""Thresholds, temperature, leakage and worst errors, through the commands."""
+"""Thresholds, temperature, leakage, worst errors and most confident predictions."""
 
-import csv
 import json
 import logging
 import random
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands_world import COMMON, WORDS
+from commands_world import COMMON, WORDS, read_lines, write_csv
 
-import homespun
-from homespun.commands.error_analysis import find_leakage, summarize_leakage
+from homespun.commands.error_analysis import find_leakage, notable_predictions, summarize_leakage
 from homespun.commands.finetune import finetune
 from homespun.commands.predict import evaluate, predict
 from homespun.commands.recipe import finetune_recipe
 from homespun.commands.trials import Trial, write_run_predictions
 from homespun.errors import UserError
-from homespun.models.bundle import save_model
+from homespun.models.bundle import load_model, save_model
 from homespun.models.config import ModelConfig
 from homespun.tasks.calibration import Calibration, calibrate
+from homespun.text.clean import NearDuplicatePairs
 from homespun.text.tokenizer import Tokenizer
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
@@ -35,6 +35,7 @@ SETTINGS = (
     "train.budget.epochs=1",
 )
 BAD = "<script>alert(1)</script>"
+HEADER = ["text", "label"]
 
 
 def texts_of(rows: int, seed: int) -> list[tuple[str, str]]:
@@ -50,20 +51,14 @@ def texts_of(rows: int, seed: int) -> list[tuple[str, str]]:
     return made
 
 
-def write(path: Path, rows: list[tuple[str, str]]) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream).writerows([("text", "label"), *rows])
-    return path
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tuning")
     training = texts_of(307, seed=1)
     test = [*texts_of(37, seed=2), training[3], (training[5][0].upper(), training[5][1]), (BAD, "food")]
-    write(made / "train.csv", training)
-    write(made / "validation.csv", texts_of(211, seed=3))
-    write(made / "test.csv", test)
+    write_csv(made / "train.csv", HEADER, training)
+    write_csv(made / "validation.csv", HEADER, texts_of(211, seed=3))
+    write_csv(made / "test.csv", HEADER, test)
     tokenizer = Tokenizer.train([text for text, _ in training], kind="wordpiece", vocab_size=97)
     tree: dict[str, Any] = {"backbone": SIZES | {"vocab_size": 97, "pad_token_id": tokenizer.pad_id}}
     config = ModelConfig.model_validate(tree)
@@ -100,15 +95,11 @@ def test_thresholds_are_found_kept_and_used(run: Path, folder: Path, tmp_path: P
     assert again["micro_f1"] == pytest.approx(result["test"]["micro_f1"])
     assert again["log_loss"] == pytest.approx(result["test"]["log_loss"])
     predict(str(run), [str(folder / "test.csv")], tmp_path / "said.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = read_lines(tmp_path / "said.jsonl")
     output = [set(line.get("predicted_label") or ()) for line in lines]
     assert output == [{n for n, p in line["probabilities"].items() if p > threshold} for line in lines]
-    assert any(
-        p <= 0.5 < p + 0.5 and n in line
-        for line, prediction in zip(output, lines, strict=True)
-        for n, p in prediction["probabilities"].items()
-    )  # some label that one half would not have given
-    assert homespun.load(run) is not None
+    halves = [{n for n, p in line["probabilities"].items() if p > 0.5} for line in lines]
+    assert any(one - half for one, half in zip(output, halves, strict=True))
 
 
 def test_the_probabilities_are_those_of_the_temperature(run: Path) -> None:
@@ -117,8 +108,8 @@ def test_the_probabilities_are_those_of_the_temperature(run: Path) -> None:
     assert result["test"]["ece"] == off["after"]["ece"]
     assert result["test"]["log_loss"] == pytest.approx(off["after"]["log_loss"], rel=1e-4)
     assert sum(one["count"] for one in off["before"]["bins"]) == 40 * 3
-    if result["decision_rule"]["temperature"] != 1.0:
-        assert result["decision_rule"]["log_loss"] < result["decision_rule"]["log_loss_before"]
+    rule = result["decision_rule"]
+    assert rule["temperature"] == 1.0 or rule["log_loss"] < rule["log_loss_before"]
 
 
 def test_leakage_is_counted_and_logged(run: Path) -> None:
@@ -162,23 +153,11 @@ def test_the_worst_comes_first_and_is_text_on_the_page(run: Path) -> None:
     wrong = read(run / "result.json")["top_errors"]
     losses = [one["loss"] for one in wrong]
     assert losses == sorted(losses, reverse=True)
-    lines = [json.loads(line) for line in (run / "predictions/model.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = read_lines(run / "predictions/model.jsonl")
     assert losses[0] == max(line["loss"] for line in lines if line["truth"] != line["predicted"])
     page = (run / "report" / "index.html").read_text(encoding="utf-8")
     assert BAD not in page
-    assert "Reliability" in page or "Calibration" in page
     assert {path.name for path in (run / "report/plots").iterdir()} >= {"reliability.svg", "reliability.png"}
-
-
-@pytest.mark.slow
-def test_a_text_that_is_markup_is_shown_as_it_is(folder: Path) -> None:
-    made = folder / "markup"
-    write(folder / "one.csv", [(BAD, "sport,money,food"), ("a of the", "")])
-    finetune(recipe(folder, f"data.test={folder / 'one.csv'}"), made, start_from=str(folder / "base"))
-    assert read(made / "result.json")["top_errors"][0]["text"] == BAD
-    page = (made / "report" / "index.html").read_text(encoding="utf-8")
-    assert BAD not in page
-    assert "&lt;script&gt;" in page
 
 
 def test_nothing_is_tuned_on_what_is_measured(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -186,25 +165,17 @@ def test_nothing_is_tuned_on_what_is_measured(folder: Path, caplog: pytest.LogCa
         result = finetune(recipe(folder, test=False), folder / "untested", start_from=str(folder / "base"))
     assert result["decision_rule"] == {}
     assert result["measured_on"] == "validation"
-    assert "decision" not in homespun_task(folder / "untested")
+    assert "decision" not in load_model(folder / "untested/model").task
     assert "word for word" not in caplog.text
-
-
-def homespun_task(run: Path) -> dict[str, Any]:
-    from homespun.models.bundle import load_model
-
-    return load_model(run / "model").task
 
 
 def test_half_and_no_temperature_leave_everything_as_it_was(folder: Path) -> None:
     plain = recipe(folder, "calibration.thresholds=half", "calibration.temperature=false")
     finetune(plain, folder / "plain", start_from=str(folder / "base"))
-    assert "decision" not in homespun_task(folder / "plain")
+    assert "decision" not in load_model(folder / "plain/model").task
 
 
 def test_damaged_decision_is_an_error(run: Path, tmp_path: Path, folder: Path) -> None:
-    import shutil
-
     shutil.copytree(run / "model", tmp_path / "model")
     file = next(f for f in (tmp_path / "model").glob("*.json") if "decision" in f.read_text(encoding="utf-8"))
     file.write_text(file.read_text(encoding="utf-8").replace('"temperature"', '"temperatur"'), encoding="utf-8")
@@ -229,12 +200,27 @@ def test_nothing_is_tuned_on_few_examples(rows: int, kept: bool) -> None:
     assert ("too few" in output.get("temperature_why", "")) == (not kept)
 
 
-def test_noise_keeps_its_half() -> None:
-    draw = np.random.Generator(np.random.PCG64(3))
-    logits = draw.standard_normal((41, 5)).astype(np.float32)
-    truth = (draw.random((41, 5)) < 0.5).astype(np.int64)
-    decision, output = calibrate(logits, truth, Calibration(thresholds="per_label", thresholds_for="macro_f1"))
-    assert (decision.thresholds is None) == ("thresholds_why" in output)
-    single, output = calibrate(logits, truth.argmax(1), Calibration())
-    assert single.thresholds is None
-    assert "thresholds" not in output
+def test_a_text_may_hold_what_ends_a_line_elsewhere(tmp_path: Path) -> None:
+    texts = [f"one{end}two" for end in ("\u2028", "\u2029", "\x85", "\r", "\n")]
+    truths = [*texts[:-1], "another"]
+    predictions = [{"truth": truth, "predicted": text} for truth, text in zip(truths, texts, strict=True)]
+    write_run_predictions(tmp_path, "model", np.arange(5), predictions)
+    trial = Trial("seed-0", 0, 0, None, ["one two"], texts, None, np.arange(5), [])
+    task: Any = SimpleNamespace(texts=list)
+    output = summarize_leakage({0: NearDuplicatePairs((1,), (0,), (1.0,), 5)}, task, [trial], [tmp_path])
+    assert (output.all, output.unseen) == (0.8, 0.75)
+
+
+def test_worst_and_most_confident_predictions() -> None:
+    pairs = [("a", "b", 3.0), ("a", "a", 0.5), ("b", "a", 5.0), ("b", "b", 0.1), (None, "b", 0.0)]
+    predictions = [{"truth": truth, "predicted": predicted, "loss": loss} for truth, predicted, loss in pairs]
+    trial = Trial("seed-0", 0, 0, None, [], [f"text {i}" for i in range(5)], None, np.arange(10, 15), [])
+    task: Any = SimpleNamespace(texts=list)
+    found = notable_predictions(task, trial, predictions)
+    assert [one["row"] for one in found["top_errors"]] == [12, 10]
+    assert [one["text"] for one in found["most_confident"]] == ["text 3", "text 1"]
+    for prediction in predictions:
+        del prediction["loss"]
+    found = notable_predictions(task, trial, predictions)
+    assert [one["row"] for one in found["top_errors"]] == [10, 12]
+    assert found["most_confident"] == []

@@ -20,7 +20,6 @@ from homespun.data.reading import reading
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY
 from homespun.io.cluster import refusal
-from homespun.text.clean import NearDuplicates
 from homespun.text.sources import ReadProgress
 from homespun.text.tokenizer import Tokenizer
 
@@ -50,6 +49,12 @@ def tokenizer(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenize
 
 
 @pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (cluster_corpus, cluster_text):
+        monkeypatch.setattr(module, "connect", lambda: InProcess)
+
+
+@pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch, files: Path) -> None:
     monkeypatch.setattr(cluster_text, "_UNIT_BYTES", 3 * (files / "0.jsonl").stat().st_size)
     monkeypatch.setattr(cluster_corpus, "_ROWS", 17)
@@ -59,13 +64,13 @@ def contents(corpus: Corpus) -> list[tuple[list[int], str | None]]:
     return [(corpus.tokens(index).tolist(), label) for index, label in enumerate(corpus.labels())]
 
 
-@pytest.mark.usefixtures("small_units")
+@pytest.mark.usefixtures("in_process", "small_units")
 @pytest.mark.parametrize("duplicates", ["keep", "exact", "near"])
 def test_the_corpus_is_that_of_one_machine(
     files: Path, tokenizer: Tokenizer, duplicates: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_corpus, "connect", lambda: InProcess)
     monkeypatch.setattr(cluster_corpus, "_BUCKET_BYTES", 10_000)
+    monkeypatch.setattr(cluster_corpus, "_MERGED_ROWS", 50)
     text = reading([str(files)], label_field="label", duplicates=duplicates)
     alone = make_corpus(text, tokenizer, tmp_path / "alone", sentences=True)
     calls = []
@@ -83,11 +88,10 @@ def test_the_corpus_is_that_of_one_machine(
     together.verify()
 
 
-@pytest.mark.usefixtures("small_units")
+@pytest.mark.usefixtures("in_process", "small_units")
 def test_a_stopped_build_goes_on_with_the_missing_units(
     files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_corpus, "connect", lambda: InProcess)
     text = reading([str(files)], duplicates="near")
     whole = build_on_cluster(text, tokenizer, tmp_path / "whole")
     out, encoded = tmp_path / "out", []
@@ -109,11 +113,10 @@ def test_a_stopped_build_goes_on_with_the_missing_units(
         build_on_cluster(text, tokenizer, out)
 
 
-@pytest.mark.usefixtures("small_units")
+@pytest.mark.usefixtures("in_process", "small_units")
 def test_a_build_that_was_killed_before_its_record_was_removed(
-    files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cluster_corpus, "connect", lambda: InProcess)
     text, out, records = reading([str(files)]), tmp_path / "out", []
     whole = build_on_cluster(text, tokenizer, out, progress=lambda *call: records.append((out / UNITS).read_text()))
     (out / UNITS).write_text(records[-1])
@@ -124,26 +127,11 @@ def test_a_build_that_was_killed_before_its_record_was_removed(
         build_on_cluster(text, tokenizer, out)
 
 
-def test_nothing_stays_of_a_build_that_is_refused(
-    files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster_corpus, "connect", lambda: InProcess)
-    for content, problem in (("", "no text"), ("{", "JSON")):
-        (tmp_path / "a.jsonl").write_text(content)
-        with pytest.raises(UserError, match=problem):
-            build_on_cluster(reading([str(tmp_path / "a.jsonl")]), tokenizer, tmp_path / "out")
-        assert not (tmp_path / "out").exists()
-    os.mkfifo(tmp_path / "pipe.txt")
-    with pytest.raises(UserError, match="only once"):
-        build_on_cluster(reading([str(tmp_path / "pipe.txt")]), tokenizer, tmp_path / "out")
-
-
+@pytest.mark.usefixtures("in_process")
 def test_temporary_files_of_killed_workers_are_removed(
     files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_corpus, "connect", lambda: InProcess)
-    out = tmp_path / "out"
-    encode = cluster_corpus.encode_unit
+    out, encode = tmp_path / "out", cluster_corpus.encode_unit
 
     def killed_once(*call: Any) -> str:
         (out / f"{TEMPORARY}1-tokens").write_text("half")
@@ -160,24 +148,6 @@ def test_of_a_chain_of_near_duplicates_each_second_one_stays() -> None:
     assert cluster_corpus.resolve(documents, groups, np.ones(9, bool)).tolist() == [5, 9, 11]
 
 
-def test_bands_of_the_same_documents_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_corpus, "_MERGED_ROWS", 4)
-    #             (hash, band, document): 3 and 7 share three bands, 3, 7 and 8 one, 5 none, 8 and 9 one
-    rows = [(1, 0, 3), (1, 0, 7), (2, 1, 7), (2, 1, 3), (2, 2, 3), (2, 2, 7), (4, 3, 3), (4, 3, 7), (4, 3, 8)]
-    rows += [(5, 0, 5), (6, 0, 8), (6, 0, 9)]
-    hashes, bands, documents = (np.array(column) for column in zip(*rows, strict=True))
-    buckets = [
-        {"hash": hashes[mine], "check": bands[mine], "document": documents[mine], "near": np.full(mine.sum(), True)}
-        for mine in (bands == 0, bands == 1, bands == 2, bands == 3, bands == 4)  # no row in the last
-    ]
-    shared = [cluster_corpus._shared(bucket) for bucket in buckets]
-    merged = cluster_corpus.merge(shared)
-    groups = [set(merged["document"][merged["group"] == group].tolist()) for group in np.unique(merged["group"])]
-    assert sorted(groups, key=sorted) == [{3, 7}, {3, 7, 8}, {8, 9}]
-    assert len(merged["document"]) == 7
-    assert cluster_corpus.resolve(merged["document"], merged["group"], merged["near"]).tolist() == [7, 8]
-
-
 def test_the_first_of_equal_texts_stays() -> None:
     documents, groups = np.array([4, 2, 8, 9, 6]), np.array([1, 1, 1, 2, 2])
     assert cluster_corpus.resolve(documents, groups, np.zeros(5, bool)).tolist() == [4, 8, 9]
@@ -187,19 +157,31 @@ def test_the_first_of_equal_texts_stays() -> None:
     assert cluster_corpus.resolve(*(np.empty(0, kind) for kind in (np.int64, np.int64, np.bool_))).tolist() == []
 
 
-def test_what_is_refused(files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_corpus, "connect", lambda: InProcess)
-    text = SharedText.divide(reading([str(files)]))
-    with pytest.raises(UserError, match="not 0; install one version"):
-        next(dataclasses.replace(text, version="0").documents(0))
-    with pytest.raises(UserError, match=r"does not see .* share"):
-        next(cluster_corpus._Job(text, str(tmp_path), False, "keep").documents(0))
-    for entry, problem in (("owner/name", "hub"), ("https://a.b/c.txt", "web page")):
+@pytest.mark.usefixtures("in_process")
+def test_inputs_that_a_cluster_cannot_read_are_refused(files: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "broken.jsonl").write_text("{")
+    os.mkfifo(tmp_path / "pipe.txt")
+    refused = {"empty.jsonl": "no text", "broken.jsonl": "JSON", "pipe.txt": "only once"}
+    entries = {str(tmp_path / name): problem for name, problem in refused.items()}
+    for entry, problem in (entries | {"owner/name": "hub", "https://a.b/c.txt": "web page"}).items():
         with pytest.raises(UserError, match=problem):
             build_on_cluster(reading([entry]), tokenizer, tmp_path / "new")
-    (tmp_path / "file").write_text("")
+        assert not (tmp_path / "new").exists()
+    with pytest.raises(UserError, match="web page"):
+        sample_texts(reading(["https://a.b/c.txt"]))
     with pytest.raises(UserError, match="not empty"):
         build_on_cluster(reading([str(files)]), tokenizer, tmp_path)
+
+
+def test_workers_of_another_version_or_without_the_folder_are_refused(files: Path, tmp_path: Path) -> None:
+    text = SharedText.divide(reading([str(files)]))
+    other = dataclasses.replace(text, version="0")
+    for read in (lambda: next(other.documents(0)), lambda: draw_texts(other, 0, 1)):
+        with pytest.raises(UserError, match="not 0; install one version"):
+            read()
+    with pytest.raises(UserError, match=r"does not see .* share"):
+        next(cluster_corpus._Job(text, str(tmp_path), False, "keep").documents(0))
 
 
 def test_a_cluster_that_does_not_answer(
@@ -215,11 +197,10 @@ def test_a_cluster_that_does_not_answer(
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.usefixtures("small_units")
+@pytest.mark.usefixtures("in_process", "small_units")
 def test_a_sample_of_all_text_trains_the_tokenizer_of_one_machine(
     files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_text, "connect", lambda: InProcess)
     text = reading([str(files)], duplicates="keep")
     calls, read = [], ReadProgress([str(files)])
     texts = sample_texts(text, progress=lambda *call: calls.append(call), read_progress=read)
@@ -232,9 +213,8 @@ def test_a_sample_of_all_text_trains_the_tokenizer_of_one_machine(
     assert alone == together
 
 
-@pytest.mark.usefixtures("small_units")
+@pytest.mark.usefixtures("in_process", "small_units")
 def test_a_sample_is_bounded_and_a_function_of_the_files(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_text, "connect", lambda: InProcess)
     text = reading([str(files)], duplicates="keep")
     longest = max(len(document.text) for document in text.documents())
     texts = sample_texts(text, characters=5_000)
@@ -246,19 +226,6 @@ def test_a_sample_is_bounded_and_a_function_of_the_files(files: Path, monkeypatc
     shares = [draw_texts(units, 1, share)[1] for share in (1, 500, 2_000)]
     assert len(shares[0]) == 1
     assert set(shares[0]) < set(shares[1]) < set(shares[2])
-
-
-def test_a_sample_that_a_worker_refuses(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_text, "connect", lambda: InProcess)
-    other = dataclasses.replace(SharedText.divide(reading([str(files)])), version="0")
-    with pytest.raises(UserError, match="not 0; install one version"):
-        draw_texts(other, 0, 1)
-    with pytest.raises(UserError, match="web page"):
-        sample_texts(reading(["https://a.b/c.txt"]))
-
-
-def test_bands_are_those_of_one_machine() -> None:
-    assert np.array_equal(NearDuplicates(capacity=1).keys("a b c"), NearDuplicates().keys("a b c"))
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """`homespun convert`: round trips, checks, refusals; no half-written or overwritten folder."""
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -7,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from commands_world import run
+from commands_world import refuse, run
 from safetensors.torch import load_file, save_file
+
+from homespun.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "hf"))
 
@@ -24,7 +27,6 @@ from homespun.hf.export import export_huggingface, export_run
 from homespun.hf.open import open_any, open_model
 from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig
-from homespun.report.transfer import by_layers
 
 TOKENIZER = bert_tokenizer()
 SEQ2SEQ = {
@@ -37,7 +39,7 @@ SEQ2SEQ = {
 }
 
 
-def bert(folder: Path, head: Any = None) -> Path:
+def bert(folder: Path, head: Any = None, *, half: bool = False) -> Path:
     """A Hugging Face folder of a checkpoint as they are: with a pooler that nobody asked for, and a tied copy."""
     config = ModelConfig.model_validate({"backbone": SIZES, "head": head or {"kind": "masked_lm"}})
     torch.manual_seed(13)
@@ -45,7 +47,15 @@ def bert(folder: Path, head: Any = None) -> Path:
     tensors = load_file(folder / "model.safetensors")
     tensors["bert.pooler.dense.weight"] = torch.randn(33, 33)
     tensors["bert.pooler.dense.bias"] = torch.randn(33)
-    save_file(tensors, folder / "model.safetensors")
+    dtype = torch.float16 if half else torch.float32
+    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def saved(folder: Path, backbone: dict[str, Any], head: dict[str, Any] | None, **options: Any) -> Path:
+    config = ModelConfig.model_validate({"backbone": backbone, "head": head})
+    torch.manual_seed(17)
+    save_model(folder, config.build(), config, TOKENIZER, **options)
     return folder
 
 
@@ -78,22 +88,19 @@ def test_round_trip_reports_every_tensor(tmp_path: Path) -> None:
 def test_what_transformers_must_have_is_new(tmp_path: Path) -> None:
     patterns = [{"kind": "blocks", "size": 5}, {"kind": "random_blocks", "size": 5, "count": 2}]
     attention = {"kind": "sparse", "patterns": patterns, "global_tokens": {"first": 0, "block": 5}}
-    config = ModelConfig.model_validate({"backbone": SIZES | {"attention": attention}, "head": {"kind": "masked_lm"}})
-    save_model(tmp_path / "model", config.build(), config, TOKENIZER)
-    output = convert(tmp_path / "model", tmp_path / "hf", to="hf")
+    model = saved(tmp_path / "model", SIZES | {"attention": attention}, {"kind": "masked_lm"})
+    output = convert(model, tmp_path / "hf", to="hf")
     assert output["new"].keys() == {"bert.pooler.weight", "bert.pooler.bias"}
-    assert all("constant" in why for why in output["new"].values())
     assert output["dropped"] == {}
     assert any("random blocks" in note for note in output["notes"])
 
 
 def test_a_head_that_no_class_has_is_left_out(tmp_path: Path) -> None:
-    config = ModelConfig.model_validate({"backbone": SIZES, "head": {"kind": "cnn", "num_labels": 3}})
-    save_model(tmp_path / "model", config.build(), config, TOKENIZER, labels=Labels(("a", "b", "c")))
-    output = convert(tmp_path / "model", tmp_path / "hf", to="hf")
+    head, labels = {"kind": "cnn", "num_labels": 3}, Labels(("a", "b", "c"))
+    output = convert(saved(tmp_path / "model", SIZES, head, labels=labels), tmp_path / "hf", to="hf")
     assert output["architecture"]["to"] == "BertModel"
-    assert all(name.startswith("head.") for name in output["dropped"])
     assert output["dropped"]
+    assert all(name.startswith("head.") for name in output["dropped"])
     assert output["new"] == {}
     assert output["check"]["compared"] == "hidden states"
     assert any("head 'cnn'" in note for note in output["notes"])
@@ -101,9 +108,8 @@ def test_a_head_that_no_class_has_is_left_out(tmp_path: Path) -> None:
 
 
 def test_labels_and_task_travel(tmp_path: Path) -> None:
-    config = ModelConfig.model_validate({"backbone": SIZES, "head": {"kind": "pooled", "num_labels": 3}})
     labels, task = Labels(("a", "b", "c")), {"max_length": 19, "text": "story", "label": "topic"}
-    save_model(tmp_path / "run" / "model", config.build(), config, TOKENIZER, labels=labels, task=task)
+    saved(tmp_path / "run" / "model", SIZES, {"kind": "pooled", "num_labels": 3}, labels=labels, task=task)
     convert(tmp_path / "run", tmp_path / "copy")
     stored = open_model(tmp_path / "copy")
     assert (stored.labels, stored.task) == (labels, task)
@@ -112,12 +118,9 @@ def test_labels_and_task_travel(tmp_path: Path) -> None:
 
 
 def test_an_encoder_with_a_decoder(tmp_path: Path) -> None:
-    config = ModelConfig.model_validate(SEQ2SEQ)
-    save_model(tmp_path / "model", config.build(), config, TOKENIZER)
-    output = convert(tmp_path / "model", tmp_path / "copy")
-    assert output["check"]["largest_difference"] == 0.0
-    bare = convert(tmp_path / "model", tmp_path / "bare", head=None)
-    assert bare["check"]["compared"] == "hidden states"
+    model = saved(tmp_path / "model", **SEQ2SEQ)
+    assert convert(model, tmp_path / "copy")["check"]["largest_difference"] == 0.0
+    assert convert(model, tmp_path / "bare", head=None)["check"]["compared"] == "hidden states"
 
 
 def test_a_head_is_opened_by_its_kind(tmp_path: Path) -> None:
@@ -133,34 +136,31 @@ def test_what_no_program_can_hold_is_offered_nothing(tmp_path: Path) -> None:
     report = export_run(tmp_path, config.build(), config, TOKENIZER)
     assert report["folder"] is None
     assert len(report["notes"]) == 1
-    config = ModelConfig.model_validate({"backbone": SIZES | {"attention": {"kind": "performer", "num_features": 7}}})
-    assert "--to onnx" in export_run(tmp_path, config.build(), config, TOKENIZER)["notes"][-1]
     assert not list(tmp_path.iterdir())
 
 
-def test_what_no_family_has_is_one_line_that_offers_onnx(tmp_path: Path) -> None:
-    sizes = SIZES | {"attention": {"kind": "performer", "num_features": 7}}
-    config = ModelConfig.model_validate({"backbone": sizes, "head": {"kind": "masked_lm"}})
-    save_model(tmp_path / "model", config.build(), config, TOKENIZER)
+def test_a_model_of_no_family_is_offered_onnx(tmp_path: Path) -> None:
+    model = saved(tmp_path / "model", SIZES | {"attention": {"kind": "performer", "num_features": 7}}, None)
     with pytest.raises(UserError, match="--to onnx"):
-        convert(tmp_path / "model", tmp_path / "hf", to="hf")
+        convert(model, tmp_path / "hf", to="hf")
+    stored = open_model(model)
+    assert "--to onnx" in export_run(tmp_path, stored.model, stored.config, TOKENIZER)["notes"][-1]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_nothing_else_is_overwritten(tmp_path: Path) -> None:
-    source = bert(tmp_path / "hf")
+    source, other = bert(tmp_path / "hf"), bert(tmp_path / "other")
     before = (source / "model.safetensors").read_bytes()
-    for out, to in ((source, "hf"), (tmp_path, "homespun"), (source.parent / "." / "hf", "homespun")):
-        with pytest.raises(UserError, match="model itself"):
-            convert(source, out, to=to)
-    other = bert(tmp_path / "other")
-    with pytest.raises(UserError, match="holds other things"):
-        convert(source, other)
     (tmp_path / "file").write_text("dear")
-    with pytest.raises(UserError, match="file is a file"):
-        convert(source, tmp_path / "file")
-    with pytest.raises(UserError, match=r"--to .*'onnx'"):
-        app(["convert", str(source), "--out", str(tmp_path / "x"), "--to", "onnx"], standalone_mode=False)
+    for out, to, message in (
+        (source, "hf", "model itself"),
+        (tmp_path, "homespun", "model itself"),
+        (tmp_path / "." / "hf", "homespun", "model itself"),
+        (other, "homespun", "holds other things"),
+        (tmp_path / "file", "homespun", "file is a file"),
+        (tmp_path / "x", "onnx", "--to .*'onnx'"),
+    ):
+        refuse(message, "convert", source, "--out", out, "--to", to)
     assert (source / "model.safetensors").read_bytes() == before
     (tmp_path / "empty").mkdir()
     for _ in range(2):  # into an empty folder, and over its own work
@@ -183,22 +183,16 @@ def test_a_folder_with_something_of_ours_in_it_keeps_what_is_not(to: Any, mark: 
     assert (tmp_path / "project" / "src" / "main.py").read_text() == "dear"
 
 
-def windows(first: int) -> dict[str, Any]:
-    everywhere = {"first": first, "projections": True}
-    return {"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}], "global_tokens": everywhere}}
-
-
 @pytest.mark.parametrize("first", [0, 1, 3])
 @pytest.mark.parametrize("head", [None, "masked_lm", "pooled", "token_classification", "question_answering", "led"])
 def test_global_tokens_are_given_to_both(first: int, head: Any, tmp_path: Path) -> None:
-    tree: dict[str, Any] = {"backbone": SIZES | windows(first), "head": None if head is None else {"kind": head}}
+    window, everywhere = {"kind": "window", "radius": 3}, {"first": first, "projections": True}
+    backbone = SIZES | {"attention": {"kind": "sparse", "patterns": [window], "global_tokens": everywhere}}
+    tree: dict[str, Any] = {"backbone": backbone, "head": None if head is None else {"kind": head}}
     if head == "led":
-        encoder = tree["backbone"] | {"type_vocab_size": 0, "layer_norm_eps": 1e-5}
+        encoder = backbone | {"type_vocab_size": 0, "layer_norm_eps": 1e-5}
         tree = SEQ2SEQ | {"backbone": SEQ2SEQ["backbone"] | {"encoder": encoder}}
-    config = ModelConfig.model_validate(tree)
-    torch.manual_seed(17)
-    save_model(tmp_path / "model", config.build(), config, TOKENIZER)
-    output = convert(tmp_path / "model", tmp_path / "hf", to="hf")
+    output = convert(saved(tmp_path / "model", **tree), tmp_path / "hf", to="hf")
     assert output["architecture"]["to"].startswith("LED" if head == "led" else "Longformer")
     assert output["check"]["largest_difference"] == 0.0
     notes = [note for note in output["notes"] if "makes none" in note or "makes the first" in note]
@@ -254,22 +248,17 @@ def test_folder_that_cannot_be_made(path: str, tmp_path: Path) -> None:
 
 
 def test_half_precision_is_noted_in_the_report(tmp_path: Path) -> None:
-    source = bert(tmp_path / "hf")
-    half = {name: tensor.half() for name, tensor in load_file(source / "model.safetensors").items()}
-    save_file(half, source / "model.safetensors")
+    source = bert(tmp_path / "hf", half=True)
     for out, to in (("ours", "homespun"), ("theirs", "hf")):
         output = convert(source, tmp_path / out, to=to)
         assert any("float16" in note and "float32" in note for note in output["notes"])
 
 
 def test_half_precision_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    source = bert(tmp_path / "hf")
-    half = {name: tensor.half() for name, tensor in load_file(source / "model.safetensors").items()}
-    save_file(half, source / "model.safetensors")
+    source = bert(tmp_path / "hf", half=True)
     open_start(str(source), TOKENIZER, corpus="none")
-    assert [record.getMessage().partition(" in the")[0] for record in caplog.records] == [
-        f"{source}: weights are float16"
-    ]
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{source}: weights are float16")
 
 
 def test_the_printed_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,6 +269,59 @@ def test_the_printed_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert words in printed
 
 
-def test_rows_of_names_by_layers() -> None:
-    rows = [("h.0.x", "layers.0.x", "layers.0.y"), ("h.1.x", "layers.2.x", "layers.2.y"), ("a2.w", "b")]
-    assert by_layers(rows) == [(("h.{0-1}.x", "layers.{0-2}.x", "layers.{0-2}.y"), 2), (("a2.w", "b"), 1)]
+TEXTS = [f"the {word} fox number {number} jumps over a dog" for number, word in enumerate(["quick", "lazy", "red"] * 7)]
+
+
+def vocabulary(**settings: Any) -> bytes:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    stream = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_writer=stream, vocab_size=41, minloglevel=3, num_threads=1, **settings
+    )
+    return stream.getvalue()
+
+
+def deberta(folder: Path) -> None:
+    """As microsoft/deberta-v3-small: spm.model, its [MASK] nowhere but in the program."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 47, "hidden_size": 22, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 13, "max_position_embeddings": 37, "type_vocab_size": 0}
+    relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+    config = transformers.DebertaV2Config(**sizes, **relative)
+    transformers.DebertaV2Model(config).save_pretrained(folder)
+    names = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
+    (folder / "spm.model").write_bytes(vocabulary(pad_id=0, bos_id=1, eos_id=2, unk_id=3, **names))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False, "vocab_type": "spm"}))
+
+
+def t5(folder: Path) -> None:
+    """As google-t5/t5-small: spiece.model, and 100 sentinels that only the program knows of."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(vocab_size=149, d_model=22, d_kv=5, d_ff=13, num_layers=2, num_heads=2)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+    (folder / "spiece.model").write_bytes(vocabulary(pad_id=0, eos_id=1, unk_id=2, bos_id=-1))
+
+
+@pytest.mark.parametrize(
+    ("make", "template", "size"), [(deberta, ([1], [2]), 42), (t5, ([], [1]), 141)], ids=["deberta-v3", "t5"]
+)
+def test_a_folder_with_pieces_is_converted_and_has_a_tokenizer_json(
+    make: Any, template: Any, size: int, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    make(tmp_path / "released")
+    output = run("convert", tmp_path / "released", "--out", tmp_path / "ours")
+    assert output["check"]["largest_difference"] == 0.0
+    (made,) = (tmp_path / "ours").rglob("tokenizer.json")
+    ours = open_model(tmp_path / "ours").tokenizer
+    copies = [Tokenizer.load(folder).fingerprint for folder in (made.parent, tmp_path / "released")]
+    assert copies == [ours.fingerprint] * 2
+    assert (ours.template, ours.vocab_size) == (template, size)
+
+    run("convert", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "again")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
+    for text in ["the lazy fox", "Ａ red\tfox\n"]:
+        ids = [int(i) for i in ours.encode_batch([text])[0]]
+        assert again(text)["input_ids"] == [*template[0], *ids, *template[1]]
+        assert again.decode(ids, skip_special_tokens=True) == ours.decode(ids)

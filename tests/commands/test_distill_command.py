@@ -1,5 +1,6 @@
 """`homespun distill`: pretraining and fine-tuning with a teacher, from the command line to the report."""
 
+import itertools
 import json
 import re
 import shutil
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands_world import TINY, World, run
+from commands_world import TINY, World, refuse, run
 
 from homespun.commands import distill as distillation
 from homespun.commands import pretrain as pretraining
@@ -18,7 +19,6 @@ from homespun.commands.provenance import InitialWeights
 from homespun.commands.recipe import PretrainRecipe, pretrain_recipe
 from homespun.commands.workload import pretraining_work
 from homespun.data.corpus import Corpus
-from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.bundle import weights_of
 from homespun.objectives import teacher as objective
@@ -37,7 +37,7 @@ def a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def teacher(world: World) -> Path:
     """Four layers that fill places."""
-    out = world.folder / "runs" / "teacher"
+    out = world.runs / "teacher"
     run(
         *("pretrain", "bert-mini", f"data.corpus={world.corpus}", *QUICK, *TINY, "model.num_hidden_layers=4"),
         *("objective.next_sentence=false", "objective.masking=dynamic", "train.budget.steps=30", "--out", out),
@@ -45,11 +45,13 @@ def teacher(world: World) -> Path:
     return out
 
 
-def distil(world: World, teacher: Path, out: str, *words: str) -> dict[str, Any]:
-    return run(
-        *("distill", "pretrain", "distil-mini", f"data.corpus={world.corpus}", *QUICK),
-        *("--teacher", teacher, "--out", world.folder / "runs" / out, *words),
-    )
+def words_of(world: World, teacher: Path, out: str, *words: str) -> list[Any]:
+    given = ["distill", "pretrain", "distil-mini", f"data.corpus={world.corpus}", *QUICK]
+    return [*given, "--teacher", teacher, "--out", world.runs / out, *words]
+
+
+def distil(*arguments: Any) -> dict[str, Any]:
+    return run(*words_of(*arguments))
 
 
 @pytest.mark.slow
@@ -57,7 +59,7 @@ def test_a_student_of_every_second_layer(world: World, teacher: Path) -> None:
     result = distil(world, teacher, "half", "train.budget.steps=12")
     output = result["distillation"]
     assert output["layers"] == [0, 3]
-    student = open_model(world.folder / "runs" / "half")
+    student = open_model(world.runs / "half")
     backbone = student.config.one_stack("a test")
     assert (backbone.num_hidden_layers, backbone.type_vocab_size) == (2, 0)
     parameters = output["parameters"]
@@ -65,17 +67,17 @@ def test_a_student_of_every_second_layer(world: World, teacher: Path) -> None:
     assert {"mlm", "soft", "cosine"} <= result["validation"]["losses"].keys()
     assert result["validation"]["losses"]["mlm"] == pytest.approx(output["quality"]["mlm_loss"]["student"], rel=1e-4)
     assert [row["batch_size"] for row in output["speed"]] == [1, 32]
-    page = (world.folder / "runs" / "half" / "report" / "index.html").read_text(encoding="utf-8")
+    page = (world.runs / "half" / "report" / "index.html").read_text(encoding="utf-8")
     assert "Teacher and student" in page
     assert "smaller" in page
-    assert (world.folder / "runs" / "half" / "report" / "tables" / "distillation.csv").is_file()
+    assert (world.runs / "half" / "report" / "tables" / "distillation.csv").is_file()
 
 
 @pytest.mark.slow
 def test_given_layers_and_another_attention(world: World, teacher: Path) -> None:
     words = ("--layers", "3,1", "model.attention.kind=linformer", "model.attention.k=8", "train.budget.steps=3")
     assert distil(world, teacher, "linformer", *words)["distillation"]["layers"] == [3, 1]
-    student = open_model(world.folder / "runs" / "linformer").config.one_stack("a test")
+    student = open_model(world.runs / "linformer").config.one_stack("a test")
     assert student.attention.kind == "linformer"
 
 
@@ -84,12 +86,12 @@ def test_a_student_of_another_width(world: World, teacher: Path) -> None:
     words = ("--from-scratch", *TINY, "model.hidden_size=24", "model.num_hidden_layers=1", "train.budget.steps=3")
     output = distil(world, teacher, "narrow", *words)["distillation"]
     assert output["layers"] is None
-    assert open_model(world.folder / "runs" / "narrow").config.one_stack("a test").hidden_size == 24
+    assert open_model(world.runs / "narrow").config.one_stack("a test").hidden_size == 24
 
 
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_weights(world: World, teacher: Path) -> None:
-    runs = world.folder / "runs"
+    runs = world.runs
     uninterrupted = distil(world, teacher, "whole", "train.budget.steps=8", "train.schedule.kind=constant")
     distil(world, teacher, "parts", "train.budget.steps=5", "train.schedule.kind=constant")
     student = state_of(runs / "parts-student")
@@ -111,16 +113,14 @@ def test_a_student_goes_on_as_it_was_made(world: World, teacher: Path, monkeypat
         raise InterruptedError
 
     monkeypatch.setattr(pretraining, "watch", killed)
-    out, folder = (world.folder / "runs" / name for name in ("held", "held-student"))
+    out, folder = world.runs / "held", world.runs / "held-student"
+    words = words_of(world, teacher, "held", "train.budget.steps=1")
     with pytest.raises(InterruptedError):
-        distil(world, teacher, "held", "train.budget.steps=1")
+        run(*words)
     before = state_of(out), state_of(folder)
-    with pytest.raises(UserError, match="--resume"):
-        distil(world, teacher, "held", "train.budget.steps=1", "--layers", "1,0")
-    with pytest.raises(UserError, match=r"--layers 0,3.*--layers 1,0"):
-        distil(world, teacher, "held", "train.budget.steps=1", "--layers", "1,0", "--resume")
-    with pytest.raises(UserError, match=r"changes .*linformer"):
-        distil(world, teacher, "held", "train.budget.steps=1", "model.attention.kind=linformer", "--resume")
+    refuse("--resume", *words, "--layers", "1,0")
+    refuse("--layers 0,3.*--layers 1,0", *words, "--layers", "1,0", "--resume")
+    refuse("changes .*linformer", *words, "model.attention.kind=linformer", "--resume")
     assert (state_of(out), state_of(folder)) == before
     (folder / "inputs.json").unlink()  # as students were before
     del before[1]["inputs.json"]
@@ -130,28 +130,23 @@ def test_a_student_goes_on_as_it_was_made(world: World, teacher: Path, monkeypat
 
 
 def test_what_lies_where_a_student_would_is_never_touched(world: World, teacher: Path) -> None:
-    runs = world.folder / "runs"
-    run, model = runs / "taken-student", runs / "mine-student"
-    shutil.copytree(teacher, run)
-    shutil.copytree(teacher / "model", model)
-    for found, out, given in ((run, "taken", run), (model, "mine", teacher), (model, "mine", model)):
+    taken = shutil.copytree(teacher, world.runs / "taken-student")
+    mine = shutil.copytree(teacher / "model", world.runs / "mine-student")
+    for found, out, given in ((taken, "taken", taken), (mine, "mine", teacher), (mine, "mine", mine)):
         before = state_of(found)
-        with pytest.raises(UserError, match=f"{found.name}.*--out"):
-            distil(world, given, out, "train.budget.steps=1")
+        refuse(f"{found.name}.*--out", *words_of(world, given, out, "train.budget.steps=1"))
         assert state_of(found) == before
-        assert not (runs / out).exists()
+        assert not (world.runs / out).exists()
 
 
 def labelled(world: World) -> tuple[str, ...]:
-    return (
-        *(f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.max_length=24"),
-        *("train.budget.epochs=3", "train.optimizer.learning_rate=3e-3", "baselines=false"),
-    )
+    data = (*world.labelled, f"data.test={world.test}")
+    return (*data, "train.budget.epochs=3", "train.optimizer.learning_rate=3e-3", "baselines=false")
 
 
 @pytest.mark.slow
 def test_a_classifier_of_half_the_depth(world: World) -> None:
-    out = world.folder / "runs" / "small-classifier"
+    out = world.runs / "small-classifier"
     cache = world.folder / "logits"
     result = run(
         *("distill", "finetune", "distil-classify", *labelled(world), f"objective.teacher.cache={cache}"),
@@ -171,7 +166,7 @@ def test_a_classifier_of_half_the_depth(world: World) -> None:
 
 @pytest.mark.slow
 def test_the_quality_of_several_students_is_their_mean(world: World) -> None:
-    out = world.folder / "runs" / "students"
+    out = world.runs / "students"
     given = (*labelled(world), "seeds=3", "train.optimizer.learning_rate=1e-3", "train.batch_size=90")
     result = run("distill", "finetune", "distil-classify", *given, "--teacher", world.classifier, "--out", out)
     for measure, pair in result["distillation"]["quality"].items():
@@ -185,22 +180,17 @@ def test_the_quality_of_several_students_is_their_mean(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("folds=2",), "every fold, .*data.test"),
-        ((), "chose the student"),
-    ],
+    ("more", "message"), [(("folds=2",), "every fold, .*data.test"), ((), "chose the student")], ids=["folds", "split"]
 )
 def test_quality_needs_unseen_examples(
     world: World, more: tuple[str, ...], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = (f"data.train={world.train}", "data.text=sentence", "data.max_length=24", "baselines=false", *more)
-    words = ("distill", "finetune", "distil-classify", *given, "train.budget.steps=1", "--teacher", world.classifier)
+    words = ("distill", "finetune", "distil-classify", *world.labelled, "baselines=false", *more)
+    words += ("train.budget.steps=1", "--teacher", world.classifier)
     output = run(*words, "--out", tmp_path / "run")["distillation"]
     assert output["quality"] == {}
     assert re.search(message, output["quality_why"])
-    page = (tmp_path / "run" / "report" / "report.md").read_text(encoding="utf-8")
-    assert output["quality_why"] in page
+    assert output["quality_why"] in (tmp_path / "run" / "report" / "report.md").read_text(encoding="utf-8")
     assert output["quality_why"] in caplog.text
 
 
@@ -208,7 +198,7 @@ def test_quality_needs_unseen_examples(
 def test_a_teacher_in_the_form_of_another_library(world: World, teacher: Path) -> None:
     output = distil(world, teacher / "hf", "foreign", "train.budget.steps=2")
     assert output["distillation"]["layers"] == [0, 3]
-    assert (world.folder / "runs" / "foreign-teacher" / "homespun.json").is_file()
+    assert (world.runs / "foreign-teacher" / "homespun.json").is_file()
 
 
 def test_a_plan_has_a_teacher(world: World, teacher: Path) -> None:
@@ -229,32 +219,20 @@ def test_a_plan_has_a_teacher(world: World, teacher: Path) -> None:
 
 
 def test_what_does_not_go_together(world: World, teacher: Path) -> None:
-    with pytest.raises(UserError, match=r"--from-scratch .*--layers"):
-        distil(world, teacher, "no", "--from-scratch", "--layers", "0")
-    with pytest.raises(UserError, match="whole numbers"):
-        distil(world, teacher, "no", "--layers", "a")
-    with pytest.raises(UserError, match=" 0 to 3"):
-        distil(world, teacher, "no", "--layers", "4")
-    with pytest.raises(UserError, match=r"--from .*--layers"):
-        distil(world, teacher, "no", "--from", str(world.base), "--layers", "0")
-    with pytest.raises(UserError, match="teacher"):
-        run(
-            *("distill", "pretrain", "electra-tiny", f"data.corpus={world.corpus}", "--teacher", teacher),
-            *("--out", world.folder / "no"),
-        )
-    with pytest.raises(UserError, match="no masked LM head"):
-        distil(world, world.classifier, "no", "train.budget.steps=2")
+    for message, *words in (
+        ("--from-scratch .*--layers", "--from-scratch", "--layers", "0"),
+        ("whole numbers", "--layers", "a"),
+        (" 0 to 3", "--layers", "4"),
+        ("--from .*--layers", "--from", world.base, "--layers", "0"),
+    ):
+        refuse(message, *words_of(world, teacher, "no", *words))
+    refuse("no masked LM head", *words_of(world, world.classifier, "no", "train.budget.steps=2"))
+    refuse("teacher", "distill", *world.pretraining, "--teacher", teacher, "--out", world.runs / "no")
+    assert not (world.runs / "no").exists()
 
 
 def test_both_take_turns(teacher: Path) -> None:
-    ticks = iter(range(10**6))
-    stored = open_model(teacher)
-    output = compare_speed(
-        stored,
-        stored,
-        length=9,
-        device=DistributedContext.join().device,
-        batch_sizes=(5,),
-        clock=lambda: float(next(ticks)),
-    )
+    ticks, stored, device = itertools.count(), open_model(teacher), DistributedContext.join().device
+    clock = lambda: float(next(ticks))  # noqa: E731
+    output = compare_speed(stored, stored, length=9, device=device, batch_sizes=(5,), clock=clock)
     assert output == [{"length": 9, "batch_size": 5, "teacher": 0.2, "student": 0.2}]

@@ -1,12 +1,11 @@
 """ELMo by the commands: pretraining, scalar mix, tagging, new words, plan, refusals."""
 
-import csv
 import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
-from commands_world import World
+from commands_world import World, refuse, write_csv
 
 from homespun.commands import machine
 from homespun.commands.plan import plan
@@ -33,14 +32,9 @@ SHORT = ["baselines=false", "train.budget={steps: 5}", "train.batch_size=8", "da
 def words(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus of words, of which the tokenizer knows the most frequent."""
     folder = tmp_path_factory.mktemp("words")
-    world.run(
-        *("tokenizer", "train", "--input", world.train, "--text-field", "sentence", "--kind", "words"),
-        *("--vocab-size", "60", "--lowercase", "--out", folder / "tokenizer"),
-    )
-    world.run(
-        *("corpus", "build", "--input", world.train, "--text-field", "sentence"),
-        *("--tokenizer", folder / "tokenizer", "--out", folder / "corpus"),
-    )
+    read, sizes = ("--input", world.train, "--text-field", "sentence"), ("--vocab-size", "60", "--lowercase")
+    world.run("tokenizer", "train", *read, "--kind", "words", *sizes, "--out", folder / "tokenizer")
+    world.run("corpus", "build", *read, "--tokenizer", folder / "tokenizer", "--out", folder / "corpus")
     return folder
 
 
@@ -52,8 +46,6 @@ def elmo(world: World, words: Path) -> Path:
     assert result["export"]["folder"] is None
     losses = result["validation"]["losses"]
     assert result["validation"]["loss"] == pytest.approx((losses["forward"] + losses["backward"]) / 2, rel=1e-5)
-    page = (words / "elmo" / "report" / "index.html").read_text(encoding="utf-8")
-    assert "forward" in page
     return words / "elmo"
 
 
@@ -66,10 +58,8 @@ def test_task_reports_its_layer_weights(world: World, elmo: Path, tmp_path: Path
     assert sum(result["layers"]["weights"]) == pytest.approx(1, abs=1e-6)
     assert result["layers"]["gamma"] != 1
     stored = open_model(tmp_path / "told")
-    for (name, tensor), other in zip(
-        open_model(elmo).model.backbone.state_dict().items(), stored.model.backbone.state_dict().values(), strict=True
-    ):
-        assert torch.equal(tensor, other), name
+    before, after = (model.model.backbone.state_dict() for model in (open_model(elmo), stored))
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
     page = (tmp_path / "told" / "report" / "index.html").read_text(encoding="utf-8")
     assert "Layer weights" in page
     measured = world.run("evaluate", tmp_path / "told", "--data", world.test)
@@ -77,10 +67,8 @@ def test_task_reports_its_layer_weights(world: World, elmo: Path, tmp_path: Path
     kept = world.run(*fine, f"objective.cache={tmp_path / 'kept'}", "seeds=2", "--out", tmp_path / "seeds")
     assert len(kept["layers"]["weights"]) == 3
     # and a model of attention
-    bert = world.run(
-        *("finetune", "classify", *data, "objective.layers=normalised_mix", "--from", world.base),
-        *("--out", tmp_path / "bert"),
-    )
+    mix = ["finetune", "classify", *data, "objective.layers=normalised_mix"]
+    bert = world.run(*mix, "--from", world.base, "--out", tmp_path / "bert")
     assert len(bert["layers"]["weights"]) == 2
 
 
@@ -95,21 +83,13 @@ def test_words_are_tagged_by_a_mix(world: World, elmo: Path, tmp_path: Path) -> 
 
 
 def test_new_words_are_known_without_training(world: World, elmo: Path, tmp_path: Path) -> None:
-    table = tmp_path / "new.csv"
-    with table.open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream).writerows(
-            [["sentence"], *[[f"{number} the zebra and the zebras of a bank were very old"] for number in range(40)]]
-        )
+    texts = [[f"{number} the zebra and the zebras of a bank were very old"] for number in range(40)]
+    table = write_csv(tmp_path / "new.csv", ["sentence"], texts)
     arguments = ["--input", table, "--text-field", "sentence"]
     world.run("tokenizer", "extend", elmo, *arguments, "--add", "3", "--out", tmp_path / "more")
     world.run("corpus", "build", *arguments, "--tokenizer", tmp_path / "more", "--out", tmp_path / "corpus")
-    steps = [
-        f"data.corpus={tmp_path / 'corpus'}",
-        "train.budget={steps: 0}",
-        "train.batch_size=8",
-        "data.max_length=31",
-    ]
-    result = world.run("pretrain", "elmo-mini", *steps, "--from", elmo, "--out", tmp_path / "run")
+    given = ["pretrain", "elmo-mini", f"data.corpus={tmp_path / 'corpus'}", "train.budget={steps: 0}", *SHORT[2:]]
+    result = world.run(*given, "--from", elmo, "--out", tmp_path / "run")
     tensors = result["adaptation"]["tensors"]
     assert tensors["fresh"] == []
     assert "from the characters of the new words" in tensors["changed"]["backbone.embeddings.characters"]
@@ -163,5 +143,4 @@ def test_invalid_recipes_fail_before_training(world: World, words: Path, tmp_pat
         ("model={preset: bilstm-tiny}", "independent_directions=true"),
     ):
         given = [word for word in start if not (change.startswith("model=") and str(word).startswith("model."))]
-        with pytest.raises(UserError, match=message):
-            world.run(*given, change)
+        refuse(message, *given, change)

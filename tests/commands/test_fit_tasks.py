@@ -1,13 +1,12 @@
 """``homespun fit`` on pairs, numbers and several labels, from files to predictions."""
 
-import csv
 import json
 import random
 import shlex
 from pathlib import Path
 
 import pytest
-from commands_world import WORDS, World, sentence
+from commands_world import WORDS, World, read_lines, sentence, write_csv, write_lines
 
 import homespun
 from homespun.errors import UserError
@@ -16,16 +15,13 @@ from homespun.fitting.verdict import commands
 
 def pairs(path: Path) -> Path:
     """Pairs of sentences with the number of topics that they share, as similarity."""
-    draw = random.Random(0)
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        table = csv.writer(stream)
-        table.writerow(["sentence1", "sentence2", "similarity"])
-        for _ in range(150):
-            one, other = draw.choice(list(WORDS)), draw.choice(list(WORDS))
-            first = sentence(one, draw)
-            second = " ".join(reversed(first.split())) if one == other else sentence(other, draw)
-            table.writerow([first, second, 4.5 if one == other else 0.5])
-    return path
+    draw, rows = random.Random(0), []
+    for _ in range(150):
+        one, other = draw.choice(list(WORDS)), draw.choice(list(WORDS))
+        first = sentence(one, draw)
+        second = " ".join(reversed(first.split())) if one == other else sentence(other, draw)
+        rows.append([first, second, 4.5 if one == other else 0.5])
+    return write_csv(path, ["sentence1", "sentence2", "similarity"], rows)
 
 
 def test_numbers_of_pairs(world: World, tmp_path: Path) -> None:
@@ -35,7 +31,7 @@ def test_numbers_of_pairs(world: World, tmp_path: Path) -> None:
     assert result["metric"] == "spearman"
     assert result["test"]["spearman"] > 0.6
     summary = world.run("predict", out, "--input", tmp_path / "pairs.csv", "--out", tmp_path / "p.jsonl")
-    numbers = [json.loads(line)["number"] for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    numbers = [line["number"] for line in read_lines(tmp_path / "p.jsonl")]
     assert summary["rows"] == len(numbers) == 150
     assert all(0.5 <= number <= 4.5 for number in numbers)
     assert (out / "report" / "index.html").is_file()
@@ -57,8 +53,7 @@ def test_several_labels(world: World, tmp_path: Path) -> None:
     for _ in range(200):
         topics = [topic for topic in WORDS if draw.random() < 0.5]
         lines.append({"text": " ".join(sentence(topic, draw) for topic in topics) or "the a of in", "topics": topics})
-    path = tmp_path / "t.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    path = write_lines(tmp_path / "t.jsonl", lines)
     result = world.run("fit", path, "--label-field", "topics", "--time", "20s", "--out", tmp_path / "run")
     assert result["task"] == "multi-label"
     assert result["test"]["micro_f1"] > 0.8
@@ -69,18 +64,16 @@ def test_several_labels(world: World, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_numbers_of_pairs_from_a_checkpoint(world: World, tmp_path: Path) -> None:
-    result = world.run(
-        *("fit", pairs(tmp_path / "pairs.csv"), "--from", world.base, "--time", "2m", "--out", tmp_path / "run")
-    )
+    words = ("fit", pairs(tmp_path / "pairs.csv"), "--from", world.base, "--time", "2m")
+    result = world.run(*words, "--out", tmp_path / "run")
     names = [one["name"] for one in result["candidates"]]
     assert names == ["constant", "linear", "frozen-1", "finetuned-1", "average"]
     assert all(one["test"]["absolute_error"] < 3.0 for one in result["candidates"])
 
 
 def test_numbers_that_no_word_predicts_leave_a_valid_result(world: World, tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream).writerows([["text", "score"], *([f"same words {'x' * row}", row / 3] for row in range(60))])
+    rows = [[f"same words {'x' * row}", row / 3] for row in range(60)]
+    path = write_csv(tmp_path / "t.csv", ["text", "score"], rows)
     world.run("fit", path, "--time", "20s", "--out", tmp_path / "run")
     text = (tmp_path / "run" / "result.json").read_text(encoding="utf-8")
 

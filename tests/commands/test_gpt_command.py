@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands_world import TINY, World
+from commands_world import TINY, World, read_lines
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -21,20 +21,10 @@ def test_from_pretraining_to_labels_and_prompts(world: World, tmp_path: Path) ->
     small = [word for word in TINY if "embedding_size" not in word]
     steps = ["train.budget.time=null", "train.budget.steps=4", "train.batch_size=8"]
     factored = ["train.optimizer={kind: adafactor}", "train.schedule={kind: inverse_square_root, level: 0.5}"]
-    words = [
-        f"data.corpus={world.corpus}",
-        "data.max_length=31",
-        *small,
-        "model.num_attention_heads=2",
-        *steps,
-        *factored,
-    ]
-    world.run("pretrain", "gpt2-mini", *words, "--out", tmp_path / "gpt")
-    rates = [
-        line["learning_rate"]
-        for line in map(json.loads, (tmp_path / "gpt" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-        if line["event"] == "step"
-    ]
+    words = [f"data.corpus={world.corpus}", "data.max_length=31", *small, "model.num_attention_heads=2"]
+    world.run("pretrain", "gpt2-mini", *words, *steps, *factored, "--out", tmp_path / "gpt")
+    lines = read_lines(tmp_path / "gpt" / "metrics.jsonl")
+    rates = [line["learning_rate"] for line in lines if line["event"] == "step"]
     assert rates[:2] == [0.01, 0.01]
     assert rates[3] < rates[2] < 0.01
 
@@ -74,9 +64,8 @@ def released(folder: Path, texts: list[str], kind: str) -> Path:
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    engine.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=330, special_tokens=[special], initial_alphabet=alphabet)
-    )
+    trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=[special], initial_alphabet=alphabet)
+    engine.train_from_iterator(texts, trainer)
     engine.save(str(folder / "tokenizer.json"))
     names: dict[str, Any] = {f"{role}_token": special for role in roles}
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | names))
@@ -105,7 +94,7 @@ def test_a_gpt_as_released_goes_everywhere(kind: str, world: World, tmp_path: Pa
         run = tmp_path / f"from-{start.name}"
         world.run("finetune", "classify-gpt", *data, *budget, "--from", start, "--out", run)
         world.run("predict", run, "--input", world.test, "--out", tmp_path / "told.jsonl")
-        output = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text().splitlines()][: len(texts)]
+        output = read_lines(tmp_path / "told.jsonl")[: len(texts)]
         tokenizer = transformers.AutoTokenizer.from_pretrained(run / "hf")
         model = transformers.AutoModelForSequenceClassification.from_pretrained(run / "hf").eval()
         batch = tokenizer(texts, padding=True, truncation=True, max_length=61, return_tensors="pt")

@@ -1,13 +1,12 @@
 """Multi-document summarisation through the commands: only a hierarchical model reads all paragraphs."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from commands_world import COMMON, WORDS
+from commands_world import COMMON, WORDS, read_lines, write_lines
 
 from homespun.commands.finetune import finetune
 from homespun.commands.predict import evaluate, predict
@@ -34,9 +33,8 @@ def write(path: Path, rows: int, seed: int) -> Path:
         word = draw.choice(CHOSEN)
         index = draw.randrange(5)
         pages[index] = f"{word} {pages[index]}"
-        lines.append(json.dumps({"title": f"the {word}", "pages": pages, "lead": word}))
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
+        lines.append({"title": f"the {word}", "pages": pages, "lead": word})
+    return write_lines(path, lines)
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +58,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recipe(folder: Path, *more: str) -> Any:
     given = [f"data.train={folder / 'train.jsonl'}", f"data.test={folder / 'test.jsonl'}", "data.source=pages"]
-    given += [
-        "data.target=lead",
-        "data.max_source_length=31",
-        "data.max_target_length=7",
-        "data.paragraphs.title=title",
-    ]
-    given += ["data.paragraphs.max_paragraphs=3", "data.paragraphs.max_length=7", "train.optimizer.learning_rate=3e-3"]
-    return finetune_recipe("summarize-documents", [*given, "train.batch_size=17", *more])
+    given += ["data.target=lead", "data.max_source_length=31", "data.max_target_length=7"]
+    given += ["data.paragraphs={title: title, max_paragraphs: 3, max_length: 7}"]
+    return finetune_recipe(
+        "summarize-documents", [*given, "train.optimizer.learning_rate=3e-3", "train.batch_size=17", *more]
+    )
 
 
 @pytest.mark.slow
@@ -79,18 +74,13 @@ def test_it_learns_to_write_of_several_documents(folder: Path, tmp_path: Path) -
     assert evaluate(str(run), [str(folder / "test.jsonl")])["rouge1"] == result["test"]["rouge1"]
     output = predict(str(run), [str(folder / "test.jsonl")], tmp_path / "out.jsonl")
     assert output["truncated"] == 23  # two paragraphs of each were left out
-    written = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
-    predictions = [
-        json.loads(line) for line in (run / "predictions/model.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
-    assert written == [line["predicted"] for line in predictions]
+    predictions = read_lines(run / "predictions/model.jsonl")
+    assert [line["text"] for line in read_lines(tmp_path / "out.jsonl")] == [line["predicted"] for line in predictions]
 
 
-def test_one_stack_reads_no_paragraphs(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="one stack"):
-        finetune(recipe(folder), tmp_path / "run", start_from=str(folder / "one"))
-
-
-def test_unknown_title_column_is_an_error(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no column 'titel'"):
-        finetune(recipe(folder, "data.paragraphs.title=titel"), tmp_path / "run", start_from=str(folder / "two"))
+@pytest.mark.parametrize(
+    ("model", "title", "message"), [("one", "title", "one stack"), ("two", "titel", "no column 'titel'")]
+)
+def test_paragraphs_that_cannot_be_read(folder: Path, tmp_path: Path, model: str, title: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        finetune(recipe(folder, f"data.paragraphs.title={title}"), tmp_path / "run", start_from=str(folder / model))

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_world import TINY, World
+from commands_world import TINY, World, refuse, write_lines
 
-from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.composite_heads import ConcatLastLayers
 
@@ -22,14 +21,8 @@ def base(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(world: World, base: Path, *others: str) -> tuple[Any, ...]:
-    arguments = (
-        "finetune",
-        "classify-frozen",
-        f"data.train={world.train}",
-        f"data.test={world.test}",
-        "data.text=sentence",
-    )
-    return (*arguments, "data.max_length=24", "train.budget.epochs=2", "baselines=false", *others, "--from", base)
+    data = (*world.labelled, f"data.test={world.test}", "train.budget.epochs=2", "baselines=false")
+    return ("finetune", "classify-frozen", *data, *others, "--from", base)
 
 
 @pytest.mark.slow
@@ -42,17 +35,19 @@ def test_a_head_on_the_last_layers_is_used_as_any_other(world: World, base: Path
     metrics = world.run("evaluate", run, "--data", world.test)
     assert metrics["confusion"] == result["test"]["confusion"]
     assert metrics["log_loss"] == pytest.approx(result["test"]["log_loss"], abs=1e-6)
-    source = tmp_path / "new.jsonl"
-    source.write_text(json.dumps({"sentence": "the match and the goal"}) + "\n", encoding="utf-8")
+    source = write_lines(tmp_path / "new.jsonl", [{"sentence": "the match and the goal"}])
     assert world.run("predict", run, "--input", source, "--out", tmp_path / "out.jsonl")["rows"] == 1
     assert "last_layers" in json.dumps(result["export"])
     again = world.run(*words(world, base, "objective.head.kind=mean")[:-1], run, "--out", tmp_path / "again")
     assert again["test"]["rows"] == 61
 
 
-def test_more_layers_than_there_are(world: World, base: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"last_layers=4.* 3 layers"):
-        world.run(*words(world, base, "objective.last_layers=4"), "--out", tmp_path / "run")
+def test_what_does_not_suit_the_encoder_is_refused(world: World, base: Path, tmp_path: Path) -> None:
+    for message, *settings in (
+        ("last_layers=4.* 3 layers", "objective.last_layers=4"),
+        ("frozen=true.*cache", f"objective.cache={tmp_path}", "objective.frozen=false"),
+    ):
+        refuse(message, *words(world, base, *settings), "--out", tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -71,9 +66,3 @@ def test_vectors_are_computed_once_for_all_epochs_seeds_and_heads(world: World, 
     assert plain["test"]["log_loss"] == pytest.approx(first["test"]["log_loss"], abs=2e-3)
     metrics = world.run("evaluate", tmp_path / "first", "--data", world.test)
     assert metrics["log_loss"] == pytest.approx(first["test"]["log_loss"], abs=2e-3)
-
-
-def test_a_cache_is_for_a_frozen_encoder(world: World, base: Path, tmp_path: Path) -> None:
-    arguments = words(world, base, f"objective.cache={tmp_path}", "objective.frozen=false")
-    with pytest.raises(UserError, match=r"frozen=true.*cache"):
-        world.run(*arguments, "--out", tmp_path / "run")

@@ -1,19 +1,17 @@
 """Long inputs through the commands: set once in fine-tuning, used by every command."""
 
 import csv
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from commands_world import World
+from commands_world import World, read_lines, refuse, write_lines
 
 import homespun
 from homespun.data.labels import LabelledRows
 from homespun.data.long_inputs import pad_chunks
-from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.tasks.config import stored_task
 
@@ -54,8 +52,7 @@ def test_one_setting_everywhere(world: World, tmp_path: Path, kind: str) -> None
     assert metrics["long_inputs"] == kind
 
     given = sentences(world.test)
-    source = tmp_path / "new.jsonl"
-    source.write_text("".join(json.dumps({"sentence": text}) + "\n" for text in given), encoding="utf-8")
+    source = write_lines(tmp_path / "new.jsonl", [{"sentence": text} for text in given])
     out = tmp_path / "predictions.jsonl"
     output = world.run("predict", run, "--input", source, "--out", out)
     assert (output["rows"], output["long_inputs"]) == (61, kind)
@@ -69,9 +66,8 @@ def test_one_setting_everywhere(world: World, tmp_path: Path, kind: str) -> None
         for index in range(0, 61, 7):  # what is written is what the loaded model says of the text alone
             batch = pad_chunks([rows[index]], stored.tokenizer.pad_id)
             logits = homespun.load(run)(batch.input_ids, **batch.context, chunks=batch.chunks)
-            line = json.loads(out.read_text(encoding="utf-8").splitlines()[index])
             expected = dict(zip(stored.labels.names, logits[0].softmax(0).tolist(), strict=True))
-            assert line["probabilities"] == pytest.approx(expected, abs=1e-5)
+            assert read_lines(out)[index]["probabilities"] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -109,20 +105,14 @@ def test_with_all_else_that_fine_tuning_can(world: World, tmp_path: Path) -> Non
 
 
 def test_with_several_labels_a_text(world: World, tmp_path: Path) -> None:
-    table = tmp_path / "several.jsonl"
-    rows = [
-        {"sentence": text, "label": ["ab", "a", ""][number % 3]} for number, text in enumerate(sentences(world.test))
-    ]
-    rows = [row | {"label": list(row["label"])} for row in rows]
-    table.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    result = world.run(
-        *words(world, "chunk_mean", "data.multi_label=true", f"data.train={table}"), "--out", tmp_path / "run"
-    )
-    assert result["labels"] == ["a", "b"]
-    output = world.run("predict", tmp_path / "run", "--input", table, "--out", tmp_path / "out.csv")
-    assert output["rows"] == 61
+    labels = [["a", "b"], ["a"], []]
+    rows = [{"sentence": text, "label": labels[row % 3]} for row, text in enumerate(sentences(world.test))]
+    table, run = write_lines(tmp_path / "several.jsonl", rows), tmp_path / "run"
+    settings = words(world, "chunk_mean", "data.multi_label=true", f"data.train={table}")
+    assert world.run(*settings, "--out", run)["labels"] == ["a", "b"]
+    assert world.run("predict", run, "--input", table, "--out", tmp_path / "out.csv")["rows"] == 61
 
 
 def test_too_long_names_the_setting(world: World, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.max_length=600 .*=512.*data\.truncation\.kind=chunk_mean"):
-        world.run(*words(world, "truncate", "data.max_length=600"), "--out", tmp_path / "run")
+    message = r"data\.max_length=600 .*=512.*data\.truncation\.kind=chunk_mean"
+    refuse(message, *words(world, "truncate", "data.max_length=600"), "--out", tmp_path / "run")

@@ -1,11 +1,11 @@
 """``homespun.open``: labels, probabilities, vectors and text of any model, as the commands give them."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from commands_world import World
+from commands_world import World, read_lines, write_lines
 
 import homespun
 from homespun.crf import fit_crf
@@ -20,12 +20,16 @@ from homespun.tasks.taggers import LinearTagger, TaggedData
 TEXTS = ["The striker and the goal", "a bank with shares and profit", ""]
 
 
+def predicted(world: World, folder: Path, *options: str) -> list[dict[str, Any]]:
+    """Predictions of the command for `TEXTS`."""
+    rows = write_lines(folder / "rows.jsonl", [{"sentence": text} for text in TEXTS])
+    world.run("predict", world.classifier, "--input", rows, "--out", folder / "p.jsonl", *options)
+    return read_lines(folder / "p.jsonl")
+
+
 def test_labels_and_probabilities_are_those_of_predict(world: World, tmp_path: Path) -> None:
     model = homespun.open(world.classifier)
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"sentence": text}) + "\n" for text in TEXTS))
-    world.run("predict", world.classifier, "--input", rows, "--out", tmp_path / "p.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    lines = predicted(world, tmp_path)
     assert model.predict(TEXTS) == [line["label"] for line in lines]
     assert model.labels is not None
     expected = [[line["probabilities"][name] for name in model.labels.names] for line in lines]
@@ -42,10 +46,7 @@ def test_quantized_models_predict_almost_the_same(
     found = homespun.open(world.classifier, quantize=precision).predict_proba(TEXTS)  # type: ignore[arg-type]
     assert not np.array_equal(found, expected)
     np.testing.assert_allclose(found, expected, atol=tolerance)
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"sentence": text}) + "\n" for text in TEXTS))
-    world.run("predict", world.classifier, "--input", rows, "--out", tmp_path / "p.jsonl", "--quantize", precision)
-    lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    lines = predicted(world, tmp_path, "--quantize", precision)
     np.testing.assert_allclose([list(line["probabilities"].values()) for line in lines], found, atol=1e-6)
 
 

@@ -1,5 +1,6 @@
-"""Predictions of many records: parts, processes, and a kill in the middle."""
+"""Predictions of many records: parts, processes, and a kill in the middle; the columns of each row."""
 
+import csv
 import json
 import multiprocessing
 import os
@@ -8,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-from commands_world import World
+from commands_world import World, read_lines, write_lines
+from torch import nn
 
 from homespun.commands import prediction_parts
 from homespun.commands.predict import predict
@@ -49,9 +52,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def write_records(path: Path, count: int = 40, **changed: str) -> Path:
     """Records, of which some have one more column; ``changed`` has texts by number."""
     texts = [changed.get(f"row{i}", f"{TOPICS[i % 3]} of day {i}") for i in range(count)]
-    records = [{"text": text} | ({"label": "mine"} if i > 30 else {}) for i, text in enumerate(texts)]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+    return write_lines(path, [{"text": text} | ({"label": "mine"} if i > 30 else {}) for i, text in enumerate(texts)])
 
 
 class Stopped(Exception):
@@ -76,6 +77,8 @@ def test_parts_end_at_a_number_of_records_or_of_characters(monkeypatch: pytest.M
     assert lengths(14) == [(1, 7), (8, 7)]
     monkeypatch.setattr(prediction_parts, "_MAX_CHARACTERS", 101)  # of records of 49
     assert lengths(7) == [(1, 3), (4, 3), (7, 1)]
+    monkeypatch.setattr(prediction_parts, "_MAX_RECORDS", 4096)  # fewer where there are many classes
+    assert [max_part_records(classes) for classes in (0, 2, 1024, 2048, 10**6, 10**8)] == [4096, 4096, 4096, 2048, 4, 1]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
@@ -101,11 +104,6 @@ def test_a_stopped_prediction_continues_to_the_same_bytes(model: str, tmp_path: 
     assert {path.name for path in tmp_path.iterdir()} == {given.name, out.name, whole.name}
 
 
-def test_parts_of_many_classes_have_fewer_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction_parts, "_MAX_RECORDS", 4096)
-    assert [max_part_records(classes) for classes in (0, 2, 1024, 2048, 10**6, 10**8)] == [4096, 4096, 4096, 2048, 4, 1]
-
-
 def test_only_parts_of_the_same_records_model_and_options_are_kept(
     model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,7 +123,7 @@ def test_only_parts_of_the_same_records_model_and_options_are_kept(
     assert resumed(encoding="latin-1") == (0, 1)
     assert resumed(lambda: settings.write_text(settings.read_text() + "\n")) == (0, 1)
     assert resumed(lambda: write_records(given, row10="sport")) == (21, 1)
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = read_lines(out)
     assert (rows[10]["text"], rows[10]["predicted_label"], len(rows)) == ("sport", "sport", 40)
 
 
@@ -160,9 +158,7 @@ def command(*words: str | Path) -> list[str]:
 @pytest.fixture
 def news(world: World, tmp_path: Path) -> Path:
     """Records for several parts of full size."""
-    path = tmp_path / "news.jsonl"
-    path.write_text("".join(json.dumps({"sentence": f"profits of day {i} rose"}) + "\n" for i in range(20_000)))
-    return path
+    return write_lines(tmp_path / "news.jsonl", [{"sentence": f"profits of day {i} rose"} for i in range(20_000)])
 
 
 @pytest.mark.slow
@@ -189,3 +185,73 @@ def test_a_killed_command_continues_in_other_processes(
     assert 0 < json.loads(done.stdout)["resumed_rows"] < 20_000
     assert out.read_bytes() == whole.read_bytes()
     assert not parts.exists()
+
+
+PREDICTION = {"label": "food", "probability": 0.75, "probabilities": {"food": 0.75, "sport": 0.25}, "truncated": False}
+
+
+class Food:
+    """A task that takes everything for food."""
+
+    data = SimpleNamespace(columns=None)
+
+    def predict(self, model: Any, records: Iterable[Any], *, source: str, first: int) -> Iterator[dict[str, Any]]:
+        return (dict(PREDICTION) for _ in records)
+
+    def result_fields(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture
+def food(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = SimpleNamespace(labels=Labels(("food", "sport")), model=nn.Linear(1, 1), task={})
+    monkeypatch.setattr("homespun.hf.open.open_for_inference", lambda run: stored)
+    monkeypatch.setattr("homespun.tasks.config.stored_task", lambda *arguments, **settings: Food())
+
+
+def predicted(folder: Path, suffix: str, *records: dict[str, Any], **options: bool) -> list[dict[str, Any]]:
+    """What is written of the records."""
+    given, out = write_lines(folder / "given.jsonl", records), folder / f"out{suffix}"
+    output = predict("run", [str(given)], out, **options)  # type: ignore[arg-type]
+    assert (output["rows"], output["labels"]) == (len(records), {"food": len(records), "sport": 0})
+    assert {given.name, out.name} <= {path.name for path in folder.iterdir()} <= {given.name, "out.csv", "out.jsonl"}
+    with out.open(encoding="utf-8", newline="") as stream:
+        return [json.loads(line) for line in stream] if suffix == ".jsonl" else list(csv.DictReader(stream))
+
+
+@pytest.mark.usefixtures("food")
+def test_colliding_columns_get_a_prefix(tmp_path: Path) -> None:
+    first, second = {"text": "a\u2028b"}, {"text": "b", "label": "TRUTH", "probabilities": ["x", "y"]}
+    expected = {"predicted_label": "food", "probability": 0.75, "truncated": False}
+    expected |= {"predicted_probabilities": PREDICTION["probabilities"]}
+    assert predicted(tmp_path, ".jsonl", first, second) == [first | expected, second | expected]
+
+
+@pytest.mark.usefixtures("food")
+def test_a_table_has_the_columns_of_all_records(tmp_path: Path) -> None:
+    records = [{"text": "a"}, {"text": "b", "label": "TRUTH", "probabilities": ["x", "y"], "probability_sport": 1}]
+    first, second = predicted(tmp_path, ".csv", *records)
+    expected = {"predicted_label": "food", "probability": "0.75", "truncated": "False", "probability_food": "0.75"}
+    expected |= {"predicted_probability_sport": "0.25"}
+    assert first == {"text": "a", "label": "", "probabilities": "", "probability_sport": ""} | expected
+    assert second == {"text": "b", "label": "TRUTH", "probabilities": "x|y", "probability_sport": "1"} | expected
+
+
+@pytest.mark.usefixtures("food")
+@pytest.mark.parametrize("text", ["=HYPERLINK(1)", "+A1", "-1-1", "@SUM(1)", "\t=1", "\r=1"])
+def test_formulas_of_a_table_are_quoted(tmp_path: Path, text: str) -> None:
+    record = {"text": text, "=column": [text, "b"], "number": -1.5, "text of a number": "-1.5"}
+    (row,) = predicted(tmp_path, ".csv", record)
+    assert (row["text"], row["'=column"], row["number"]) == (f"'{text}", f"'{text}|b", "-1.5")
+    assert row["text of a number"] == "-1.5"
+    (row,) = predicted(tmp_path, ".csv", record, raw=True)
+    assert (row["text"], row["=column"], row["number"]) == (text, f"{text}|b", "-1.5")
+    (row,) = predicted(tmp_path, ".jsonl", record)
+    assert row["text"] == text
+
+
+@pytest.mark.usefixtures("food")
+def test_what_was_predicted_can_be_predicted_of_again(tmp_path: Path) -> None:
+    given = {"text": "a", "label": "TRUTH", "predicted_label": "sport"}
+    (row,) = predicted(tmp_path, ".jsonl", given)
+    assert row == given | {"predicted_predicted_label": "food"} | {k: v for k, v in PREDICTION.items() if k != "label"}

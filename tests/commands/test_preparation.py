@@ -1,11 +1,10 @@
 """From raw files to a corpus, and resuming a stopped build."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands_world import run
+from commands_world import run, write_lines
 
 from homespun.commands.preparation import file_lengths, make_corpus, train_tokenizer
 from homespun.data.corpus import build_corpus
@@ -22,8 +21,7 @@ def stopped(documents: Iterator[Document]) -> Iterator[Document]:
 
 def test_exact_duplicates_are_dropped_of_a_corpus_alone(tmp_path: Path) -> None:
     """The default is that of `homespun corpus build`; a tokenizer, and lengths, are of all that is there."""
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ["b"] * 5 + ["a c", "a d"]))
+    path = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in ["b"] * 5 + ["a c", "a d"]])
     words = ("--input", path, "--vocab-size", "7", "--kind", "words")
     run("tokenizer", "train", *words, "--out", tmp_path / "tokenizer")
     built = run("corpus", "build", "--input", path, "--tokenizer", tmp_path / "tokenizer", "--out", tmp_path / "corpus")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands_world import TINY, WORDS, World
+from commands_world import WORDS, World, refuse
 
 from homespun.commands import pretrain as pretraining
 from homespun.commands import trial_training
@@ -48,46 +48,34 @@ def other(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.usefixtures("killed")
 def test_trials_are_not_of_two_models(world: World, other: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-
-    def finetune(model: Path, *words: str) -> None:
-        data = (f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.max_length=24")
-        world.run("finetune", "classify", *data, "seeds=3", "baselines=false", "--from", model, "--out", run, *words)
-
+    words = (*world.finetuning, f"data.test={world.test}", "seeds=3", "baselines=false", "--out", run, "--from")
     with pytest.raises(InterruptedError):
-        finetune(world.base)
-    with pytest.raises(UserError, match=r"--from \S+base.*--from \S+other"):
-        finetune(other, "--resume")
+        world.run(*words, world.base)
+    refuse(r"--from \S+base.*--from \S+other", *words, other, "--resume")
     moved = shutil.copytree(world.base, tmp_path / "moved")
     for source in (moved, moved / "model", moved / "hf"):  # the same model, wherever it lies and in whatever form
         with pytest.raises(InterruptedError):
-            finetune(source, "--resume")
+            world.run(*words, source, "--resume")
     (run / FILE).unlink()  # as runs were before
     with pytest.raises(InterruptedError):
-        finetune(other, "--resume")
-    with pytest.raises(UserError, match=r"--from \S+other.*--from \S+base"):
-        finetune(world.base, "--resume")
+        world.run(*words, other, "--resume")
+    refuse(r"--from \S+other.*--from \S+base", *words, world.base, "--resume")
 
 
 @pytest.mark.usefixtures("killed")
 def test_a_pretraining_goes_on_with_its_word_vectors(world: World, tmp_path: Path) -> None:
-    words = [word for topic in WORDS.values() for word in topic]
-    drawn = np.random.default_rng(0).normal(size=(len(words), 16)).astype(np.float32)
-    save_vectors(WordVectors(words, drawn), tmp_path / "folder")
-    save_vectors(WordVectors(words, drawn), tmp_path / "file.txt")
-    save_vectors(WordVectors(words, drawn + 1), tmp_path / "others")
-
-    def pretrain(*more: str | Path) -> None:
-        settings = (f"data.corpus={world.corpus}", "data.max_length=32", *TINY, "train.batch_size=7")
-        world.run("pretrain", "electra-tiny", *settings, "train.budget.steps=3", "--out", tmp_path / "run", *more)
-
+    names = [word for topic in WORDS.values() for word in topic]
+    drawn = np.random.default_rng(0).normal(size=(len(names), 16)).astype(np.float32)
+    save_vectors(WordVectors(names, drawn), tmp_path / "folder")
+    save_vectors(WordVectors(names, drawn), tmp_path / "file.txt")
+    save_vectors(WordVectors(names, drawn + 1), tmp_path / "others")
+    words = (*world.pretraining, "train.batch_size=7", "train.budget.steps=3", "--out", tmp_path / "run")
     with pytest.raises(InterruptedError):
-        pretrain("--vectors", tmp_path / "folder")
-    with pytest.raises(UserError, match=r"--vectors \S+folder.* without --vectors"):
-        pretrain("--resume")
-    with pytest.raises(UserError, match=r"--vectors \S+others"):
-        pretrain("--resume", "--vectors", tmp_path / "others")
+        world.run(*words, "--vectors", tmp_path / "folder")
+    refuse(r"--vectors \S+folder.* without --vectors", *words, "--resume")
+    refuse(r"--vectors \S+others", *words, "--resume", "--vectors", tmp_path / "others")
     with pytest.raises(InterruptedError):
-        pretrain("--resume", "--vectors", tmp_path / "file.txt")
+        world.run(*words, "--resume", "--vectors", tmp_path / "file.txt")
 
 
 @pytest.mark.usefixtures("killed")
@@ -96,23 +84,20 @@ def test_an_adapted_run_goes_on_with_its_changes(world: World, tmp_path: Path) -
     words = (*recipe, "--from", world.base, "--out", tmp_path / "run")
     with pytest.raises(InterruptedError):
         world.run(*words, "model.num_hidden_layers=2")
-    with pytest.raises(UserError, match=r"model\.num_hidden_layers .*2 .*1"):
-        world.run(*words, "--resume")
+    refuse(r"model\.num_hidden_layers .*2 .*1", *words, "--resume")
 
 
 def test_error_names_both_inputs(tmp_path: Path) -> None:
-    inputs = {
-        "--from": InitialWeights(name="a", fingerprint="3"),
-        "--generator": InitialWeights(name="g", fingerprint="5"),
-    }
+    def weights(name: str, fingerprint: str) -> InitialWeights:
+        return InitialWeights(name=name, fingerprint=fingerprint)
+
+    inputs = {"--from": weights("a", "3"), "--generator": weights("g", "5")}
     write_inputs(tmp_path, inputs)
-    check_inputs(
-        tmp_path, inputs | {"--generator": InitialWeights(name="elsewhere/g", fingerprint="5"), "--vectors": None}
-    )
+    check_inputs(tmp_path, inputs | {"--generator": weights("elsewhere/g", "5"), "--vectors": None})
     for generator, message in (
         (None, "--generator g, not without --generator"),
-        (InitialWeights(name="h", fingerprint="7"), "--generator g, not with --generator h"),
-        (InitialWeights(name="g", fingerprint="7"), "--generator g, whose weights have changed"),
+        (weights("h", "7"), "--generator g, not with --generator h"),
+        (weights("g", "7"), "--generator g, whose weights have changed"),
     ):
         with pytest.raises(UserError, match=message):
             check_inputs(tmp_path, inputs | {"--generator": generator})

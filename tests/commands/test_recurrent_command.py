@@ -1,12 +1,9 @@
 """Recurrent models by the same commands: pretrained, written with, fine-tuned, predicted with, aligned."""
 
-import json
 from pathlib import Path
 
 import pytest
-from commands_world import World
-
-from homespun.errors import UserError
+from commands_world import World, refuse, write_lines
 
 SMALL = ["model.hidden_size=32", "model.embedding_size=16", "model.num_hidden_layers=1"]
 STEPS = ["train.budget.time=null", "train.budget.steps=3", "train.batch_size=8"]
@@ -20,8 +17,7 @@ def test_a_language_model_is_trained_over_streams_and_writes(world: World, tmp_p
     assert "recurrent" in result["export"]["notes"][0]
     assert {"causal", "causal_accuracy"} <= set(result["validation"]["losses"])
     assert 0 < result["unigram_baseline"]["causal"] < result["validation"]["losses"]["causal"]  # of three steps
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"text": "the market"}) + "\n", encoding="utf-8")
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"text": "the market"}])
     asked = ["generate", tmp_path / "lm", "--input", prompts, "--out", tmp_path / "written.jsonl"]
     assert world.run(*asked, "--max-new-tokens", "5")["rows"] == 1
 
@@ -31,8 +27,7 @@ def test_a_language_model_is_trained_over_streams_and_writes(world: World, tmp_p
 
     data = [f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.max_length=31"]
     fine = [*data, "baselines=false", "train.budget={steps: 3}", "train.batch_size=8", "--from", tmp_path / "lm"]
-    with pytest.raises(UserError, match=r"causal.*set objective"):
-        world.run("finetune", "classify", *fine, "objective.head.kind=ffn", "--out", tmp_path / "no")
+    refuse("causal.*set objective", "finetune", "classify", *fine, "objective.head.kind=ffn", "--out", tmp_path / "no")
     output = world.run("finetune", "classify", *fine, "objective.head={kind: last}", "--out", tmp_path / "told")
     assert output["test"]["rows"] > 0
 
@@ -45,13 +40,10 @@ def test_an_encoder_of_two_directions_classifies(world: World, tmp_path: Path) -
     fine = [*data, "baselines=false", "train.budget={steps: 3}", "train.batch_size=8", "--from", tmp_path / "bi"]
     output = world.run("finetune", "classify", *fine, "objective.head={kind: mean}", "--out", tmp_path / "told")
     assert output["parameters"] > 0
-    found = world.run(
-        *("predict", tmp_path / "told", "--input", world.test, "--out", tmp_path / "said.jsonl"),
-        *("--text-field", "sentence"),
-    )
-    assert found["rows"] == output["test"]["rows"]
-    with pytest.raises(UserError, match=r"objective clm .*model\.bidirectional=false"):
-        world.run("pretrain", "bilstm-mini", *words, "objective={kind: clm}", "--out", tmp_path / "no")
+    predict = ("predict", tmp_path / "told", "--input", world.test, "--text-field", "sentence")
+    assert world.run(*predict, "--out", tmp_path / "said.jsonl")["rows"] == output["test"]["rows"]
+    causal = ("pretrain", "bilstm-mini", *words, "objective={kind: clm}", "--out", tmp_path / "no")
+    refuse(r"objective clm .*model\.bidirectional=false", *causal)
 
 
 @pytest.mark.slow
@@ -73,14 +65,9 @@ def test_two_stacks_are_taught_and_their_alignment_is_drawn(world: World, tmp_pa
         assert len(row) == len(drawn["source"])
         assert sum(row) == pytest.approx(1.0, abs=1e-4)
     assert world.run("show", "alignment", run, "--source", "the market")["written"] is not None
-    for words_given, message in (
-        (("--source", ""), "--source is empty"),
-        (("--source", "a", "--out", tmp_path / "x.gif"), "must end in .svg or .png"),
-    ):
-        with pytest.raises(UserError, match=message):
-            world.run("show", "alignment", run, *words_given)
-    with pytest.raises(UserError, match="additive attention"):
-        world.run("show", "alignment", world.base, "--source", "the market")
+    refuse("--source is empty", "show", "alignment", run, "--source", "")
+    refuse(r"\.svg or \.png", "show", "alignment", run, "--source", "a", "--out", tmp_path / "x.gif")
+    refuse("additive attention", "show", "alignment", world.base, "--source", "the market")
 
 
 def test_invalid_tbptt_settings_fail_before_training(world: World, tmp_path: Path) -> None:
@@ -92,5 +79,4 @@ def test_invalid_tbptt_settings_fail_before_training(world: World, tmp_path: Pat
         ("objective={kind: electra}", "is recurrent"),
     ):
         words = [word for word in start if not (change.startswith("model=") and word.startswith("model."))]
-        with pytest.raises(UserError, match=message):
-            world.run(*words, change, "--out", tmp_path / "no")
+        refuse(message, *words, change, "--out", tmp_path / "no")

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from commands_world import World
+from commands_world import World, refuse
 
 import homespun
-from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -22,6 +21,7 @@ SMALL = tuple(
     for setting in ("hidden_size=32", "intermediate_size=48", "num_hidden_layers=1", "num_attention_heads=2")
 )
 STEPS = ("train.budget.steps=3", "train.batch_size=7", "data.max_length=32")
+READ = ("--text-field", "sentence", "--input")
 CASES = {
     "bart-mini": "BartForConditionalGeneration",
     "t5-mini": "T5ForConditionalGeneration",
@@ -33,19 +33,24 @@ CASES = {
 @pytest.fixture(scope="module")
 def prepared(world: World) -> Path:
     """A corpus with sentences, of a tokenizer with sentinels."""
-    folder = world.folder / "seq2seq"
-    read = ("--input", world.train, "--text-field", "sentence")
-    output = world.run(
-        "tokenizer", "train", *read, "--vocab-size", "400", "--sentinels", "20", "--out", folder / "tokenizer"
-    )
+    folder, sizes = world.folder / "seq2seq", ("--vocab-size", "400", "--sentinels", "20")
+    output = world.run("tokenizer", "train", *READ, world.train, *sizes, "--out", folder / "tokenizer")
     assert output["vocab_size"] == 400
-    world.run("corpus", "build", *read, "--sentences", "--tokenizer", folder / "tokenizer", "--out", folder / "corpus")
+    build(world, folder / "tokenizer", folder / "corpus")
     return folder
 
 
-def pretrain(world: World, prepared: Path, recipe: str, out: Path, *words: str | Path) -> dict[str, Any]:
+def build(world: World, tokenizer: Path, out: Path) -> None:
+    world.run("corpus", "build", *READ, world.train, "--sentences", "--tokenizer", tokenizer, "--out", out)
+
+
+def words_of(prepared: Path, recipe: str, out: Path, *words: str | Path) -> list[str | Path]:
     small = () if "--from" in words else SMALL
-    return world.run("pretrain", recipe, f"data.corpus={prepared / 'corpus'}", *STEPS, *small, *words, "--out", out)
+    return ["pretrain", recipe, f"data.corpus={prepared / 'corpus'}", *STEPS, *small, *words, "--out", out]
+
+
+def pretrain(world: World, *arguments: Any) -> dict[str, Any]:
+    return world.run(*words_of(*arguments))
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -117,11 +122,10 @@ def test_it_goes_on_from_its_checkpoint(run: tuple[str, Path], world: World, pre
 
 
 def test_adaptation_reports_both_stacks(world: World, prepared: Path, tmp_path: Path) -> None:
-    pretrain(world, prepared, "bart-mini", tmp_path / "bart", "model.encoder.max_position_embeddings=32")
+    bart, start = tmp_path / "bart", ("--from", tmp_path / "bart")
+    pretrain(world, prepared, "bart-mini", bart, "model.encoder.max_position_embeddings=32")
     changes = ("model.decoder.max_position_embeddings=53", "model.decoder.num_hidden_layers=3")
-    output = pretrain(world, prepared, "bart-mini", tmp_path / "run", "--from", tmp_path / "bart", *changes)[
-        "adaptation"
-    ]
+    output = pretrain(world, prepared, "bart-mini", tmp_path / "run", *start, *changes)["adaptation"]
     assert output["num_hidden_layers"] == {"before": 1, "after": 1}
     assert output["decoder"] == {
         "num_hidden_layers": {"before": 1, "after": 3},
@@ -137,9 +141,7 @@ def test_adaptation_reports_both_stacks(world: World, prepared: Path, tmp_path: 
     for row in ("| layers of the decoder | 1 | 3 |", "| longest input of the decoder | 32 | 53 |", "| stack |"):
         assert row in page
     changes = tuple(f"model.{stack}.max_position_embeddings=61" for stack in ("encoder", "decoder"))
-    longer = pretrain(
-        world, prepared, "bart-mini", tmp_path / "long", "--from", tmp_path / "bart", *changes, "data.max_length=61"
-    )
+    longer = pretrain(world, prepared, "bart-mini", tmp_path / "long", *start, *changes, "data.max_length=61")
     for stack in ("encoder", "decoder"):
         own, new = (row for row in longer["adaptation"]["moved"] if row["stack"] == stack)
         assert (own["tokens"], own["pieces"], new["pieces"]) == (32, 1, 2)
@@ -167,10 +169,8 @@ def test_what_is_drawn_once_comes_from_the_seed_in_both_stacks(world: World, pre
 def test_a_led_is_made_of_a_bart(world: World, prepared: Path, tmp_path: Path) -> None:
     pretrain(world, prepared, "bart-mini", tmp_path / "bart", "model.encoder.max_position_embeddings=32")
     window = "{kind: sparse, patterns: [{kind: window, radius: 4}], global_tokens: {projections: true}}"
-    output = pretrain(
-        *(world, prepared, "t5-mini", tmp_path / "led", "--from", tmp_path / "bart"),
-        *(f"model.encoder.attention={window}", "model.encoder.max_position_embeddings=48"),
-    )
+    changes = (f"model.encoder.attention={window}", "model.encoder.max_position_embeddings=48")
+    output = pretrain(world, prepared, "t5-mini", tmp_path / "led", "--from", tmp_path / "bart", *changes)
     tensors = output["adaptation"]["tensors"]
     assert tensors["fresh"] == []
     assert "backbone.encoder.layers.0.attention.sublayer.query_global.weight" in tensors["changed"]
@@ -178,46 +178,32 @@ def test_a_led_is_made_of_a_bart(world: World, prepared: Path, tmp_path: Path) -
     assert not any(".decoder." in name for name in tensors["changed"])
     assert [one["tokens"] for one in output["adaptation"]["moved"]]
     assert output["export"]["architecture"] == "LEDForConditionalGeneration"
-    with pytest.raises(UserError, match=r"stack.*model\.encoder\.KEY=VALUE"):
-        pretrain(
-            *(world, prepared, "t5-mini", tmp_path / "no", "--from", tmp_path / "bart"),
-            "model.max_position_embeddings=48",
-        )
+    wrong = ("--from", tmp_path / "bart", "model.max_position_embeddings=48")
+    refuse(r"stack.*model\.encoder\.KEY=VALUE", *words_of(prepared, "t5-mini", tmp_path / "no", *wrong))
 
 
 def test_what_is_refused(world: World, prepared: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"homespun tokenizer train --sent"):
-        world.run("pretrain", "t5-mini", f"data.corpus={world.corpus}", *SMALL, *STEPS, "--out", tmp_path / "a")
-    with pytest.raises(UserError, match=r"homespun corpus build --sentences"):
-        world.run("pretrain", "bart-mini", f"data.corpus={world.corpus}", *SMALL, *STEPS, "--out", tmp_path / "b")
-    with pytest.raises(UserError, match=r" 32 .*max_position_embeddings=16.*data"):
-        pretrain(world, prepared, "bart-mini", tmp_path / "c", "model.decoder.max_position_embeddings=16")
-    with pytest.raises(UserError, match=r"one stack"):
-        world.run("pretrain", "t5-mini", f"data.corpus={prepared / 'corpus'}", *STEPS, "model={preset: bert-tiny}",
-            "--out", tmp_path / "d")  # fmt: skip
-    with pytest.raises(UserError, match=r"one stack"):
-        world.run(
-            "pretrain", "electra-mini", f"data.corpus={prepared / 'corpus'}", *STEPS, "model.preset=bart-tiny",
-            "--out", tmp_path / "e",
-        )  # fmt: skip
+    other = f"data.corpus={world.corpus}"
+    for message, recipe, *changes in (
+        ("homespun tokenizer train --sent", "t5-mini", other),
+        ("homespun corpus build --sentences", "bart-mini", other),
+        (" 32 .*max_position_embeddings=16.*data", "bart-mini", "model.decoder.max_position_embeddings=16"),
+    ):
+        refuse(message, *words_of(prepared, recipe, tmp_path / "run", *changes))
+    for recipe, preset in (("t5-mini", "bert-tiny"), ("electra-mini", "bart-tiny")):
+        words = ("pretrain", recipe, f"data.corpus={prepared / 'corpus'}", *STEPS, f"model={{preset: {preset}}}")
+        refuse("one stack", *words, "--out", tmp_path / "run")
 
 
 def test_sentinels_are_added_to_a_tokenizer_and_a_model_goes_on_with_them(
     world: World, prepared: Path, tmp_path: Path
 ) -> None:
-    read = ("--input", world.train, "--text-field", "sentence")
-    plain = world.folder / "tokenizer"
-    world.run("corpus", "build", *read, "--sentences", "--tokenizer", plain, "--out", tmp_path / "corpus")
-    world.run("pretrain", "bart-mini", f"data.corpus={tmp_path / 'corpus'}", *SMALL, *STEPS, "--out", tmp_path / "bart")
-    output = world.run("tokenizer", "extend", tmp_path / "bart", "--sentinels", "11", "--out", tmp_path / "tokenizer")
+    bart, extended = tmp_path / "bart", tmp_path / "extended"
+    build(world, world.tokenizer, tmp_path / "corpus")
+    pretrain(world, tmp_path, "bart-mini", bart)
+    output = world.run("tokenizer", "extend", bart, "--sentinels", "11", "--out", extended / "tokenizer")
     assert output["vocab_size"] == 411
-    world.run(
-        "corpus", "build", *read, "--sentences", "--tokenizer", tmp_path / "tokenizer", "--out", tmp_path / "more"
-    )
-    output = world.run(
-        "pretrain", "t5-mini", f"data.corpus={tmp_path / 'more'}", *STEPS, "--from", tmp_path / "bart",
-        "--out", tmp_path / "t5",
-    )  # fmt: skip
+    build(world, extended / "tokenizer", extended / "corpus")
+    output = pretrain(world, extended, "t5-mini", tmp_path / "t5", "--from", bart)
     assert output["adaptation"]["vocabulary"] == {"before": 400, "after": 411, "new_words": 11}
-    with pytest.raises(UserError, match="--add COUNT"):
-        world.run("tokenizer", "extend", tmp_path / "bart", "--out", tmp_path / "none")
+    refuse("--add COUNT", "tokenizer", "extend", bart, "--out", tmp_path / "none")

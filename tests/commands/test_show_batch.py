@@ -1,11 +1,10 @@
 """First batch of a recipe, decoded."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_world import World
+from commands_world import World, refuse, write_lines
 from typer.testing import CliRunner
 
 import homespun
@@ -16,13 +15,9 @@ from homespun.errors import UserError
 ROWS = 3
 
 
-def shown(world: World, recipe: str, *overrides: str, **options: Any) -> dict[str, Any]:
-    return homespun.show_batch(
-        recipe,
-        [f"data.corpus={world.corpus}", "data.max_length=32", "train.batch_size=7", *overrides],
-        rows=ROWS,
-        **options,
-    )
+def shown(world: World, recipe: str, *overrides: str) -> dict[str, Any]:
+    given = [f"data.corpus={world.corpus}", "data.max_length=32", "train.batch_size=7", *overrides]
+    return homespun.show_batch(recipe, given, rows=ROWS)
 
 
 def test_mlm_labels_are_the_original_tokens(world: World) -> None:
@@ -40,13 +35,10 @@ def test_mlm_labels_are_the_original_tokens(world: World) -> None:
     assert unmasked > 0
     assert shown(world, "roberta-mini", "objective.probability=0.3") == found
     # the same row without masks has the targets at the labelled positions
-    clean = shown(
-        world, "roberta-mini", "objective.probability=0.3", "objective.mask_share=0", "objective.random_share=0"
-    )
+    unchanged = ("objective.mask_share=0", "objective.random_share=0")
+    clean = shown(world, "roberta-mini", "objective.probability=0.3", *unchanged)
     for row, original in zip(found["rows"], clean["rows"], strict=True):
-        assert [original["tokens"][label["position"]] for label in row["labels"]] == [
-            label["target"] for label in row["labels"]
-        ]
+        assert all(original["tokens"][label["position"]] == label["target"] for label in row["labels"])
 
 
 def test_clm_labels_are_the_next_tokens(world: World) -> None:
@@ -77,24 +69,23 @@ def test_class_names_of_a_classification(world: World) -> None:
 
 def test_tags_of_a_token_classification(world: World, tmp_path: Path) -> None:
     sentences = [{"words": ["Ada", "lives", "in", "Rome"], "tags": ["B-PER", "O", "O", "B-LOC"]}] * 30
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(one) + "\n" for one in sentences), "utf-8")
-    overrides = [f"data.train={tmp_path / 'train.jsonl'}", "data.max_length=24", "data.stride=4"]
+    overrides = [
+        f"data.train={write_lines(tmp_path / 'train.jsonl', sentences)}",
+        "data.max_length=24",
+        "data.stride=4",
+    ]
     found = homespun.show_batch("tag", overrides, start_from=str(world.base), rows=1)
     assert [label["target"] for label in found["rows"][0]["labels"]] == ["B-PER", "O", "O", "B-LOC"]
 
 
 def test_command_prints_rows(world: World) -> None:
-    result = CliRunner().invoke(
-        app, ["show", "batch", "causal-mini", f"data.corpus={world.corpus}", "data.max_length=32", "--rows", "2"]
-    )
+    words = ["show", "batch", "causal-mini", f"data.corpus={world.corpus}", "data.max_length=32", "--rows", "2"]
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    first = Corpus.open(world.corpus).tokenizer.tokens[Corpus.open(world.corpus).tokenizer.cls_id]
-    assert result.output.count(f"tokens: {first}") == 2
+    tokenizer = Corpus.open(world.corpus).tokenizer
+    assert result.output.count(f"tokens: {tokenizer.tokens[tokenizer.cls_id]}") == 2
     assert " -> " in result.output
 
 
 def test_a_missing_corpus_is_one_line() -> None:
-    result = CliRunner().invoke(app, ["show", "batch", "roberta-mini"])
-    assert isinstance(result.exception, UserError)
-    assert "data.corpus" in str(result.exception)
-    assert "\n" not in str(result.exception)
+    refuse(r"data\.corpus", "show", "batch", "roberta-mini")

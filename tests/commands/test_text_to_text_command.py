@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands_world import COMMON, WORDS, World
+from commands_world import COMMON, WORDS, World, read_lines, refuse, write_lines
 
 import homespun
 from homespun.commands.recipe import finetune_recipe
@@ -39,14 +39,13 @@ def write_pairs(path: Path, rows: int, seed: int) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def tokenizer(world: World) -> Tokenizer:
-    return Tokenizer.load(world.folder / "tokenizer")
+def sizes_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    return SIZES | {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_id}
 
 
-def stored(folder: Path, tokenizer: Tokenizer, tree: dict[str, Any]) -> Path:
+def stored(folder: Path, tokenizer: Tokenizer, backbone: dict[str, Any]) -> Path:
     torch.manual_seed(0)
-    config = ModelConfig.model_validate(tree)
+    config = ModelConfig.model_validate({"backbone": backbone, "head": {"kind": "causal_lm"}})
     save_model(folder / "model", config.build(), config, tokenizer)
     return folder
 
@@ -60,17 +59,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_stacks(folder: Path, tokenizer: Tokenizer) -> Path:
-    words = {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_id}
+def two_stacks(folder: Path, world: World) -> Path:
+    tokenizer = Tokenizer.load(world.tokenizer)
     ends = {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
-    backbone = {"kind": "encoder_decoder", "encoder": SIZES | words, "decoder_start_token_id": tokenizer.sep_id} | ends
-    return stored(folder / "two", tokenizer, {"backbone": backbone, "head": {"kind": "causal_lm"}})
+    ends |= {"decoder_start_token_id": tokenizer.sep_id}
+    backbone = {"kind": "encoder_decoder", "encoder": sizes_of(tokenizer)} | ends
+    return stored(folder / "two", tokenizer, backbone)
 
 
 @pytest.fixture(scope="module")
-def one_stack(folder: Path, tokenizer: Tokenizer) -> Path:
-    words = {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_id}
-    return stored(folder / "one", tokenizer, {"backbone": {"kind": "encoder", "causal": True} | SIZES | words})
+def one_stack(folder: Path, world: World) -> Path:
+    tokenizer = Tokenizer.load(world.tokenizer)
+    return stored(folder / "one", tokenizer, {"kind": "encoder", "causal": True} | sizes_of(tokenizer))
 
 
 def words_of(folder: Path, base: Path, *others: str, test: bool = True) -> tuple[Any, ...]:
@@ -94,19 +94,18 @@ def test_a_writer_learns_and_is_used(
     assert result["baselines"].keys() == kinds | {"copy"}
     assert result["test"]["rouge1"] > result["baselines"]["lead-3"]["rouge1"] + 0.3
     assert 0 < result["validation"]["loss"] < 6
-    lines = [json.loads(line) for line in (run / "predictions/model.jsonl").read_text().splitlines()]
+    lines = read_lines(run / "predictions/model.jsonl")
     assert [line["row"] for line in lines] == list(range(23))
     assert sum(line["score"] for line in lines) / 23 == pytest.approx(result["test"]["rougeL"])
     assert sum(line["rouge1"] for line in lines) / 23 == pytest.approx(result["test"]["rouge1"])
     assert len((run / "predictions/lead-3.jsonl").read_text().splitlines()) == 23
     again = world.run("evaluate", run, "--data", folder / "test.jsonl.gz")
     assert again["rouge1"] == result["test"]["rouge1"]
-    with pytest.raises(UserError, match="same column, 'document'"):
-        world.run("evaluate", run, "--data", folder / "test.jsonl.gz", "--label-field", "document")
-    with pytest.raises(UserError, match="--data-set 'short'"):
-        world.run("evaluate", run, "--data", folder / "test.jsonl.gz", "--data-set", "short")
+    evaluate = ("evaluate", run, "--data", folder / "test.jsonl.gz")
+    refuse("same column, 'document'", *evaluate, "--label-field", "document")
+    refuse("--data-set 'short'", *evaluate, "--data-set", "short")
     output = world.run("predict", run, "--input", folder / "test.jsonl.gz", "--out", tmp_path / "out.jsonl")
-    written = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    written = [line["text"] for line in read_lines(tmp_path / "out.jsonl")]
     assert output["rows"] == 23
     assert written == [line["predicted"] for line in lines]
     assert "ROUGE-1" in (run / "report/index.html").read_text()
@@ -116,16 +115,14 @@ def test_a_writer_learns_and_is_used(
     assert sum(map(len, longer)) > sum(map(len, written))
     assert world.run("evaluate", run, "--data", test, *otherwise)["rouge1"] < result["test"]["rouge1"]
     world.run("summarize", run, "--input", test, "--out", tmp_path / "longer.jsonl", "--processes", "1", *otherwise)
-    assert [json.loads(line)["text"] for line in (tmp_path / "longer.jsonl").read_text().splitlines()] == longer
+    assert [line["text"] for line in read_lines(tmp_path / "longer.jsonl")] == longer
     for wrong, message in (
         ("num_beamz=2", "num_beams"),
         ("num_beams=4000", "at most half of vocab_size"),
         ("num_beams", "KEY=VALUE"),
     ):
-        with pytest.raises(UserError, match=message):
-            world.run("summarize", run, "--input", test, "--generation", wrong)
-    with pytest.raises(UserError, match="--generation"):
-        world.run("evaluate", world.classifier, "--data", world.test, *otherwise)
+        refuse(message, "summarize", run, "--input", test, "--generation", wrong)
+    refuse("--generation", "evaluate", world.classifier, "--data", world.test, *otherwise)
 
 
 @pytest.mark.slow
@@ -143,16 +140,15 @@ def test_several_tasks_learn_together(folder: Path, two_stacks: Path, tmp_path: 
     for name, output in result["test"]["by_set"].items():
         metrics = world.run("evaluate", tmp_path / "run", "--data", test, "--data-set", name)
         assert metrics["rouge1"] == pytest.approx(output["rouge1"])
-    predictions = [json.loads(line) for line in (tmp_path / "run/predictions/model.jsonl").read_text().splitlines()]
+    predictions = read_lines(tmp_path / "run/predictions/model.jsonl")
     written = [
         world.run("summarize", tmp_path / "run", "--input", test, "--data-set", name) for name in ("short", "name it")
     ]
     assert [text for output in written for text in output["texts"]] == [row["predicted"] for row in predictions]
     for verb in (("evaluate", "--data", test), ("summarize", "--input", test), ("predict", "a text")):
-        with pytest.raises(UserError, match=r"\['short', 'name it'\]; choose one with --data-set"):
-            world.run(verb[0], tmp_path / "run", *verb[1:])
-        with pytest.raises(UserError, match="--data-set 'shrt'; did you mean 'short'"):
-            world.run(verb[0], tmp_path / "run", *verb[1:], "--data-set", "shrt")
+        words = (verb[0], tmp_path / "run", *verb[1:])
+        refuse(r"\['short', 'name it'\].*--data-set", *words)
+        refuse("--data-set 'shrt'.*'short'", *words, "--data-set", "shrt")
 
 
 @pytest.mark.slow
@@ -164,8 +160,7 @@ def test_a_curve_of_examples(folder: Path, two_stacks: Path, tmp_path: Path, wor
     assert result["curve"][1]["test"]["rouge1"] == result["test"]["rouge1"]
     names = {path.name for path in (tmp_path / "run/trials").iterdir()}
     assert names == {f"examples-{n}-seed-{s}" for n in (13, result["rows"]["train"]) for s in (0, 1)}
-    with pytest.raises(UserError, match=r"train_sizes=5000.* 189 "):
-        world.run(*words_of(folder, two_stacks, "train_sizes=[5000]"), "--out", tmp_path / "more")
+    refuse("train_sizes=5000.* 189 ", *words_of(folder, two_stacks, "train_sizes=[5000]"), "--out", tmp_path / "more")
 
 
 def test_a_frozen_encoder_stays_as_it_is(folder: Path, two_stacks: Path, tmp_path: Path, world: World) -> None:
@@ -181,13 +176,12 @@ def test_what_is_empty_or_too_long_is_counted(two_stacks: Path, tmp_path: Path, 
     rows = [{"source": f"the {i} of the match", "target": "goal " * (1 + 20 * (i == 3))} for i in range(19)]
     rows += [{"source": "", "target": "goal"}, {"source": "a match", "target": None}, {"source": "a", "target": " "}]
     rows += [{"source": "the " * 90, "target": "goal"}]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = write_lines(tmp_path / "rows.jsonl", rows)
     given = ("finetune", "summarize", f"data.train={file}", f"data.test={file}", *LENGTHS, "train.budget.steps=1")
     result = world.run(*given, "--from", two_stacks, "--out", tmp_path / "run")
     assert result["test"]["rows"] == 20
     assert (result["empty"], result["truncated"], result["targets_truncated"]) == (6, 2, 2)  # in both files
-    lines = [json.loads(line) for line in (tmp_path / "run/predictions/model.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path / "run/predictions/model.jsonl")
     assert [line["row"] for line in lines if "score" not in line] == [19, 20, 21]
 
 
@@ -216,31 +210,23 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_fail_before_training(folder: Path, two_stacks: Path, tmp_path: Path, name: str, world: World) -> None:
+def test_mistakes_fail_before_training(folder: Path, two_stacks: Path, tmp_path: Path, name: str) -> None:
     changes, message = MISTAKES[name]
-    with pytest.raises(UserError, match=message) as raised:
-        world.run(*words_of(folder, two_stacks, *changes), "--out", tmp_path / "run")
-    assert "\n" not in str(raised.value)
+    refuse(message, *words_of(folder, two_stacks, *changes), "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_an_encoder_alone_does_not_write_and_a_writer_does_not_classify(
     folder: Path, two_stacks: Path, one_stack: Path, tmp_path: Path, world: World
 ) -> None:
-    with pytest.raises(UserError, match="needs an encoder-decoder"):
-        world.run(*words_of(folder, world.base), "--out", tmp_path / "a")
-    with pytest.raises(UserError, match="frozen_encoder"):
-        world.run(*words_of(folder, one_stack, "objective.frozen_encoder=true"), "--out", tmp_path / "a")
-    assert not (tmp_path / "a").exists()
-    with pytest.raises(UserError, match="not a classifier"):
-        world.run("evaluate", two_stacks, "--data", world.test)
-    classify = ("finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.max_length=24")
-    with pytest.raises(UserError, match=r"objective\.head\.kind=last"):
-        world.run(*classify, "--from", one_stack, "--out", tmp_path / "b")
-    assert not (tmp_path / "b").exists()  # nothing is in the way of the right command
-    result = world.run(
-        *classify, "objective.head.kind=last", "train.budget.steps=2", "--from", one_stack, "--out", tmp_path / "c"
-    )
+    run = ("--out", tmp_path / "run")
+    classify = (*world.finetuning, "--from", one_stack, *run)
+    refuse("needs an encoder-decoder", *words_of(folder, world.base), *run)
+    refuse("frozen_encoder", *words_of(folder, one_stack, "objective.frozen_encoder=true"), *run)
+    refuse("not a classifier", "evaluate", two_stacks, "--data", world.test)
+    refuse(r"objective\.head\.kind=last", *classify)
+    assert not (tmp_path / "run").exists()  # nothing is in the way of the right command
+    result = world.run(*classify, "objective.head.kind=last", "train.budget.steps=2")
     assert result["steps"] == 2
 
 

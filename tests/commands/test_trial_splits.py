@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from commands_world import TINY, World
+from commands_world import TINY, World, refuse
 
 from homespun.commands.provenance import restore_settings
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, pretrain_recipe
 from homespun.commands.trials import Trial, plan_trials
 from homespun.commands.workload import pretraining_rows
 from homespun.config import validate
+from homespun.data.corpus import Corpus
+from homespun.data.splits import stratified_split
 from homespun.errors import UserError
 from homespun.tasks.config import FinetuneData
 
@@ -30,12 +32,9 @@ class Anything:
 
 def trials(kind: str = "texts", *, seed: int, test: bool = False, **tree: Any) -> list[Trial]:
     data = {"kind": kind, **tree.pop("data", {})}
-    recipe = validate(
-        FinetuneRecipe,
-        {"kind": "finetune", "data": data, "train": {"seed": seed, "budget": {"steps": 1}}} | tree,
-        source="",
-    )
+    tree = {"kind": "finetune", "data": data, "train": {"seed": seed, "budget": {"steps": 1}}} | tree
     given: Any = Anything()
+    recipe = validate(FinetuneRecipe, tree, source="")
     return plan_trials(recipe, given, list(range(101)), None, list(range(200, 213)) if test else None)
 
 
@@ -55,8 +54,6 @@ def test_every_seed_is_chosen_and_measured_on_the_same_examples(kind: str, more:
 
 def test_the_split_of_before_can_be_asked_for() -> None:
     """What was divided by train.seed=0 is divided as it was."""
-    from homespun.data.splits import stratified_split
-
     (trial,) = trials(seed=7)
     assert sorted(trial.validation) == stratified_split(np.arange(101) % 2, 0.1, 0)[1].tolist()
 
@@ -82,8 +79,6 @@ def test_what_a_split_is_is_no_part_of_a_model(world: World) -> None:
 
 
 def test_seeds_of_pretraining_are_looked_at_on_the_same_rows(world: World) -> None:
-    from homespun.data.corpus import Corpus
-
     corpus = Corpus.open(world.corpus)
     settings = ["data.max_length=32", "data.validation=0.2", *TINY]
 
@@ -126,20 +121,12 @@ def test_what_is_given_is_not_overruled(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_pretraining_of_before_goes_on(world: World, tmp_path: Path) -> None:
-    words = (
-        "pretrain",
-        "electra-tiny",
-        f"data.corpus={world.corpus}",
-        "data.max_length=32",
-        *TINY,
-        "train.batch_size=7",
-    )
     out = tmp_path / "run"
-    world.run(*words, "train.seed=3", "data.split_seed=3", "train.budget.steps=3", "--out", out)
+    words = (*world.pretraining, "train.batch_size=7", "train.seed=3", "--out", out)
+    world.run(*words, "data.split_seed=3", "train.budget.steps=3")
     tree = yaml.safe_load((out / "config.yaml").read_text())
     assert tree["data"].pop("split_seed") == 3
     (out / "config.yaml").write_text(yaml.safe_dump(tree))
-    world.run(*words, "train.seed=3", "train.budget.steps=4", "--out", out, "--resume")
+    world.run(*words, "train.budget.steps=4", "--resume")
     assert PretrainRecipe.model_validate(yaml.safe_load((out / "config.yaml").read_text())).data.split_seed == 3
-    with pytest.raises(UserError, match=r"data\.split_seed .*3 .*0"):
-        world.run(*words, "train.seed=3", "data.split_seed=0", "train.budget.steps=4", "--out", out, "--resume")
+    refuse(r"data\.split_seed .*3 .*0", *words, "data.split_seed=0", "train.budget.steps=4", "--resume")
