@@ -97,21 +97,17 @@ def test_task_from_the_labels(name: str, values: list[object], task: str, tmp_pa
     assert inspect([table(tmp_path / "t.csv", ("text", name), rows)]).task == task
 
 
-def test_lists_are_several_labels(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    lines = [{"words": f"{TEXTS[row % 4]} {row}", "kinds": ["a", "b"][: row % 3]} for row in range(60)]
-    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+@pytest.mark.parametrize("separator", [";", "|", ", ", "list"])
+def test_several_labels_of_a_text(separator: str, tmp_path: Path) -> None:
+    labels = [["a"], ["b"], ["a", "b"], []]
+    rows = [{"words": f"{TEXTS[row % 4]} {row}", "kinds": labels[row % 4]} for row in range(80)]
+    if separator == "list":
+        path = tmp_path / "t.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    else:
+        cells = [(row["words"], separator.join(row["kinds"])) for row in rows]
+        path = Path(table(tmp_path / "t.csv", ("words", "kinds"), cells))
     found = inspect([str(path)])
-    assert found.task == "multi-label"
-    assert found.labels is not None
-    assert found.labels.names == ("a", "b")
-
-
-@pytest.mark.parametrize("separator", [";", "|", ", "])
-def test_several_labels_in_a_cell(separator: str, tmp_path: Path) -> None:
-    cells = ["a", "b", f"a{separator}b", ""]
-    rows = [(f"{TEXTS[row % 4]} {row}", cells[row % 4]) for row in range(80)]
-    found = inspect([table(tmp_path / "t.csv", ("text", "label"), rows)])
     assert found.task == "multi-label"
     assert found.labels is not None
     assert found.labels.names == ("a", "b")
@@ -231,22 +227,14 @@ def test_what_cannot_be_used_is_refused_with_a_way_out(
     assert "\n" not in str(error.value)
 
 
-def test_a_label_unseen_in_training_is_refused(tmp_path: Path) -> None:
+def test_labels_and_columns_that_the_files_lack_are_refused(tmp_path: Path) -> None:
     train = table(tmp_path / "train.csv", ("text", "label"), classes())
     test = table(tmp_path / "test.csv", ("text", "label"), [("a b", "z")])
     with pytest.raises(UserError, match="'z' is not in the training"):
         inspect([train], [test])
-
-
-def test_test_rows_must_have_labels(tmp_path: Path) -> None:
-    train = table(tmp_path / "train.csv", ("text", "label"), classes())
-    test = table(tmp_path / "test.csv", ("text", "label"), [(text, "") for text, _ in classes()])
-    with pytest.raises(UserError, match=r"no row of .*test.csv has a label"):
-        inspect([train], [test])
-
-
-def test_given_columns_must_exist(tmp_path: Path) -> None:
-    path = table(tmp_path / "t.csv", ("text", "label"), classes())
+    unlabelled = table(tmp_path / "unlabelled.csv", ("text", "label"), [(text, "") for text, _ in classes()])
+    with pytest.raises(UserError, match=r"no row of .*unlabelled.csv has a label"):
+        inspect([train], [unlabelled])
     for options in ({"label": "lable"}, {"text": ["txt"]}):
         with pytest.raises(UserError, match="there are: text, label"):
-            inspect([path], **options)
+            inspect([train], **options)

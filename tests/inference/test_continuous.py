@@ -26,17 +26,9 @@ from homespun.text.tokenizer import Tokenizer
 
 TEXTS = ["Small models spun from your own text, on your own machine.", "Größe, naïveté und 50 € – 日本語."] * 7
 TOKENIZER = Tokenizer.train(TEXTS, kind="bpe", vocab_size=271)
-SIZES: dict[str, Any] = {
-    "vocab_size": TOKENIZER.vocab_size,
-    "pad_token_id": TOKENIZER.pad_id,
-    "hidden_size": 44,
-    "num_attention_heads": 2,
-    "intermediate_size": 23,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 67,
-    "type_vocab_size": 0,
-    "initializer_range": 0.5,
-}
+SIZES: dict[str, Any] = {"vocab_size": TOKENIZER.vocab_size, "pad_token_id": TOKENIZER.pad_id, "type_vocab_size": 0}
+SIZES |= {"hidden_size": 44, "num_attention_heads": 2, "intermediate_size": 23, "num_hidden_layers": 2}
+SIZES |= {"max_position_embeddings": 67, "initializer_range": 0.5}
 ROTARY: dict[str, Any] = {"positions": {"kind": "rotary"}, "residual": {"kind": "pre"}, "embedding_norm": False}
 WINDOW: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}
 BAND: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "band", "width": 5}]}

@@ -49,13 +49,12 @@ def pair(tokenizer: Tokenizer) -> Model:
     return built(tokenizer, {"kind": "encoder_decoder", "encoder": stack})
 
 
+HASHED = {"kind": "lsh", "chunk_length": 512, "num_buckets": 2}
 MODELS = {
     "full": lambda tokenizer: causal(tokenizer),
     "banded and dense": lambda tokenizer: causal(tokenizer, preset="gpt3-tiny"),
     "post-norm": lambda tokenizer: causal(tokenizer, preset="gpt-tiny"),
-    "without a cache": lambda tokenizer: causal(
-        tokenizer, attention={"kind": "lsh", "chunk_length": 512, "num_buckets": 2}
-    ),
+    "without a cache": lambda tokenizer: causal(tokenizer, attention=HASHED),
     "a causal BERT": lambda tokenizer: built(tokenizer, {"preset": "bert-tiny", "causal": True}, "masked_lm"),
     "encoder and decoder": pair,
 }
@@ -145,10 +144,10 @@ def test_an_example_has_a_text_and_then_an_answer(example: str) -> None:
 
 
 def test_bad_prompts_are_one_line(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match="--answers"):
-        Prompts.of(PromptTemplate(example="{text}{answer}"), tokenizer, examples=[], texts=["a"], answers=["", "b"])
-    with pytest.raises(UserError, match="no tokens"):
-        Prompts.of(PromptTemplate(example="{text}{answer}"), tokenizer, examples=[], texts=[""], answers=["a", "b"])
+    template = PromptTemplate(example="{text}{answer}")
+    for text, answers, message in (("a", ["", "b"], "--answers"), ("", ["a", "b"], "no tokens")):
+        with pytest.raises(UserError, match=message):
+            Prompts.of(template, tokenizer, examples=[], texts=[text], answers=answers)
 
 
 def test_a_model_that_does_not_write_is_refused(tokenizer: Tokenizer) -> None:

@@ -37,15 +37,8 @@ tokenizer: Any = Letters()
 
 
 def config_of(head: Any = None) -> ModelConfig:
-    backbone = EncoderConfig(
-        vocab_size=40,
-        hidden_size=14,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=17,
-        max_position_embeddings=23,
-        initializer_range=0.3,
-    )
+    sizes = {"hidden_size": 14, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 17}
+    backbone = EncoderConfig(vocab_size=40, max_position_embeddings=23, initializer_range=0.3, **sizes)
     return ModelConfig(backbone=backbone, head=head or FeedForwardHeadConfig(num_labels=3))
 
 
@@ -62,11 +55,9 @@ def texts_of(count: int) -> list[str]:
 def predict(
     texts: Iterable[str], labels: Labels = LABELS, head: Any = None, model: Any = None
 ) -> Iterator[dict[str, Any]]:
-    model = model or classifier(head)
-    task = ClassificationTask(
-        LabelledData(max_length=19), labels, ModelBundle(model, config_of(head), tokenizer, labels, {})
-    )
-    return task.predict(model, ({"text": text} for text in texts), source="test")
+    bundle = ModelBundle(model or classifier(head), config_of(head), tokenizer, labels, {})
+    task = ClassificationTask(LabelledData(max_length=19), labels, bundle)
+    return task.predict(bundle.model, ({"text": text} for text in texts), source="test")
 
 
 @pytest.mark.parametrize("head", [FeedForwardHeadConfig(num_labels=3), ConvolutionalHeadConfig(num_labels=3)])
@@ -115,14 +106,11 @@ def test_it_streams(monkeypatch: pytest.MonkeyPatch) -> None:
             read += 1
             yield "abc"
 
+    assert list(predict([])) == []
     stream = predict(source())
     for expected in [7] * 7 + [14] * 2:
         next(stream)
         assert read == expected
-
-
-def test_no_texts() -> None:
-    assert list(predict([])) == []
 
 
 def test_logits_are_in_the_order_of_the_rows_and_without_dropout() -> None:

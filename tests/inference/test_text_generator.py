@@ -24,15 +24,8 @@ TEXTS = [
     "Größe, naïveté und 50 € – 日本語のテキスト.",
 ] * 7
 PROMPTS = ["Small models", "your own machine, on your own text", "Größe"]
-SIZES: dict[str, Any] = {
-    "hidden_size": 36,
-    "num_attention_heads": 3,
-    "intermediate_size": 23,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 61,
-    "type_vocab_size": 0,
-    "initializer_range": 0.6,
-}
+SIZES: dict[str, Any] = {"hidden_size": 36, "num_attention_heads": 3, "intermediate_size": 23, "num_hidden_layers": 2}
+SIZES |= {"max_position_embeddings": 61, "type_vocab_size": 0, "initializer_range": 0.6}
 
 
 def tokenizer(kind: str) -> Tokenizer:
@@ -74,22 +67,16 @@ def test_a_stop_string_cuts_and_one_that_never_comes_does_not(folder: Path) -> N
     (plain,) = next(writer.generate(PROMPTS[:1], **settings))
     text = plain.text.strip()
     stop = text[len(text) // 2 : len(text) // 2 + 3]
-    stopping = TextGenerator(_stored(folder), stop=(stop, "this never comes"))
+    stopping = TextGenerator(open_model(folder), stop=(stop, "this never comes"))
     (cut,) = next(stopping.generate(PROMPTS[:1], **settings))
     assert cut.text == plain.text[: plain.text.index(stop)]
     assert cut.tokens < plain.tokens
     assert "".join(stopping.stream(PROMPTS[0], **settings)) == cut.text
-    never = TextGenerator(_stored(folder), stop=("this never comes",))
+    never = TextGenerator(open_model(folder), stop=("this never comes",))
     assert next(never.generate(PROMPTS[:1], **settings)) == [plain]
     assert plain.tokens == 23
     with pytest.raises(UserError, match="stop string"):
-        TextGenerator(_stored(folder), stop=("",))
-
-
-def _stored(folder: Path) -> Any:
-    from homespun.hf.open import open_model
-
-    return open_model(folder)
+        TextGenerator(open_model(folder), stop=("",))
 
 
 def test_bad_prompts_are_one_line(folder: Path) -> None:
@@ -103,7 +90,7 @@ def test_bad_prompts_are_one_line(folder: Path) -> None:
 
 
 def test_the_loaded_model_knows_what_ends_a_text(folder: Path) -> None:
-    stored = _stored(folder)
+    stored = open_model(folder)
     assert load(folder).special_tokens.eos_token_id == stored.tokenizer.sep_id
 
 

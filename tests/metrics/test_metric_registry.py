@@ -48,31 +48,22 @@ def validation_metrics() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("objective", sorted(set(OBJECTIVE_METRICS) - {"seq2seq"}))
 def test_every_scalar_is_a_metric_or_a_count(objective: str) -> None:
-    single = {
-        name for name, value in validation_metrics()[objective].items() if not isinstance(value, dict)
-    } - NOT_METRICS
-    assert single - ({"ece", "micro_f1"} if objective == "sentence_classification" else set()) == set(
-        OBJECTIVE_METRICS[objective]
-    )
+    scalars = {name for name, value in validation_metrics()[objective].items() if not isinstance(value, dict)}
+    unsuited = {"ece", "micro_f1"} if objective == "sentence_classification" else set()
+    assert scalars - NOT_METRICS - unsuited == set(OBJECTIVE_METRICS[objective])
 
 
 def test_the_metrics_of_all_objectives_are_registered() -> None:
     assert {"loss"}.union(*OBJECTIVE_METRICS.values()) == METRICS
 
 
-@pytest.mark.parametrize("metric", ["loss", "log_loss", "ece", "absolute_error", "squared_error"])
-def test_of_losses_and_errors_the_least_is_best(metric: str) -> None:
-    assert lower_is_better(metric)
-    better, worse = (EvalResult(value, {}, {metric: value}).score(metric) for value in (0.1, 0.4))
-    assert better > worse
-
-
-def test_of_the_others_the_greatest_is_best() -> None:
-    others = sorted(METRICS - {"loss", "log_loss", "ece", "absolute_error", "squared_error"})
-    assert len(others) > 10
-    for metric in others:
-        assert not lower_is_better(metric)
-        assert EvalResult(0.0, {}, {metric: 0.4}).score(metric) == 0.4
+def test_of_losses_and_errors_the_least_is_best_and_of_others_the_greatest() -> None:
+    least = {"loss", "log_loss", "ece", "absolute_error", "squared_error"}
+    assert least < METRICS
+    for metric in METRICS:
+        assert lower_is_better(metric) == (metric in least)
+        low, high = (EvalResult(value, {}, {metric: value}).score(metric) for value in (0.1, 0.4))
+        assert (low > high) == (metric in least)
 
 
 @pytest.mark.parametrize("name", ["rows", "documents", "confusion", "acuracy"])
@@ -86,6 +77,11 @@ def test_unknown_metrics_are_refused(name: str) -> None:
 def test_undefined_metrics_score_worst() -> None:
     for value in (None, math.nan):
         assert EvalResult(0.0, {}, {"spearman": value}).score("spearman") == -math.inf
+
+
+def check(metric: str, objective: str, labels: Labels | None, truth: Any) -> None:
+    measured = OBJECTIVE_METRICS.get(objective, ())
+    check_best_metric(metric, objective, measured, labels, None if truth is None else np.array(truth))
 
 
 CHECKED: dict[str, tuple[str, str, Labels | None, Any, str]] = {
@@ -104,11 +100,9 @@ CHECKED: dict[str, tuple[str, str, Labels | None, Any, str]] = {
 
 @pytest.mark.parametrize("name", CHECKED)
 def test_what_the_validation_will_not_have(name: str) -> None:
-    metric, objective, labels, truth, message = CHECKED[name]
-    with pytest.raises(UserError, match=f"train.best_metric={metric} .*{message}"):
-        check_best_metric(
-            metric, objective, OBJECTIVE_METRICS.get(objective, ()), labels, None if truth is None else np.array(truth)
-        )
+    *given, message = CHECKED[name]
+    with pytest.raises(UserError, match=f"train.best_metric={given[0]} .*{message}"):
+        check(*given)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +118,4 @@ def test_what_the_validation_will_not_have(name: str) -> None:
     ],
 )
 def test_what_it_will_have(metric: str, objective: str, labels: Labels | None, truth: Any) -> None:
-    check_best_metric(
-        metric, objective, OBJECTIVE_METRICS.get(objective, ()), labels, None if truth is None else np.array(truth)
-    )
+    check(metric, objective, labels, truth)

@@ -52,9 +52,8 @@ def test_uneven_levels_are_distances_in_their_own_units() -> None:
     metrics = ordinal_regression_metrics((0.0, 1.0, 10.0), np.array([0, 1, 2]), np.array([2, 1, 1]))
     assert metrics["absolute_error"] == pytest.approx(19 / 3)
     assert metrics["within_one"] == pytest.approx(2 / 3)
-    finer = ordinal_regression_metrics(
-        (0.0, 1.0, 10.0), np.array([0, 1, 2]), np.array([0, 1, 2]), expected=np.array([0.5, 1, 9])
-    )
+    right = np.array([0, 1, 2])
+    finer = ordinal_regression_metrics((0.0, 1.0, 10.0), right, right, expected=np.array([0.5, 1, 9]))
     assert finer["absolute_error"] == 0
     assert finer["squared_error"] == pytest.approx(1.25 / 3)
 
@@ -64,7 +63,6 @@ def test_uneven_levels_are_distances_in_their_own_units() -> None:
     [("00", "00", None), ("00", "11", 0), ("0011", "0011", 1), ("0011", "1100", -1), ("0023", "0223", 1 - 4 / 12.5)],
 )
 def test_kappa_by_hand(truth: str, ranks: str, kappa: float | None) -> None:
-    metrics = ordinal_regression_metrics(
-        (1.0, 2.0, 3.0, 4.0), np.array([*map(int, truth)]), np.array([*map(int, ranks)])
-    )
+    given = (np.array([*map(int, digits)]) for digits in (truth, ranks))
+    metrics = ordinal_regression_metrics((1.0, 2.0, 3.0, 4.0), *given)
     assert metrics["quadratic_kappa"] == (kappa if kappa is None else pytest.approx(kappa))

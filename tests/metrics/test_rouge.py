@@ -45,22 +45,13 @@ def test_first_sentences_and_random_ones() -> None:
     assert made == sentence_baselines(["Only one."], [source, "Short.", ""])
     drawn = sentence_baselines(["Only one."], [source] * 50)["random-1"]
     assert set(drawn) == {"One is here.", "Two is there.", "Three is gone.", "Four is back.", "Five is last."}
-    assert sentence_baselines(["One is here. Two is there. Three is gone."], [source]).keys() == {
-        "lead-3",
-        "random-3",
-        "central-3",
-        "copy",
-    }
+    three = sentence_baselines(["One is here. Two is there. Three is gone."], [source])
+    assert three.keys() == {"lead-3", "random-3", "central-3", "copy"}
 
 
 def test_central_sentences_have_the_highest_bm25() -> None:
-    sentences = [
-        "Profit rose in spring.",
-        "The weather was fine, as ever.",
-        "Profit and sales rose in spring and in autumn.",
-        "Sales rose.",
-        "Cats sleep.",
-    ]
+    sentences = ["Profit rose in spring.", "The weather was fine, as ever."]
+    sentences += ["Profit and sales rose in spring and in autumn.", "Sales rose.", "Cats sleep."]
     words = [sentence.lower().replace(",", "").strip(".").split() for sentence in sentences]
     mean = sum(map(len, words)) / len(words)
 

@@ -78,15 +78,12 @@ def test_the_reason_has_the_figures() -> None:
 
 
 def test_the_first_limit_reached_is_named() -> None:
-    found = forecast_budget(
-        Budget(time=100.0, steps=7), DatasetSize(1000, 5000), batch_size=10, row_tokens=5.0, step_seconds=2.0
-    )
+    budget, text = Budget(time=100.0, steps=7), DatasetSize(1000, 5000)
+    found = forecast_budget(budget, text, batch_size=10, row_tokens=5.0, step_seconds=2.0)
     assert (found.limit, found.steps, found.tokens, found.seconds) == ("steps", 7, 350, 14.0)
     assert found.epochs == pytest.approx(0.07)
-    assert (
-        forecast_budget(Budget(time=6.0), DatasetSize(None, None), batch_size=2, row_tokens=3.0, step_seconds=2.0).steps
-        == 3
-    )
+    unknown = DatasetSize(None, None)
+    assert forecast_budget(Budget(time=6.0), unknown, batch_size=2, row_tokens=3.0, step_seconds=2.0).steps == 3
 
 
 @pytest.mark.parametrize(("rows", "row_tokens"), [(33, 7.0), (145, 127.5), (5, 11.0), (64, 3.0)])

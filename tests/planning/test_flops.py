@@ -100,6 +100,7 @@ def test_cells_that_are_called_token_by_token() -> None:
 
 W1, W2, BIAS, STATE = (44, 5), (44, 11), (44,), (1, 3, 11)
 FULL = 2 * 7 * 3 * 44 * (5 + 11)
+CUDNN = [(21, 5), W1, W2, BIAS, BIAS, (900,), STATE, STATE]
 
 
 @pytest.mark.parametrize(
@@ -107,11 +108,7 @@ FULL = 2 * 7 * 3 * 44 * (5 + 11)
     [
         ("_cudnn_rnn", [(7, 3, 5), W1, W2, BIAS, BIAS, (900,), STATE, STATE], FULL),
         ("_cudnn_rnn", [(21, 5), W1, W2, BIAS, BIAS, STATE, STATE], FULL),
-        (
-            "_cudnn_rnn_backward",
-            [(21, 5), W1, W2, BIAS, BIAS, (900,), STATE, STATE, (21, 11), (21, 11), STATE, (4000,)],
-            2 * FULL,
-        ),
+        ("_cudnn_rnn_backward", [*CUDNN, (21, 11), (21, 11), STATE, (4000,)], 2 * FULL),
         ("_lstm_mps", [(7, 3, 5), STATE, STATE, W1, W2, BIAS, BIAS], FULL),
         ("lstm_mps_backward", [(7, 3, 11), (1, 7, 3, 44), (1, 7, 3, 11), (7, 3, 5), STATE, W1, W2, BIAS], 2 * FULL),
     ],

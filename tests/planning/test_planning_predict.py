@@ -20,29 +20,20 @@ def predict(work: Workload, rows: int, accumulate: bool) -> Prediction:
     return Prediction(rows, {}, memory, 7.0, 0.0, 0.0, (1.3 if again else 1.0) * rows + 0.5, 0.0)
 
 
-def test_one_micro_batch_where_the_step_fits() -> None:
-    choice = choose(workload(), memory=220, predict=predict)
-    assert (choice.rows, choice.accumulation) == (12, 1)
-    assert not choice.workload.train.gradient_checkpointing
-
-
-def test_equal_parts_where_it_does_not() -> None:
-    choice = choose(workload(), memory=165, predict=predict)
-    assert (choice.rows, choice.accumulation) == (6, 2)
-    assert choice.prediction.memory.peak <= 165
-
-
-def test_layers_are_computed_again_where_nothing_else_fits() -> None:
-    choice = choose(workload(), memory=108, predict=predict)
-    assert choice.workload.train.gradient_checkpointing
-    assert choice.rows == 1
+@pytest.mark.parametrize(
+    ("memory", "rows", "parts", "again"), [(220, 12, 1, False), (165, 6, 2, False), (108, 1, 12, True)]
+)
+def test_less_memory_takes_smaller_parts_and_then_computes_layers_again(
+    memory: int, rows: int, parts: int, again: bool
+) -> None:
+    choice = choose(workload(), memory=memory, predict=predict)
+    assert (choice.rows, choice.accumulation) == (rows, parts)
+    assert choice.workload.train.gradient_checkpointing == again
+    assert choice.prediction.memory.peak <= memory
+    with pytest.raises(UserError, match=r" 90 bytes.* 105 bytes"):
+        choose(workload(), memory=90, predict=predict)
 
 
 def test_a_given_micro_batch_is_kept() -> None:
     assert choose(workload(micro_batch_size=3), memory=None, predict=predict).rows == 3
     assert choose(workload(micro_batch_size=3), memory=116, predict=predict).workload.train.gradient_checkpointing
-
-
-def test_a_limit_below_the_minimum_names_the_minimum() -> None:
-    with pytest.raises(UserError, match=r" 90 bytes.* 105 bytes"):
-        choose(workload(), memory=90, predict=predict)

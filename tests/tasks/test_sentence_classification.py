@@ -22,14 +22,8 @@ from homespun.text.tokenizer import Tokenizer
 WORDS = [f"{a}{b}" for a in "abcdefg" for b in "hijkl"]
 TOKENIZER = Tokenizer.train([" ".join(WORDS)] * 3, kind="wordpiece", vocab_size=61)
 VECTORS: list[Any] = ["separator", "first", "mean"]
-SIZES = {"hidden_size": 14, "num_attention_heads": 2, "intermediate_size": 22, "num_hidden_layers": 1}
-BACKBONE = {
-    "kind": "encoder",
-    "max_position_embeddings": 31,
-    "hidden_dropout_prob": 0.0,
-    **SIZES,
-    "initializer_range": 0.5,
-}
+BACKBONE = {"hidden_size": 14, "num_attention_heads": 2, "intermediate_size": 22, "num_hidden_layers": 1}
+BACKBONE |= {"max_position_embeddings": 31, "hidden_dropout_prob": 0.0, "initializer_range": 0.5}
 CONFIG = ModelConfig.model_validate({"backbone": BACKBONE | {"vocab_size": TOKENIZER.vocab_size}})
 LABELS = Labels(("0", "1", "2"))
 
@@ -125,9 +119,8 @@ def test_loss_is_the_cross_entropy_of_the_judged_sentences_alone_or_together(vec
     together = objective(collate([rows[index] for index in range(len(rows))], ()))
     alone = [objective(collate([rows[index]], ())) for index in range(len(rows))]
     for name in ("loss", "accuracy"):
-        assert sum(float(part.terms[name].sum) for part in alone) == pytest.approx(
-            float(together.terms[name].sum), rel=1e-5
-        )
+        total = sum(float(part.terms[name].sum) for part in alone)
+        assert total == pytest.approx(float(together.terms[name].sum), rel=1e-5)
     batch = collate([rows[0]], ())
     assert batch.labels is not None
     assert batch.sentences is not None

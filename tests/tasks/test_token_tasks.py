@@ -114,9 +114,8 @@ class TestTagging:
 
     def test_balanced_weights(self) -> None:
         targets = np.array([0, 0, 1, 2, 2, 2])
-        assert TokenClassification(class_weights="balanced").weights(LABELS, targets) == pytest.approx(
-            (1.0, 2.0, 2 / 3)
-        )
+        weights = TokenClassification(class_weights="balanced").weights(LABELS, targets)
+        assert weights == pytest.approx((1.0, 2.0, 2 / 3))
 
 
 def questions(tokenizer: Tokenizer) -> QuestionRows:
@@ -167,16 +166,8 @@ class TestAnswers:
     def test_the_best_spans_are_the_best(self, tokenizer: Tokenizer, no_answer: bool) -> None:
         rows = questions(tokenizer)
         model = QuestionAnswering().build(*base()).model.eval()
-        told = find_answers(
-            model,
-            rows,
-            n_best=7,
-            max_answer_length=3,
-            no_answer=no_answer,
-            null_threshold=0.0,
-            pad_id=tokenizer.pad_id,
-            batch_size=3,
-        )
+        limits: dict[str, Any] = {"n_best": 7, "max_answer_length": 3, "null_threshold": 0.0, "batch_size": 3}
+        told = find_answers(model, rows, no_answer=no_answer, pad_id=tokenizer.pad_id, **limits)
         for number, question in enumerate(rows.questions):
             best: dict[tuple[int, int], float] = {}
             none = np.inf
