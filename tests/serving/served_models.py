@@ -40,30 +40,16 @@ TEXTS = [
 ]
 LABELS = Labels(("food", "money", "sport"))
 TAGS = Labels(("B-x", "B-y", "O"))
-BACKBONE: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
+BACKBONE: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+BACKBONE |= {"num_hidden_layers": 2, "max_position_embeddings": 64, "initializer_range": 0.3}
+CLASSES = {"kind": "linear", "num_labels": 3}
+TOKENS = {"kind": "token_classification", "num_labels": 3}
 TASKS: dict[str, tuple[dict[str, Any], str, TaskData, Labels | None]] = {  # head, objective, data, labels
-    "classifier": ({"kind": "linear", "num_labels": 3}, "classification", LabelledData(max_length=32), LABELS),
-    "regressor": ({"kind": "linear", "num_labels": 1}, "regression", LabelledData(max_length=32), None),
-    "pairs": ({"kind": "linear", "num_labels": 3}, "classification", PairsData(max_length=32), LABELS),
-    "tagger": (
-        {"kind": "token_classification", "num_labels": 3},
-        "token_classification",
-        TaggedData(max_length=48, stride=8),
-        LABELS,
-    ),
-    "sentences": (
-        {"kind": "token_classification", "num_labels": 3},
-        "sentence_classification",
-        SentencesData(max_length=48),
-        LABELS,
-    ),
+    "classifier": (CLASSES, "classification", LabelledData(max_length=32), LABELS),
+    "regressor": (CLASSES | {"num_labels": 1}, "regression", LabelledData(max_length=32), None),
+    "pairs": (CLASSES, "classification", PairsData(max_length=32), LABELS),
+    "tagger": (TOKENS, "token_classification", TaggedData(max_length=48, stride=8), LABELS),
+    "sentences": (TOKENS, "sentence_classification", SentencesData(max_length=48), LABELS),
     "answers": ({"kind": "question_answering"}, "question_answering", QuestionData(max_length=48, stride=8), None),
 }
 LEARNED: dict[str, dict[str, object]] = {

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +35,15 @@ def events_of(client: TestClient, path: str, body: dict[str, Any]) -> list[dict[
 
 
 def test_texts_are_those_of_the_model_alone(client: TestClient, opened: Models) -> None:
-    found: dict[str, Any] = {}
-
-    def ask(prompt: str) -> None:
+    def ask(prompt: str) -> dict[str, Any]:
         body = {"prompt": prompt, "model": "decoder", "max_new_tokens": 12}
-        found[prompt] = client.post("/generate", json=body).json()
+        return client.post("/generate", json=body).json()
 
-    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in PROMPTS]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for prompt in PROMPTS:
-        assert found[prompt]["text"] == alone(opened, prompt, max_new_tokens=12)
-        assert found[prompt]["model"] == "decoder"
-        assert found[prompt]["finish_reason"] in ("stop", "length")
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        for prompt, found in zip(PROMPTS, pool.map(ask, PROMPTS), strict=True):
+            assert found["text"] == alone(opened, prompt, max_new_tokens=12)
+            assert found["model"] == "decoder"
+            assert found["finish_reason"] in ("stop", "length")
 
 
 def test_a_sampled_text_follows_its_seed_and_streams_in_pieces(client: TestClient, opened: Models) -> None:
@@ -178,16 +173,9 @@ def test_the_client_of_openai_completes(running: openai.OpenAI, opened: Models) 
     assert [choice.text for choice in made.choices] == expected
     assert made.usage is not None
     assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
-    parts = [""] * len(PROMPTS)
-    usage = None
-    for chunk in running.completions.create(
-        model="decoder",
-        prompt=PROMPTS,
-        max_tokens=8,
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-    ):
+    parts, usage = [""] * len(PROMPTS), None
+    streamed: Any = {"model": "decoder", "prompt": PROMPTS, "max_tokens": 8, "temperature": 0, "stream": True}
+    for chunk in running.completions.create(**streamed, stream_options={"include_usage": True}):
         usage = chunk.usage or usage
         for choice in chunk.choices:
             parts[choice.index] += choice.text

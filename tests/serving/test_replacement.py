@@ -23,14 +23,19 @@ def folder(folders: dict[str, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(folders["classifier"], tmp_path / "news"))
 
 
+@pytest.fixture
+def models(folder: Path) -> Models:
+    models = Models({"news": folder})
+    models.load()
+    return models
+
+
 def refresh(models: Models) -> list[str]:
     """A folder must look the same twice before it is opened."""
     return models.refresh() + models.refresh()
 
 
-def test_a_model_is_replaced_under_load(folder: Path, connect: Connect) -> None:
-    models = Models({"news": folder})
-    models.load()
+def test_a_model_is_replaced_under_load(models: Models, folder: Path, connect: Connect) -> None:
     client = connect(models, max_wait_ms=0)
     body, ended = {"texts": TEXTS}, threading.Event()
 
@@ -61,10 +66,10 @@ def test_a_model_is_replaced_under_load(folder: Path, connect: Connect) -> None:
     assert refresh(models) == []
 
 
-def test_a_replaced_model_is_collected(folder: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_model_is_collected(
+    models: Models, folder: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(app, "REFRESH_SECONDS", 0.01)
-    models = Models({"news": folder})
-    models.load()
     bundle = models.get("news").pipeline.bundle
     assert bundle is not None
     cycle = [bundle.model]
@@ -85,9 +90,7 @@ def test_a_replaced_model_is_collected(folder: Path, connect: Connect, monkeypat
         gc.unfreeze()
 
 
-def test_a_damaged_folder_is_reported_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    models = Models({"news": folder})
-    models.load()
+def test_a_damaged_folder_is_reported_once(models: Models, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     served = models.get("news")
     before = served.predict(TEXTS)
     weights = folder / "model.safetensors"
@@ -106,18 +109,14 @@ def test_a_damaged_folder_is_reported_once(folder: Path, caplog: pytest.LogCaptu
     assert models.get("news").predict(TEXTS)
 
 
-def test_a_folder_that_changes_is_not_opened(folder: Path) -> None:
-    models = Models({"news": folder})
-    models.load()
+def test_a_folder_that_changes_is_not_opened(models: Models, folder: Path) -> None:
     for size in range(3):
         (folder / "being-written").write_bytes(b"x" * size)
         assert models.refresh() == []
     assert models.refresh() == ["news"]
 
 
-def test_a_linear_model_replaces_a_network(folder: Path) -> None:
-    models = Models({"news": folder})
-    models.load()
+def test_a_linear_model_replaces_a_network(models: Models, folder: Path) -> None:
     assert "embed" in models.get(None).capabilities
     shutil.rmtree(folder)
     write_linear(folder)
@@ -133,17 +132,17 @@ def test_a_fine_tuned_model_with_damaged_metadata_is_refused(folder: Path) -> No
 
 
 def test_a_replaced_model_is_quantized_too(folder: Path) -> None:
+    def probabilities(served: ServedModel) -> list[object]:
+        return [one["probability"] for one in served.predict(TEXTS)]
+
     models = Models({"news": folder}, quantize="int8")
     models.load()
-    quantized = models.get("news").predict(TEXTS)
-    plain = ServedModel.open("news", folder).predict(TEXTS)
-    assert [one["label"] for one in quantized] == [one["label"] for one in plain]
-    assert [one["probability"] for one in quantized] != [one["probability"] for one in plain]
+    quantized, plain = models.get("news"), ServedModel.open("news", folder)
+    assert [one["label"] for one in quantized.predict(TEXTS)] == [one["label"] for one in plain.predict(TEXTS)]
+    assert probabilities(quantized) != probabilities(plain)
     (folder / "touched").write_text("")
     assert refresh(models) == ["news"]
-    assert [one["probability"] for one in models.get("news").predict(TEXTS)] == [
-        one["probability"] for one in quantized
-    ]
+    assert probabilities(models.get("news")) == probabilities(quantized)
 
 
 def test_a_linear_model_cannot_be_quantized(folders: dict[str, Path]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +128,8 @@ def test_a_body_is_read_before_an_answer(opened: Models, path: str, status: int)
 def test_the_key(connect: Connect) -> None:
     client = connect(api_key="secret-key")
     body = {"texts": TEXTS[:1]}
-    for headers in (
-        {},
-        {"Authorization": "secret-key"},
-        {"Authorization": "Bearer"},
-        {"Authorization": "Bearer other"},
-        {"Authorization": "Basic secret-key"},
-        {"Authorization": "Bearer secret-key2"},
-    ):
-        answer = client.post("/predict", json=body, headers=headers)
+    for value in (None, "secret-key", "Bearer", "Bearer other", "Basic secret-key", "Bearer secret-key2"):
+        answer = client.post("/predict", json=body, headers={"Authorization": value} if value else {})
         assert "Authorization: Bearer KEY" in error_of(answer, 401)
         assert answer.headers["www-authenticate"] == "Bearer"
     assert client.post("/predict", json=body, headers={"Authorization": "Bearer secret-key"}).status_code == 200
@@ -182,8 +176,6 @@ def test_a_bug_is_an_error_without_a_traceback(opened: Models, connect: Connect,
 
 
 def test_a_request_that_takes_too_long(connect: Connect, monkeypatch: Any) -> None:
-    import time
-
     monkeypatch.setattr("homespun.serving.models.ServedModel.predict", lambda self, texts: time.sleep(0.3))
     client = connect(timeout_s=0.05)
     assert "no result after 0.05 s" in error_of(client.post("/predict", json={"texts": ["a"]}), 504)

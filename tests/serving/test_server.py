@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,21 @@ class Live:
 
 
 @pytest.fixture
-def live(opened: Models) -> Iterator[Live]:
-    running = Live(opened, max_wait_ms=0, max_queue=2, timeout_s=10, workers=1)
-    yield running
-    running.stop()
+def serve(opened: Models) -> Iterator[Callable[..., Live]]:
+    """Start servers of all models, which end with the test."""
+    with ExitStack() as stack:
+
+        def start(**settings: Any) -> Live:
+            running = Live(opened, **settings)
+            stack.callback(running.stop)
+            return running
+
+        yield start
+
+
+@pytest.fixture
+def live(serve: Callable[..., Live]) -> Live:
+    return serve(max_wait_ms=0, max_queue=2, timeout_s=10, workers=1)
 
 
 class Blocked:
@@ -105,30 +117,23 @@ def test_half_a_request_does_no_harm(live: Live, capfd: pytest.CaptureFixture[st
     assert httpx.post(f"{live.url}/predict", json={"texts": ["a"]}).status_code == 200
 
 
-def test_a_body_that_does_not_arrive(opened: Models) -> None:
-    running = Live(opened, timeout_s=0.1)
-    try:
-        with socket.create_connection(running.listening.getsockname()) as client:
-            client.sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
-            assert client.recv(100).startswith(b"HTTP/1.1 408")
-    finally:
-        running.stop()
+def test_a_body_that_does_not_arrive(serve: Callable[..., Live]) -> None:
+    with socket.create_connection(serve(timeout_s=0.1).listening.getsockname()) as client:
+        client.sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        assert client.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def test_the_client_of_openai(opened: Models) -> None:
-    running = Live(opened, api_key="secret")
-    try:
-        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="secret", max_retries=0)
-        assert "encoder" in [model.id for model in client.models.list()]
-        found = client.embeddings.create(model="encoder", input=TEXTS)
-        expected = opened.get("encoder").pipeline.embed(TEXTS, max_length=64)
-        np.testing.assert_allclose([one.embedding for one in found.data], expected, atol=1e-5)
-        with pytest.raises(openai.NotFoundError, match="there is no model 'none'"):
-            client.embeddings.create(model="none", input="a")
-        with pytest.raises(openai.AuthenticationError):
-            openai.OpenAI(base_url=f"{running.url}/v1", api_key="other", max_retries=0).models.list()
-    finally:
-        running.stop()
+def test_the_client_of_openai(serve: Callable[..., Live], opened: Models) -> None:
+    url = f"{serve(api_key='secret').url}/v1"
+    client = openai.OpenAI(base_url=url, api_key="secret", max_retries=0)
+    assert "encoder" in [model.id for model in client.models.list()]
+    found = client.embeddings.create(model="encoder", input=TEXTS)
+    expected = opened.get("encoder").pipeline.embed(TEXTS, max_length=64)
+    np.testing.assert_allclose([one.embedding for one in found.data], expected, atol=1e-5)
+    with pytest.raises(openai.NotFoundError, match="there is no model 'none'"):
+        client.embeddings.create(model="none", input="a")
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=url, api_key="other", max_retries=0).models.list()
 
 
 @pytest.mark.slow
@@ -203,21 +208,19 @@ def test_linear_models_need_no_torch(folders: dict[str, Path]) -> None:
     assert done.stdout.splitlines() == ["sport", "set()"], done.stderr
 
 
-def test_a_model_that_cannot_be_opened_ends_the_command(folders: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    result = CliRunner().invoke(command_line, ["serve", str(tmp_path / "empty"), "--port", "0"])
-    assert isinstance(result.exception, UserError)
-    assert "holds no model" in str(result.exception)
+def test_a_server_that_cannot_start_ends_the_command(folders: dict[str, Path], tmp_path: Path) -> None:
+    def refused(*words: object) -> str:
+        result = CliRunner().invoke(command_line, ["serve", *map(str, words)])
+        assert isinstance(result.exception, UserError)
+        return str(result.exception)
 
-
-def test_a_port_that_is_in_use(folders: dict[str, Path]) -> None:
+    assert "holds no model" in refused(tmp_path, "--port", "0")
     with socket.socket() as used:
         used.bind(("127.0.0.1", 0))
         used.listen()
-        port = str(used.getsockname()[1])
-        result = CliRunner().invoke(command_line, ["serve", str(folders["linear"]), "--port", port])
-    assert isinstance(result.exception, UserError)
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in str(result.exception)
+        port = used.getsockname()[1]
+        message = refused(folders["linear"], "--port", port)
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in message
 
 
 @pytest.mark.parametrize("host", ["256.1.1.1", "no.such.host.invalid", "198.51.100.7"])
@@ -226,23 +229,19 @@ def test_an_address_that_is_not_of_this_machine(host: str) -> None:
         listen(host, 0)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(b"", "is empty"), (b" \n", "is empty"), (b"a b\n", "one line"), (b"a\nb\n", "one line"), (b"\xff", "ASCII")],
-)
-def test_a_wrong_file_of_the_key(tmp_path: Path, content: bytes, words: str) -> None:
-    (tmp_path / "key").write_bytes(content)
-    with pytest.raises(UserError, match=words):
-        read_api_key(tmp_path / "key")
-
-
-def test_a_missing_file_of_the_key(tmp_path: Path) -> None:
-    for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(UserError, match="cannot read the API key"):
-            read_api_key(path)
-    (tmp_path / "key").write_text(" secret\n")
-    assert read_api_key(tmp_path / "key") == "secret"
+def test_the_file_of_the_key(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text(" secret\n")
+    assert read_api_key(path) == "secret"
     assert read_api_key(None) is None
+    wrong = {b"": "is empty", b" \n": "is empty", b"a b\n": "one line", b"a\nb\n": "one line", b"\xff": "ASCII"}
+    for content, message in wrong.items():
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            read_api_key(path)
+    for missing in (tmp_path / "none", tmp_path):
+        with pytest.raises(UserError, match="cannot read the API key"):
+            read_api_key(missing)
 
 
 def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
