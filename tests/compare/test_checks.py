@@ -1,4 +1,3 @@
-import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -7,10 +6,11 @@ import numpy as np
 import pytest
 from comparing import comparison
 
+from homespun.compare import checks
 from homespun.compare.checks import check
 from homespun.compare.recipe import compare_recipe
 from homespun.compare.trials import trials
-from homespun.data.corpus import build_corpus
+from homespun.data.corpus import Corpus, build_corpus
 from homespun.errors import UserError
 from homespun.recipes import comparison_names
 from homespun.text.sources import Document
@@ -29,10 +29,8 @@ def corpus(folder: Path, vocab_size: int = 281) -> Path:
 
 
 def table(path: Path, labels: str) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["text", "label"])
-        writer.writerows([f"{TEXTS[n % len(TEXTS)]} {n}", label] for n, label in enumerate(labels))
+    rows = [f"{TEXTS[n % len(TEXTS)]} {n},{label}\n" for n, label in enumerate(labels)]
+    path.write_text("text,label\n" + "".join(rows))
     return path
 
 
@@ -48,12 +46,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checked(made: Path, **tree: Any) -> list[str]:
-    stage = {
-        "recipe": "electra-tiny",
-        "settings": {"data": {"corpus": str(made / "corpus"), "max_length": 16}, **SMALL},
-    }
+    settings = {"data": {"corpus": str(made / "corpus"), "max_length": 16}, **SMALL}
+    stage = {"recipe": "electra-tiny", "settings": settings}
     recipe = comparison(**{"pretrain": stage, "budget": {"steps": 1}} | tree)
     return check(recipe, trials(recipe))
+
+
+def refused(made: Path, **tree: Any) -> str:
+    """The line in which a comparison is refused."""
+    with pytest.raises(UserError) as caught:
+        checked(made, **tree)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def task(made: Path, **data: Any) -> dict[str, Any]:
@@ -85,21 +89,12 @@ def test_all_that_cannot_be_built_is_listed_at_once_with_its_reason(made: Path) 
         "head": {"finetune": {"objective.head.kind": "ccn"}},
         "reader": {"finetune": {"data.max_length": 4099}},
     }
-    with pytest.raises(UserError) as caught:
-        checked(made, finetune=task(made), variations=variations)
-    words = str(caught.value)
-    assert "\n" not in words
+    words = refused(made, finetune=task(made), variations=variations)
     assert re.match(r"8 of 9 .*: \(1\) typo: ", words)
     for name in set(variations) - {"good"}:
         assert f") {name}: " in words
-    for reason in (
-        "did you mean 'num_hidden_layers'?",
-        "did you mean 'electra-tiny'?",
-        "did you mean 'cnn'?",
-        "data.max_length=1031 tokens exceed",
-        "data.max_length=4099 exceeds",
-        "no/such/corpus",
-    ):
+    lengths = ("data.max_length=1031", "data.max_length=4099")
+    for reason in ("'num_hidden_layers'", "'electra-tiny'", "'cnn'", *lengths, "no/such/corpus"):
         assert reason in words
     assert "good" not in words
 
@@ -110,39 +105,27 @@ def test_word_vectors_that_do_not_fit_are_refused(made: Path) -> None:
         save_vectors(WordVectors(("price", "bond"), np.ones((2, size), np.float32), np.array([3, 2]), {}), path)
     fits = {"pretrain": {"vectors": str(words)}}
     assert checked(made, variations={"fits": fits}) == []
-    refused = {
-        "fits": fits,
-        "wide": {"pretrain": {"vectors": str(wide)}},
-        "which": {"pretrain": {"vectors": ""}},
-        "nowhere": {"pretrain": {"vectors": "no/such/vectors"}},
-    }
-    with pytest.raises(UserError, match="3 of 4 ") as caught:
-        checked(made, variations=refused)
-    for words_ in (
-        "wide: the vectors of",
-        "set model.embedding_size=11",
-        "which: pretrain.vectors is empty",
-        "no/such/vectors",
-    ):
-        assert words_ in str(caught.value)
+    unfit = {"wide": str(wide), "which": "", "nowhere": "no/such/vectors"}
+    variations = {"fits": fits} | {name: {"pretrain": {"vectors": path}} for name, path in unfit.items()}
+    message = refused(made, variations=variations)
+    assert message.startswith("3 of 4 ")
+    for reason in ("wide: ", "model.embedding_size=11", "which: pretrain.vectors is empty", "no/such/vectors"):
+        assert reason in message
 
 
 def test_reason_of_several_variations_is_reported_once(made: Path) -> None:
     variations = {"a": {}, "b": {"finetune": {"train.batch_size": 3}}}
-    with pytest.raises(UserError, match=r"2 of 2 .* \(1\) a, b: .*label 'z' "):
-        checked(made, finetune=task(made, test=str(made / "strange.csv")), variations=variations)
+    message = refused(made, finetune=task(made, test=str(made / "strange.csv")), variations=variations)
+    assert re.search(r"2 of 2 .* \(1\) a, b: .*label 'z' ", message)
 
 
 def test_corpora_with_different_tokenizers_are_refused_unless_allowed(made: Path) -> None:
     variations = {"one": {}, "two": {"pretrain": {"data.corpus": str(made / "other")}}}
-    with pytest.raises(UserError, match=r"corpus against .*other; .*different_token"):
-        checked(made, variations=variations)
+    assert re.search("corpus against .*other; .*different_token", refused(made, variations=variations))
     assert checked(made, variations=variations, different_tokenizers=True) == []
 
 
 def test_budget_beyond_the_corpus_is_reported_in_passes(made: Path) -> None:
-    from homespun.data.corpus import Corpus
-
     corpus = Corpus.open(made / "corpus")
     available = corpus.count_tokens(corpus.split(0.02, 0)[0])
     (note,) = checked(made, budget={"tokens": 5 * available})
@@ -156,8 +139,7 @@ def test_a_corpus_that_cannot_be_divided_is_refused(made: Path) -> None:
     tokenizer = Tokenizer.load(made / "corpus" / "tokenizer")
     build_corpus([Document(" ".join(TEXTS * 7))], tokenizer, made / "one", workers=1)
     variations = {"many": {}, "one": {"pretrain": {"data.corpus": str(made / "one")}}}
-    with pytest.raises(UserError, match=r"1 of 2 .* \(1\) one: corpus .*one document"):
-        checked(made, variations=variations)
+    assert re.search(r"1 of 2 .* \(1\) one: corpus .*one document", refused(made, variations=variations))
 
 
 def test_what_every_row_or_validation_would_fail_of_is_refused(made: Path) -> None:
@@ -167,15 +149,16 @@ def test_what_every_row_or_validation_would_fail_of_is_refused(made: Path) -> No
         "chosen": {"pretrain": {"train.best_metric": "acuracy"}},
         "judged": {"finetune": {"train.best_metric": "acuracy"}},
     }
-    with pytest.raises(UserError, match="4 of 4 ") as caught:
-        checked(made, finetune=task(made), variations=variations, budget={"steps": 1})
+    message = refused(made, finetune=task(made), variations=variations)
+    assert message.startswith("4 of 4 ")
+    metric = r"train\.best_metric=acuracy"
     for words in (
         "pairs: .*sentence ends",
-        "one row of 700001",
-        r"chosen: train\.best_metric=acuracy .*electra",
-        r"judged: train\.best_metric=acuracy .*classification",
+        "700001",
+        f"chosen: {metric} .*electra",
+        f"judged: {metric} .*classification",
     ):
-        assert re.search(words, str(caught.value))
+        assert re.search(words, message)
 
 
 def test_mistakes_of_a_comparison_are_listed_with_build_errors(made: Path) -> None:
@@ -194,8 +177,7 @@ def test_mistakes_of_a_comparison_are_listed_with_build_errors(made: Path) -> No
         r"\(3\) c: train\.budget\.steps .*\(4\) d: .* y .*\(5\) e: .*'topcs'.*'topics'.* "
         r"\(6\) g: electra-tiny: .*'model\.num_hidden_layer'.*'num_hidden_layers'\?$"
     )
-    with pytest.raises(UserError, match=listed):
-        checked(made, finetune=task(made), variations=variations, seeds=2)
+    assert re.search(listed, refused(made, finetune=task(made), variations=variations, seeds=2))
 
 
 @pytest.mark.parametrize(
@@ -221,15 +203,14 @@ def test_mistakes_of_a_comparison_are_listed_with_build_errors(made: Path) -> No
     ],
 )
 def test_a_space_is_built_before_it_is_searched(made: Path, space: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=f"2 of 2 .*{words}"):
-        checked(made, finetune=task(made), variations={"one": {}, "two": {}}, search={"space": space})
+    message = refused(made, finetune=task(made), variations={"one": {}, "two": {}}, search={"space": space})
+    assert re.search(f"2 of 2 .*{words}", message)
 
 
 def test_what_only_a_search_sets_is_not_missed(made: Path) -> None:
     space = {"pretrain.data.corpus": {"choices": [str(made / "corpus"), str(made / "other")]}}
     stage = {"recipe": "electra-tiny", "settings": {"data": {"max_length": 16}, **SMALL}}
-    with pytest.raises(UserError, match="different tokenizers"):
-        checked(made, pretrain=stage, search={"space": space})
+    assert "different tokenizers" in refused(made, pretrain=stage, search={"space": space})
     assert checked(made, pretrain=stage, search={"space": space}, different_tokenizers=True) == []
 
 
@@ -246,16 +227,13 @@ def test_what_only_a_search_sets_is_not_missed(made: Path) -> None:
 def test_the_measure_of_a_search_is_looked_at_before(made: Path, measure: str, tuned: bool, words: str) -> None:
     search = {"space": {"pretrain.model.hidden_dropout_prob": {"low": 0.0, "high": 0.5}}, "metric": measure}
     tree = {"search": search, "finetune": task(made)} if tuned else {"search": search}
-    if not words:
+    if words:
+        assert re.search(words, refused(made, **tree))
+    else:
         assert checked(made, **tree) == []
-        return
-    with pytest.raises(UserError, match=words):
-        checked(made, **tree)
 
 
 def test_variations_are_built_once_for_all_seeds(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from homespun.compare import checks
-
     built = []
     build = checks._build
     monkeypatch.setattr(checks, "_build", lambda trial, reader: (built.append(trial.subfolder), build(trial, reader)))

@@ -26,17 +26,18 @@ _FAST = {"health_check_period_ms": 300, "health_check_failure_threshold": 3, "he
 
 
 @pytest.fixture
-def two_nodes() -> Iterator[Any]:
-    """Two nodes of one processor, on this machine."""
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Two nodes of one processor, on this machine, whose stages are not trainings."""
     ray = pytest.importorskip("ray")
+    import fake_on_ray  # imports Ray
     from ray.cluster_utils import Cluster as Nodes
 
-    tests = str(Path(__file__).parent)
+    monkeypatch.setattr(cluster, "run_command", fake_on_ray.run_command)
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": _FAST})
     try:
         nodes.add_node(num_cpus=1)
-        variables = {"PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]), "FAKE_PAUSE": "0.2"}
-        environment = {"env_vars": variables}
+        environment = {"env_vars": {"PYTHONPATH": path, "FAKE_PAUSE": "0.2"}}
         ray.init(address=nodes.address, log_to_driver=False, logging_level="error", runtime_env=environment)
         yield nodes
     finally:
@@ -56,10 +57,7 @@ def compare(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Ray's own processes and files
-def test_trials_run_as_tasks_of_a_cluster(two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fake_on_ray  # imports Ray
-
-    monkeypatch.setattr(cluster, "run_command", fake_on_ray.run_command)
+def test_trials_run_as_tasks_of_a_cluster(two_nodes: Any, tmp_path: Path) -> None:
     names = ("good", "bad", "memory", "other")
     recipe = comparison(
         pretrain={"recipe": "good"},
@@ -86,12 +84,7 @@ def losses(run: Path) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Ray's own processes and files
-def test_a_trial_of_a_lost_worker_is_resumed(
-    two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    import fake_on_ray  # imports Ray
-
-    monkeypatch.setattr(cluster, "run_command", fake_on_ray.run_command)
+def test_a_trial_of_a_lost_worker_is_resumed(two_nodes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     names = ("first", "second", "third")
     recipe = comparison(
         pretrain={"recipe": "any", "settings": {"train.batch_size": 7}},

@@ -1,6 +1,8 @@
 """A comparison by the commands: real trainings, killed and resumed."""
 
+import contextlib
 import csv
+import io
 import json
 import os
 import random
@@ -22,6 +24,7 @@ from homespun.errors import UserError
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.slow
 WORDS = {"sport": "goal match team".split(), "money": "bond share price".split()}  # noqa: SIM905
 
 
@@ -32,24 +35,16 @@ def recipe(folder: Path) -> Path:
         csv.writer(file).writerows([("text", "label"), *texts])
     tokenizer = Tokenizer.train((text for text, _ in texts), kind="bpe", vocab_size=277)
     build_corpus((Document(text) for text, _ in texts), tokenizer, folder / "corpus", workers=1)
+    pretraining = {
+        "data": {"corpus": str(folder / "corpus"), "max_length": 16},
+        "model": {"hidden_size": 16, "embedding_size": 8, "intermediate_size": 24, "num_hidden_layers": 1},
+        "train": {"batch_size": 7, "checkpoint_every": 0.2},
+    }
+    data = {"train": str(folder / "texts.csv"), "test": str(folder / "texts.csv"), "max_length": 16}
     tree = {
         "kind": "compare",
-        "pretrain": {
-            "recipe": "electra-tiny",
-            "settings": {
-                "data": {"corpus": str(folder / "corpus"), "max_length": 16},
-                "model": {"hidden_size": 16, "embedding_size": 8, "intermediate_size": 24, "num_hidden_layers": 1},
-                "train": {"batch_size": 7, "checkpoint_every": 0.2},
-            },
-        },
-        "finetune": {
-            "topics": {
-                "settings": {
-                    "data": {"train": str(folder / "texts.csv"), "test": str(folder / "texts.csv"), "max_length": 16},
-                    "train.budget": {"epochs": 1},
-                },
-            },
-        },
+        "pretrain": {"recipe": "electra-tiny", "settings": pretraining},
+        "finetune": {"topics": {"settings": {"data": data, "train.budget": {"epochs": 1}}}},
         "variations": {"tuned": {}, "frozen": {"finetune": {"objective.frozen": True}}},
         "budget": {"steps": 150},
         "seeds": 1,
@@ -62,12 +57,8 @@ def recipe(folder: Path) -> Path:
 
 def started(out: Path) -> list[psutil.Process]:
     """The processes that work in a folder, but for the runner."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = " ".join(process.info["cmdline"] or ())
-        if str(out) in words and "homespun.compare.worker" in words:
-            found.append(process)
-    return found
+    lines = {process: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
+    return [process for process, line in lines.items() if str(out) in line and "homespun.compare.worker" in line]
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +86,6 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.slow
 def test_killed_comparison_is_complete_after_restart(compared: Path) -> None:
     output = json.loads((compared.parent / "said.json").read_text())
     assert (output["trials"], output["done"], output["failed"]) == (2, 2, [])
@@ -110,7 +100,6 @@ def test_killed_comparison_is_complete_after_restart(compared: Path) -> None:
         assert all(row["seconds_per_text"] > 0 and row["peak_bytes"] > 0 for row in record["inference"])
 
 
-@pytest.mark.slow
 def test_baselines_are_rows_of_the_comparison(compared: Path) -> None:
     content = json.loads((compared / "comparison.json").read_text())
     candidates = {row["name"]: row["kind"] for row in content["tasks"]["topics"]["contenders"]}
@@ -122,7 +111,6 @@ def test_baselines_are_rows_of_the_comparison(compared: Path) -> None:
     assert "baselines" not in result
 
 
-@pytest.mark.slow
 def test_nothing_is_run_again(compared: Path) -> None:
     logs = {path: path.stat().st_mtime_ns for path in compared.rglob("logs/*.log")}
     assert len(logs) == 1 + 2 + 2 + 1  # pretraining, two tasks, two measurements, the baselines
@@ -132,29 +120,17 @@ def test_nothing_is_run_again(compared: Path) -> None:
 
 
 def command(*words: str | Path) -> str:
-    import contextlib
-    import io
-
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         app([*map(str, words), "--json"], standalone_mode=False)
     return printed.getvalue()
 
 
-@pytest.mark.slow
 def test_a_model_is_measured_by_length(compared: Path) -> None:
-    result: dict[str, Any] = json.loads(
-        command("benchmark", compared / "trials/tuned/seed-0/topics", "--lengths", "5,16", "--batch-size", "3")
-    )
+    words = ("benchmark", compared / "trials/tuned/seed-0/topics", "--lengths")
+    result: dict[str, Any] = json.loads(command(*words, "5,16", "--batch-size", "3"))
     assert [(row["length"], row["batch_size"]) for row in result["inference"]] == [(5, 3), (16, 3)]
     assert result["parameters"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lengths", "words"),
-    [("a", "takes whole numbers"), ("0", "at least 1"), ("9999", "--lengths 9999 ")],
-)
-def test_lengths_that_cannot_be_measured(compared: Path, lengths: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        command("benchmark", compared / "trials/tuned/seed-0/topics", "--lengths", lengths)
+    for lengths, message in (("a", "takes whole numbers"), ("0", "at least 1"), ("9999", "--lengths 9999 ")):
+        with pytest.raises(UserError, match=message):
+            command(*words, lengths)

@@ -60,10 +60,9 @@ def test_too_small_budget_reports_least_memory_of_each() -> None:
 def test_planner_separates_misfits_from_other_mistakes() -> None:
     train = TrainConfig(budget=Budget(steps=1), batch_size=5)
     work = Workload(build=lambda: pytest.fail("not built"), batches=lambda rows: pytest.fail("no batch"), train=train)
+    prediction = Prediction(1, {}, Memory(0, 0, 0, 0, {}, 0, 97), 7, 0.0, 0.0, 3.0, 0)
     with pytest.raises(NothingFits):
-        choose(
-            work, memory=90, predict=lambda *_: Prediction(1, {}, Memory(0, 0, 0, 0, {}, 0, 97), 7, 0.0, 0.0, 3.0, 0)
-        )
+        choose(work, memory=90, predict=lambda *_: prediction)
 
 
 def test_planning_errors_are_not_reported_as_misfits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,29 +43,20 @@ def test_comparison_cost_is_compared_with_trials_by_hand(tmp_path: Path) -> None
     assert (result["trials"], result["by_hand"]) == (4, 1)
 
 
-def test_a_comparison_that_failed_is_no_measurement(tmp_path: Path) -> None:
+def test_what_is_no_measurement_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare_overhead, "prepare", lambda *_: None)
     with pytest.raises(SystemExit, match="not all trials"):
-        compare_overhead.summarize(finished(tmp_path / "out", "failed"), Took(1, 1), [Took(1, 1)])
+        compare_overhead.summarize(finished(tmp_path / "comparison", "failed"), Took(1, 1), [Took(1, 1)])
+    for words in (["--out", str(tmp_path)], ["--out", str(tmp_path / "new"), "--train", "a.csv"]):
+        with pytest.raises(SystemExit):
+            compare_overhead.run(words)
 
 
 def test_its_comparison_is_two_variations_with_two_seeds_by_steps(tmp_path: Path) -> None:
     tree = compare_overhead.comparison(tmp_path, (tmp_path / "a.csv", tmp_path / "b.csv"), 31, 0.5)
     made = trials(comparison(**{key: value for key, value in tree.items() if key != "kind"}))
-    assert [trial.subfolder for trial in made] == [
-        "replaced/seed-0",
-        "masked/seed-0",
-        "replaced/seed-1",
-        "masked/seed-1",
-    ]
+    expected = [f"{name}/seed-{seed}" for seed in (0, 1) for name in ("replaced", "masked")]
+    assert [trial.subfolder for trial in made] == expected
     for trial in made:
         assert "train.budget={steps: 31}" in trial.stages[0].settings
         assert f"data.test={tmp_path / 'b.csv'}" in trial.stages[1].settings
-
-
-def test_existing_comparison_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare_overhead, "prepare", lambda *_: None)
-    finished(tmp_path / "comparison")
-    with pytest.raises(SystemExit):
-        compare_overhead.run(["--out", str(tmp_path)])
-    with pytest.raises(SystemExit):
-        compare_overhead.run(["--out", str(tmp_path / "new"), "--train", "a.csv"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparing import FAKE, calls, comparison, records, run, runner_of
+from comparing import FAKE, calls, change_record, comparison, records, run, runner_of
 
 from homespun.commands.recipe import finetune_recipe
 from homespun.commands.trials import baseline_settings
@@ -33,43 +33,50 @@ def of(*recipes: str, **more: Any) -> Any:
     return comparison(**tree | {"variations": {name: {"pretrain": {"recipe": name}} for name in recipes}} | more)
 
 
+SHARED: dict[str, Any] = {"tuned": {}, "frozen": {"finetune": {"objective.frozen": True}}}
+ADDED: dict[str, Any] = {"cnn": {"finetune": {"objective.head": {"kind": "cnn"}}}}
+
+
+def pretrained(out: Path) -> list[str]:
+    return [name for name in calls(out) if name.endswith("pretrain")]
+
+
+def without_vectors(out: Path) -> None:
+    """Records as they were before there were vectors."""
+    for name, record in records(out).items():
+        del record["stages"]["pretrain"]["vectors"]
+        change_record(out, name, stages=record["stages"])
+
+
 def test_failed_trial_is_reported_and_others_continue(tmp_path: Path) -> None:
     result = run(of("bad", "crash", "memory", "good"), tmp_path)
-    found = records(tmp_path)
-    assert {name: record["status"] for name, record in found.items()} == {
-        "bad/seed-0": "failed",
-        "crash/seed-0": "failed",
-        "memory/seed-0": "failed",
-        "good/seed-0": "done",
-    }
-    assert found["bad/seed-0"]["why"] == "the corpus is empty; give another"
-    assert found["crash/seed-0"]["why"] == "ended with exit code 1: RuntimeError: 7 is not 11"
-    assert re.search("SIGKILL.* memory", found["memory/seed-0"]["why"])
-    assert all(found[f"{name}/seed-0"]["stage"] == "pretrain" for name in ("bad", "crash", "memory"))
+    found = {name.removesuffix("/seed-0"): record for name, record in records(tmp_path).items()}
+    states = {name: (record["status"], record["stage"]) for name, record in found.items() if name != "good"}
+    assert states == dict.fromkeys(("bad", "crash", "memory"), ("failed", "pretrain"))
+    assert found["bad"]["why"] == "the corpus is empty; give another"
+    assert found["crash"]["why"] == "ended with exit code 1: RuntimeError: 7 is not 11"
+    assert re.search("SIGKILL.* memory", found["memory"]["why"])
     assert (result["trials"], result["done"], len(result["failed"])) == (4, 1, 3)
-    stages = found["good/seed-0"]["stages"]
-    assert all(
-        stage["finished"] and stage["seconds"] > 0 and stage["processor_seconds"] > 0 for stage in stages.values()
-    )
-    assert found["good/seed-0"]["seconds"] == pytest.approx(sum(stage["seconds"] for stage in stages.values()))
+    assert found["good"]["status"] == "done"
+    stages = found["good"]["stages"].values()
+    for stage in stages:
+        assert stage["finished"]
+        assert stage["seconds"] > 0
+        assert stage["processor_seconds"] > 0
+    assert found["good"]["seconds"] == pytest.approx(sum(stage["seconds"] for stage in stages))
 
 
 def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
     recipe = of("bad", "good", benchmark={"lengths": [17]})
     run(recipe, tmp_path)
-    before = calls(tmp_path)
-    assert before == [
-        "baselines/topics",
-        "trials/bad/seed-0/pretrain",
-        "trials/good/seed-0/pretrain",
-        "trials/good/seed-0/topics",
-    ]
+    trained = ["bad/seed-0/pretrain", "good/seed-0/pretrain", "good/seed-0/topics"]
+    expected = ["baselines/topics", *(f"trials/{name}" for name in trained)]
+    assert calls(tmp_path) == expected
     result = run(recipe, tmp_path)
-    assert calls(tmp_path) == before
+    assert calls(tmp_path) == expected
     assert (result["done"], len(result["failed"])) == (1, 1)
-    assert records(tmp_path)["good/seed-0"]["inference"] == [
-        {"length": 17, "batch_size": 1, "seconds_per_text": 0.5, "peak_bytes": 19}
-    ]
+    (measured,) = records(tmp_path)["good/seed-0"]["inference"]
+    assert measured == {"length": 17, "batch_size": 1, "seconds_per_text": 0.5, "peak_bytes": 19}
 
 
 def test_what_failed_is_run_again_only_when_asked(tmp_path: Path) -> None:
@@ -83,52 +90,35 @@ def test_what_failed_is_run_again_only_when_asked(tmp_path: Path) -> None:
 
 
 def test_trials_with_equal_pretraining_share_one_run(tmp_path: Path) -> None:
-    recipe = of("good", variations={"tuned": {}, "frozen": {"finetune": {"objective.frozen": True}}}, seeds=2)
-    assert run(recipe, tmp_path, slots=2)["done"] == 4
-    started = calls(tmp_path)
-    assert [name for name in started if name.endswith("pretrain")] == [
-        "trials/tuned/seed-0/pretrain",
-        "trials/tuned/seed-1/pretrain",
-    ]
-    assert len([name for name in started if name.endswith("topics")]) == 4 + 1  # and the baselines
+    assert run(of(variations=SHARED, seeds=2), tmp_path, slots=2)["done"] == 4
+    trials = tmp_path / "trials"
+    assert pretrained(tmp_path) == [f"trials/tuned/seed-{seed}/pretrain" for seed in (0, 1)]
+    assert len([name for name in calls(tmp_path) if name.endswith("topics")]) == 4 + 1  # and the baselines
     shared = records(tmp_path)["frozen/seed-1"]["stages"]["pretrain"]
     assert shared["shared_with"] == "tuned/seed-1"
-    path = tmp_path / "trials" / "frozen" / "seed-1" / shared["path"]
-    assert path.resolve() == tmp_path / "trials" / "tuned" / "seed-1" / "pretrain"
-    words = (tmp_path / "trials/frozen/seed-1/topics/calls.txt").read_text()
+    assert (trials / "frozen/seed-1" / shared["path"]).resolve() == trials / "tuned/seed-1/pretrain"
+    words = (trials / "frozen/seed-1/topics/calls.txt").read_text()
     assert "objective.frozen=true" in words
-    assert f"--from {tmp_path}/trials/frozen/seed-1/../../tuned/seed-1/pretrain" in words
+    assert f"--from {trials}/frozen/seed-1/../../tuned/seed-1/pretrain" in words
 
 
 def test_word_vectors_are_handed_on_and_part_what_is_shared(tmp_path: Path) -> None:
-    with_vectors = {"pretrain": {"vectors": "glove"}}
-    recipe = of(
-        variations={
-            "drawn": {},
-            "begun": with_vectors,
-            "frozen": with_vectors | {"finetune": {"objective.frozen": True}},
-        }
-    )
+    glove = {"pretrain": {"vectors": "glove"}}
+    recipe = of(variations={"drawn": {}, "begun": glove, "frozen": glove | SHARED["frozen"]})
     assert run(recipe, tmp_path)["done"] == 3
     found = records(tmp_path)
     assert "shared_with" not in found["begun/seed-0"]["stages"]["pretrain"]
     assert found["frozen/seed-0"]["stages"]["pretrain"]["shared_with"] == "begun/seed-0"
     assert "--vectors glove" in (tmp_path / "trials/begun/seed-0/pretrain/calls.txt").read_text()
     assert "--vectors" not in (tmp_path / "trials/drawn/seed-0/pretrain/calls.txt").read_text()
-    for path in tmp_path.glob("trials/*/*/trial.json"):  # as records were before there were vectors
-        record = json.loads(path.read_text())
-        del record["stages"]["pretrain"]["vectors"]
-        path.write_text(json.dumps(record))
+    without_vectors(tmp_path)
     with pytest.raises(UserError, match=r"None .*glove"):
         run(recipe, tmp_path)
 
 
 def test_record_without_vectors_resumes(tmp_path: Path) -> None:
     run(of("good"), tmp_path)
-    path = tmp_path / "trials/good/seed-0/trial.json"
-    record = json.loads(path.read_text())
-    del record["stages"]["pretrain"]["vectors"]
-    path.write_text(json.dumps(record))
+    without_vectors(tmp_path)
     assert run(of("good"), tmp_path)["done"] == 1
 
 
@@ -137,14 +127,6 @@ def test_trial_reports_failed_shared_pretraining(tmp_path: Path) -> None:
     run(recipe, tmp_path)
     why = records(tmp_path)["b/seed-0"]["why"]
     assert re.search("^a/seed-0.* the corpus is empty; give another$", why)
-
-
-SHARED: dict[str, Any] = {"tuned": {}, "frozen": {"finetune": {"objective.frozen": True}}}
-ADDED: dict[str, Any] = {"cnn": {"finetune": {"objective.head": {"kind": "cnn"}}}}
-
-
-def pretrained(out: Path) -> list[str]:
-    return [name for name in calls(out) if name.endswith("pretrain")]
 
 
 def test_added_variant_shares_finished_pretraining(tmp_path: Path) -> None:
@@ -171,9 +153,7 @@ def test_added_variant_shares_started_pretraining(tmp_path: Path) -> None:
 def test_a_trial_whose_shared_pretraining_was_deleted_makes_its_own(tmp_path: Path, lost: str) -> None:
     run(of(variations=SHARED), tmp_path)
     shutil.rmtree(tmp_path / "trials/tuned/seed-0" / lost)
-    path = tmp_path / "trials/frozen/seed-0/trial.json"
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps(record | {"status": "waiting"}))  # of whatever came after
+    change_record(tmp_path, "frozen/seed-0", status="waiting")  # of whatever came after
     variations = SHARED if lost else {"frozen": SHARED["frozen"]}
     assert run(of(variations=variations), tmp_path)["done"] == len(variations)
     shared = records(tmp_path)["frozen/seed-0"]["stages"]["pretrain"]
@@ -338,9 +318,6 @@ def test_overhead_is_what_measuring_and_running_took(tmp_path: Path) -> None:
     assert result["overhead"]["processor_seconds"] >= sum(r["overhead"]["processor_seconds"] for r in found) > 0
 
 
-# the folder
-
-
 def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
     run(of("good"), tmp_path)
     changed = of("good", pretrain={"recipe": "good", "settings": {"train.batch_size": 13}})
@@ -379,8 +356,7 @@ def test_more_seeds_and_variations_may_be_added(tmp_path: Path) -> None:
 
 def test_a_record_of_another_version_is_refused(tmp_path: Path) -> None:
     run(of("good"), tmp_path)
-    path = tmp_path / "trials/good/seed-0/trial.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 7}))
+    change_record(tmp_path, "good/seed-0", version=7)
     with pytest.raises(UserError, match=r"trial\.json .*version 7.* 1; .*--out"):
         run(of("good"), tmp_path)
 
@@ -394,19 +370,20 @@ def test_a_record_cut_short_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "letters.txt").write_text("dear")
-    with pytest.raises(UserError, match="other things"):
-        run(of("good"), tmp_path)
-    with pytest.raises(UserError, match="is a file"):
-        run(of("good"), tmp_path / "letters.txt")
-    with pytest.raises(UserError, match="is a file"):
-        run_comparison(of("good"), tmp_path / "letters.txt" / "under")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "letters.txt").write_text("dear")
-    for out, output in ((tmp_path / "other", "other things in it"), (tmp_path / "new", "cannot be built")):
-        with pytest.raises(UserError, match=output):
-            run_comparison(of("good"), out)
-    assert [path.name for path in (tmp_path / "other").iterdir()] == ["letters.txt"]  # no lock
+    letters, other = tmp_path / "letters.txt", tmp_path / "other"
+    other.mkdir()
+    for path in (letters, other / "letters.txt"):
+        path.write_text("dear")
+    for start, out, message in (
+        (run, tmp_path, "other things"),
+        (run, letters, "is a file"),
+        (run_comparison, letters / "under", "is a file"),
+        (run_comparison, other, "other things"),
+        (run_comparison, tmp_path / "new", "cannot be built"),
+    ):
+        with pytest.raises(UserError, match=message):
+            start(of("good"), out)
+    assert [path.name for path in other.iterdir()] == ["letters.txt"]  # no lock
     assert not (tmp_path / "new").exists()
 
 
@@ -434,35 +411,26 @@ def test_one_runner_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         run_comparison(of("good"), tmp_path)
 
 
-# processes
-
-
-def test_a_stage_ends_with_what_started_it(tmp_path: Path) -> None:
-    code = (
-        "import time; from homespun.compare.worker import exit_with_parent; exit_with_parent(); "
-        "print('up', flush=True); time.sleep(600)"
-    )
+def started(tmp_path: Path, *lines: str) -> Process:
+    """A process that runs the lines and then waits."""
+    code = "\n".join(["import signal, sys, time", *lines, "print('up', flush=True)", "time.sleep(600)"])
     process = Process(Command((), tmp_path / "log"), (sys.executable, "-c", code), {})
     deadline = time.monotonic() + 60
     while "up" not in process.output() and time.monotonic() < deadline:
         time.sleep(0.02)
+    return process
+
+
+def test_a_stage_ends_with_what_started_it(tmp_path: Path) -> None:
+    process = started(tmp_path, "from homespun.compare.worker import exit_with_parent", "exit_with_parent()")
     assert process.poll() is None
-    pipe = process._process.stdin
-    pipe.close()  # as the system does when the starter ends
-    while process._process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert process._process.returncode == -signal.SIGKILL
+    process._process.stdin.close()  # as the system does when the starter ends
+    assert process._process.wait(60) == -signal.SIGKILL
 
 
 def test_a_process_is_asked_to_stop_alone(tmp_path: Path) -> None:
-    code = (
-        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3)); "
-        "print('up', flush=True); time.sleep(600)"
-    )
-    process = Process(Command((), tmp_path / "log"), (sys.executable, "-c", code), {})
+    process = started(tmp_path, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))")
     assert os.getpgid(process._process.pid) != os.getpgrp()  # a Ctrl-C in the terminal does not reach it
-    while "up" not in process.output():
-        time.sleep(0.02)
     process.stop()
     while (outcome := process.poll()) is None:
         time.sleep(0.02)
@@ -527,8 +495,7 @@ def test_how_far_a_run_is(tmp_path: Path) -> None:
 def test_how_far_a_run_of_several_trainings_is(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seeds: 2\nfolds: null\ntrain_sizes: [13, 61, all]\n")
     for name, share in (("first", 1.0), ("second", 0.25)):
-        (tmp_path / "trials" / name).mkdir(parents=True)
-        (tmp_path / "trials" / name / "metrics.jsonl").write_text(json.dumps({"event": "step", "share": share}))
+        write_step(tmp_path / "trials" / name, share)
     (tmp_path / "trials" / "first" / "result.json").write_text("{}")
     assert share_of_run(tmp_path) == pytest.approx(1.25 / 6)
 

@@ -15,27 +15,18 @@ def searching(**space: Any) -> dict[str, Any]:
     return {"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": space}}}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        3,
-        1e-5,
-        0.25,
-        True,
-        None,
-        "text",
-        "1e5",
-        "",
-        "a: b",
-        [1, 2],
-        {"kind": "lsh", "seed": 3},
-        {"steps": 11},
-        "yes",
-        "é",
-    ],
-)
-def test_values_are_read_back_as_they_were(value: Any) -> None:
-    assert override({}, [f"a.b={to_yaml(value)}"]) == {"a": {"b": value}}
+def grid(key: str, *values: Any) -> dict[str, Any]:
+    return {"pretrain": PRETRAIN, "grid": {key: [*values]}}
+
+
+def varied(name: str, **changes: Any) -> dict[str, Any]:
+    return {"pretrain": PRETRAIN, "variations": {name: changes}}
+
+
+def test_values_are_read_back_as_they_were() -> None:
+    numbers, words = (3, 1e-5, 0.25, True, None), ("text", "1e5", "", "a: b", "yes", "é")
+    for value in (*numbers, *words, [1, 2], {"kind": "lsh", "seed": 3}, {"steps": 11}):
+        assert override({}, [f"a.b={to_yaml(value)}"]) == {"a": {"b": value}}
 
 
 def test_every_variation_meets_every_point_of_the_grid_and_every_seed() -> None:
@@ -52,15 +43,8 @@ def test_every_variation_meets_every_point_of_the_grid_and_every_seed() -> None:
     assert [trial.seed for trial in made] == [17] * 12 + [18] * 12  # a comparison cut short has something of everything
     assert made[5].subfolder == "bert-num_hidden_layers=3-batch_size=13/seed-17"
     assert made[5].variant.varied == {"pretrain.model.num_hidden_layers": 3, "pretrain.train.batch_size": 13}
-    assert made[5].settings == {
-        "pretrain": [
-            "data.corpus=here",
-            "model.num_hidden_layers=3",
-            "train.batch_size=13",
-            "train.seed=17",
-            "train.budget={steps: 19}",
-        ]
-    }
+    changed = ["model.num_hidden_layers=3", "train.batch_size=13", "train.seed=17", "train.budget={steps: 19}"]
+    assert made[5].settings == {"pretrain": ["data.corpus=here", *changed]}
     assert "model.preset=reformer-mini" in made[6].settings["pretrain"]
     assert len({trial.subfolder for trial in made}) == 24
 
@@ -173,11 +157,8 @@ def test_grid_and_search_choose_recipe_model_and_vectors() -> None:
         ("albert-mini", None, "words.bin"),
     ]
     assert {second.recipe for _, second in made} == {"classify-frozen"}
-    assert {s for first, _ in made for s in first.settings} == {
-        "data.corpus=here",
-        "train.batch_size=7",
-        "train.seed=0",
-    }
+    settings = {setting for first, _ in made for setting in first.settings}
+    assert settings == {"data.corpus=here", "train.batch_size=7", "train.seed=0"}
     (found,) = trials(comparison(pretrain=PRETRAIN, seeds=1), found={"base": {"pretrain.recipe": "bert-mini"}})
     assert found.stages[0].recipe == "bert-mini"
 
@@ -188,66 +169,44 @@ def test_names_may_be_as_long_as_those_of_folders() -> None:
     assert comparison(start_from="x", finetune={"b" * 248: {}}).finetune
 
 
+RESERVED = ("pretrain", "logs", "trial.json")
+
+
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
         ({}, "nothing to compare"),
-        ({"pretrain": {"recipe": "bert-mini"}, "start_from": "x"}, "leave out pretrain or start_from"),
+        ({"pretrain": {"recipe": "bert-mini"}, "start_from": "x"}, "pretrain or start_from"),
         ({"finetune": TASK}, "start_from"),
-        ({"pretrain": PRETRAIN, "variations": {"a/b": {}}}, "'a/b' "),
-        ({"pretrain": PRETRAIN, "variations": {"..": {}}}, "not a name"),
-        ({"pretrain": PRETRAIN, "grid": {"model.hidden_size": [3]}}, r"begin with pretrain\."),
-        ({"pretrain": PRETRAIN, "grid": {"pretrain.model.hidden_size": []}}, "has no values"),
-        (
-            {"pretrain": PRETRAIN, "grid": {"tasks.topcs.data.max_length": [3]}, "finetune": TASK},
-            "did you mean 'topics'",
-        ),
-        ({"pretrain": PRETRAIN, "variations": {"a": {"tasks": {"x": {}}}}, "finetune": TASK}, "no task 'x'"),
-        ({"pretrain": PRETRAIN, "varations": {}}, "did you mean 'variations'"),
-        ({"pretrain": PRETRAIN, "variations": {"a": {"pretrain": {"train.seed": 3}}}}, r"train\.seed"),
-        ({"pretrain": PRETRAIN, "budget": {"stepps": 3}}, "did you mean 'steps'"),
-        (
-            {"pretrain": PRETRAIN, "budget": {"steps": 3}, "grid": {"pretrain.train.budget.steps": [3, 5]}},
-            "budget",
-        ),
-        (
-            {"pretrain": PRETRAIN, "finetune": TASK, "variations": {"a": {"start_from": "x", "pretrain": {"y": 1}}}},
-            "without pretraining, .*y ",
-        ),
-        ({"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": {"low": 3, "high": 2}}}}, "below high"),
-        ({"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": {"choices": [2]}}}}, "choices"),
-        (
-            searching(low=0.5, high=8, integer=True, log=True),
-            "^test: search.space.pretrain.x: low=0.5 .*integer",
-        ),
+        (varied("a/b"), "'a/b' "),
+        (varied(".."), "not a name"),
+        (varied("a" * 256), "256 characters.* 255"),
+        (varied("a", pretrain={"train.seed": 3}), r"train\.seed"),
+        (varied("a", pretrain={"vectors": 7}), "vectors=7 "),
+        (varied("a", tasks={"x": {}}) | {"finetune": TASK}, "no task 'x'"),
+        (varied("a", start_from="x", pretrain={"y": 1}) | {"finetune": TASK}, "without pretraining, .*y "),
+        ({"pretrain": PRETRAIN, "varations": {}}, "'variations'"),
+        ({"pretrain": PRETRAIN, "budget": {"stepps": 3}}, "'steps'"),
+        (grid("model.hidden_size", 3), r"begin with pretrain\."),
+        (grid("pretrain.model.hidden_size"), "has no values"),
+        (grid("tasks.topcs.data.max_length", 3) | {"finetune": TASK}, "'topics'"),
+        (grid("finetune.data.max_length", 3), "finetune.data.* needs finetune"),
+        (grid("pretrain.recipe", 7), "recipe=7 "),
+        (grid("pretrain.train.budget.steps", 3, 5) | {"budget": {"steps": 3}}, "budget"),
+        (grid("pretrain.x", 1) | searching(choices=[1, 2]), "grid .*search"),
+        (searching(low=3, high=2), "below high"),
+        (searching(choices=[2]), "choices"),
+        (searching(low=0.5, high=8, integer=True, log=True), "^test: search.space.pretrain.x: low=0.5 .*integer"),
         (searching(low=3, hihg=5), "'search.space.pretrain.x.hihg'.*'high'"),
         (searching(choices=3), r"^test: search.space.pretrain.x.choices: [^;]*valid list[^;]*$"),
-        ({"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": 5}}}, "pretrain.x: .*low .*high, .*choices"),
         (searching(low=1, high=7.5, integer=True), "high=7.5 .*integer"),
         (searching(low=0, high=3, log=True), "low=0 .*log"),
         (searching(low=3, high=3), "low=3 .*high=3"),
         (searching(low=3, high=float("inf")), "high"),
-        (
-            {"finetune": TASK, "search": {"space": {"pretrain.x": {"low": 3, "high": 5}}}},
-            "pretrain.x.* needs pretrain",
-        ),
-        ({"pretrain": PRETRAIN, "grid": {"finetune.data.max_length": [3]}}, "finetune.data.* needs finetune"),
-        ({"pretrain": PRETRAIN, "grid": {"pretrain.recipe": [7]}}, "recipe=7 "),
-        ({"pretrain": PRETRAIN, "variations": {"a": {"pretrain": {"vectors": 7}}}}, "vectors=7 "),
-        ({"pretrain": PRETRAIN, "variations": {"a" * 256: {}}}, "256 characters.* 255"),
+        (searching(low=3, high=5) | {"pretrain": None, "finetune": TASK}, "pretrain.x.* needs pretrain"),
+        ({"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": 5}}}, "pretrain.x: .*low .*high, .*choices"),
         ({"pretrain": PRETRAIN, "finetune": {"a" * 249: {}}}, "249 characters.* 248"),
-        *(
-            ({"pretrain": PRETRAIN, "finetune": {name: {}}}, f"a task cannot be named {name}")
-            for name in ("pretrain", "logs", "trial.json")
-        ),
-        (
-            {
-                "pretrain": PRETRAIN,
-                "grid": {"pretrain.x": [1]},
-                "search": {"space": {"pretrain.x": {"choices": [1, 2]}}},
-            },
-            "grid .*search",
-        ),
+        *(({"pretrain": PRETRAIN, "finetune": {name: {}}}, f"cannot be named {name}") for name in RESERVED),
     ],
 )
 def test_mistakes_are_named(tree: dict[str, Any], words: str) -> None:
