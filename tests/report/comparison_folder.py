@@ -64,14 +64,10 @@ def metrics_of(truth: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
 
 
 def _environment(machine: int) -> dict[str, Any]:
-    return {
-        "python": "3.12.7",
-        "packages": {"homespun": "0.1.0", "torch": "2.13.0" if machine == 0 else "2.12.1"},
-        "cpu": f"A processor of {2 + machine} GHz",
-        "cores": 2 + 6 * machine,
-        "memory_bytes": 16_100_000_000 + machine * 1_700_000_000,
-        "gpus": [],
-    }
+    packages = {"homespun": "0.1.0", "torch": "2.13.0" if machine == 0 else "2.12.1"}
+    machine_of = {"cpu": f"A processor of {2 + machine} GHz", "cores": 2 + 6 * machine, "gpus": []}
+    memory = 16_100_000_000 + machine * 1_700_000_000
+    return {"python": "3.12.7", "packages": packages, "memory_bytes": memory, **machine_of}
 
 
 def _run(path: Path, config: Mapping[str, Any], result: Mapping[str, Any], machine: int) -> None:
@@ -115,20 +111,12 @@ def _pretrain(path: Path, made: Made, index: int, seed: int, machine: int) -> No
             events.append({**event, "loss": total(terms), "losses": terms})
     events.append({"event": "end", "step": steps, "time": steps * step_seconds, "reason": "budget"})
     terms = losses(steps)
-    result = {
-        "kind": "pretrain",
-        "name": "pretrain",
-        "parameters": 3_000_017 + 1_000_003 * index,
-        "flops_per_token": 17_000_000 + 3_000_000 * index,
-        "steps": steps,
-        "tokens": steps * tokens,
-        "seconds": steps * step_seconds,
-        "seconds_per_step": step_seconds,
-        "tokens_per_second": tokens / step_seconds,
-        "peak_bytes": made.peak + 1e6 * seed,
-        "train": {**terms, "loss": total(terms)},
-        "validation": {"loss": total(terms), "losses": terms},
-    }
+    result = {"kind": "pretrain", "name": "pretrain", "parameters": 3_000_017 + 1_000_003 * index, "steps": steps}
+    result |= {"flops_per_token": 17_000_000 + 3_000_000 * index, "tokens": steps * tokens}
+    result |= {"seconds": steps * step_seconds, "seconds_per_step": step_seconds}
+    result |= {"tokens_per_second": tokens / step_seconds, "peak_bytes": made.peak + 1e6 * seed}
+    result["train"] = {**terms, "loss": total(terms)}
+    result["validation"] = {"loss": total(terms), "losses": terms}
     _run(path, config, result, machine)
     (path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
@@ -142,21 +130,12 @@ def _finetune(path: Path, made: Made, index: int, seed: int, machine: int, rows:
         "tfidf": answers(truth, 0.789, 5000, hard),
     }
     lengths = np.random.default_rng(3).lognormal(3.2, 0.6, rows).astype(int) + 3
-    result = {
-        "kind": "finetune",
-        "name": "phrasebank",
-        "start_from": str(path.parent / "pretrain"),
-        "parameters": 3_100_019 + 1_000_003 * index,
-        "seconds": 31.0 + index,
-        "peak_bytes": made.peak / 3,
-        "measured_on": "test",
-        "train": {"loss": 0.3 + 0.01 * index},
-        "validation": {"loss": 0.5 + 0.01 * index, "losses": {}},
-        "test": metrics_of(truth, predicted),
-        "seeds": [],
-        "baselines": {name: metrics_of(truth, labels) for name, labels in baselines.items()},
-        "lengths": length_statistics(lengths, classes=[LABELS[t] for t in truth]),
-    }
+    result = {"kind": "finetune", "name": "phrasebank", "start_from": str(path.parent / "pretrain"), "seeds": []}
+    result |= {"parameters": 3_100_019 + 1_000_003 * index, "seconds": 31.0 + index, "peak_bytes": made.peak / 3}
+    result |= {"train": {"loss": 0.3 + 0.01 * index}, "validation": {"loss": 0.5 + 0.01 * index, "losses": {}}}
+    result |= {"measured_on": "test", "test": metrics_of(truth, predicted)}
+    result["baselines"] = {name: metrics_of(truth, labels) for name, labels in baselines.items()}
+    result["lengths"] = length_statistics(lengths, classes=[LABELS[t] for t in truth])
     config = {"kind": "finetune", "seeds": 1, "train": {"seed": seed, "learning_rate": 3e-4}}
     _run(path, config, result, machine)
     (path / "predictions").mkdir()
@@ -196,28 +175,17 @@ def make_comparison(
             settings = [f"train.seed={seed}", *made.settings]
             if made.radius is not None:
                 settings.append(f"model.attention.radius={made.radius}")
-            inference = [
-                {
-                    "length": length,
-                    "batch_size": 1,
-                    "seconds_per_text": took * (1 + 0.007 * seed),
-                    "peak_bytes": 2e8 + length * 1e5 * (index + 1),
-                }
-                for length, took in zip((128, 512, 2048), made.latency, strict=True)
-            ]
+            inference = []
+            for length, took in zip((128, 512, 2048), made.latency, strict=True):
+                peak = 2e8 + length * 1e5 * (index + 1)
+                row = {"length": length, "batch_size": 1, "seconds_per_text": took * (1 + 0.007 * seed)}
+                inference.append(row | {"peak_bytes": peak})
             pretrained: dict[str, Any] = {"kind": "pretrain", "path": "pretrain", "seconds": made.seconds + seed}
             tuned: dict[str, Any] = {"kind": "finetune", "path": "phrasebank", "seconds": 40.0 + index + seed}
-            stages = {"pretrain": pretrained, "phrasebank": tuned}
-            write_trial(
-                trial,
-                name=made.name,
-                seed=seed,
-                settings={"pretrain": settings, "phrasebank": [f"train.seed={seed}"]},
-                status="done",
-                seconds=pretrained["seconds"] + tuned["seconds"] + 11.0,
-                stages=stages,
-                inference=inference,
-            )
+            done: dict[str, Any] = {"status": "done", "seconds": pretrained["seconds"] + tuned["seconds"] + 11.0}
+            done |= {"stages": {"pretrain": pretrained, "phrasebank": tuned}, "inference": inference}
+            given = {"pretrain": settings, "phrasebank": [f"train.seed={seed}"]}
+            write_trial(trial, name=made.name, seed=seed, settings=given, **done)
     for seed in range(seeds if failed else 0):
         why = "out of memory: killed by signal 9"
         trial = folder / "trials" / "giant" / f"seed-{seed}"
@@ -231,10 +199,23 @@ def write_trial(folder: Path, **values: Any) -> None:
     (folder / "trial.json").write_text(json.dumps({"version": 1, "settings": {}, "inference": [], "plan": {}} | values))
 
 
-def change_trial(folder: Path, **values: Any) -> None:
-    """Alter a trial.json."""
-    path = folder / "trial.json"
+def change(path: Path, **values: Any) -> None:
+    """Alter an object in a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def change_trial(folder: Path, **values: Any) -> None:
+    change(folder / "trial.json", **values)
+
+
+def without_tasks(folder: Path) -> Path:
+    """Leave out the fine-tuning of a comparison."""
+    recipe = folder / "comparison.yaml"
+    recipe.write_text(recipe.read_text().replace("finetune:", "ignored:"))
+    for trial in folder.glob("trials/*/*/trial.json"):
+        stages = json.loads(trial.read_text())["stages"]
+        change(trial, stages={"pretrain": stages["pretrain"]})
+    return folder
 
 
 def copy(folder: Path, to: Path) -> Path:

@@ -10,20 +10,10 @@ import numpy as np
 import pytest
 import yaml
 
-CLASSES = [
-    "torch",
-    "numpy",
-    "scipy",
-    "pandas",
-    "sklearn",
-    "matplotlib",
-    "sympy",
-    "networkx",
-    "jinja2",
-    "rich",
-    "pydantic",
-    "joblib",
-]
+from homespun.data.labels import Labels
+from homespun.metrics.classification import classification_metrics
+
+CLASSES = [*"abcdefghijkl"]
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +23,11 @@ def empty_figures() -> None:
 
 def _jsonl(path: Path, events: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+
+
+def _config(path: Path, config: dict[str, Any], settings: Mapping[str, Mapping[str, Any]] | None) -> None:
+    changed = config | {part: config.get(part, {}) | values for part, values in (settings or {}).items()}
+    (path / "config.yaml").write_text(yaml.safe_dump(changed, sort_keys=False, allow_unicode=True))
 
 
 def pretraining_run(
@@ -45,34 +40,27 @@ def pretraining_run(
     backbone: Mapping[str, Any] | None = None,
     end: str | None = "budget",
     result: bool = True,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    **more: Any,
 ) -> Path:
-    """A run with ELECTRA's terms; ``level`` raises its losses; without ``end`` or ``result`` it was killed."""
+    """A run with ELECTRA's terms; ``level`` raises its losses; without ``end`` or ``result`` it was killed.
+
+    ``settings`` change its config by section, and ``more`` its ``result.json``.
+    """
     path.mkdir(parents=True)
     name = name or path.name
     noise = np.random.default_rng(len(name))
+    sizes = {"kind": "encoder", "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2}
     config = {
         "data": {"corpus": "runs/quickstart/corpus", "max_length": 128, "validation": 0.02},
-        "model": {
-            "backbone": {
-                "kind": "encoder",
-                "hidden_size": 128,
-                "num_hidden_layers": 3,
-                "num_attention_heads": 2,
-                "attention": {"kind": "full"},
-                "residual": {"kind": "post"},
-                **(backbone or {}),
-            }
-        },
+        "model": {"backbone": sizes | {"attention": {"kind": "full"}, "residual": {"kind": "post"}} | (backbone or {})},
         "objective": {"kind": "electra", "probability": 0.15, "discriminator_weight": 50.0},
         "train": {"budget": {"time": 90.0, "tokens": None, "steps": None}, "batch_size": 32, "learning_rate": 5e-4},
     }
-    (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    environment = {
-        "machine": {"processor": "x86_64", "cores": 2, "memory_bytes": 16_000_000_000, "device": "cpu"},
-        "versions": {"python": "3.12.3", "homespun": "0.1.0", "torch": "2.13.0"},
-        "commit": None,
-    }
-    (path / "environment.json").write_text(json.dumps(environment))
+    _config(path, config, settings)
+    machine = {"processor": "x86_64", "cores": 2, "memory_bytes": 16_000_000_000, "device": "cpu"}
+    versions = {"python": "3.12.3", "homespun": "0.1.0", "torch": "2.13.0"}
+    (path / "environment.json").write_text(json.dumps({"machine": machine, "versions": versions, "commit": None}))
     events: list[dict[str, Any]] = [{"event": "start", "time": 0.0, "step": 0, "parameters": 4_213_507}]
 
     def losses(step: int, spread: float) -> dict[str, float]:
@@ -101,47 +89,25 @@ def pretraining_run(
     _jsonl(path / "metrics.jsonl", events)
     if result:
         terms = losses(steps, 0.0)
-        values = {
-            "kind": "pretrain",
-            "name": name,
-            "parameters": 4_213_507,
-            "steps": steps,
-            "tokens": steps * 4003,
-            "seconds": time,
-            "seconds_per_step": seconds_per_step,
-            "tokens_per_second": 4003 / seconds_per_step,
-            "peak_bytes": 412_345_678,
-            "train": {**terms, "loss": total(terms)},
-            "validation": {"loss": total(terms), "losses": terms, "metrics": {}},
-        }
-        (path / "result.json").write_text(json.dumps(values))
+        values = {"kind": "pretrain", "name": name, "parameters": 4_213_507, "peak_bytes": 412_345_678}
+        values |= {"steps": steps, "tokens": steps * 4003, "seconds": time}
+        values |= {"seconds_per_step": seconds_per_step, "tokens_per_second": 4003 / seconds_per_step}
+        values["train"] = {**terms, "loss": total(terms)}
+        values["validation"] = {"loss": total(terms), "losses": terms, "metrics": {}}
+        (path / "result.json").write_text(json.dumps(values | more))
     return path
 
 
 def make_metrics(labels: list[str], accuracy: float, *, rows: int = 1800, seed: int = 0) -> dict[str, Any]:
-    """Metrics of `homespun.metrics.classification` with about this accuracy."""
-    noise = np.random.default_rng(seed)
-    each = rows // len(labels)
-    counts = np.zeros((len(labels), len(labels)), dtype=int)
-    for i in range(len(labels)):
+    """Metrics of a classifier with about this accuracy."""
+    noise, classes, each = np.random.default_rng(seed), np.arange(len(labels)), rows // len(labels)
+    predicted = []
+    for index in classes:
         right = min(each, round(each * min(1.0, accuracy + 0.03 * noise.normal())))
         wrong = noise.multinomial(each - right, noise.dirichlet(np.full(len(labels) - 1, 0.4)))
-        counts[i] = np.insert(wrong, i, right)
-    recall = counts.diagonal() / counts.sum(axis=1)
-    precision = counts.diagonal() / counts.sum(axis=0).clip(min=1)
-    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-9)
-    return {
-        "rows": int(counts.sum()),
-        "accuracy": float(counts.trace() / counts.sum()),
-        "macro_f1": float(f1.mean()),
-        "weighted_f1": float(f1.mean()),
-        "log_loss": 0.31,
-        "per_class": {
-            label: {"precision": p, "recall": r, "f1": f, "support": each}
-            for label, p, r, f in zip(labels, precision.tolist(), recall.tolist(), f1.tolist(), strict=True)
-        },
-        "confusion": {"labels": labels, "counts": counts.tolist(), "percent": (100 * counts / each).tolist()},
-    }
+        predicted.append(np.repeat(classes, np.insert(wrong, index, right)))
+    truth = np.repeat(classes, each)
+    return classification_metrics(Labels(tuple(labels)), truth, np.concatenate(predicted)) | {"log_loss": 0.31}
 
 
 def finetuning_run(
@@ -152,10 +118,12 @@ def finetuning_run(
     tfidf: float = 0.868,
     rows: int = 1800,
     seeds: int = 3,
+    trainings: list[dict[str, Any]] | None = None,
     labels: list[str] | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
     **result: Any,
 ) -> Path:
-    """A classifier with seeds and baselines; ``result`` adds to ``result.json``."""
+    """A classifier with seeds and baselines; ``settings`` change its config, and ``result`` its ``result.json``."""
     path.mkdir(parents=True)
     labels = labels or CLASSES
     config = {
@@ -164,7 +132,7 @@ def finetuning_run(
         "data": {"train": "passages.csv", "text": "text", "label": "package"},
         "train": {"budget": {"time": 60.0}, "learning_rate": 3e-4},
     }
-    (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    _config(path, config, settings)
     (path / "environment.json").write_text(json.dumps({"versions": {"python": "3.12.3", "torch": "2.13.0"}}))
     events: list[dict[str, Any]] = [{"event": "start", "time": 0.0, "step": 0, "parameters": 4_215_052}]
     for step in range(1, 120):
@@ -176,32 +144,17 @@ def finetuning_run(
             events.append({**event, "losses": {"accuracy": 0.9}, "metrics": {"accuracy": 0.9}})
     events.append({"event": "end", "time": 60.0, "step": 119, "tokens": 119 * 3001, "reason": "early_stopping"})
     _jsonl(path / "metrics.jsonl", events)
-    tests = [make_metrics(labels, accuracy, rows=rows, seed=seed) for seed in range(seeds)]
+    tests = trainings or [make_metrics(labels, accuracy, rows=rows, seed=seed) for seed in range(seeds)]
     majority = make_metrics(labels, 1 / len(labels), rows=rows, seed=100)
-    values = {
-        "kind": "finetune",
-        "start_from": "runs/quickstart/window",
-        "measured_on": "test",
-        "name": name or path.name,
-        "parameters": 4_215_052,
-        "steps": 119,
-        "tokens": 119 * 3001,
-        "seconds": 60.0,
-        "seconds_per_step": 0.5,
-        "tokens_per_second": 6002.0,
-        "peak_bytes": 301_000_000,
-        "train": {"loss": 0.21},
-        "validation": {"loss": 0.33, "losses": {}, "metrics": {"accuracy": 0.9}},
-        "test": tests[0],
-        "seeds": tests if seeds > 1 else [],
-        "baselines": {"majority": majority, "tfidf": make_metrics(labels, tfidf, rows=rows, seed=101)},
-        "labels": labels,
-        "truncated": 37,
-        "task_description": "classification",
-        "count_titles": {"truncated": "Inputs truncated"},
-        **result,
-    }
-    (path / "result.json").write_text(json.dumps(values))
+    values = {"kind": "finetune", "name": name or path.name, "task_description": "classification", "labels": labels}
+    values |= {"start_from": "runs/quickstart/window", "measured_on": "test", "parameters": 4_215_052}
+    values |= {"steps": 119, "tokens": 119 * 3001, "seconds": 60.0, "peak_bytes": 301_000_000}
+    values |= {"seconds_per_step": 0.5, "tokens_per_second": 6002.0, "train": {"loss": 0.21}}
+    values |= {"validation": {"loss": 0.33, "losses": {}, "metrics": {"accuracy": 0.9}}}
+    values |= {"truncated": 37, "count_titles": {"truncated": "Inputs truncated"}}
+    values |= {"test": tests[0], "seeds": tests if len(tests) > 1 else []}
+    values["baselines"] = {"majority": majority, "tfidf": make_metrics(labels, tfidf, rows=rows, seed=101)}
+    (path / "result.json").write_text(json.dumps(values | result))
     return path
 
 

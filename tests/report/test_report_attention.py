@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,6 @@ def config_of(attention: dict[str, Any], **fields: Any) -> EncoderConfig:
 
 def dense(config: EncoderConfig, layer: int, length: int) -> np.ndarray:
     """(heads, length, length) bool: the reference table of one layer."""
-    import dataclasses
-
     sparse = build_attentions(config)[layer].kernel.sparse
     if sparse.global_tokens is not None:
         sparse = dataclasses.replace(sparse, global_tokens=dataclasses.replace(sparse.global_tokens, queries=True))
@@ -80,29 +79,31 @@ def test_exact_attention_is_drawn_as_its_table_has_it(attention: dict[str, Any],
             assert np.allclose(together * np.outer(sizes, sizes), pairs, atol=1e-3)
 
 
+def parts_of(attention: dict[str, Any], length: int, **fields: Any) -> list[dict[str, np.ndarray]]:
+    config = config_of(attention, **fields)
+    return compute_attention_map(build_attentions(config)[0], length, config).parts
+
+
 def test_parts_are_distinguished() -> None:
-    config = config_of(ATTENTIONS["blocks"])
-    parts = compute_attention_map(build_attentions(config)[0], 128, config).parts[1]
+    parts = parts_of(ATTENTIONS["blocks"], 128)[1]
     assert parts.keys() == {"near", "random", "global"}
     assert parts["global"][:16].all()
     assert parts["global"][:, -16:].all()
     assert parts["near"][40, 16:64].all()
     assert not parts["near"][40, 64:].any()
     assert parts["random"].any()
-    config = config_of(ATTENTIONS["full"])
-    assert compute_attention_map(build_attentions(config)[0], 13, config).parts[0].keys() == {"full"}
+    assert parts_of(ATTENTIONS["full"], 13)[0].keys() == {"full"}
 
 
 @EXACT
 @pytest.mark.parametrize("causal", [False, True])
 def test_trying_an_attention_out_finds_what_it_sees(attention: dict[str, Any], causal: bool) -> None:
-    if "global_tokens" in attention and attention["global_tokens"].get("projections"):
+    if attention.get("global_tokens", {}).get("projections"):
         pytest.skip("global tokens are computed outside of the kernel")
     config = config_of(attention, causal=causal)
     for layer, module in enumerate(build_attentions(config)):
-        assert np.array_equal(
-            probe_attention(module, 29, config).expand(HEADS, -1, -1).numpy(), dense(config, layer, 29)
-        )
+        found = probe_attention(module, 29, config).expand(HEADS, -1, -1).numpy()
+        assert np.array_equal(found, dense(config, layer, 29))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -122,19 +123,17 @@ def test_hashed_attention_is_tried_out(causal: bool) -> None:
 
 
 def test_hashed_attention_is_drawn_in_the_order_of_its_buckets() -> None:
-    config = config_of({"kind": "lsh", "chunk_length": 8, "num_hashes": 1})
-    one, other = (part["content"] for part in compute_attention_map(build_attentions(config)[0], 64, config).parts)
+    one, other = (part["content"] for part in parts_of({"kind": "lsh", "chunk_length": 8, "num_hashes": 1}, 64))
     query, key = np.ogrid[:64, :64]
     assert np.array_equal(one > 0, ((query // 8 - key // 8) % 8 <= 1) & (query != key))
     assert np.array_equal(one, other)
 
 
 def test_local_attention_is_no_matter_of_content() -> None:
-    config = config_of({"kind": "local", "chunk_length": 8}, causal=True)
-    (part,) = compute_attention_map(build_attentions(config)[0], 31, config).parts[0].items()
-    assert part[0] == "near"
+    ((kind, table),) = parts_of({"kind": "local", "chunk_length": 8}, 31, causal=True)[0].items()
+    assert kind == "near"
     query, key = np.ogrid[:31, :31]
-    assert np.array_equal(part[1] > 0, (key <= query) & (query // 8 - key // 8 <= 1))
+    assert np.array_equal(table > 0, (key <= query) & (query // 8 - key // 8 <= 1))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +141,7 @@ def test_local_attention_is_no_matter_of_content() -> None:
     [
         ({"kind": "linformer", "k": 17}, "17 projections"),
         ({"kind": "performer", "num_features": 19}, "19 random features"),
+        ({"kind": "paragraphs"}, "a vector a head\nand paragraph"),
     ],
 )
 def test_low_rank_attention_sees_all_through_few(attention: dict[str, Any], through: str) -> None:
@@ -164,16 +164,9 @@ def test_heads_of_another_size_are_tried_out(kind: str, size: int) -> None:
 
 
 def test_ngram_attention_sees_all_that_is_earlier() -> None:
-    config = config_of({"kind": "ngram"}, causal=True, head_size=7)
-    (part,) = compute_attention_map(build_attentions(config)[0], 23, config).parts[0].items()
-    assert part[0] == "full"
-    assert np.array_equal(part[1], np.tri(23))
-
-
-def test_attention_between_paragraphs_sees_all_through_a_vector_of_each() -> None:
-    config = config_of({"kind": "paragraphs"})
-    seen = compute_attention_map(build_attentions(config)[0], 23, config)
-    assert (seen.through, seen.shares) == ("a vector a head\nand paragraph", [1.0])
+    ((kind, table),) = parts_of({"kind": "ngram"}, 23, causal=True, head_size=7)[0].items()
+    assert kind == "full"
+    assert np.array_equal(table, np.tri(23))
 
 
 @EXACT
@@ -336,9 +329,3 @@ def test_plot_of_two_stacks_names_the_stack(tmp_path: Path) -> None:
 def test_errors_name_the_fix(source: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         show_attention(source, given.pop("overrides", ()), **given)
-
-
-def test_layers_are_integers() -> None:
-    done = CliRunner().invoke(app, ["show", "attention", "electra-mini", "--layers", "1,two"])
-    assert isinstance(done.exception, UserError)
-    assert "--layers takes whole numbers" in str(done.exception)

@@ -1,4 +1,3 @@
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,11 +33,8 @@ def off(before: float, after: float) -> dict[str, Any]:
 
 
 def run_with(path: Path, finetuning: Make, tests: list[dict[str, Any]], **result: Any) -> RunRecord:
-    tests = [{"accuracy": 0.9, "rows": 50, **test} for test in tests]
-    seeds = tests if len(tests) > 1 else []
-    file = finetuning(path, decision_rule={"temperature": 1.7}, test=tests[0], **result) / "result.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"seeds": seeds}))
-    return read_run(path)
+    trainings = [{"accuracy": 0.9, "rows": 50} | test for test in tests]
+    return read_run(finetuning(path, trainings=trainings, decision_rule={"temperature": 1.7}, **result))
 
 
 @pytest.mark.parametrize("others", [[], [off(0.3, 0.3)]])

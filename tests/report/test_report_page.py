@@ -58,9 +58,12 @@ class Parsed(HTMLParser):
 
 @pytest.mark.slow
 def test_a_comparison_has_everything_in_order(tmp_path: Path, pretraining: Make, finetuning: Make) -> None:
+    bert = {"folder": "full/hf", "architecture": "BertForMaskedLM", "notes": ["a note <b>"]}
+    none = {"folder": None, "architecture": None, "notes": ["no family has this encoder", "ask for ONNX"]}
+    window = {"attention": {"kind": "window", "radius": 31}}
     runs = [
-        pretraining(tmp_path / "full", steps=101),
-        pretraining(tmp_path / "window", steps=113, backbone={"attention": {"kind": "window", "radius": 31}}),
+        pretraining(tmp_path / "full", steps=101, export=bert),
+        pretraining(tmp_path / "window", steps=113, backbone=window, export=none),
         pretraining(tmp_path / "pre", steps=53, end="interrupted", result=False),
         finetuning(tmp_path / "packages"),
     ]
@@ -75,14 +78,15 @@ def test_a_comparison_has_everything_in_order(tmp_path: Path, pretraining: Make,
     parts += ["Settings that differ", "config.yaml of full", "Machine and versions"]
     positions = [text.index(part, text.index("</title>") if "</title>" in text else 0) for part in parts]
     assert positions == sorted(positions)
+    assert re.search("hf/ of full .*BertForMaskedLM .*a note <b>", text)
+    assert "window: no family has this encoder" in text
     out = tmp_path / "out"
     names = {file.name for file in (out / "tables").iterdir()}
     assert {"results.csv", "resources.csv", "losses-1.csv", "losses-2.csv", "confusion.csv", "per-class.csv"} <= names
     drawn = {file.name for file in (out / "plots").iterdir()}
     terms = ("generator", "discriminator", "overall")
-    assert {f"1-{term}-by-{axis}.{kind}" for term in terms for axis in ("step", "time") for kind in ("svg", "png")} <= (
-        drawn
-    )
+    curves = {f"1-{term}-by-{axis}" for term in terms for axis in ("step", "time")}
+    assert {f"{name}.{kind}" for name in curves for kind in ("svg", "png")} <= drawn
     linked = re.findall(r"\]\((plots/[^)]+)\)", (out / "report.md").read_text())
     assert linked
     assert all((out / link).is_file() for link in linked)
@@ -203,10 +207,9 @@ def test_a_report_that_fails_half_way_leaves_the_page_as_it_was(
 
 def test_a_file_in_the_way_is_one_line(tmp_path: Path, bare: Path) -> None:
     (tmp_path / "out").write_text("")
-    with pytest.raises(UserError, match="a file is in the way"):
-        write_report([bare], tmp_path / "out", title="t")
-    with pytest.raises(UserError, match="a file is in the way"):
-        write_report([bare], tmp_path / "out" / "deeper", title="t")
+    for out in (tmp_path / "out", tmp_path / "out" / "deeper"):
+        with pytest.raises(UserError, match="a file is in the way"):
+            write_report([bare], out, title="t")
 
 
 @pytest.mark.parametrize("metrics", ["", '{"event": "start", "step": 0, "time": 0, "parameters": 3}\n{"ev'])
@@ -294,19 +297,3 @@ def test_markdown_and_csv_cells() -> None:
     assert csv_text(table).splitlines()[0] == 'a|b,n,"pair, low","pair, high"'
     assert csv_text(table).splitlines()[-2:] == ["'-1,,,", "'=1,-2.0,,3"]
     assert escape("[x](y) *z*") == "\\[x\\](y) \\*z\\*"
-
-
-@pytest.mark.slow
-def test_exports_are_listed(tmp_path: Path, pretraining: Make) -> None:
-    exports = {
-        "bert": {"folder": "bert/hf", "architecture": "BertForMaskedLM", "notes": ["a note <b>"]},
-        "linformer": {"folder": None, "architecture": None, "notes": ["no family has this encoder", "ask for ONNX"]},
-    }
-    runs = []
-    for name, export in exports.items():
-        runs.append(pretraining(tmp_path / name, steps=11))
-        path = runs[-1] / "result.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"export": export}))
-    parsed = Parsed(write_report(runs, tmp_path / "report", title="Two").read_text(encoding="utf-8"))
-    assert re.search("hf/ of bert .*BertForMaskedLM .*a note <b>", parsed.text)
-    assert "linformer: no family has this encoder" in parsed.text

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from homespun.config import flatten
 from homespun.errors import UserError
 from homespun.report import tables
 from homespun.report.records import architecture, comparable, final_losses, loss_terms, read_run, read_runs
@@ -46,13 +45,11 @@ def test_steps_done_again_after_a_resume_replace_the_first_ones(tmp_path: Path) 
     def validation(n: int) -> dict[str, object]:
         return {"event": "validation", "step": n, "time": n * 2.0, "loss": 1.0}
 
-    lines = [
-        json.dumps(e) for e in ({"event": "start", "step": 0, "time": 0}, step(1, 5.0), step(2, 4.0), step(3, 3.0))
-    ]
+    first = [{"event": "start", "step": 0, "time": 0}, step(1, 5.0), step(2, 4.0), step(3, 3.0), validation(3)]
+    again = [{"event": "resume", "step": 1, "time": 2.0}, step(2, 4.5), validation(2)]
+    again += [{"event": "end", "step": 2, "reason": "interrupted"}]
     # a resumed run writes behind the line that the kill cut short
-    lines += [json.dumps(validation(3)), '{"event": "st{"event": "resume"']
-    lines += [json.dumps(e) for e in ({"event": "resume", "step": 1, "time": 2.0}, step(2, 4.5), validation(2))]
-    lines += [json.dumps({"event": "end", "step": 2, "reason": "interrupted"})]
+    lines = [*map(json.dumps, first), '{"event": "st{"event": "resume"', *map(json.dumps, again)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     run = read_run(tmp_path)
     assert [(point.step, point.value) for point in run.train["loss"]] == [(1.0, 5.0), (2.0, 4.5)]
@@ -106,31 +103,27 @@ def test_a_result_keeps_the_keys_that_it_was_made_with() -> None:
     assert Metrics(f1={"mean": 0.5, "std": 0.1}).spread("f1") == (0.5, 0.1)  # as earlier versions wrote folds
 
 
-def test_damaged_and_missing_files_are_one_line(tmp_path: Path) -> None:
+def test_missing_files_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none was given"):
         read_runs([])
-    with pytest.raises(UserError, match="not a folder"):
-        read_run(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="run's files"):
-        read_run(tmp_path)
-    (tmp_path / "result.json").write_text('{"name": "a"')
-    with pytest.raises(UserError, match="cut short"):
-        read_run(tmp_path)
-    (tmp_path / "result.json").write_text("[1]")
-    with pytest.raises(UserError, match="object, not list"):
+    for folder, message in ((tmp_path / "nowhere", "not a folder"), (tmp_path, "run's files")):
+        with pytest.raises(UserError, match=message):
+            read_run(folder)
+
+
+@pytest.mark.parametrize(("content", "message"), [('{"name": "a"', "cut short"), ("[1]", "object, not list")])
+def test_damaged_results_are_one_line(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(UserError, match=message):
         read_run(tmp_path)
 
 
 @pytest.mark.parametrize("version", [99, 0, "1", None])
 def test_a_result_of_another_version_is_one_line(tmp_path: Path, pretraining: Make, version: object) -> None:
-    path = pretraining(tmp_path / "run")
-    result = json.loads((path / "result.json").read_text())
-    before = read_run(path).summary
-    (path / "result.json").write_text(json.dumps(result | {"version": 1}))
-    assert read_run(path).summary == before
-    (path / "result.json").write_text(json.dumps(result | {"version": version}))
+    expected = read_run(pretraining(tmp_path / "a", name="run")).summary
+    assert read_run(pretraining(tmp_path / "b", name="run", version=1)).summary == expected
     with pytest.raises(UserError, match=rf"run/result\.json .*version {version!r}.* 1"):
-        read_run(path)
+        read_run(pretraining(tmp_path / "run", version=version))
 
 
 def test_runs_with_equal_names_get_distinct_names(tmp_path: Path, pretraining: Make) -> None:
@@ -146,12 +139,8 @@ def test_only_runs_with_the_same_terms_are_compared(tmp_path: Path, pretraining:
 
 
 def test_settings_that_differ(tmp_path: Path, pretraining: Make) -> None:
-    attention = {"kind": "window", "radius": 31}
-    paths = [
-        pretraining(tmp_path / "a", steps=11),
-        pretraining(tmp_path / "b", steps=11, backbone={"attention": attention}),
-    ]
-    runs = read_runs(paths)
+    window = {"attention": {"kind": "window", "radius": 31}}
+    runs = read_runs([pretraining(tmp_path / "a", steps=11), pretraining(tmp_path / "b", steps=11, backbone=window)])
     (table,) = tables.differences(runs)
     assert table.rows == (
         ("model.backbone.attention.kind", "full", "window"),
@@ -159,10 +148,6 @@ def test_settings_that_differ(tmp_path: Path, pretraining: Make) -> None:
     )
     assert architecture(runs[1]) == "3 layers × 128, 2 heads, window attention (radius 31)"
     assert tables.differences(runs[:1]) == []
-
-
-def test_flatten() -> None:
-    assert flatten({"a": {"b": 1, "c": {"d": [2]}}, "e": {}}) == {"a.b": 1, "a.c.d": [2], "e": {}}
 
 
 def test_lengths_by_split(tmp_path: Path, finetuning: Make) -> None:

@@ -1,4 +1,4 @@
-"""What an adapted run began with, as tables: each number once, and written as what it is."""
+"""Tables of adapted and converted models: each number once, many tensors in few rows, and none lost."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from homespun.report.records import read_run
-from homespun.report.transfer import adaptation
+from homespun.report.transfer import adaptation, conversion_tables
 from homespun.results import RunResult
 
 ONE = {"mlm": 6.5, "mlm_accuracy": 0.031}
@@ -46,3 +46,25 @@ def test_losses_stand_once_and_shares_are_shares(
     rows = [row for row in adaptation(record)[0].cells() if row[0].startswith(held_out)]
     assert all(name.endswith(when) for name, *_ in rows)
     assert [(name.removeprefix(held_out).removesuffix(when), *values) for name, *values in rows] == expected
+
+
+def test_layers_weights_and_biases_share_a_row() -> None:
+    names = {
+        "bert.words.weight": ("words.weight",),
+        **{f"bert.layer.{i}.query.{end}": (f"layers.{i}.query.{end}",) for i in range(3) for end in ("bias", "weight")},
+        "bert.layer.0.attn.weight": ("layers.0.key.weight", "layers.0.value.weight"),
+        "cls.bias": ("head.bias",),
+        "bert.table": ("table",),
+        "bert.scale.bias": ("scale.weight",),
+    }
+    mapped, dropped = conversion_tables({"mapped": names, "dropped": {"pooler.weight": "not used"}, "new": {}})
+    assert set(mapped.rows) == {
+        ("bert.words.weight", "words.weight", 1),
+        ("bert.layer.{0-2}.query.{weight,bias}", "layers.{0-2}.query.{weight,bias}", 6),
+        ("bert.layer.0.attn.weight", "layers.0.key.weight + layers.0.value.weight", 1),
+        ("cls.bias", "head.bias", 1),
+        ("bert.table", "table", 1),
+        ("bert.scale.bias", "scale.weight", 1),
+    }
+    assert sum(row[-1] for row in mapped.rows) == len(names)
+    assert dropped.rows == (("pooler.weight", "not used", 1),)
