@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from benchmarks import checkpoint, checkpoint_page
 
+pytestmark = pytest.mark.slow
+
 
 def trial(accuracy: float, name: str = "full", **fields: Any) -> dict[str, Any]:
     known = {
@@ -30,31 +32,21 @@ def page(trials: dict[str, dict[str, Any]]) -> str:
     return checkpoint_page.page({"trials": trials, "baselines": {"tfidf": {"accuracy": 0.917}}}, about)
 
 
-@pytest.mark.slow
 def test_means_and_deviations_over_the_seeds() -> None:
     trials = {"full-0": trial(0.93), "full-1": trial(0.94), "frozen-cnn-0": trial(0.9, "frozen-cnn")}
     found = checkpoint_page.summary(trials)
     assert found["full"] == {"seeds": 2, "accuracy": pytest.approx(0.935), "std": pytest.approx(0.00707, abs=1e-5)}
     assert found["frozen-cnn"] == {"seeds": 1, "accuracy": 0.9, "std": 0.0}
     assert "| 2 | 93.50 ± 0.71 |" in page(trials)
+    assert "no trial of `frozen-cnn` and `frozen-ffn`" in page({"full-0": trial(0.93)})
 
 
-@pytest.mark.slow
-def test_findings_need_all_trials() -> None:
-    markdown = page({"full-0": trial(0.93)})
-    assert "no trial of `frozen-cnn` and `frozen-ffn`" in markdown
-    few = {"frozen-cnn-0": trial(0.9, "frozen-cnn"), "frozen-ffn-0": trial(0.88, "frozen-ffn")}
-    assert "| holds | `frozen-cnn` 90.00, `frozen-ffn` 88.00 | +2.00 (" in page(few)
-    assert "1 and 1 seeds so far" in page(few)
-    near = few | {"frozen-ffn-0": trial(0.899, "frozen-ffn")}
-    assert "| cannot be decided | `frozen-cnn` 90.00" in page(near)
-    below = few | {"frozen-ffn-0": trial(0.95, "frozen-ffn")}
-    assert "| does not hold | `frozen-cnn` 90.00" in page(below)
-    best = few | {"full-0": trial(0.93)}
-    assert "`full` 93.00, `frozen-cnn` 90.00" in page(best)
+@pytest.mark.parametrize(("other", "verdict"), [(0.88, "holds"), (0.899, "cannot be decided"), (0.95, "does not hold")])
+def test_a_finding_compares_two_variants(other: float, verdict: str) -> None:
+    shown = page({"frozen-cnn-0": trial(0.9, "frozen-cnn"), "frozen-ffn-0": trial(other, "frozen-ffn")})
+    assert f"| {verdict} | `frozen-cnn` 90.00, `frozen-ffn` {100 * other:.2f} |" in shown
 
 
-@pytest.mark.slow
 def test_minutes_of_computed_and_of_found_vectors_are_not_mixed() -> None:
     trials = {
         "frozen-ffn-0": trial(0.9, "frozen-ffn", vectors_computed=2**30, seconds=600.0, processor_seconds=None),
@@ -63,7 +55,6 @@ def test_minutes_of_computed_and_of_found_vectors_are_not_mixed() -> None:
     assert "| 0.5 | 2.0 (10.0) | 2.0 |" in page(trials)
 
 
-@pytest.mark.slow
 def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = tmp_path / "checkpoint.json"
     checkpoint.write(results, {"trials": {"full-0": trial(0.93)}, "baselines": {"tfidf": {"accuracy": 0.917}}})
@@ -97,7 +88,6 @@ def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pyt
         checkpoint.run(words)
 
 
-@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, ...]] = []
     monkeypatch.setattr(checkpoint, "_homespun", lambda *words: ran.append(words))

@@ -167,14 +167,9 @@ def test_a_command_is_refused_while_another_writes_its_output(tmp_path: Path) ->
 
 def refused(*words: str) -> str:
     """The message of a command that is refused; one line of less than 500 printable characters."""
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; sys.argv[0] = 'homespun'; from homespun.cli import main; main()",
-        *words,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
+    program = "import sys; sys.argv[0] = 'homespun'; from homespun.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
     line, end, rest = done.stderr.partition("\n")
     assert (line[:7], end, rest) == ("error: ", "\n", "")
     assert line.isprintable()

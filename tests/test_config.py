@@ -6,18 +6,7 @@ import pytest
 import yaml
 from pydantic import Field, ValidationError
 
-from homespun.config import (
-    Config,
-    Count,
-    Duration,
-    dump,
-    json_schema,
-    override,
-    parse_count,
-    parse_duration,
-    read_yaml,
-    validate,
-)
+from homespun.config import Config, Count, Duration, dump, override, parse_count, parse_duration, read_yaml, validate
 from homespun.errors import UserError, nearest
 
 
@@ -65,9 +54,6 @@ def wrong(tree: dict) -> str:
     return message.removeprefix("recipe.yaml: ")
 
 
-# durations and counts
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [(90, 90), ("90", 90), ("90s", 90), ("20m", 1200), ("2h", 7200), ("1h30m", 5400), ("1.5d", 129600), (0.5, 0.5)],
@@ -84,42 +70,24 @@ def test_what_is_no_duration(text: object) -> None:
         parse_duration(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [(0, 0), (1000, 1000), ("1_000", 1000), ("250k", 250_000), ("10M", 10**7), ("1.5B", 1_500_000_000), ("1.1k", 1100)],
-)
-def test_counts(text: object, number: int) -> None:
-    assert parse_count(text) == number
+EXACT = {"0.29M": 290_000, "4.35M": 4_350_000, str(2**60 + 1): 2**60 + 1}  # floats are not
+
+
+def test_counts() -> None:
+    written = {0: 0, 1000: 1000, "1_000": 1000, "250k": 250_000, "10M": 10**7, "1.5B": 1_500_000_000, "1.1k": 1100}
+    for text, number in (written | EXACT).items():
+        assert parse_count(text) == number
 
 
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])
 def test_numbers_are_finite(number: float) -> None:
-    class Settings(Config):
-        rate: float = Field(default=1.0, ge=0)
-
-    with pytest.raises(UserError, match=r"rate: .*finite"):
-        validate(Settings, {"rate": number}, source="x")
+    assert re.search("rate: .*finite", wrong({"train": {"learning_rate": number}}))
 
 
 @pytest.mark.parametrize("text", ["", "k", "-5", "ten", True, None, 1.7, "1.7", "0.0001k"])
 def test_what_is_no_count(text: object) -> None:
     with pytest.raises(ValueError, match="not a count"):
         parse_count(text)
-
-
-def test_counts_are_exact_where_floats_are_not() -> None:
-    assert parse_count("0.29M") == 290_000
-    assert parse_count("4.35M") == 4_350_000
-    assert parse_count(str(2**60 + 1)) == 2**60 + 1
-
-
-def test_schema_allows_what_may_be_written() -> None:
-    assert json_schema(Duration)["type"] == ["number", "string"]
-    assert json_schema(Count)["type"] == ["integer", "string"]
-    assert json_schema(Recipe)["properties"]["part"]["discriminator"]["propertyName"] == "kind"
-
-
-# overriding
 
 
 def test_override_sets_nested_keys_and_leaves_the_original() -> None:
@@ -134,19 +102,16 @@ def test_override_sets_nested_keys_and_leaves_the_original() -> None:
 
 
 def test_override_reads_values_as_yaml_and_keeps_what_is_none() -> None:
-    result = override({}, ["a=true", "b=null", "c=0.5", "d=x=y", "e={f: 1}", "g='12'", "h=data/*.csv", "i=[unclosed"])
+    written = ["a=true", "b=null", "c=0.5", "d=x=y", "e={f: 1}", "g='12'", "h=data/*.csv", "i=[unclosed"]
+    written += ["j=!!python/object/apply:os.getcwd []", "k=~", "l=''", "m="]
     expected = {"a": True, "b": None, "c": 0.5, "d": "x=y", "e": {"f": 1}, "g": "12", "h": "data/*.csv"}
-    assert result == {**expected, "i": "[unclosed"}
+    expected |= {"i": "[unclosed", "j": "!!python/object/apply:os.getcwd []", "k": None, "l": "", "m": ""}
+    assert override({"b": 1, "m": 1}, written) == expected
 
 
 @pytest.mark.parametrize("text", ["|", ">", "#", "-", ":", "?", " ", "*", ";", ","])
 def test_override_takes_what_yaml_makes_nothing_of_as_it_stands(text: str) -> None:
     assert override({}, [f"data.separator={text}"]) == {"data": {"separator": text}}
-
-
-@pytest.mark.parametrize(("text", "value"), [("null", None), ("~", None), ("''", ""), ('""', ""), ("", "")])
-def test_override_takes_nothing_as_it_is_written(text: str, value: object) -> None:
-    assert override({"a": 1}, [f"a={text}"]) == {"a": value}
 
 
 def test_the_last_assignment_wins_and_null_is_no_wall() -> None:
@@ -164,56 +129,39 @@ def test_override_refuses_a_path_through_a_value() -> None:
         override({"train": {"seed": 3}}, ["train.seed.deep=1"])
 
 
-def test_override_runs_no_python_tag() -> None:
-    result = override({}, ["a=!!python/object/apply:os.getcwd []"])
-    assert result == {"a": "!!python/object/apply:os.getcwd []"}
-
-
-# validation
+@pytest.mark.parametrize(
+    ("tree", "key", "right"),
+    [
+        ({"trian": {}}, "trian", "train"),
+        ({"train": {"budjet": {}}}, "train.budjet", "budget"),
+        ({"train": {"budget": {"tokns": 5}}}, "train.budget.tokns", "tokens"),
+        ({"part": {"kind": "learned", "ofset": 1}}, "part.ofset", "offset"),
+        ({"part": {"kind": "window", "radios": 1}}, "part.radios", "radius"),
+        ({"maybe": {"kind": "window", "radios": 1}}, "maybe.radios", "radius"),
+        ({"parts": [{"kind": "window", "radios": 1}]}, "parts.0.radios", "radius"),
+        ({"part": {"kind": "window", "inner": {"kind": "learned", "ofset": 1}}}, "part.inner.ofset", "offset"),
+    ],
+)
+def test_wrong_keys_name_the_nearest_right_one(tree: dict, key: str, right: str) -> None:
+    assert wrong(tree) == f"unknown key '{key}'; did you mean '{right}'?"
 
 
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"trian": {}}, "unknown key 'trian'; did you mean 'train'?"),
-        ({"train": {"budjet": {}}}, "unknown key 'train.budjet'; did you mean 'budget'?"),
-        ({"train": {"budget": {"tokns": 5}}}, "unknown key 'train.budget.tokns'; did you mean 'tokens'?"),
-        ({"part": {"kind": "learned", "ofset": 1}}, "unknown key 'part.ofset'; did you mean 'offset'?"),
-        ({"part": {"kind": "window", "radios": 1}}, "unknown key 'part.radios'; did you mean 'radius'?"),
-        ({"maybe": {"kind": "window", "radios": 1}}, "unknown key 'maybe.radios'; did you mean 'radius'?"),
-        ({"parts": [{"kind": "window", "radios": 1}]}, "unknown key 'parts.0.radios'; did you mean 'radius'?"),
-        (
-            {"part": {"kind": "window", "inner": {"kind": "learned", "ofset": 1}}},
-            "unknown key 'part.inner.ofset'; did you mean 'offset'?",
-        ),
-        ({"part": {"kind": "windwo"}}, "part.kind: unknown kind 'windwo'; did you mean 'window'?"),
-        ({"part": {"kind": "zzz"}}, "part.kind: unknown kind 'zzz'; there are: learned, window"),
-        ({"part": {"radius": 3}}, "part: 'kind' is missing, which determines the other keys"),
-        ({"qqq": 1}, "unknown key 'qqq'; there are: corpus, maybe, part, parts, text, train"),
+        ({"part": {"kind": "windwo"}}, "^part.kind: .*'windwo'.*'window'"),
+        ({"part": {"kind": "zzz"}}, "^part.kind: .*'zzz'.*: learned, window$"),
+        ({"part": {"radius": 3}}, "^part: 'kind' is missing"),
+        ({"qqq": 1}, "'qqq'.*: corpus, maybe, part, parts, text, train$"),
+        ({"part": {"kind": "window", "radius": 0}}, "^part.radius: .* 1 .*given 0"),
+        ({"train": {"learning_rate": -1}}, "^train.learning_rate: .* 0 .*given -1"),
+        ({"text": 5}, "^text: .*given 5"),
+        ({1: 2}, "^1: .*given 1"),
+        ({"train": {"budget": {"time": "soon"}}}, "'soon' .*90s"),
     ],
 )
-def test_wrong_keys_name_the_nearest_right_one(tree: dict, message: str) -> None:
-    assert wrong(tree) == message
-
-
-@pytest.mark.parametrize(
-    ("tree", "message"),
-    [
-        (
-            {"part": {"kind": "window", "radius": 0}},
-            "part.radius: Input should be greater than or equal to 1 (given 0)",
-        ),
-        ({"train": {"learning_rate": -1}}, "train.learning_rate: Input should be greater than 0 (given -1)"),
-        ({"text": 5}, "text: Input should be a valid string (given 5)"),
-        ({1: 2}, "1: Keys should be strings (given 1)"),
-    ],
-)
-def test_errors_of_values_list_what_is_allowed(tree: dict, message: str) -> None:
-    assert wrong(tree) == message
-
-
-def test_errors_of_durations_show_the_format() -> None:
-    assert "'soon' is not a duration; write seconds or 90s" in wrong({"train": {"budget": {"time": "soon"}}})
+def test_errors_name_the_key_the_value_and_what_is_allowed(tree: dict, message: str) -> None:
+    assert re.search(message, wrong(tree))
 
 
 def test_every_problem_is_named_at_once() -> None:
@@ -233,9 +181,6 @@ def test_configs_are_frozen() -> None:
         config.text = "other"
 
 
-# files
-
-
 def test_dump_and_validate_are_inverse(tmp_path: Path) -> None:
     tree = {
         "train": {"budget": {"time": "1h30m", "tokens": "250k"}, "learning_rate": 5e-5},
@@ -252,10 +197,6 @@ def test_dump_and_validate_are_inverse(tmp_path: Path) -> None:
     assert dump(again) == dump(config)
     assert again.train.budget.time == 5400
     assert list(yaml.safe_load(dump(config))) == list(Recipe.model_fields)
-
-
-def test_dump_writes_defaults_out() -> None:
-    assert yaml.safe_load(dump(Recipe()))["part"] == {"kind": "learned", "offset": 0, "window": 0}
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,8 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`(src/\S+\.py)`:\n\n```python\n(.*?)^```", TEXT, re.M | re.S))
 CHANGES = re.findall(r"^```diff\n--- (\S+)\n(.*?)^```", TEXT, re.M | re.S)
-TINY = [
-    "model.hidden_size=16",
-    "model.intermediate_size=32",
-    "model.num_hidden_layers=2",
-    "model.num_attention_heads=2",
-]
+TINY = [f"model.{size}" for size in ("hidden_size=16", "intermediate_size=32")]
+TINY += [f"model.{count}=2" for count in ("num_hidden_layers", "num_attention_heads")]
 TINY += ["data.max_length=32", "train.batch_size=4", "train.budget={steps: 20}", "train.precision=float32"]
 
 FAMILY = """
@@ -73,20 +69,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     rows = "".join(f"{text},{9 if 'won' in text else 1}\n" for text in texts)
     (folder / "counts.csv").write_text("text,label\n" + rows, encoding="utf-8")
-    homespun(
-        folder,
-        "tokenizer",
-        "train",
-        "--input",
-        "texts.jsonl",
-        "--kind",
-        "wordpiece",
-        "--vocab-size",
-        "90",
-        "--out",
-        "tokenizer",
-    )
-    homespun(folder, "corpus", "build", "--input", "texts.jsonl", "--tokenizer", "tokenizer", "--out", "corpus")
+    read, sizes = ["--input", "texts.jsonl"], ["--kind", "wordpiece", "--vocab-size", "90"]
+    homespun(folder, "tokenizer", "train", *read, *sizes, "--out", "tokenizer")
+    homespun(folder, "corpus", "build", *read, "--tokenizer", "tokenizer", "--out", "corpus")
     return folder
 
 
@@ -123,9 +108,8 @@ def test_code_is_formatted_and_typed(copy: Path) -> None:
 
 
 def test_attention(copy: Path) -> None:
-    printed = python(
-        copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/models/test_invariants.py", "-k", "sigmoid"
-    )
+    words = ["-q", "-p", "no:cacheprovider", "tests/models/test_invariants.py", "-k", "sigmoid"]
+    printed = python(copy, "-m", "pytest", *words)
     assert len(re.findall(r"\.", printed.partition("[100%]")[0])) > 10
     settings = ["data.corpus=corpus", "model.attention.kind=sigmoid", *TINY]
     result = homespun(copy, "pretrain", "bert-mini", *settings, "objective.next_sentence=false", "--out", "sigmoid")
@@ -137,21 +121,14 @@ def test_objective_and_task(copy: Path) -> None:
     lines = map(json.loads, (copy / "skip" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     losses = [line["loss/skip"] for line in lines if "loss/skip" in line]
     assert losses[-1] < losses[0]
-    data = [
-        "data.kind=texts",
-        "data.train=counts.csv",
-        "data.test=counts.csv",
-        "objective={kind: count_regression, head: {kind: mean}}",
-    ]
+    data = ["data.kind=texts", "data.train=counts.csv", "data.test=counts.csv", "data.max_length=32"]
+    data += ["objective={kind: count_regression, head: {kind: mean}}"]
     training = ["train.budget.epochs=8", "train.batch_size=8", "train.optimizer.learning_rate=1e-2"]
-    given = ["finetune", "similarity", *data, *training, "data.max_length=32", "--from", "skip", "--out", "counts"]
+    given = ["finetune", "similarity", *data, *training, "--from", "skip", "--out", "counts"]
     result = homespun(copy, *given)
     test, baselines = result["test"], result["baselines"]
     assert test["poisson_deviance"] < baselines["mean"]["poisson_deviance"] / 2  # type: ignore[index]
-    predicted = python(
-        copy, "-m", "homespun", "predict", "counts", "--input", "counts.csv", "--out", "counts.jsonl", "--json"
-    )
-    assert json.loads(predicted)["rows"] == 200
+    assert homespun(copy, "predict", "counts", "--input", "counts.csv", "--out", "counts.jsonl")["rows"] == 200
     assert "poisson deviance" in (copy / "counts" / "report" / "index.html").read_text(encoding="utf-8").lower()
 
 

@@ -64,9 +64,8 @@ def test_scripts_are_short_and_tested() -> None:
 def test_classify_then_open_in_transformers(world: Path) -> None:
     pytest.importorskip("transformers")
     tables = ["--train", "train.csv", "--test", "test.csv", "--vocab-size", "300"]
-    printed = output(
-        world, "classify.py", "--texts", "texts.jsonl.gz", *tables, "--minutes", "0.05", "--out", "classify"
-    )
+    words = ["--texts", "texts.jsonl.gz", *tables, "--minutes", "0.05", "--out", "classify"]
+    printed = output(world, "classify.py", *words)
     assert re.search(r"classifier: \d+\.\d% on 30 test examples\nmajority: ", printed)
     printed = output(world, "to_transformers.py", "classify/pretrained", "--text", "The team won the league.")
     assert float(re.search(r"largest difference (\S+) over", printed)[1]) < 1e-4
@@ -80,19 +79,9 @@ def test_attentions(world: Path) -> None:
 
 def test_word_vectors(world: Path) -> None:
     pytest.importorskip("gensim")
+    sizes = ("--vocab-size", "60", "--size", "8")
     printed = output(
-        world,
-        "word_vectors.py",
-        "--texts",
-        "texts.jsonl.gz",
-        "--vocab-size",
-        "60",
-        "--words",
-        "team",
-        "--size",
-        "8",
-        "--out",
-        "vectors",
+        world, "word_vectors.py", "--texts", "texts.jsonl.gz", "--words", "team", *sizes, "--out", "vectors"
     )
     assert re.fullmatch(r"team: (\w+ -?\d\.\d\d, ){4}\w+ -?\d\.\d\d\n", printed)
 

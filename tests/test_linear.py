@@ -43,13 +43,9 @@ def test_features_of_a_fold_are_those_of_a_separate_fit(ngrams: tuple, paired: b
 def test_features_are_those_of_scikit_learn(block: Ngrams) -> None:
     known, _ = texts(30)
     unseen = [*texts(9, seed=1)[0], "", "a", "\u0130stanbul \t bread\u00a0 2,5 \ufb01 _", "xyz"]
-    expected = TfidfVectorizer(
-        analyzer=block.analyzer,
-        ngram_range=(block.shortest, block.longest),
-        min_df=block.min_texts,
-        sublinear_tf=True,
-        token_pattern=r"(?u)\b\w+\b" if block.analyzer == "word" else None,
-    ).fit(known)
+    options = {"token_pattern": r"(?u)\b\w+\b"} if block.analyzer == "word" else {}
+    options |= {"analyzer": block.analyzer, "ngram_range": (block.shortest, block.longest), "min_df": block.min_texts}
+    expected = TfidfVectorizer(**options, sublinear_tf=True).fit(known)
     found = block.fit(known)
     assert found.names == tuple(expected.get_feature_names_out())
     np.testing.assert_array_equal(found.transform(unseen).toarray(), expected.transform(unseen).toarray())

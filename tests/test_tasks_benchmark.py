@@ -11,6 +11,8 @@ from benchmarks import pair_contests, tasks
 from benchmarks.peer_loop import fit
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 
 def trial(score: float, seed: int = 0, **fields: Any) -> dict[str, Any]:
     machine = {"cpu": "a processor", "threads": "1", "torch": "2"}
@@ -23,7 +25,6 @@ def both(ours: list[float], peer: list[float]) -> dict[str, Any]:
     return made | {f"mrpc-peer-{seed}": trial(score, seed) for seed, score in enumerate(peer)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "peer", "reached"),
     [([0.90, 0.92], [0.91, 0.93], True), ([0.80, 0.801], [0.9, 0.902], False), ([0.95, 0.96], [0.9, 0.902], True)],
@@ -35,7 +36,6 @@ def test_a_figure_is_reached_within_a_deviation(ours: list[float], peer: list[fl
     assert f"| 2 and 2 | {'yes' if reached else 'no'} | 80.00 |" in tasks.page(both(ours, peer))
 
 
-@pytest.mark.slow
 def test_one_seed_is_no_result_and_a_missing_side_is_skipped(tmp_path: Path) -> None:
     assert "unknown with one seed" in tasks.page(both([0.9], [0.9]))
     assert "unknown with one seed" in tasks.page(both([0.9, 0.91], [0.95]))
@@ -45,7 +45,6 @@ def test_one_seed_is_no_result_and_a_missing_side_is_skipped(tmp_path: Path) -> 
     assert (tmp_path / "tasks.md").is_file()
 
 
-@pytest.mark.slow
 def test_the_time_of_a_stopped_trial_is_none(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"test": {"f1": 0.9}}', encoding="utf-8")
     found = tasks._ours(tmp_path, tmp_path, tasks.CONTESTS["mrpc"], {}, tasks.Training())
@@ -55,7 +54,6 @@ def test_the_time_of_a_stopped_trial_is_none(tmp_path: Path) -> None:
     assert "a trial, ours: 30 to 30." in tasks.page(made)
 
 
-@pytest.mark.slow
 def test_files_have_one_form(tmp_path: Path) -> None:
     folder = tmp_path / "mrpc"
     folder.mkdir()
@@ -75,16 +73,6 @@ def test_files_have_one_form(tmp_path: Path) -> None:
         pair_contests.stsb(tmp_path, tmp_path, None)
 
 
-@pytest.mark.slow
-def test_both_sides_have_the_same_settings() -> None:
-    given = tasks.Training(seed=7, epochs=2.0, precision="bf16").settings
-    assert "train.seed=7" in given
-    assert "train.precision=bf16" in given
-    assert "train.budget.epochs=2.0" in given
-    assert "train.optimizer.layer_decay=1.0" in given
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "kind"), [("float32", torch.float32), ("bf16", torch.bfloat16)])
 def test_the_peer_loop_trains_in_the_given_precision(precision: str, kind: torch.dtype) -> None:
     pytest.importorskip("transformers")

@@ -9,25 +9,27 @@ import torch
 from benchmarks import time_to_loss
 
 from homespun.commands.recipe import pretrain_recipe
-from homespun.data.corpus import build_corpus
+from homespun.data.corpus import Corpus, build_corpus
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_extension import with_sentinels
 
+pytestmark = pytest.mark.slow
 ARGUMENTS = ["spun-decoder", "qwen3", "--tokens", "1500", "--seeds", "2", "--rates", "1e-3", "2e-3"]
 TINY = ["--precision", "float32", "--set", "model.size=tiny", "train.batch_size=4"]
+
+
+def write_corpus(texts: list[str], tokenizer: Tokenizer, folder: Path) -> Corpus:
+    return build_corpus((Document(text, source=str(row)) for row, text in enumerate(texts)), tokenizer, folder)
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     texts = [" ".join(f"word{(7 * text + step * (text % 5 + 1)) % 41}" for step in range(400)) for text in range(13)]
-    tokenizer = Tokenizer.train(texts, kind="words", vocab_size=46)
-    documents = (Document(text, source=str(number)) for number, text in enumerate(texts))
-    build_corpus(documents, tokenizer, tmp_path / "data" / "financial")
+    write_corpus(texts, Tokenizer.train(texts, kind="words", vocab_size=46), tmp_path / "data" / "financial")
     return tmp_path
 
 
-@pytest.mark.slow
 def test_ours_and_a_peer_are_trained_on_the_same_tokens(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(time_to_loss.TEXTS, "financial", lambda shared, out: None)
     found = time_to_loss.run([*ARGUMENTS, *TINY, "--out", str(data)])
@@ -49,7 +51,6 @@ def test_ours_and_a_peer_are_trained_on_the_same_tokens(data: Path, monkeypatch:
     assert time_to_loss.run([*ARGUMENTS, *TINY, "--out", str(data)]) == found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("peer", "probability"), [("bert", 0.15), ("modernbert", 0.3)])
 def test_peers_mask_as_their_papers_did(peer: str, probability: float) -> None:
     name, *settings = time_to_loss.PEER_RECIPES[peer]
@@ -57,12 +58,10 @@ def test_peers_mask_as_their_papers_did(peer: str, probability: float) -> None:
     assert objective.probability == probability
 
 
-@pytest.mark.slow
 def test_held_out_rows_of_seq2seq_are_the_same_for_all_settings(tmp_path: Path) -> None:
     texts = [" ".join(f"word{(7 * text + step) % 41}" for step in range(700)) for text in range(13)]
     tokenizer = with_sentinels(Tokenizer.train(texts, kind="words", vocab_size=46), 100)
-    documents = (Document(text, source=str(number)) for number, text in enumerate(texts))
-    corpus = build_corpus(documents, tokenizer, tmp_path / "corpus")
+    corpus = write_corpus(texts, tokenizer, tmp_path / "corpus")
     held_out = []
     for settings in (
         ["objective.probability=0.3", "data.max_length=64"],
