@@ -4,25 +4,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from small_models import SIZES, kept, some_ids
 
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder
 from homespun.models.encoder import EncoderConfig
 
-VOCAB, MAXIMUM, HUGE = 53, 37, 10**30
+MAXIMUM, HUGE = 37, 10**30
 
 
 def build(attention: dict[str, Any], **fields: Any) -> Encoder:
-    sizes = {"vocab_size": VOCAB, "hidden_size": 44, "num_attention_heads": 2, "intermediate_size": 23}
-    config = {"num_hidden_layers": 2, "max_position_embeddings": MAXIMUM, "initializer_range": 0.3}
     torch.manual_seed(1)
-    encoder: Encoder = EncoderConfig.model_validate(sizes | config | fields | {"attention": attention}).build()
+    tree = SIZES | {"max_position_embeddings": MAXIMUM, "attention": attention} | fields
+    encoder: Encoder = EncoderConfig.model_validate(tree).build()
     return encoder.double().eval()
-
-
-def some_ids(*shape: int) -> Tensor:
-    return torch.randint(5, VOCAB, shape, generator=torch.Generator().manual_seed(1))
 
 
 def sparse(*patterns: dict[str, Any], **everywhere: int) -> dict[str, Any]:
@@ -53,7 +48,7 @@ def test_what_is_longer_than_the_text_is_all_of_it(
     longer: dict[str, Any], complete: dict[str, Any], causal: bool
 ) -> None:
     ids = some_ids(3, 29)
-    keep = torch.arange(29) < torch.tensor([[29], [17], [1]])
+    keep = kept(29, 29, 17, 1)
     found, expected = (build(kind, causal=causal)(ids, attention_mask=keep) for kind in (longer, complete))
     torch.testing.assert_close(found[keep], expected[keep])
 

@@ -127,12 +127,6 @@ def test_more_chunks_than_positions_are_refused() -> None:
         logits_of(model_with(POOLS[0]), pad_chunks(texts(6, 1), 0))
 
 
-def test_a_config_round_trip() -> None:
-    for head in POOLS:
-        config = model_config(head)
-        assert ModelConfig.model_validate(config.model_dump(mode="json")) == config
-
-
 def objective(long_inputs: Any, labels: Labels = LABELS, **fields: Any) -> ClassificationLoss:
     torch.manual_seed(4)
     config = model_config()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_models import RECURRENT_SIZES, SIZES, VOCAB, changed, kept, some_ids
 from torch import Tensor
 
 from homespun.errors import UserError
@@ -16,25 +17,12 @@ from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.heads import CausalLMHeadConfig
+from homespun.models.recurrent import RecurrentConfig
 from homespun.nn.cache import Cache
 from homespun.nn.layers import SequentialStack
 
-VOCAB, SOURCE, TARGET, START = 53, 13, 11, 3
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 44,
-    "num_attention_heads": 2,
-    "intermediate_size": 23,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 31,
-    "type_vocab_size": 0,
-    "initializer_range": 0.3,
-}
-DECODER: dict[str, Any] = {
-    "num_hidden_layers": 3,
-    "intermediate_size": 29,
-    "max_position_embeddings": 17,
-}
+SOURCE, TARGET, START = 13, 11, 3
+DECODER: dict[str, Any] = {"num_hidden_layers": 3, "intermediate_size": 29, "max_position_embeddings": 17}
 FULL: dict[str, Any] = {"kind": "full"}
 WINDOW: dict[str, Any] = {
     "kind": "sparse",
@@ -56,13 +44,21 @@ RESIDUALS: dict[str, dict[str, Any]] = {
 ENCODERS = {"window": WINDOW, "own": OWN, "performer": PERFORMER, "lsh": LSH}
 DECODERS = {"band": BAND, "performer": PERFORMER, "alternating": ALTERNATING}
 DECODING = [("post", "band"), ("reversible", "performer"), ("post", "alternating")]
+NGRAM: dict[str, Any] = {"kind": "ngram", "num_buckets": 6, "relative_max_distance": 9}
+
+
+def recurrent(cell: str, attention: str) -> EncoderDecoderConfig:
+    stack = RECURRENT_SIZES | {"kind": "recurrent", "cell": cell, "bidirectional": True}
+    decoder = {"hidden_size": 19, "attention": {"kind": attention}, "max_position_embeddings": 17}
+    return EncoderDecoderConfig.model_validate({"encoder": stack, "decoder": decoder, "decoder_start_token_id": START})
 
 
 def of(
-    residual: dict[str, Any], encoder: dict[str, Any], decoder: dict[str, Any], /, **more: Any
+    residual: dict[str, Any], encoder: dict[str, Any], decoder: dict[str, Any], /, ngram: int = 0, **more: Any
 ) -> EncoderDecoderConfig:
     tree = {
-        "encoder": SIZES | {"residual": residual, "attention": encoder},
+        "ngram": ngram,
+        "encoder": SIZES | {"type_vocab_size": 0, "residual": residual, "attention": encoder},
         "decoder": DECODER | {"attention": decoder} | more,
         "decoder_start_token_id": START,
     }
@@ -78,23 +74,25 @@ VARIANTS = {
     **{f"{name}-full-{decoder}": of(RESIDUALS[name], FULL, DECODERS[decoder]) for name, decoder in DECODING},
     "shared layers": of(RESIDUALS["pre"], FULL, FULL, num_hidden_groups=1),
     "two wirings": of(RESIDUALS["reversible"], FULL, FULL, residual={"kind": "post"}),
+    **{f"{name}-ngram": of(RESIDUALS[name], FULL, NGRAM, ngram=3) for name in ("post", "pre", "reversible")},
+    **{
+        f"{cell}-{attention}": recurrent(cell, attention)
+        for cell, attention in itertools.product(("rnn", "lstm", "gru"), ("additive", "none"))
+    },
 }
 every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
-REVERSIBLE = {name: config for name, config in VARIANTS.items() if config.encoder.residual.kind == "reversible"}
+
+
+def is_reversible(stack: EncoderConfig | RecurrentConfig) -> bool:
+    return isinstance(stack, EncoderConfig) and stack.residual.kind == "reversible"
+
+
+REVERSIBLE = {name: config for name, config in VARIANTS.items() if is_reversible(config.encoder)}
 
 
 def build(config: EncoderDecoderConfig, seed: int = 1) -> EncoderDecoder:
     torch.manual_seed(seed)
     return config.build().eval()
-
-
-def some_ids(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randint(5, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def kept(length: int, *lengths: int) -> Tensor:
-    """(batch, length) bool: texts of these lengths, padded on the right."""
-    return torch.arange(length) < torch.tensor(lengths)[:, None]
 
 
 SOURCE_KEEP, TARGET_KEEP = kept(SOURCE, SOURCE, 7, 1), kept(TARGET, 5, TARGET, 1)
@@ -123,17 +121,13 @@ def test_the_future_does_not_leak_and_every_token_reads_the_source(config: Encod
     ids, targets = IDS[:1], TARGETS[:1]
     plain = model(ids, decoder_input_ids=targets)
     for place in range(TARGET):
-        changed = targets.clone()
-        changed[0, place] = (changed[0, place] - 5 + 17) % (VOCAB - 5) + 5
-        moved = (model(ids, decoder_input_ids=changed) - plain).abs().amax(-1)[0] > 1e-9
+        moved = (model(ids, decoder_input_ids=changed(targets, place)) - plain).abs().amax(-1)[0] > 1e-12
         assert not moved[:place].any()
         assert moved[place]
         # a band of 3 reaches the next one at least
         assert place == TARGET - 1 or moved[place + 1]
     for place in range(SOURCE):
-        changed = ids.clone()
-        changed[0, place] = (changed[0, place] - 5 + 17) % (VOCAB - 5) + 5
-        assert ((model(changed, decoder_input_ids=targets) - plain).abs().amax(-1) > 1e-9).all()
+        assert ((model(changed(ids, place), decoder_input_ids=targets) - plain).abs().amax(-1) > 1e-12).all()
 
 
 def in_pieces(model: EncoderDecoder, pieces: list[int], cache: Cache) -> Tensor:
@@ -195,7 +189,8 @@ def test_reversible_layers_are_plain_autograd(config: EncoderDecoderConfig, monk
 def test_gradient_checkpointing_changes_nothing(config: EncoderDecoderConfig) -> None:
     model = build(config).train()
     calls: list[int] = []
-    model.decoder.layers[0].cross_attention.register_forward_pre_hook(lambda *_: calls.append(1))
+    first = model.decoder.layers[0]
+    getattr(first, "cross_attention", first).register_forward_pre_hook(lambda *_: calls.append(1))
     plain = outcome(model)
     once = len(calls)
     model.gradient_checkpointing = True
@@ -203,7 +198,7 @@ def test_gradient_checkpointing_changes_nothing(config: EncoderDecoderConfig) ->
     assert model.decoder.gradient_checkpointing
     checkpointed = outcome(model)
     # reversible layers are always computed again
-    assert len(calls) - once == (once if config.decoder.residual.kind == "reversible" else 2 * once)
+    assert len(calls) - once == (once if is_reversible(config.decoder) else 2 * once)
     for found, expected in zip(checkpointed, plain, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
@@ -312,7 +307,9 @@ STACKS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("pieces", [[1] * TARGET, [3, 1, 5, 2]], ids=["one by one", "in pieces"])
 def test_a_causal_stack_goes_on_from_a_cache(stack: dict[str, Any], pieces: list[int]) -> None:
     torch.manual_seed(1)
-    encoder = EncoderConfig.model_validate(SIZES | {"causal": True} | stack).build().eval().double()
+    encoder = (
+        EncoderConfig.model_validate(SIZES | {"type_vocab_size": 0, "causal": True} | stack).build().eval().double()
+    )
     # padded on the left, as texts are that a language model goes on with
     keep, start, cache, found = kept(TARGET, TARGET, 7, 3).flip(1), 0, Cache(), []
     with torch.no_grad():

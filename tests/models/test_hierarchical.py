@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_models import SIZES, VOCAB
 from torch import Tensor
 
 from homespun.attention.multi_head import AttentionSpec
@@ -18,23 +19,14 @@ from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
 from homespun.nn.masks import Mask
 
-VOCAB = 53
 LENGTHS = (3, 7, 2)
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 44,
-    "num_attention_heads": 2,
-    "intermediate_size": 23,
-    "max_position_embeddings": 31,
-    "initializer_range": 0.3,
-    "hidden_dropout_prob": 0.0,
-}
+STACK = SIZES | {"num_hidden_layers": 3, "hidden_dropout_prob": 0.0}
 HIERARCHY = {"kind": "alternating", "cycle": [{"kind": "full"}, {"kind": "full"}, {"kind": "paragraphs"}]}
 
 
 def encoder(**fields: Any) -> Encoder:
     torch.manual_seed(1)
-    tree = SIZES | {"num_hidden_layers": 3, "attention": HIERARCHY} | fields
+    tree = STACK | {"attention": HIERARCHY} | fields
     return EncoderConfig.model_validate(tree).build().eval().double()
 
 
@@ -119,7 +111,7 @@ def test_a_decoder_cannot_have_it() -> None:
 
 def small_model() -> Model:
     torch.manual_seed(2)
-    stack = SIZES | {"num_hidden_layers": 3, "attention": HIERARCHY}
+    stack = STACK | {"attention": HIERARCHY}
     backbone: dict[str, Any] = {"kind": "encoder_decoder", "encoder": stack, "decoder": {"num_hidden_layers": 1}}
     backbone |= {"decoder_start_token_id": 2, "eos_token_id": 3}
     return ModelConfig.model_validate({"backbone": backbone, "head": {"kind": "causal_lm"}}).build().eval()
@@ -146,14 +138,3 @@ def test_it_writes_of_a_batch_what_it_writes_of_each_and_beams_are_no_worse() ->
         for number, one in enumerate(rows):
             assert torch.equal(both[number : number + 1], written(one, beams=beams))
     assert not torch.equal(written(replace(rows[0], documents=None), beams=1), written(rows[0], beams=1))
-
-
-@pytest.mark.parametrize(("name", "layers"), [("tiny", (3, 2)), ("mini", (4, 3)), ("base", (8, 1))])
-def test_presets_end_in_layers_between_paragraphs(name: str, layers: tuple[int, int]) -> None:
-    config = ModelConfig.model_validate({"backbone": {"preset": f"hierarchical-{name}"}}).backbone.with_tokens(101, 0)
-    with torch.device("meta"):
-        built: Any = config.build()
-    assert (len(built.encoder.layers), len(built.decoder.layers)) == layers
-    kinds = [type(layer.attention.sublayer).__name__ for layer in built.encoder.layers]
-    assert kinds[-1] == "ParagraphAttention"
-    assert kinds[0] == "MultiHeadAttention"

@@ -1,7 +1,8 @@
-"""Invariants of an encoder, for every member of its unions of configs: a new member is tested once it is added there.
+"""Invariants of one stack, for every member of its unions of configs: a new member is tested once it is added there.
 
 The parts are crossed in pairs, not all with all: every attention with post-norm, every wiring with two attentions (with
-every kind where layers are computed again), every kind of positions and every setting with full attention.
+every kind where layers are computed again), every kind of positions and every setting with full attention. Recurrent
+stacks are those of `small_models`.
 """
 
 import itertools
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_models import INDEPENDENT, MAXIMUM, SEQ, SIZES, STACKS, VOCAB, changed, kept, some_ids
 from torch import Tensor, nn
 
 from homespun.attention import AttentionConfig
@@ -22,19 +24,11 @@ from homespun.models.config import ModelConfig, TokenHeadConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.layer_parts import PositionsConfig, ResidualConfig, output_weights
 from homespun.models.presets import PRESETS
+from homespun.models.recurrent import RecurrentConfig
 from homespun.nn.layers import SequentialStack
 from homespun.nn.masks import Mask
 
-VOCAB, SEQ, MAXIMUM = 53, 13, 31
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 44,
-    "num_attention_heads": 2,
-    "intermediate_size": 23,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": MAXIMUM,
-    "initializer_range": 0.3,  # attention far from uniform, so that each visible token changes the output
-}
+StackConfig = EncoderConfig | RecurrentConfig
 # examples of each kind of attention, for a short sequence; the last is tested under every wiring
 ATTENTIONS: dict[str, list[dict[str, Any]]] = {
     "full": [{}],
@@ -167,15 +161,21 @@ def presets() -> dict[str, EncoderConfig]:
     return configs
 
 
+def is_reversible(config: StackConfig) -> bool:
+    return isinstance(config, EncoderConfig) and config.residual.kind == "reversible"
+
+
 POST, *WIRINGS = examples(ResidualConfig)
 LAST = [{"kind": kind} | of_kind[-1] for kind, of_kind in ATTENTIONS.items()]
 SETS = of_settings(SETTINGS | {part["kind"]: {"positions": part} for part in examples(PositionsConfig)})
 SETS |= cross([part for part in LAST if part["kind"] in ("full", "sparse")], WIRINGS, False)
-ATTENTION_VARIANTS = cross(examples(AttentionConfig), [POST], False, True)
-VARIANTS = ATTENTION_VARIANTS | SETS
+ATTENTIVE: dict[str, StackConfig] = cross(examples(AttentionConfig), [POST], False, True) | SETS
+VARIANTS = ATTENTIVE | STACKS | INDEPENDENT
 # once per set of parameters: causal only where the attention has to be
 MODULES = SETS | {
-    name: config for name, config in VARIANTS.items() if not config.causal or config.attention.kind in CAUSAL_ONLY
+    name: config
+    for name, config in VARIANTS.items()
+    if config.is_recurrent or not config.causal or config.attention.kind in CAUSAL_ONLY
 }
 PRESET_VARIANTS = presets()
 WIRED = cross(LAST, WIRINGS, False) | cross([part for part in LAST if part["kind"] in CAUSAL_ONLY], WIRINGS, True)
@@ -203,32 +203,27 @@ def test_presets_build(name: str) -> None:
     assert hidden.isfinite().all()
 
 
-def build(config: EncoderConfig, seed: int = 1, **fields: Any) -> Encoder:
-    torch.manual_seed(seed)
+def build(config: StackConfig, **fields: Any) -> Encoder:
+    torch.manual_seed(1)
     encoder = config.model_copy(update=fields).build().eval()
-    if config.initialization == "fan_in":  # its sublayers add 0 at first, which fulfils every invariant
+    if isinstance(config, EncoderConfig) and config.initialization == "fan_in":
+        # its sublayers add 0 at first, which fulfils every invariant
         for weight in output_weights(encoder.layers):
             torch.nn.init.normal_(weight, std=0.1)
     return encoder
 
 
-def some_ids(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randint(5, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def modes(config: EncoderConfig) -> list[Encoder]:
+def modes(config: StackConfig) -> list[Encoder]:
     """One encoder in evaluation and one in training without dropout."""
     return [build(config), build(config, hidden_dropout_prob=0.0).train()]
 
 
 def reach(encoder: Encoder, length: int) -> Tensor | None:
-    """Whether token j affects the vector of token i after all layers; None where that depends on the tokens.
-
-    Returns:
-        bool of shape (length, length)
-    """
+    """(length, length) whether token j affects the vector of token i; None where that depends on the tokens."""
     mask, seen = Mask(causal=encoder.causal), torch.eye(length)
     for layer in encoder.layers:
+        if not hasattr(layer, "attention"):  # recurrent
+            return torch.ones(length, length).tril(0 if encoder.causal else length) > 0
         attention = layer.attention.sublayer
         holder = attention if hasattr(attention, "sparse") else attention.kernel
         sparse = getattr(holder, "sparse", None)
@@ -242,12 +237,13 @@ def reach(encoder: Encoder, length: int) -> Tensor | None:
 
 
 @every_variant
-def test_padding_does_not_leak_and_a_batch_equals_single_texts(config: EncoderConfig) -> None:
+def test_padding_does_not_leak_and_a_batch_equals_single_texts(config: StackConfig) -> None:
     lengths = (SEQ, 7, 1)
-    keep = torch.arange(SEQ) < torch.tensor(lengths)[:, None]
-    ids, garbage = some_ids(3, SEQ), some_ids(3, SEQ, seed=2)
+    keep = kept(SEQ, *lengths)
+    ids = some_ids(3, SEQ)
+    garbage = ids[0].flip(0)  # words of the batch: character embeddings compute each word once
     for encoder in modes(config):
-        padded = encoder(ids.where(keep, 0), attention_mask=keep)
+        padded = encoder(ids.where(keep, ids[0, 5]), attention_mask=keep)
         other = encoder(ids.where(keep, garbage), attention_mask=keep.long())
         torch.testing.assert_close(padded[keep], other[keep], rtol=0, atol=0)
         for row, length in enumerate(lengths):
@@ -256,13 +252,12 @@ def test_padding_does_not_leak_and_a_batch_equals_single_texts(config: EncoderCo
 
 
 @every_variant
-def test_tokens_mix_exactly_as_far_as_the_pattern_reaches(config: EncoderConfig) -> None:
+def test_tokens_mix_exactly_as_far_as_the_pattern_reaches(config: StackConfig) -> None:
     encoder = build(config).double()
     ids = some_ids(1, SEQ)
     reachable = reach(encoder, SEQ)
-    changed = ids.repeat(SEQ, 1)  # row i has another token i
-    changed.diagonal().copy_((ids[0] - 5 + 17) % (VOCAB - 5) + 5)
-    seen = ((encoder(changed) - encoder(ids)).abs().amax(-1) > 1e-9).T  # (seq, changed token)
+    each = torch.cat([changed(ids, place) for place in range(SEQ)])
+    seen = ((encoder(each) - encoder(ids)).abs().amax(-1) > 1e-12).T  # (seq, changed token)
     assert bool(seen.diagonal().all())
     assert bool(seen.any(0).all())
     assert not config.causal or not bool(seen.triu(1).any()), "the future leaks"
@@ -271,7 +266,7 @@ def test_tokens_mix_exactly_as_far_as_the_pattern_reaches(config: EncoderConfig)
 
 
 @every_variant
-def test_packed_documents_do_not_see_each_other(config: EncoderConfig) -> None:
+def test_packed_documents_do_not_see_each_other(config: StackConfig) -> None:
     pieces = [some_ids(length, seed=length).numpy() for length in (3, 7, 2, 5)]
     rows = [Row(np.concatenate(pieces[:3]), documents=np.repeat([0, 1, 2], [3, 7, 2])), Row(pieces[3])]
     batch = pad(rows, 0)
@@ -306,7 +301,7 @@ def test_packed_documents_do_not_see_each_other(config: EncoderConfig) -> None:
 
 
 @every_variant
-def test_a_fully_masked_row_gives_no_nan(config: EncoderConfig) -> None:
+def test_a_fully_masked_row_gives_no_nan(config: StackConfig) -> None:
     keep = torch.tensor([[True], [False]]).expand(2, SEQ)
     for encoder in modes(config):
         hidden = encoder(some_ids(2, SEQ), attention_mask=keep)
@@ -317,7 +312,7 @@ def test_a_fully_masked_row_gives_no_nan(config: EncoderConfig) -> None:
 
 
 @every_module
-def test_training_drops_out_and_evaluation_is_deterministic(config: EncoderConfig) -> None:
+def test_training_drops_out_and_evaluation_is_deterministic(config: StackConfig) -> None:
     encoder, ids = build(config, hidden_dropout_prob=0.1), some_ids(2, SEQ)
     assert torch.equal(encoder(ids), encoder(ids))
     encoder.train()
@@ -333,7 +328,7 @@ def test_training_drops_out_and_evaluation_is_deterministic(config: EncoderConfi
 
 
 @every_variant
-def test_half_precision(config: EncoderConfig) -> None:
+def test_half_precision(config: StackConfig) -> None:
     encoder, ids = build(config).train(), some_ids(2, SEQ)
     with torch.autocast("cpu", torch.bfloat16):
         hidden = encoder(ids)
@@ -351,7 +346,7 @@ def test_the_padding_token_of_a_causal_text_is_trained() -> None:
 
 
 @every_variant
-def test_any_length_up_to_the_maximum(config: EncoderConfig) -> None:
+def test_any_length_up_to_the_maximum(config: StackConfig) -> None:
     encoder = build(config)
     for length in (1, 2, 3, 5, 17, MAXIMUM - 1, MAXIMUM):
         ids = some_ids(2, length)
@@ -364,11 +359,12 @@ def test_any_length_up_to_the_maximum(config: EncoderConfig) -> None:
 
 
 @pytest.mark.parametrize("config", (VARIANTS | WIRED).values(), ids=VARIANTS | WIRED)
-def test_gradient_checkpointing_changes_nothing(config: EncoderConfig) -> None:
+def test_gradient_checkpointing_changes_nothing(config: StackConfig) -> None:
     encoder, ids = build(config).train(), some_ids(2, SEQ)
-    keep = torch.arange(SEQ) < torch.tensor([[SEQ], [7]])
+    keep = kept(SEQ, SEQ, 7)
     calls = []
-    encoder.layers[0].attention.register_forward_pre_hook(lambda *_: calls.append(1))
+    first = encoder.layers[0]
+    getattr(first, "attention", first).register_forward_pre_hook(lambda *_: calls.append(1))
     found = []
     for encoder.gradient_checkpointing in (False, True):
         encoder.zero_grad()
@@ -377,23 +373,18 @@ def test_gradient_checkpointing_changes_nothing(config: EncoderConfig) -> None:
         hidden.square().sum().backward()
         found.append([hidden.detach(), *(p.grad for p in encoder.parameters() if p.grad is not None)])
     # once, and again when recomputed, which reversible layers always do; each time that the layer occurs
-    times = sum(layer is encoder.layers[0] for layer in encoder.layers)
-    assert len(calls) == times * (4 if config.residual.kind == "reversible" else 3)
+    times = sum(layer is first for layer in encoder.layers)
+    assert len(calls) == times * (4 if is_reversible(config) else 3)
     for plain, checkpointed in zip(*found, strict=True):
         torch.testing.assert_close(plain, checkpointed, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(config, id=name)
-        for name, config in (VARIANTS | WIRED).items()
-        if config.residual.kind == "reversible"
-    ],
+    "config", [pytest.param(config, id=name) for name, config in (VARIANTS | WIRED).items() if is_reversible(config)]
 )
-def test_reversible_layers_are_plain_autograd(config: EncoderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reversible_layers_are_plain_autograd(config: StackConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, ids = build(config).double().train(), some_ids(2, SEQ)
-    keep = torch.arange(SEQ) < torch.tensor([[SEQ], [7]])
+    keep = kept(SEQ, SEQ, 7)
     found: list[list[Tensor]] = []
     for run in (encoder.layer_stack.run, SequentialStack().run):
         monkeypatch.setattr(encoder.layer_stack, "run", run)
@@ -408,9 +399,13 @@ def test_reversible_layers_are_plain_autograd(config: EncoderConfig, monkeypatch
 @pytest.mark.parametrize(
     ("config", "head"),
     [pytest.param(config, None, id=name) for name, config in MODULES.items()]
-    + [pytest.param(MODULES["full-post"], head, id=head.__name__) for head in get_args(TokenHeadConfig)],
+    + [
+        pytest.param(MODULES[name], head, id=f"{name}-{head.__name__}")
+        for name in ("full-post", "lstm-2")
+        for head in get_args(TokenHeadConfig)
+    ],
 )
-def test_save_and_load_restore_the_bits(config: EncoderConfig, head: Any, tmp_path: Path) -> None:
+def test_save_and_load_restore_the_bits(config: StackConfig, head: Any, tmp_path: Path) -> None:
     complete = ModelConfig(backbone=config, head=None if head is None else head())
     torch.manual_seed(1)
     saved = complete.build().eval()
@@ -442,13 +437,14 @@ def test_hidden_states_of_every_layer(variant: str) -> None:
 
 
 @every_variant
-def test_the_first_token_alone_has_the_same_hidden_state(config: EncoderConfig) -> None:
+def test_the_first_token_alone_has_the_same_hidden_state(config: StackConfig) -> None:
     encoder, ids = build(config), some_ids(3, SEQ)
-    context = {"attention_mask": torch.arange(SEQ) < torch.tensor([[SEQ], [6], [1]])}
+    context = {"attention_mask": kept(SEQ, SEQ, 6, 1)}
     if config.positions.kind == "rotary":
         context["position_ids"] = torch.arange(3, 3 + SEQ).expand(3, -1)
     queries: list[torch.Size] = []
-    encoder.layers[-1].attention.register_forward_pre_hook(lambda _, inputs: queries.append(inputs[0].shape))
+    last = encoder.layers[-1]
+    getattr(last, "attention", last).register_forward_pre_hook(lambda _, inputs: queries.append(inputs[0].shape))
     torch.testing.assert_close(encoder.first_token(ids, **context), encoder(ids, **context)[:, :1])
     if config.attention.kind in ("full", "disentangled") and config.residual.kind == "post":
         assert min(shape[1] for shape in queries) == 1

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_models
 import torch
 from torch import Tensor
 
@@ -43,7 +44,7 @@ def encoder_of(model: Model) -> Encoder:
 
 
 def some_ids(*shape: int) -> Tensor:
-    return torch.randint(5, 97, shape, generator=torch.Generator().manual_seed(3))
+    return small_models.some_ids(*shape, seed=3, vocab_size=97)
 
 
 @pytest.mark.parametrize("embedding_size", [0, 21], ids=["as wide", "narrow"])
@@ -86,7 +87,7 @@ def test_it_is_what_the_authors_run() -> None:
     named = {name.removeprefix("deberta."): tensor for name, tensor in named.items()}
     places = named.pop("embeddings.position_embeddings.weight")
     theirs.load_state_dict(named)
-    ids, keep = some_ids(2, 13), torch.arange(13) < torch.tensor([[13], [7]])
+    ids, keep = some_ids(2, 13), small_models.kept(13, 13, 7)
     with torch.no_grad():
         states = theirs(ids, attention_mask=keep.long(), output_hidden_states=True).hidden_states
         encoder, hidden = theirs.encoder, states[-2]
@@ -105,7 +106,7 @@ def test_it_is_what_the_authors_run() -> None:
 
 def test_padding_does_not_leak_and_checkpointing_changes_nothing() -> None:
     encoder, ids = encoder_of(build()), some_ids(2, 13)
-    keep = torch.arange(13) < torch.tensor([[13], [7]])
+    keep = small_models.kept(13, 13, 7)
     padded = encoder.decode_masked(ids.where(keep, 0), attention_mask=keep)
     torch.testing.assert_close(padded[1:, :7], encoder.decode_masked(ids[1:, :7]))
     found = []

@@ -98,17 +98,6 @@ def test_nothing_is_fitted_where_weights_are_not_drawn() -> None:
     assert all(torch.equal(weight, before[name]) for name, weight in stack.state_dict().items())
 
 
-def test_projected_keys_of_linformer_are_the_keys() -> None:
-    attention = {"kind": "linformer", "k": 67}
-    torch.manual_seed(0)
-    full = config().build().eval()
-    projected = config(attention=attention).build().eval()
-    missing = projected.load_state_dict(full.state_dict(), strict=False)
-    assert all("projection" in name for name in missing.missing_keys)
-    ids = torch.randint(5, VOCAB, (2, LENGTH))
-    torch.testing.assert_close(projected(ids), full(ids))
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

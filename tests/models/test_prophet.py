@@ -1,34 +1,22 @@
 """A decoder with n-gram streams: what each stream attends to, and the invariants of every model."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from small_models import SIZES, changed, some_ids
 
 from homespun.attention.ngram import NgramAttention, NgramAttentionConfig
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.models.backbone import EncoderDecoder
-from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.models.model import Model
 from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask
 
-VOCAB, SOURCE, SEQ, MAXIMUM, NGRAM = 53, 13, 11, 17, 3
-ENCODER: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 44,
-    "num_attention_heads": 2,
-    "intermediate_size": 23,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": MAXIMUM,
-    "initializer_range": 0.3,  # attention far from uniform, so that what a token sees shows in its vector
-}
+SOURCE, SEQ, MAXIMUM, NGRAM = 13, 11, 17, 3
+ENCODER = SIZES | {"max_position_embeddings": MAXIMUM}
 DECODER: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 11,
@@ -44,16 +32,6 @@ def config(**fields: Any) -> EncoderDecoderConfig:
 def build(seed: int = 1, **fields: Any) -> EncoderDecoder:
     torch.manual_seed(seed)
     return config(**fields).build().eval()
-
-
-def some_ids(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randint(5, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def changed(ids: Tensor, place: int) -> Tensor:
-    other = ids.clone()
-    other[:, place] = (ids[:, place] - 5 + 17) % (VOCAB - 5) + 5
-    return other
 
 
 EVERY_WIRING = pytest.mark.parametrize("residual", [{"kind": "post"}, {"kind": "pre"}, {"kind": "reversible"}], ids=str)
@@ -127,58 +105,6 @@ def test_attention_is_the_sum_written_out() -> None:
             torch.testing.assert_close(found[0, stream, place], attention.output(torch.cat(mixed)))
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_padding_does_not_leak_and_alone_is_as_in_a_batch(training: bool) -> None:
-    dropped = ENCODER | {"hidden_dropout_prob": 0.0}
-    model = build(encoder=dropped).train(training)
-    sources, targets = (SOURCE, 7, 2), (5, SEQ, 1)
-    keep = torch.arange(SOURCE) < torch.tensor(sources)[:, None]
-    decoder_keep = torch.arange(SEQ) < torch.tensor(targets)[:, None]
-    ids, decoder_ids = some_ids(3, SOURCE), some_ids(3, SEQ, seed=2)
-    source = model.encode(ids.where(keep, 0), attention_mask=keep)
-    streams = model.ngram_streams(decoder_ids.where(decoder_keep, 0), source, attention_mask=decoder_keep)
-    garbage = model.encode(ids.where(keep, some_ids(3, SOURCE, seed=3)), attention_mask=keep)
-    other_ids = decoder_ids.where(decoder_keep, some_ids(3, SEQ, seed=4))
-    other = model.ngram_streams(other_ids, garbage, attention_mask=decoder_keep.long())
-    for row, (before, length) in enumerate(zip(sources, targets, strict=True)):
-        torch.testing.assert_close(streams[row, :, :length], other[row, :, :length], rtol=0, atol=0)
-        own = model.encode(ids[row : row + 1, :before])
-        alone = model.ngram_streams(decoder_ids[row : row + 1, :length], own)
-        torch.testing.assert_close(streams[row : row + 1, :, :length], alone, rtol=1e-5, atol=1e-5)
-
-
-def test_a_fully_masked_row_gives_no_nan() -> None:
-    keep = torch.tensor([[True], [False]])
-    model = build().train()
-    source = model.encode(some_ids(2, SOURCE), attention_mask=keep.expand(2, SOURCE))
-    streams = model.ngram_streams(some_ids(2, SEQ), source, attention_mask=keep.expand(2, SEQ))
-    assert streams.isfinite().all()
-    streams.square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, f"{name} learns nothing"
-        assert parameter.grad.isfinite().all(), name
-
-
-@EVERY_WIRING
-def test_decoding_from_a_cache_is_decoding_all(residual: dict[str, str]) -> None:
-    model = build(encoder=ENCODER | {"residual": residual})
-    keep = torch.arange(SOURCE) < torch.tensor([[SOURCE], [7]])
-    # a row that is padded before its text, too
-    decoder_keep = torch.arange(SEQ) >= torch.tensor([[0], [3]])
-    ids = some_ids(2, SEQ, seed=2)
-    with torch.no_grad():
-        source = model.encode(some_ids(2, SOURCE), attention_mask=keep)
-        full = model.decode(ids, source, attention_mask=decoder_keep)
-        cache, parts, start = Cache(), [], 0
-        for length in (1, 4, 1, 2, 3):
-            end = start + length
-            attention_mask = decoder_keep[:, :end]
-            parts.append(model.decode(ids[:, start:end], source, attention_mask=attention_mask, cache=cache))
-            start = end
-    assert cache.length == SEQ
-    torch.testing.assert_close(torch.cat(parts, 1), full, rtol=1e-5, atol=1e-5)
-
-
 def test_decoding_computes_the_main_stream_and_one_other() -> None:
     model, shapes = build(), []
     model.decoder.layers[0].register_forward_hook(lambda *call: shapes.append(tuple(call[2].shape)))
@@ -186,15 +112,6 @@ def test_decoding_computes_the_main_stream_and_one_other() -> None:
     model.decode(some_ids(2, 1), source, cache=Cache())
     model.ngram_streams(some_ids(2, SEQ), source)
     assert shapes == [(2, 2, 1, 44), (2, 1 + NGRAM, SEQ, 44)]
-
-
-def test_any_length_up_to_the_maximum() -> None:
-    model = build()
-    source = model.encode(some_ids(2, MAXIMUM))
-    for length in (1, 2, 5, MAXIMUM - 1, MAXIMUM):
-        assert model.ngram_streams(some_ids(2, length), source).shape == (2, NGRAM, length, 44)
-    with pytest.raises(UserError, match=f" {MAXIMUM + 1} tokens .*max_position_embeddings={MAXIMUM}"):
-        model.ngram_streams(some_ids(2, MAXIMUM + 1), source)
 
 
 def test_dropout_acts_in_training_alone_and_on_every_stream() -> None:
@@ -208,50 +125,10 @@ def test_dropout_acts_in_training_alone_and_on_every_stream() -> None:
     assert differs.all()
 
 
-@EVERY_WIRING
-def test_gradient_checkpointing_changes_nothing(residual: dict[str, str]) -> None:
-    model, ids, found = build(encoder=ENCODER | {"residual": residual}).train(), some_ids(2, SEQ), []
-    for model.gradient_checkpointing in (False, True):
-        model.zero_grad()
-        torch.manual_seed(3)
-        streams = model.ngram_streams(ids, model.encode(some_ids(2, SOURCE)))
-        streams.square().sum().backward()
-        found.append([streams.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
-    for plain, checkpointed in zip(*found, strict=True):
-        torch.testing.assert_close(plain, checkpointed, rtol=1e-6, atol=1e-6)
-
-
-def test_save_and_load_restore_the_bits(tmp_path: Path) -> None:
-    complete = validate(ModelConfig, {"backbone": config().model_dump(), "head": {"kind": "causal_lm"}}, source="model")
-    models: list[Model] = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        models.append(complete.build().eval())
-    saved, loaded = models
-    save_file(dict(saved.named_parameters()), tmp_path / "model.safetensors")
-    ids, decoder_ids = some_ids(2, SOURCE), some_ids(2, SEQ, seed=2)
-    assert not torch.equal(saved(ids, decoder_input_ids=decoder_ids), loaded(ids, decoder_input_ids=decoder_ids))
-    stored = load_file(tmp_path / "model.safetensors")
-    with torch.no_grad():
-        for name, parameter in loaded.named_parameters():
-            parameter.copy_(stored.pop(name))
-    assert not stored
-    assert torch.equal(saved(ids, decoder_input_ids=decoder_ids), loaded(ids, decoder_input_ids=decoder_ids))
-
-
 def test_a_config_written_out_is_the_same_config() -> None:
     assert validate(EncoderDecoderConfig, config().model_dump(mode="json"), source="model") == config()
     plain = validate(EncoderDecoderConfig, {"ngram": 2, "encoder": ENCODER}, source="model")
     assert plain.decoder.attention == NgramAttentionConfig()
-
-
-@pytest.mark.parametrize("preset", ["prophetnet-tiny", "prophetnet-mini"])
-def test_presets_have_streams(preset: str) -> None:
-    tree = {"backbone": {"preset": preset}, "head": {"kind": "causal_lm"}}
-    backbone = validate(ModelConfig, tree, source="model").backbone.with_tokens(VOCAB, 0)
-    model = backbone.build()
-    streams = model.ngram_streams(some_ids(2, SEQ), model.encode(some_ids(2, SOURCE)))
-    assert streams.shape == (2, 2, SEQ, backbone.hidden_size)
 
 
 @pytest.mark.parametrize(

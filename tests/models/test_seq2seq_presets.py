@@ -10,7 +10,6 @@ from homespun.errors import UserError
 from homespun.hf.match import match_architecture
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import ModelConfig
-from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.neighbour_heads import CAUSAL_OFFSETS, OFFSETS
 from homespun.models.presets import PRESETS
@@ -70,13 +69,6 @@ def test_each_has_a_class_of_transformers(name: str) -> None:
     match, notes = match_architecture(config)
     assert match is not None, notes
     assert match.architecture.name.endswith("ForConditionalGeneration")
-
-
-def test_a_decoder_with_neighbour_heads_is_built() -> None:
-    recipe = pretrain_recipe("bart-mini", ["model.encoder.hidden_size=32"])
-    model = recipe.model.with_tokens(331, 0).build().train()
-    assert recipe.model.decoder.neighbour_heads == 1
-    assert model.decoder.training
 
 
 @pytest.mark.parametrize("name", ["spun-encoder-decoder", "t5-mini"])
@@ -154,13 +146,3 @@ def weights(kernel: BiasedDotProduct, query: Tensor, key: Tensor, value: Tensor,
     """(batch, heads, queries, keys) of the attention."""
     table = kernel.bias.table(mask, query, key.shape[-2])
     return ((query @ key.mT) * query.shape[-1] ** -0.5 + table).softmax(-1)
-
-
-def test_sizes_of_our_encoder_decoder_are_those_of_our_encoder() -> None:
-    for size in ("tiny", "mini", "small", "medium", "base"):
-        two = EncoderDecoderConfig.model_validate({"preset": f"spun-encoder-decoder-{size}"})
-        one = EncoderConfig.model_validate({"preset": f"spun-encoder-{size}"})
-        for stack in (two.encoder, two.decoder):
-            for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
-                assert getattr(stack, name) == getattr(one, name)
-            assert stack.hidden_dropout_prob == stack.attention_probs_dropout_prob == 0

@@ -59,12 +59,6 @@ def test_a_head_over_texts_is_left() -> None:
     assert any(name.startswith("head.") for name in origins.unused)
 
 
-def test_another_attention() -> None:
-    student, _ = build_student(teacher(), changes={"attention": {"kind": "linformer", "k": 5}})
-    assert student.config.one_stack("a test").attention.kind == "linformer"
-    assert student.model(torch.randint(5, 31, (2, 11))).shape == (2, 11, 14)
-
-
 @pytest.mark.parametrize("layers", [(), (6,), (-1,)])
 def test_layers_that_are_not_there(layers: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match="0 to 5"):
