@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_peers import fix_random_blocks
+from hf_peers import POOLED, fix_random_blocks
 
 from homespun.attention.blocked import Blocked
 from homespun.attention.lsh import LSH, draw_rotations
@@ -47,8 +47,6 @@ LEFT_OUT = {
     "PegasusModel": TABLES,
     "PegasusForConditionalGeneration": TABLES,
 }
-# classes that make a pooler of their own unless told not to
-POOLED = ("BertModel", "RobertaModel", "LongformerModel", "BigBirdModel", "AlbertModel")
 # what is written for classes of which only a part is ours, or which are those of an older family
 SAME = {
     "BertForPreTraining": "BertForMaskedLM",

@@ -1,14 +1,25 @@
 """Small random models of transformers, with sizes that differ from one another, and tokenizers made on the spot."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer as Engine
 from tokenizers import models, pre_tokenizers, processors, trainers
 
+from homespun.errors import UserError
+from homespun.hf.engine import to_hf
+from homespun.hf.export import ExportReport, export_huggingface
 from homespun.hf.families import FAMILIES
+from homespun.hf.family import STORED
+from homespun.hf.open import open_huggingface, open_model
+from homespun.models.bundle import weights_of
+from homespun.models.config import ModelConfig
+from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
 TEXTS = [
@@ -62,6 +73,8 @@ PROPHETNET: dict[str, Any] = {
     "decoder_start_token_id": 6,
 }
 LENGTHS = (19, 7, 13)
+# classes that have a new pooler unless ``add_pooling_layer=False``
+POOLED = ("BertModel", "RobertaModel", "LongformerModel", "BigBirdModel", "AlbertModel")
 
 
 def bert_tokenizer() -> Tokenizer:
@@ -98,6 +111,42 @@ def their_model(cls: Any, **settings: Any) -> Any:
             if name == "final_logits_bias":
                 buffer.normal_(generator=generator)
     return model.eval()
+
+
+def save_theirs(folder: Path, name: str, **settings: Any) -> Any:
+    """Save a random model of a class of transformers, with `bert_tokenizer`; return it."""
+    theirs = their_model(getattr(pytest.importorskip("transformers"), name), **settings)
+    theirs.save_pretrained(folder)
+    bert_tokenizer().save(folder)
+    return theirs
+
+
+def save_random(folder: Path, name: str, **settings: Any) -> Path:
+    """Save random weights and the config of a class of transformers, without transformers; return the folder."""
+    family, architecture = next((f, a) for f in FAMILIES for a in f.architectures if a.name == name)
+    sizes = {family.key(key): value for key, value in SIZES.items()} | settings | {"architectures": [name]}
+    config = family.read_as(architecture, sizes, source="test")
+    torch.manual_seed(13)
+    theirs = to_hf(family.table + architecture.table, weights_of(config.build()), config.backbone)
+    folder.mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in theirs.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(family.write_config(architecture, config)))
+    bert_tokenizer().save(folder)
+    return folder
+
+
+def refused(source: str | Path, **given: Any) -> str:
+    """The one line with which `open_model` refuses a folder."""
+    with pytest.raises(UserError) as caught:
+        open_model(source, **given)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def edit_config(folder: Path, **values: Any) -> None:
+    """Change settings of a config.json; ``...`` removes one."""
+    tree = json.loads((folder / "config.json").read_text()) | values
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in tree.items() if value is not ...}))
 
 
 def fix_random_blocks(model: Any, length: int) -> list[list[Any]]:
@@ -149,3 +198,33 @@ def chosen(given: dict[str, torch.Tensor]) -> torch.Tensor:
     generator = torch.Generator().manual_seed(17)
     chosen = torch.rand(given["attention_mask"].shape, generator=generator) < 0.2
     return chosen.long() * given["attention_mask"]
+
+
+def check_export(
+    folder: Path, model: Model, config: ModelConfig, name: str, *, tokenizer: Tokenizer, tolerance: float = 1e-5
+) -> ExportReport:
+    """Export a model as class ``name``; what transformers and we read from the folder gives the same outputs."""
+    transformers = pytest.importorskip("transformers")
+    report = export_huggingface(folder, model, config, tokenizer)
+    assert report.architecture == name
+    pooler = config.head is not None and config.head.kind == "pooler"
+    back = open_huggingface(folder, head="pooler" if pooler else STORED).stored
+    cls = getattr(transformers, name)
+    bare = {"add_pooling_layer": False} if name in POOLED and not pooler else {}
+    theirs, info = cls.from_pretrained(folder, output_loading_info=True, **bare)
+    assert not any(info.values()), info
+    segments = getattr(config.backbone, "type_vocab_size", 0)
+    given = inputs(pad_id=tokenizer.pad_id, segments=segments if segments > 1 else 0)
+    keep = given["attention_mask"].bool()
+    if config.backbone.kind == "encoder_decoder":
+        given |= decoder_inputs(pad_id=tokenizer.pad_id)
+        keep = given["decoder_attention_mask"].bool()
+    ours = model.backbone if back.config.head is None else model  # a head without a class is not written
+    with torch.no_grad():
+        expected, result, again = ours(**given), theirs.eval()(**given), back.model(**given)
+    found = result.pooler_output if pooler else result.get("logits", result.get("last_hidden_state"))
+    real = keep if expected.shape[:2] == keep.shape else slice(None)
+    assert expected[real].std() > 0.05
+    for other in (found, again):
+        torch.testing.assert_close(other[real], expected[real], atol=tolerance, rtol=1e-5)
+    return report

@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from hf_peers import SIZES, bert_tokenizer, inputs
+from hf_peers import SIZES, bert_tokenizer, check_export, inputs
 
 from homespun.commands.convert import convert
 from homespun.commands.recipe import pretrain_recipe
-from homespun.hf.export import export_huggingface
 from homespun.hf.folding import fold_config, fold_weights
 from homespun.hf.match import dropped_head_warning
-from homespun.hf.open import open_huggingface
 from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig
 
@@ -64,25 +62,9 @@ def build(backbone: dict[str, Any], head: dict[str, Any] | None) -> tuple[Any, M
 def test_folded_models_are_the_same(
     backbone: dict[str, Any], head: Any, name: str, notes: list[str], tmp_path: Path
 ) -> None:
-    transformers = pytest.importorskip("transformers")
     model, config = build(backbone, head)
-    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
-    assert report.architecture == name
+    report = check_export(tmp_path / "hf", model, config, name, tokenizer=TOKENIZER, tolerance=2e-5)
     assert [part in note for part, note in zip(notes, report.notes, strict=True)] == [True] * len(notes)
-    theirs, info = getattr(transformers, name).from_pretrained(tmp_path / "hf", output_loading_info=True)
-    assert not any(info.values()), info
-    given = inputs(pad_id=TOKENIZER.pad_id, segments=0)
-    back = open_huggingface(tmp_path / "hf").stored
-    headless = back.config.head is None
-    with torch.no_grad():
-        expected = model.backbone(**given) if headless else model(**given)
-        result = theirs.eval()(**given)
-        found = result.last_hidden_state if headless else result.logits
-        again = back.model(**given)
-    keep = given["attention_mask"].bool()
-    real = keep if expected.shape[:2] == keep.shape else slice(None)
-    torch.testing.assert_close(again[real], expected[real], atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(found[real], expected[real], atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,6 @@ def test_what_is_named_goes_along(
     config, tokenizer = config_of(backbone, head), bert_tokenizer()
     assert exportable_heads(config) == kept
     message = dropped_head_warning(config)
-    assert message is not None
     bare = export_huggingface(tmp_path / "bare", config.build(), config, tokenizer).architecture
     assert re.match(rf"hf/ .*{bare} .*'{head['kind']}'; .* set ", message)
     for name, settings in kept.items():
@@ -87,7 +86,6 @@ def test_what_is_named_goes_along(
 def test_where_none_goes_along(backbone: dict[str, Any], head: dict[str, Any], name: str) -> None:
     sizes = {"intermediate_size": 4 * SIZES["hidden_size"], "layer_norm_eps": 1e-5}
     message = dropped_head_warning(config_of(sizes | backbone, head))
-    assert message is not None
     assert re.match(rf"hf/ .*{name}Model .*{head['kind']!r}", message)
     assert " set " not in message
 

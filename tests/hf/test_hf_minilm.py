@@ -48,7 +48,6 @@ def batch() -> dict[str, torch.Tensor]:
 
 
 def test_every_tensor_of_its_file_is_accounted_for(opened: OpenedModel) -> None:
-    assert FOLDER is not None
     with safe_open(FOLDER / "model.safetensors", "pt") as file:
         names = set(file.keys())
     left = {unused.name for unused in opened.unused_tensors}
@@ -83,16 +82,6 @@ def test_its_tokenizer_is_that_of_transformers(opened: OpenedModel) -> None:
         assert ids.tolist() == theirs(text, add_special_tokens=False)["input_ids"], text
 
 
-def test_sentences_of_like_meaning_are_near(opened: OpenedModel, batch: dict[str, torch.Tensor]) -> None:
-    keep = batch["attention_mask"][:4, :, None]
-    with torch.no_grad():
-        hidden = opened.stored.model(**batch)[:4]
-    means = torch.nn.functional.normalize((hidden * keep).sum(1) / keep.sum(1))
-    near = means @ means.T
-    assert min(near[0, 1], near[2, 3]) > 0.5
-    assert near[:2, 2:].max() < 0.2
-
-
 @pytest.mark.slow
 def test_it_is_written_as_it_was_read(
     opened: OpenedModel, peer: Any, batch: dict[str, torch.Tensor], tmp_path: Path
@@ -108,14 +97,8 @@ def test_it_is_written_as_it_was_read(
     tokenizers = [transformers.AutoTokenizer.from_pretrained(folder) for folder in (FOLDER, tmp_path)]
     first, second = (tokenizer(TEXTS, truncation=True, max_length=211)["input_ids"] for tokenizer in tokenizers)
     assert first == second
-
-
-@pytest.mark.slow
-def test_opened_once_more_it_is_the_same(opened: OpenedModel, tmp_path: Path) -> None:
-    stored = opened.stored
-    export_huggingface(tmp_path, stored.model, stored.config, stored.tokenizer)
-    again = open_huggingface(tmp_path, head=None).stored
-    assert again.config == stored.config
-    assert again.tokenizer.fingerprint == stored.tokenizer.fingerprint
+    ours = open_huggingface(tmp_path, head=None).stored
+    assert ours.config == stored.config
+    assert ours.tokenizer.fingerprint == stored.tokenizer.fingerprint
     for name, tensor in weights_of(stored.model).items():
-        assert (weights_of(again.model)[name] == tensor).all(), name
+        assert (weights_of(ours.model)[name] == tensor).all(), name

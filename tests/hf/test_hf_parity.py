@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hf_pairs import Pair, Parity
-from hf_peers import (
-    LENGTHS,
-    REFORMER,
-    bert_tokenizer,
-    chosen,
-    inputs,
-    roberta_tokenizer,
-    their_model,
-)
+from hf_peers import LENGTHS, REFORMER, bert_tokenizer, chosen, inputs, roberta_tokenizer, save_theirs, their_model
 
 from homespun.commands.predict import predict
 from homespun.data.labels import Labels
@@ -265,9 +257,7 @@ def test_one_text_gives_the_outputs_of_the_batch(pair: Pair) -> None:
 )
 def test_texts_that_are_padded_on_the_left(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     """Where transformers counts positions from the first token, ours are given them."""
-    theirs = their_model(getattr(transformers, name), **settings)
-    theirs.save_pretrained(tmp_path)
-    bert_tokenizer().save(tmp_path)
+    theirs = save_theirs(tmp_path, name, **settings)
     model = open_huggingface(tmp_path).stored.model
     given = inputs(pad_id=theirs.config.pad_token_id, segments=0)
     left = {key: tensor.flip(1) for key, tensor in given.items()}
@@ -281,9 +271,7 @@ def test_texts_that_are_padded_on_the_left(name: str, settings: dict[str, Any], 
 @pytest.mark.parametrize("question", [(5,), (2, 7, 4)], ids=["same", "different"])
 def test_answers_of_bigbird_are_sought_beyond_the_question(question: tuple[int, ...], tmp_path: Path) -> None:
     """Their logits of the question are lowered, but for the first token's; all others are ours."""
-    theirs = their_model(transformers.BigBirdForQuestionAnswering, attention_type="original_full", sep_token_id=3)
-    theirs.save_pretrained(tmp_path)
-    bert_tokenizer().save(tmp_path)
+    theirs = save_theirs(tmp_path, "BigBirdForQuestionAnswering", attention_type="original_full", sep_token_id=3)
     ours = open_huggingface(tmp_path).stored.model
     given = inputs(pad_id=0)
     ends = torch.tensor(question).expand(len(LENGTHS))[:, None]
@@ -300,8 +288,7 @@ def test_answers_of_bigbird_are_sought_beyond_the_question(question: tuple[int, 
 
 @pytest.mark.parametrize("name", ["BertForTokenClassification", "AlbertForTokenClassification"])
 def test_what_labels_tokens_tags_words(name: str, tmp_path: Path) -> None:
-    their_model(getattr(transformers, name), num_labels=3).save_pretrained(tmp_path / "theirs")
-    bert_tokenizer().save(tmp_path / "theirs")
+    save_theirs(tmp_path / "theirs", name, num_labels=3)
     assert open_huggingface(tmp_path / "theirs").stored.labels == Labels(("LABEL_0", "LABEL_1", "LABEL_2"))
     (tmp_path / "new.jsonl").write_text('{"words": ["a", "b", "c"]}\n')
     predict(str(tmp_path / "theirs"), [str(tmp_path / "new.jsonl")], tmp_path / "out.jsonl")
@@ -312,9 +299,7 @@ def test_what_labels_tokens_tags_words(name: str, tmp_path: Path) -> None:
 
 def test_embeddings_of_albert_as_wide_as_its_layers(tmp_path: Path) -> None:
     """Their matrix between the two has no place here, unless it changes nothing."""
-    theirs = their_model(transformers.AlbertModel, embedding_size=33)
-    bert_tokenizer().save(tmp_path)
-    theirs.save_pretrained(tmp_path)
+    theirs = save_theirs(tmp_path, "AlbertModel", embedding_size=33)
     with pytest.raises(UserError, match=r"embedding_hidden_mapping_in\.bias' and 1 more"):
         open_huggingface(tmp_path)
     with torch.no_grad():

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from hf_pairs import Pair, check_gradients, check_left_out, check_logits
-from hf_peers import LENGTHS, PROPHETNET, bert_tokenizer, decoder_inputs, inputs, their_model
+from hf_peers import LENGTHS, PROPHETNET, bert_tokenizer, decoder_inputs, inputs, save_theirs, their_model
 from torch import Tensor
 
+from homespun.batch import Batch
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_huggingface
 from homespun.nn.cache import Cache
+from homespun.objectives.seq2seq import StreamWeights, decoder_loss
 
 transformers = pytest.importorskip("transformers")
 
@@ -167,9 +169,7 @@ def test_the_main_stream_is_theirs(pair: Prophets) -> None:
 def test_token_by_token_is_theirs(case: str, tmp_path: Path) -> None:
     """As transformers generates, unchanged; there no padding of the decoder's is heeded in this way."""
     name, settings = CASES[case]
-    theirs = their_model(getattr(transformers, name), **settings)
-    theirs.save_pretrained(tmp_path)
-    bert_tokenizer().save(tmp_path)
+    theirs = save_theirs(tmp_path, name, **settings)
     model = open_huggingface(tmp_path).stored.model.eval()
     given = inputs(pad_id=0, segments=0)
     targets = decoder_inputs(pad_id=0, lengths=(17, 17, 17))["decoder_input_ids"]
@@ -190,33 +190,59 @@ def test_token_by_token_is_theirs(case: str, tmp_path: Path) -> None:
     assert (mixed - torch.cat(expected, 1)).abs().max() > 0.1
 
 
-def test_it_writes_what_transformers_generates(tmp_path: Path) -> None:
-    """Greedy, from our export of a model of ours."""
-    name, settings = CASES["prophetnet-lm"]
-    folder = tmp_path / "theirs"
-    their_model(getattr(transformers, name), **settings).save_pretrained(folder)
-    tokenizer = bert_tokenizer()
-    tokenizer.save(folder)
-    stored = open_huggingface(folder).stored
-    export_huggingface(tmp_path / "hf", stored.model, stored.config, tokenizer)
-    back = getattr(transformers, name).from_pretrained(tmp_path / "hf").eval()
-    given = inputs(pad_id=0, segments=0)
-    expected = back.generate(**given, max_new_tokens=11, min_new_tokens=11, num_beams=1, do_sample=False)
-    ids = torch.full((3, 1), stored.config.backbone.decoder_start_token_id)
-    model = stored.model.eval()
-    with torch.no_grad():
-        for _ in range(11):
-            logits = model(**given, decoder_input_ids=ids)[:, -1]
-            logits[:, stored.config.backbone.eos_token_id] = -torch.inf
-            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
-    assert ids.tolist() == expected.tolist()
-
-
 def test_more_layers_in_the_decoder_are_spoken_of(tmp_path: Path) -> None:
     name, settings = CASES["prophetnet-lm"]
-    their_model(getattr(transformers, name), **settings | {"num_decoder_layers": 5}).save_pretrained(tmp_path)
-    tokenizer = bert_tokenizer()
-    tokenizer.save(tmp_path)
+    save_theirs(tmp_path, name, **settings | {"num_decoder_layers": 5})
     stored = open_huggingface(tmp_path).stored
-    report = export_huggingface(tmp_path / "hf", stored.model, stored.config, tokenizer)
+    report = export_huggingface(tmp_path / "hf", stored.model, stored.config, stored.tokenizer)
     assert any(re.search("3 layers .*encoder.*decoder .*5", note) for note in report.notes)
+
+
+EVERY = StreamWeights(unseen="predicted")
+LOSSES: dict[str, tuple[dict[str, Any], StreamWeights]] = {
+    "three streams": ({}, EVERY),
+    "two streams": ({"ngram": 2}, EVERY),
+    "one stream": ({"ngram": 1}, EVERY),
+    "label smoothing": ({"eps": 0.1}, EVERY),
+    "the next token alone": (
+        {"disable_ngram_loss": True, "eps": 0.1},
+        StreamWeights(weights=(1, 0, 0), unseen="predicted"),
+    ),
+}
+
+
+def batch_of(given: dict[str, Tensor], labels: Tensor) -> Batch:
+    """``labels`` (batch, target) has -100 where there is none."""
+    positions = (labels.flatten() >= 0).nonzero().squeeze(-1)
+    return Batch(
+        given["input_ids"],
+        attention_mask=given["attention_mask"].bool(),
+        decoder_input_ids=given["decoder_input_ids"],
+        decoder_attention_mask=given["decoder_attention_mask"].bool(),
+        positions=positions,
+        labels=labels.flatten()[positions],
+        targets={"seq2seq": float(len(positions))},
+    )
+
+
+@pytest.mark.usefixtures("in_order")
+@pytest.mark.parametrize("case", LOSSES)
+def test_loss_and_gradients_are_theirs(case: str, tmp_path: Path) -> None:
+    settings, streams = LOSSES[case]
+    theirs = save_theirs(tmp_path, WRITES, **PROPHETNET | settings)
+    model = open_huggingface(tmp_path).stored.model.eval()
+    given = inputs(pad_id=0, segments=0) | decoder_inputs(pad_id=0)
+    generator = torch.Generator().manual_seed(11)
+    labels = torch.randint(7, 89, given["decoder_input_ids"].shape, generator=generator)
+    labels = labels.masked_fill(given["decoder_attention_mask"] == 0, -100)
+    expected = theirs(**given, labels=labels).loss
+    batch = batch_of(given, labels)
+    backbone = model.backbone
+    source = backbone.encode(batch.input_ids, **batch.context)
+    term = decoder_loss(model, source, batch, streams, label_smoothing=settings.get("eps", 0.0))["seq2seq"]
+    found = term.sum / term.count
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    expected.backward()
+    found.backward()
+    ours = backbone.encoder.embeddings.words.weight.grad
+    torch.testing.assert_close(ours, theirs.prophetnet.word_embeddings.weight.grad, rtol=1e-5, atol=1e-5)

@@ -68,10 +68,7 @@ def gpt2_between(folder: Path) -> None:
 def t5(folder: Path) -> None:
     template = processors.TemplateProcessing(single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)])
     write(
-        folder,
-        ["<pad>", "</s>", "<unk>"],
-        {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"},
-        template,
+        folder, ["<pad>", "</s>", "<unk>"], {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}, template
     )
 
 

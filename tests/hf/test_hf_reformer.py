@@ -1,16 +1,14 @@
 """Reformers as transformers makes them by itself, and what is the same there only without rounding."""
 
 import copy
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from hf_peers import REFORMER, bert_tokenizer, inputs, their_model
+from hf_peers import REFORMER, bert_tokenizer, inputs, save_theirs
 
 from homespun.attention.lsh import LSH, LSHAttentionConfig
 from homespun.attention.multi_head import AttentionSpec
-from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_huggingface
 
@@ -45,25 +43,14 @@ def test_with_the_settings_that_the_class_assumes(name: str, causal: bool, tmp_p
 )
 def test_dropout_of_the_two_kinds_of_attention(kinds: list[str], dropout: float, tmp_path: Path) -> None:
     settings = {"local_attention_probs_dropout_prob": 0.125, "lsh_attention_probs_dropout_prob": 0.25}
-    their_model(transformers.ReformerModel, **REFORMER | settings | {"attn_layers": kinds}).save_pretrained(tmp_path)
-    bert_tokenizer().save(tmp_path)
+    save_theirs(tmp_path, "ReformerModel", **REFORMER | settings | {"attn_layers": kinds})
     assert open_huggingface(tmp_path).stored.config.backbone.model_dump()["attention_probs_dropout_prob"] == dropout
-
-
-def test_layers_without_end_are_refused(tmp_path: Path) -> None:
-    their_model(transformers.ReformerModel, **REFORMER).save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"attn_layers": ["lsh"] * 99_999 + ["local"]}))
-    with pytest.raises(UserError, match=r"attn_layers .*100000.* 4096"):
-        open_huggingface(tmp_path)
 
 
 def test_causal_rounds_of_hashing(tmp_path: Path) -> None:
     """A token that sees none but itself has there in float32 rounds whose weights are not 1 together."""
     settings = REFORMER | {"is_decoder": True, "lsh_num_chunks_before": 2}
-    theirs = their_model(transformers.ReformerModelWithLMHead, **settings).double()
-    theirs.save_pretrained(tmp_path)
-    bert_tokenizer().save(tmp_path)
+    theirs = save_theirs(tmp_path, "ReformerModelWithLMHead", **settings).double()
     ours = copy.deepcopy(open_huggingface(tmp_path).stored.model).double()
     for kernel in [module for module in ours.modules() if isinstance(module, LSH)]:
         assert kernel.rotations.shape[2] == 2
