@@ -120,14 +120,16 @@ def test_the_future_does_not_leak_and_every_token_reads_the_source(config: Encod
     model = build(config).double()
     ids, targets = IDS[:1], TARGETS[:1]
     plain = model(ids, decoder_input_ids=targets)
+    recurrent = config.decoder.is_recurrent
+    least = 1e-12 if recurrent else 1e-9  # recurrent layers forget
     for place in range(TARGET):
-        moved = (model(ids, decoder_input_ids=changed(targets, place)) - plain).abs().amax(-1)[0] > 1e-12
+        moved = (model(ids, decoder_input_ids=changed(targets, place)) - plain).abs().amax(-1)[0] > least
         assert not moved[:place].any()
-        assert moved[place]
+        assert moved[place:].all() if recurrent else moved[place]
         # a band of 3 reaches the next one at least
         assert place == TARGET - 1 or moved[place + 1]
     for place in range(SOURCE):
-        assert ((model(changed(ids, place), decoder_input_ids=targets) - plain).abs().amax(-1) > 1e-12).all()
+        assert ((model(changed(ids, place), decoder_input_ids=targets) - plain).abs().amax(-1) > least).all()
 
 
 def in_pieces(model: EncoderDecoder, pieces: list[int], cache: Cache) -> Tensor:

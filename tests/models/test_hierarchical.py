@@ -79,7 +79,6 @@ def test_alone_is_as_in_a_batch_and_padding_does_not_leak() -> None:
         torch.testing.assert_close(together[number : number + 1, : len(one.input_ids)], read(model, one))
     batch = pad(rows, 0)
     keep = batch.attention_mask
-    assert keep is not None
     garbage = batch.input_ids.where(keep, 7)
     context = {name: t for name, t in batch.context.items() if t is not None}
     assert torch.equal(model(garbage, **context)[keep], together[keep])

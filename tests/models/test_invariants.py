@@ -257,7 +257,8 @@ def test_tokens_mix_exactly_as_far_as_the_pattern_reaches(config: StackConfig) -
     ids = some_ids(1, SEQ)
     reachable = reach(encoder, SEQ)
     each = torch.cat([changed(ids, place) for place in range(SEQ)])
-    seen = ((encoder(each) - encoder(ids)).abs().amax(-1) > 1e-12).T  # (seq, changed token)
+    least = 1e-12 if config.is_recurrent else 1e-9  # recurrent layers forget
+    seen = ((encoder(each) - encoder(ids)).abs().amax(-1) > least).T  # (seq, changed token)
     assert bool(seen.diagonal().all())
     assert bool(seen.any(0).all())
     assert not config.causal or not bool(seen.triu(1).any()), "the future leaks"

@@ -1,4 +1,4 @@
-"""Invariants of a backbone for recurrent stacks and recurrent decoders, with and without additive attention."""
+"""Recurrent stacks and additive attention: what test_invariants and test_encoder_decoder do not check of them."""
 
 from collections.abc import Callable
 from typing import Any
