@@ -2,12 +2,10 @@
 
 import dataclasses
 
-import pytest
 import torch
 from tiny_language import row_seeds, some_rows, tiny_model
 from torch.nn import functional as F
 
-from homespun.errors import UserError
 from homespun.objectives.clm import CausalLM
 from homespun.text.tokenizer import Tokenizer
 
@@ -52,23 +50,3 @@ def test_loss_is_that_of_shifted_logits(tokenizer: Tokenizer) -> None:
     logits = objective.model(batch.input_ids)
     expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch.input_ids[:, 1:].flatten())
     torch.testing.assert_close(objective(batch).total(batch.targets), expected)
-
-
-def test_a_label_is_not_seen(tokenizer: Tokenizer) -> None:
-    torch.manual_seed(1)
-    objective = CausalLM().build(tiny_model(tokenizer, causal=True), tokenizer).eval()
-    (row,) = some_rows(tokenizer, [13])
-    logits = objective.model(torch.from_numpy(row.input_ids)[None])
-    for place in range(1, 13):
-        changed = row.input_ids.copy()
-        changed[place] = 5 + (changed[place] - 4) % 24
-        other = objective.model(torch.from_numpy(changed)[None])
-        torch.testing.assert_close(other[:, :place], logits[:, :place], rtol=0, atol=1e-6)
-
-
-def test_a_model_that_sees_the_future_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"objective clm .*model\.causal=true .*--from .*mlm",
-    ):
-        CausalLM().build(tiny_model(tokenizer), tokenizer)

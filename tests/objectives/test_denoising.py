@@ -5,14 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from pydantic import ValidationError
-from tiny_language import TinyCorpus, row_seeds, rows_of, some_words, tiny_tokenizer, tiny_writer
+from tiny_language import TinyCorpus, row_seeds, tiny_tokenizer, tiny_writer
 
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.config import ModelConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.objectives.denoising import Denoising
 from homespun.objectives.seq2seq import Seq2SeqObjective
 from homespun.objectives.span_corruption import SpanCorruption
@@ -92,14 +89,6 @@ def test_a_row_without_sentences_is_one_sentence(tokenizer: Tokenizer) -> None:
     assert np.array_equal(source(only(sentence_permutation=1.0), tokenizer, given, 1), 5 + np.arange(20))
 
 
-def test_a_source_is_never_longer_than_its_row(tokenizer: Tokenizer) -> None:
-    config = Denoising(mean_span=0.3, text_infilling=0.9)
-    for size in range(30):
-        given = Row(np.concatenate([[CLS], 5 + np.arange(size), [SEP]]))
-        for index in range(5):
-            assert len(source(config, tokenizer, given, index)) <= size
-
-
 def test_spans_are_written_after_their_sentinels(tokenizer: Tokenizer) -> None:
     config = SpanCorruption(probability=0.3, mean_span=2.0)
     given = Row(np.concatenate([[CLS], 5 + np.arange(20), [SEP]]))
@@ -136,21 +125,6 @@ def test_lengths_of_sources_and_targets() -> None:
     assert plain.target_length(512) == 114
 
 
-@pytest.mark.parametrize("config", [Denoising(), SpanCorruption()], ids=["denoising", "span_corruption"])
-def test_alone_is_as_in_a_batch(config: Any, tokenizer: Tokenizer) -> None:
-    torch.manual_seed(1)
-    objective = config.build(tiny_writer(tokenizer), tokenizer).double().eval()
-    rows = rows_of(config, tokenizer, [13, 24, 3, 17])
-    collate = config.collate(tokenizer)
-    complete = objective(collate(rows, row_seeds(4)))
-    alone = [objective(collate([each], row_seeds(1, first=number))) for number, each in enumerate(rows)]
-    for name, term in complete.terms.items():
-        torch.testing.assert_close(
-            term.sum.double(), sum(one.terms[name].sum.double() for one in alone), rtol=1e-5, atol=1e-5
-        )
-        assert float(term.count) == sum(float(one.terms[name].count) for one in alone)
-
-
 def ids_of(objective: Seq2SeqObjective) -> dict[str, int | None]:
     backbone = objective.export_model()[1].backbone
     dumped = backbone.model_dump()
@@ -163,48 +137,6 @@ def test_what_begins_and_ends_a_text_is_the_tokenizers_and_the_familys(tokenizer
     assert ids_of(Denoising().build(model, tokenizer)) == bart
     t5 = {"decoder_start": PAD, "bos": None, "eos": SEP, "forced_bos": None, "forced_eos": None}
     assert ids_of(SpanCorruption().build(model, tokenizer)) == t5
-
-
-def test_attentions_exchange_in_the_encoder_of_a_full_decoder(tokenizer: Tokenizer) -> None:
-    parts: dict[str, dict[str, Any]] = {
-        "performer": {"attention": {"kind": "performer", "num_features": 16}},
-        "reformer": {
-            "attention": {"kind": "alternating", "cycle": [{"kind": "local", "chunk_length": 8}, {"kind": "full"}]},
-            "residual": {"kind": "reversible", "streams": "copy"},
-        },
-        "longformer": {
-            "attention": {
-                "kind": "sparse",
-                "patterns": [{"kind": "window", "radius": 4}],
-                "global_tokens": {"first": 1},
-            }
-        },
-    }
-    for fields in parts.values():
-        torch.manual_seed(1)
-        encoder = tiny_writer(tokenizer, **fields).backbone.model_dump()["encoder"]
-        tree = {"encoder": encoder, "decoder": {"residual": {"kind": "post"}}}
-        model = ModelConfig(backbone=EncoderDecoderConfig.model_validate(tree))
-        objective = Denoising().build(model, tokenizer).train()
-        batch = Denoising().collate(tokenizer)(rows_of(Denoising(), tokenizer, [24, 17, 31]), row_seeds(3))
-        optimizer = torch.optim.AdamW(objective.parameters(), lr=3e-3)
-        losses = []
-        for _ in range(15):
-            loss = objective(batch).total(batch.targets)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(float(loss.detach()))
-        assert losses[-1] < 0.8 * losses[0], losses
-
-
-def test_a_text_comes_back_from_its_row(tokenizer: Tokenizer) -> None:
-    """Through the tokenizer, the row and the labels, for both."""
-    words = some_words(30, np.random.default_rng(3))
-    text = tokenizer.decode(words)
-    assert tokenizer.encode_batch([text])[0].tolist() == words.tolist()
-    batch = Denoising().collate(tokenizer)([Row(np.concatenate([[CLS], words, [SEP]]))], row_seeds(1))
-    assert tokenizer.decode(batch.labels.tolist()) == text
 
 
 def test_what_cannot_be(tokenizer: Tokenizer) -> None:

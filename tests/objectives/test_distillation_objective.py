@@ -67,7 +67,6 @@ def test_loss_is_that_of_the_released_script(positions: str, tokenizer: Tokenize
     objective, batch = taught(tokenizer, filler, positions=positions)
     student, hidden = logits(objective.model, batch)
     teacher_logits, their_hidden = logits(load_model(filler).model, batch)
-    assert batch.positions is not None
     real = batch.attention_mask.bool()
     chosen = torch.zeros_like(real).flatten()
     chosen[batch.positions] = True
@@ -82,22 +81,8 @@ def test_loss_is_that_of_the_released_script(positions: str, tokenizer: Tokenize
     cosine = nn.CosineEmbeddingLoss(reduction="mean")(hidden[real], their_hidden[real], ones)
     total = objective(batch).total(batch.targets)
     torch.testing.assert_close(total, 5.0 * soft * 2.0**2 + 2.0 * hard + 1.0 * cosine, rtol=1e-5, atol=1e-5)
-
-
-def test_terms_are_counted_beforehand(tokenizer: Tokenizer, filler: Path) -> None:
-    for positions in ("masked", "all"):
-        objective, batch = taught(tokenizer, filler, positions=positions)
-        for name, term in objective(batch).terms.items():
-            assert batch.targets[name] == float(term.count), name
-
-
-def test_its_own_teacher_at_temperature_1_teaches_nothing(tokenizer: Tokenizer, filler: Path) -> None:
-    objective, batch = taught(tokenizer, filler, model=tiny_model(tokenizer), temperature=1.0)
-    objective.model.load_state_dict(load_model(filler).model.state_dict())
-    terms = objective(batch).terms
-    assert abs(terms["soft"].sum.item()) < 1e-4
-    assert abs(terms["cosine"].sum.item()) < 1e-4
-    assert terms["mlm"].sum.item() > 1
+    for name, term in objective(batch).terms.items():
+        assert batch.targets[name] == float(term.count), name
 
 
 def test_the_teacher_is_no_part_of_what_is_trained(tokenizer: Tokenizer, filler: Path) -> None:
@@ -112,20 +97,6 @@ def test_the_teacher_is_no_part_of_what_is_trained(tokenizer: Tokenizer, filler:
     for name, tensor in objective.teacher.stored.model.state_dict().items():
         assert torch.equal(tensor, before[name])
     assert all(p.grad is None for p in objective.teacher.stored.model.parameters())
-
-
-def test_student_learns_the_teacher_distribution(tokenizer: Tokenizer, filler: Path) -> None:
-    objective, batch = taught(tokenizer, filler, hard=0.0)
-    objective.train()
-    optimizer = torch.optim.AdamW(objective.parameters(), lr=5e-3)
-    losses = []
-    for _ in range(25):
-        loss = objective(batch)
-        optimizer.zero_grad()
-        loss.total(batch.targets).backward()
-        optimizer.step()
-        losses.append(loss.terms["soft"].sum.item())
-    assert losses[-1] < 0.4 * losses[0], losses
 
 
 @pytest.mark.parametrize(
@@ -169,7 +140,6 @@ def classifier(tokenizer: Tokenizer, source: Path, labels: Labels = LABELS, **fi
 
 def test_soft_and_hard_labels(tokenizer: Tokenizer, labeller: Path) -> None:
     objective, batch = classifier(tokenizer, labeller, soft=3.0, hard=0.5)
-    assert batch.labels is not None
     student = objective.model(batch.input_ids, batch.attention_mask)
     teacher_logits = load_model(labeller).model(batch.input_ids, batch.attention_mask)
     soft = (
@@ -195,7 +165,6 @@ def test_several_labels_a_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
 def test_hidden_states_of_texts(tokenizer: Tokenizer, labeller: Path) -> None:
     objective, batch = classifier(tokenizer, labeller, cosine=1.0)
     keep = batch.attention_mask
-    assert keep is not None
     ours, theirs = (
         m.backbone(batch.input_ids, attention_mask=keep) for m in (objective.model, load_model(labeller).model)
     )

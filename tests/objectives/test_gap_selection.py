@@ -100,21 +100,6 @@ def test_sequential_is_greedy(seed: int, counting: str) -> None:
     assert select_sequential(counts, COUNTINGS[counting], np.ones(11), 5).tolist() == sorted(taken)
 
 
-def test_the_four_ways_differ() -> None:
-    chosen = set()
-    for seed in range(20):
-        _, ids, ends = document(seed)
-        counts = count_words(WORDS, ids, ends)
-        chosen.add(
-            tuple(
-                tuple(choose(counts, counting, np.ones(11), 4).tolist())
-                for choose in (select_independent, select_sequential)
-                for counting in COUNTINGS.values()
-            )
-        )
-    assert any(len(set(ways)) == 4 for ways in chosen)
-
-
 @every_counting
 @pytest.mark.parametrize("choose", [select_independent, select_sequential])
 def test_of_equal_sentences_the_earliest_is_taken(choose: Any, counting: str) -> None:

@@ -14,17 +14,10 @@ from torch.nn import functional as F
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.objectives.gap_selection import select_lead
-from homespun.objectives.gap_sentences import (
-    GapSentenceCollator,
-    GapSentenceGeneration,
-    multi_sentence_rows,
-)
+from homespun.objectives.gap_sentences import GapSentenceCollator, GapSentenceGeneration, multi_sentence_rows
 from homespun.text.tokenizer import Tokenizer
 
-ROW = Row(
-    np.array([2, 9, 9, 5, 5, 6, 10, 11, 5, 7, 8, 6, 12, 12, 12, 3]),
-    sentence_ends=np.array([3, 6, 8, 12, 15]),
-)
+ROW = Row(np.array([2, 9, 9, 5, 5, 6, 10, 11, 5, 7, 8, 6, 12, 12, 12, 3]), sentence_ends=np.array([3, 6, 8, 12, 15]))
 
 
 def of_sentences(sizes: Sequence[int], *, seed: int = 1) -> Row:
@@ -70,12 +63,9 @@ def test_the_most_telling_sentence(tokenizer: Tokenizer) -> None:
 
 def test_the_decoder_begins_with_padding_and_the_end_ends_both(tokenizer: Tokenizer) -> None:
     batch = GapSentenceGeneration().collate(tokenizer)([ROW, of_sentences([3, 5, 7])], row_seeds(2))
-    assert batch.decoder_attention_mask is not None
     assert batch.decoder_input_ids[:, 0].tolist() == [tokenizer.pad_id] * 2
-    assert batch.attention_mask is not None
     for row, keep in zip(batch.input_ids, batch.attention_mask, strict=True):
         assert row[keep][-1] == tokenizer.sep_id
-    assert batch.labels is not None
     assert int((batch.labels == tokenizer.sep_id).sum()) == 2
 
 
@@ -87,7 +77,6 @@ def test_nothing_is_lost(selection: Any, rouge: Any, tokenizer: Tokenizer) -> No
     for number in range(30):
         row = of_sentences(np.random.default_rng(number).integers(2, 9, 2 + number % 9).tolist(), seed=number)
         source, target = source_and_target(collate, row, number)
-        assert row.sentence_ends is not None
         assert source.count(gap) == max(round(0.3 * len(row.sentence_ends)), 1)
         check_nothing_is_lost(source, target, row, gap)
 
@@ -144,8 +133,6 @@ def test_masked_tokens_are_of_the_other_sentences(tokenizer: Tokenizer) -> None:
     masked = swapped = total = 0
     for number in range(200):
         batch = collate([row], row_seeds(1, first=number))
-        assert batch.source_positions is not None
-        assert batch.source_labels is not None
         source = batch.input_ids[0]
         given = source[batch.source_positions]
         assert len(given) == round(0.15 * 70) == batch.targets["mlm"]
@@ -176,7 +163,6 @@ def test_the_encoder_predicts_masked_tokens_through_the_word_embeddings(tokenize
     objective = GapSentenceGeneration(mlm=0.3).build(tiny_writer(tokenizer), tokenizer).eval()
     backbone = objective.model.backbone
     batch = GapSentenceGeneration(mlm=0.3).collate(tokenizer)([ROW, of_sentences([3, 5, 7])], row_seeds(2))
-    assert batch.source_positions is not None
     terms = objective(batch).terms
     hidden = backbone.encode(batch.input_ids, **batch.context).hidden.flatten(0, 1)[batch.source_positions]
     logits = hidden @ backbone.encoder.embeddings.words.weight.T

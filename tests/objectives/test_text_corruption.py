@@ -147,13 +147,6 @@ def test_spans_are_exact_and_the_text_is_restored_from_both_sides(
     assert restored == ids.tolist()
 
 
-def test_spans_by_hand() -> None:
-    noise = np.array([False, True, True, False, False, True, False, False, True], np.bool_)
-    left, hidden = cut_out(text(9), noise, np.array([99, 98, 97, 96]))
-    assert left.tolist() == [100, 99, 103, 104, 98, 106, 107, 97]
-    assert hidden.tolist() == [99, 101, 102, 98, 105, 97, 108]
-
-
 def test_spans_have_their_mean_and_fall_everywhere() -> None:
     rounds, length = 2000, 100
     masks = np.stack(

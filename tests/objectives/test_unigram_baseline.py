@@ -1,6 +1,5 @@
 """The unigram baseline is optimal for text of independent tokens."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,6 @@ def label_counts(batches: list[Batch], vocab_size: int, *, causal: bool) -> Tens
     """(seen, label) how often each is to be told where each stands."""
     counts = torch.zeros(vocab_size, vocab_size)
     for batch in batches:
-        assert batch.positions is not None
-        assert batch.labels is not None
         seen = torch.zeros_like(batch.labels) if causal else batch.input_ids.flatten()[batch.positions]
         counts.index_put_((seen, batch.labels), torch.ones(len(seen)), accumulate=True)
     return counts
@@ -75,14 +72,6 @@ def test_it_is_what_a_table_of_what_stands_there_comes_to(
     tests = label_counts(held_out, tokenizer.vocab_size, causal=causal)
     best = -(tests * (table / table.sum(1, keepdim=True)).log()).sum() / tests.sum()
     assert guess == {term: pytest.approx(float(best), abs=0.01)}
-
-
-def test_it_is_the_entropy_of_the_words_where_all_are_masked(tokenizer: Tokenizer) -> None:
-    objective = MaskedLM(mask_share=1.0, random_share=0.0)
-    held_out = batches_of(objective, tokenizer, rows=4_000, seed=3)
-    entropy = -sum(share * math.log(share) for share in SHARES)
-    guess = unigram_losses(objective.unigram_term, lambda: counted(tokenizer), held_out, tokenizer)
-    assert guess == {"mlm": pytest.approx(entropy, abs=0.01)}
 
 
 def test_a_word_that_training_never_had_costs_no_infinity(tokenizer: Tokenizer) -> None:
