@@ -51,6 +51,15 @@ def random_tensor(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
+def outcome(kernel: Any, mask: Mask, *, length: int = LENGTH, heads: int = HEADS) -> list[Tensor]:
+    """Values of random queries, keys and values, and their gradients."""
+    torch.manual_seed(1)
+    parts = [random_tensor(BATCH, heads, length, HEAD_DIM) for _ in range(3)]
+    upstream = torch.randn(BATCH, heads, length, HEAD_DIM, dtype=torch.float64)
+    values = kernel(*parts, mask)
+    return [values, *torch.autograd.grad(values, parts, upstream)]
+
+
 @pytest.mark.parametrize("sparse", SPARSE.values(), ids=SPARSE)
 @pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
 @pytest.mark.parametrize("keep", [None, KEEP], ids=["whole", "padded"])
@@ -61,16 +70,9 @@ def test_blocked_is_dense(
 ) -> None:
     if batch_global_mask is not None and sparse.global_tokens is None:
         pytest.skip("nothing to choose")
-    torch.manual_seed(1)
     assert make_layout(sparse, LENGTH, causal, torch.device("cpu")) is not None
-    parts = [random_tensor(BATCH, HEADS, LENGTH, HEAD_DIM) for _ in range(3)]
-    upstream = torch.randn(BATCH, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64)
-    found = []
-    for kernel in (Blocked(sparse), DotProduct(sparse)):
-        values = kernel(*parts, Mask(keep, causal=causal, documents=documents, batch_global_mask=batch_global_mask))
-        found.append([values, *torch.autograd.grad(values, parts, upstream)])
-    for ours, truth in zip(*found, strict=True):
-        torch.testing.assert_close(ours, truth)
+    mask = Mask(keep, causal=causal, documents=documents, batch_global_mask=batch_global_mask)
+    torch.testing.assert_close(outcome(Blocked(sparse), mask), outcome(DotProduct(sparse), mask))
 
 
 @pytest.mark.parametrize("few", [0, 10**9], ids=["as they are", "widened"])
@@ -119,17 +121,10 @@ UNEVEN = {
 @pytest.mark.parametrize("sparse", UNEVEN.values(), ids=UNEVEN)
 @pytest.mark.parametrize("length", [907, 896])
 def test_blocks_of_one_size_serve_patterns_of_several(sparse: Sparse, length: int) -> None:
-    torch.manual_seed(1)
     layout = make_layout(sparse, length, False, torch.device("cpu"))
     assert layout.size >= 32
-    parts = [random_tensor(BATCH, HEADS, length, HEAD_DIM) for _ in range(3)]
-    upstream = torch.randn(BATCH, HEADS, length, HEAD_DIM, dtype=torch.float64)
-    found = []
-    for kernel in (Blocked(sparse), DotProduct(sparse)):
-        values = kernel(*parts, Mask())
-        found.append([values, *torch.autograd.grad(values, parts, upstream)])
-    for ours, truth in zip(*found, strict=True):
-        torch.testing.assert_close(ours, truth)
+    expected = outcome(DotProduct(sparse), Mask(), length=length)
+    torch.testing.assert_close(outcome(Blocked(sparse), Mask(), length=length), expected)
 
 
 @pytest.mark.parametrize(
@@ -169,9 +164,6 @@ FIVE = {
 @pytest.mark.parametrize("most", [2, 3])
 def test_some_heads_at_a_time_are_all_heads_at_once(sparse: Sparse, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five heads in parts of two and three, as no part is of one alone."""
-    torch.manual_seed(1)
-    parts = [random_tensor(BATCH, 5, LENGTH, HEAD_DIM) for _ in range(3)]
-    upstream = torch.randn(BATCH, 5, LENGTH, HEAD_DIM, dtype=torch.float64)
     calls, found = [], []
     fused = blocked.flash_attention_cpu
 
@@ -182,11 +174,9 @@ def test_some_heads_at_a_time_are_all_heads_at_once(sparse: Sparse, most: int, m
     monkeypatch.setattr(blocked, "flash_attention_cpu", counting)
     for at_once in (2**40, most * _bytes_of_a_head(sparse)):
         monkeypatch.setattr(blocked, "_GATHERED_BYTES", at_once)
-        values = Blocked(sparse)(*parts, Mask(KEEP))
-        found.append([values, *torch.autograd.grad(values, parts, upstream)])
+        found.append(outcome(Blocked(sparse), Mask(KEEP), heads=5))
     assert len(calls) == 1 + 2
-    for ours, truth in zip(*found, strict=True):
-        torch.testing.assert_close(ours, truth)
+    torch.testing.assert_close(*found)
 
 
 def _bytes_of_a_head(sparse: Sparse) -> int:

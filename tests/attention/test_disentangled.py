@@ -6,13 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from homespun.attention.disentangled import (
-    DisentangledAttention,
-    RelativeEmbeddings,
-    check_buckets,
-    log_buckets,
-    skewed,
-)
+from homespun.attention.disentangled import DisentangledAttention, RelativeEmbeddings, check_buckets, log_buckets
 from homespun.errors import UserError
 from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask
@@ -88,13 +82,6 @@ def test_causal_and_a_cache() -> None:
     torch.testing.assert_close(torch.cat(pieces, 1), complete)
 
 
-def test_the_seeing_of_nothing_is_zeros_before_the_last_projection() -> None:
-    attention = build()
-    keep = torch.tensor([[True] * 5, [False] * 5])
-    found = attention(random_tensor(2, 5, HIDDEN), Mask(keep))
-    torch.testing.assert_close(found[1], attention.output.bias.expand(5, -1))
-
-
 @pytest.mark.parametrize(("buckets", "maximum", "longest"), [(256, 512, 512), (8, 29, 29), (6, 31, 31), (32, 40, 512)])
 def test_buckets_rise_and_are_as_many_as_asked_for(buckets: int, maximum: int, longest: int) -> None:
     found = log_buckets(torch.arange(-longest + 1, longest), buckets=buckets, maximum=maximum)
@@ -115,13 +102,6 @@ def test_buckets_are_those_of_the_checkpoints(buckets: int, longest: int) -> Non
     distance = torch.arange(-longest + 1, longest)
     expected = theirs.make_log_bucket_position(distance, buckets, longest).long()
     assert torch.equal(log_buckets(distance, buckets=buckets, maximum=longest), expected)
-
-
-def test_a_skewed_table() -> None:
-    table = torch.arange(3 * 8).view(3, 8)
-    expected = torch.stack([table[0, 2:7], table[1, 1:6], table[2, 0:5]])
-    assert torch.equal(skewed(table, first=2, length=5), expected)
-    assert torch.equal(skewed(table[:1, :6], first=0, length=5), table[:1, :5])
 
 
 def test_buckets_that_do_not_fit_are_refused() -> None:

@@ -177,15 +177,6 @@ def test_k_of_each_layer() -> None:
         assert attention.get_parameter("kernel.key_projection.weight").shape == (1, k, LONGEST)
 
 
-def test_dropout_acts_in_training_only() -> None:
-    torch.manual_seed(1)
-    kernel = Linformer(PooledProjection(1), PooledProjection(1), dropout=0.5)
-    query, key = torch.randn(2, BATCH, HEADS, SEQ, HEAD_DIM)
-    value = torch.ones(BATCH, HEADS, SEQ, 1)
-    torch.testing.assert_close(kernel.eval()(query, key, value, Mask()), value)
-    assert kernel.train()(query, key, value, Mask()).std() > 0.1
-
-
 @pytest.mark.parametrize(
     ("fields", "place", "message"),
     [

@@ -210,21 +210,6 @@ def test_causal_sees_the_tokens_before_it_in_its_bucket(packed: bool, before: in
         torch.testing.assert_close(found[row, :, :real], wanted[:, :real])
 
 
-@pytest.mark.parametrize("num_hashes", [1, 2])
-def test_later_tokens_change_nothing_in_causal_attention(num_hashes: int) -> None:
-    length, place = 37, 20
-    query_key, value = heads(length), heads(length, 2)
-    changed = torch.cat([query_key[..., :place, :], heads(length - place, 3)], -2)
-    strict = lsh((4,), num_hashes, attend_across_buckets=False).double()
-    across = lsh((4,), num_hashes).double()
-    mask = Mask(causal=True)
-    before, after = strict(query_key, value, mask), strict(changed, value, mask)
-    torch.testing.assert_close(before[..., :place, :], after[..., :place, :])
-    # this is why models that are built causal do not attend across buckets
-    before, after = across(query_key, value, mask), across(changed, value, mask)
-    assert (before - after)[..., :place, :].abs().max() > 1e-3
-
-
 def test_hashing() -> None:
     kernel = lsh((6, 4), num_hashes=3).double()
     vectors = heads(29)
@@ -270,21 +255,6 @@ def test_a_token_sees_itself_only_as_a_last_resort(across: bool, num_hashes: int
 
 
 @pytest.mark.parametrize("num_hashes", [1, 2])
-@pytest.mark.parametrize(("before", "after"), [(1, 0), (2, 1), (0, 3)])
-def test_alone_is_as_in_a_batch_padded_by_many_chunks(before: int, after: int, num_hashes: int) -> None:
-    lengths, longest = (1, 3, 9, 14, 27), 27
-    chunks = Chunks(LENGTH, before, after)
-    query_key, key, value = (random_tensor(len(lengths), HEADS, longest, HEAD_DIM, seed=seed) for seed in (1, 2, 3))
-    keep = torch.arange(longest) < torch.tensor(lengths)[:, None]
-    hashed, local = lsh((4,), num_hashes, chunks).double(), LocalAttention(chunks)
-    found = hashed(query_key, value, Mask(keep)), local(query_key, key, value, Mask(keep))
-    for row, length in enumerate(lengths):
-        own = [part[row : row + 1, :, :length] for part in (query_key, key, value)]
-        torch.testing.assert_close(found[0][row : row + 1, :, :length], hashed(own[0], own[2], Mask()))
-        torch.testing.assert_close(found[1][row : row + 1, :, :length], local(*own, Mask()))
-
-
-@pytest.mark.parametrize("num_hashes", [1, 2])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_gradients_are_those_of_finite_differences(
@@ -313,18 +283,6 @@ def test_mixed_precision_is_near_full_precision(num_hashes: int) -> None:
     torch.testing.assert_close(mixed.float(), full, rtol=0.1, atol=0.02)
     gradients = [torch.autograd.grad(y.float().sum(), hidden)[0] for y in (mixed, full)]
     torch.testing.assert_close(*gradients, rtol=0.1, atol=0.05)
-
-
-@pytest.mark.parametrize("num_hashes", [1, 2])
-def test_dropout_acts_in_training_only(num_hashes: int) -> None:
-    query_key, value = heads(13), heads(13, 2)
-    for kernel, inputs in [
-        (lsh(num_hashes=num_hashes, dropout=0.5).double(), (query_key, value)),
-        (LocalAttention(Chunks(LENGTH), dropout=0.5), (query_key, query_key, value)),
-    ]:
-        assert not torch.equal(kernel(*inputs, Mask()), kernel(*inputs, Mask()))
-        kernel.eval()
-        assert torch.equal(kernel(*inputs, Mask()), kernel(*inputs, Mask()))
 
 
 def test_what_does_not_fit_is_refused_when_built() -> None:

@@ -10,7 +10,6 @@ from homespun.attention import relative_bias
 from homespun.attention.relative_bias import BiasedDotProduct, RelativeBias, bucket_of
 from homespun.errors import UserError
 from homespun.models.encoder import EncoderConfig
-from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import FULL
 
@@ -132,22 +131,6 @@ def test_the_table_is_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) 
         made.clear()
         encoder(ids, attention_mask=KEEP[:2]).sum().backward()
         assert len(made) == 1
-
-
-@pytest.mark.parametrize("steps", [[13], [1] * 13, [5, 1, 7], [1, 12]], ids=str)
-def test_cached_decoding_is_the_full_pass(steps: list[int]) -> None:
-    torch.manual_seed(3)
-    encoder = EncoderConfig.model_validate(SMALL | {"causal": True}).build().double().eval()
-    ids = torch.randint(5, 53, (BATCH, QUERIES))
-    keep = torch.arange(QUERIES) >= torch.tensor([0, 2, 3, 5, 7])[:, None]  # padded on the left
-    with torch.no_grad():
-        expected = encoder.decode(ids, attention_mask=keep)
-        cache, found = Cache(), []
-        for step in steps:
-            start = cache.length
-            given = {"attention_mask": keep[:, : start + step], "cache": cache}
-            found.append(encoder.decode(ids[:, start : start + step], **given))
-    torch.testing.assert_close(torch.cat(found, 1)[keep], expected[keep], rtol=1e-9, atol=1e-9)
 
 
 def test_positions_enter_by_the_bias_alone() -> None:
