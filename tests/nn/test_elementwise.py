@@ -44,7 +44,6 @@ def test_a_zero_vector_stays_zero() -> None:
     normalised = RMSNorm(8, eps=1e-6, elementwise_affine=False)(values)
     normalised.sum().backward()
     assert normalised.abs().max() == 0
-    assert values.grad is not None
     torch.testing.assert_close(values.grad, torch.full((2, 8), 1e3))
 
 

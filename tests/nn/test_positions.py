@@ -20,11 +20,6 @@ def test_sinusoidal_positions_are_the_formula() -> None:
             assert math.isclose(table[place, 2 * pair + 1], math.cos(angle), abs_tol=1e-5)
 
 
-def test_sinusoidal_positions_need_an_even_size() -> None:
-    with pytest.raises(UserError, match=r"embedding_size.* 7"):
-        SinusoidalPositions(11, 7)
-
-
 @pytest.mark.parametrize(
     "positions",
     [
@@ -55,15 +50,6 @@ def test_learned_positions_skip_the_offset() -> None:
     positions = LearnedPositions(13, 6, offset=2)
     assert positions.embedding.weight.shape == (15, 6)
     torch.testing.assert_close(positions(None, 3)[0], positions.embedding.weight[2:5])
-
-
-def test_axial_positions_are_a_grid() -> None:
-    positions = AxialPositions(11, 7, shape=(5, 3), sizes=(2, 5))
-    vectors = positions(None, 11)[0]
-    for place in range(11):
-        assert torch.equal(vectors[place, :2], positions.row.weight[place // 3])
-        assert torch.equal(vectors[place, 2:], positions.column.weight[place % 3])
-    assert sum(parameter.numel() for parameter in positions.parameters()) == 5 * 2 + 3 * 5
 
 
 @pytest.mark.parametrize("length", [1, 4, 29, 35])

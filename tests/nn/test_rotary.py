@@ -17,15 +17,6 @@ from homespun.nn.positions import Rotary
 SIZE, SEQ, THETA = 14, 11, 500.0
 
 
-def test_pairs_are_turned_by_the_angle_of_their_position() -> None:
-    heads = torch.randn(2, 3, SEQ, SIZE, dtype=torch.float64)
-    turned = Rotary(SIZE, 31, theta=THETA).double()(heads)
-    angle = torch.arange(SEQ)[:, None] * THETA ** -(torch.arange(0, SIZE, 2) / SIZE)
-    given, result = (torch.complex(x[..., : SIZE // 2], x[..., SIZE // 2 :]) for x in (heads, turned))
-    expected = given * torch.polar(torch.ones(()).double(), angle.double())
-    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
-
-
 def test_rotation_is_that_of_llama() -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     heads = torch.randn(2, 3, SEQ, SIZE)
@@ -38,13 +29,6 @@ def test_rotation_is_that_of_llama() -> None:
 def test_given_positions_are_those_counted_from_the_start() -> None:
     rotary, heads = Rotary(SIZE, 31), torch.randn(2, 3, 5, SIZE)
     torch.testing.assert_close(rotary(heads, position_ids=torch.arange(7, 12)[None]), rotary(heads, start=7))
-
-
-def test_scores_depend_on_distance_alone() -> None:
-    rotary, query, key = Rotary(SIZE, 31), torch.randn(1, 1, 1, SIZE), torch.randn(1, 1, 1, SIZE)
-    scores = [(rotary(query, start=4 + n) * rotary(key, start=n)).sum() for n in (0, 9, 26)]
-    torch.testing.assert_close(scores[0], scores[1])
-    torch.testing.assert_close(scores[0], scores[2])
 
 
 def test_grouped_queries_are_heads_with_repeated_keys_and_values() -> None:
