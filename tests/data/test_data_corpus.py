@@ -5,11 +5,6 @@ import json
 import os
 import pickle
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
@@ -277,38 +272,6 @@ def test_corpus_without_word_counts_has_num_words_none(tmp_path, tokenizer, smal
     assert Corpus.open(tmp_path / "c").num_words is None
 
 
-def test_a_real_kill_leaves_what_can_be_resumed(tmp_path, tokenizer):
-    tokenizer.save(tmp_path / "tok")
-    script = textwrap.dedent(
-        f"""
-        import sys, time
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from made_up_texts import made_up
-        from homespun.data import corpus as store, shards
-        from homespun.text.tokenizer import Tokenizer
-        store.SHARD_TOKENS, shards.BATCH_CHARACTERS = 499, 700
-        def slowly():
-            for i, document in enumerate(made_up(101)):
-                if i == 70:
-                    print("now", flush=True)
-                    time.sleep(600)
-                yield document
-        store.build_corpus(slowly(), Tokenizer.load({str(tmp_path / "tok")!r}), {str(tmp_path / "c")!r})
-        """
-    )
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    assert process.stdout.readline().strip() == b"now"
-    time.sleep(0.2)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    with pytest.raises(UserError, match="half-built"):
-        Corpus.open(tmp_path / "c")
-    corpus = build_corpus(made_up(101), tokenizer, tmp_path / "c")
-    expected = tokenizer.encode_batch([d.text for d in made_up(101)])
-    assert [corpus.tokens(i).tolist() for i in range(101)] == [ids.tolist() for ids in expected]
-
-
 @pytest.mark.parametrize("change", ["inputs", "tokenizer", "sentences"])
 def test_another_job_does_not_go_on_with_it(tmp_path, tokenizer, other_tokenizer, change):
     documents = made_up(11)
@@ -500,12 +463,6 @@ def test_split_of_many_documents_is_a_partition_that_takes_no_memory(monkeypatch
     assert (len(training), len(held_out)) == (4951, 49)
     np.testing.assert_array_equal(np.sort(indices), np.arange(5000))
     assert not vars(training).keys() - {field.name for field in dataclasses.fields(training)}
-
-
-def test_split_depends_on_the_seed(corpus_of):
-    corpus = corpus_of(made_up(101))
-    sides = {tuple(corpus.split(0.1, seed=seed)[1].indices()) for seed in range(7)}
-    assert len(sides) == 7
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5])

@@ -14,13 +14,7 @@ def test_statistics_per_split_and_class():
     splits = {"train": np.array([0, 1, 2, 3]), "validation": np.array([4, 5])}
     rows = length_statistics(lengths, splits=splits, classes=["b", "a", "b", None, "a", "a"])
     table = {(row["split"], row["class"]): row for row in rows}
-    assert list(table) == [
-        ("train", None),
-        ("train", "a"),
-        ("train", "b"),
-        ("validation", None),
-        ("validation", "a"),
-    ]
+    assert list(table) == [("train", None), ("train", "a"), ("train", "b"), ("validation", None), ("validation", "a")]
     assert (table["train", None] | {"histogram": None}) == {
         "split": "train",
         "class": None,

@@ -8,21 +8,9 @@ from homespun.data.loader import feistel_shuffle
 from homespun.text.clean import splitmix64
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 16, 17, 64, 65, 1009, 4096, 4097])
-def test_an_order_has_everything_once(count):
-    order = feistel_shuffle(np.arange(count), count, key=(3, 1))
-    assert sorted(order) == list(range(count))
-
-
 def test_a_part_of_an_order_is_that_part():
     order = feistel_shuffle(np.arange(1009), 1009, key=(3, 1))
     np.testing.assert_array_equal(feistel_shuffle(np.array([1008, 0, 17]), 1009, key=(3, 1)), order[[1008, 0, 17]])
-
-
-def test_orders_of_other_names_are_other_orders():
-    names = [(0, 0), (0, 1), (1, 0), (1, 1), (-1, 0), (0, 0, 0)]
-    orders = {tuple(feistel_shuffle(np.arange(101), 101, key=name)) for name in names}
-    assert len(orders) == 6
 
 
 @pytest.mark.parametrize("count", [3, 7, 13])

@@ -2,13 +2,12 @@
 
 import itertools
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up_texts import made_up
+from made_up_texts import Lists, made_up
 
 from homespun.data import packed_rows
 from homespun.data.corpus import build_corpus
@@ -21,30 +20,6 @@ from homespun.errors import UserError
 def fill(rows: PackedRows) -> float:
     """Share of the tokens of all rows that are not padding."""
     return rows.num_tokens / (len(rows) * rows.length)
-
-
-class Lists:
-    """A corpus of lists of ids, for laws about many shapes of it."""
-
-    path = Path("lists")
-    has_sentences = True
-
-    class tokenizer:
-        cls_id, sep_id = 2, 3
-
-    def __init__(self, sizes, sentences=()):
-        self.ids = [1000 * (i + 1) + np.arange(size) for i, size in enumerate(sizes)]
-        self.lengths = np.array(sizes)
-        self.ends = [np.array(ends, np.uint32) for ends in sentences]
-
-    def tokens(self, index):
-        return self.ids[index]
-
-    def sizes(self, first, stop):
-        return self.lengths[first:stop]
-
-    def sentence_ends(self, index):
-        return self.ends[index]
 
 
 def pieces(row):
@@ -82,24 +57,12 @@ def test_packed_rows_lose_nothing_and_join_nothing(sizes, length, blocks):
     assert fill(rows) == sum(rows.lengths) / (len(rows) * length)
 
 
-def test_a_long_document_fills_its_rows():
-    rows = PackedRows(Lists([500]), DocumentSet.all(1), length=102)
-    assert rows.lengths.tolist() == [102] * 5
-    assert all(rows[i].documents is None for i in range(5))
-    assert fill(rows) == 1.0
-
-
 def test_a_row_is_filled_with_the_beginning_of_the_next_document():
     rows = PackedRows(Lists([50, 50, 50]), DocumentSet.all(3), length=128)
     assert rows.lengths.tolist() == [128, 30]
     assert rows[0].documents.tolist() == [0] * 52 + [1] * 52 + [2] * 24
     np.testing.assert_array_equal(rows[1].input_ids, [2, *range(3022, 3050), 3])
     assert rows[1].documents is None
-
-
-def test_row_marks_where_a_document_is_cut():
-    rows = PackedRows(Lists([100, 200, 100]), DocumentSet.all(3), length=102)
-    assert [rows[i].cut for i in range(len(rows))] == [(False, False), (False, True), (True, False), (False, False)]
 
 
 @settings(max_examples=100, deadline=None)

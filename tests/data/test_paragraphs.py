@@ -70,7 +70,6 @@ def test_rows_have_the_numbers_of_their_paragraphs_and_the_frame_is_of_the_outer
     assert rows.counts["paragraphs_left_out"] == 1
     assert rows.counts["empty"] == 1
     first = rows[0]
-    assert first.target_ids is not None
     assert len(first.documents) == len(first.input_ids) == rows.lengths[0] - len(first.target_ids)
     assert (first.documents[0], first.documents[1], first.documents[-2], first.documents[-1]) == (0, 0, 2, 2)
     assert (np.diff(first.documents) >= 0).all()

@@ -6,28 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up_texts import made_up
+from made_up_texts import Lists, made_up
 
-from homespun.data.loader import Loader
-from homespun.data.rows import SentenceRows, pad
+from homespun.data.rows import SentenceRows
 from homespun.errors import UserError
 
 
-class Lists:
-    """A corpus of lists of ids, each a list of sentences."""
-
-    def __init__(self, documents, *, sentences=True):
-        self.has_sentences = sentences
-        self.lengths = np.array([sum(sizes) for sizes in documents])
-        self.ids = [1000 * (i + 1) + np.arange(size, dtype=np.uint16) for i, size in enumerate(self.lengths)]
-        self.ends = [np.cumsum(sizes).astype(np.uint32) for sizes in documents]
-
-    def tokens(self, index):
-        return self.ids[index]
-
-    def sentence_ends(self, index):
-        assert self.has_sentences
-        return self.ends[index]
+def corpus_of_sentences(documents):
+    """Of documents that are lists of the sizes of their sentences."""
+    return Lists([sum(sizes) for sizes in documents], [np.cumsum(sizes) for sizes in documents])
 
 
 SENTENCES = st.lists(st.integers(1, 40), min_size=1, max_size=12)
@@ -41,7 +28,8 @@ SENTENCES = st.lists(st.integers(1, 40), min_size=1, max_size=12)
     st.booleans(),
 )
 def test_every_token_comes_once_in_rows_of_one_document(documents, length, begin_id, sentences):
-    corpus = Lists(documents, sentences=sentences)
+    corpus = corpus_of_sentences(documents)
+    corpus.has_sentences = sentences
     order = np.random.default_rng(len(documents)).permutation(len(documents))
     rows = SentenceRows(corpus, order, length=length, begin_id=begin_id, end_id=3)
     first = 0 if begin_id is None else 1
@@ -72,7 +60,7 @@ def test_every_token_comes_once_in_rows_of_one_document(documents, length, begin
 
 
 def test_by_hand():
-    corpus = Lists([[3, 2, 5, 17, 4], [1]])
+    corpus = corpus_of_sentences([[3, 2, 5, 17, 4], [1]])
     rows = SentenceRows(corpus, np.arange(2), length=9, begin_id=2, end_id=3)  # 7 tokens of text
     assert [row.input_ids[1:-1].tolist() for row in map(rows.__getitem__, range(len(rows)))] == [
         [1000, 1001, 1002, 1003, 1004],
@@ -88,7 +76,7 @@ def test_by_hand():
 
 
 def test_without_sentences_a_document_is_cut_evenly():
-    rows = SentenceRows(Lists([[100]], sentences=False), np.arange(1), length=32, begin_id=None, end_id=3)
+    rows = SentenceRows(Lists([100]), np.arange(1), length=32, begin_id=None, end_id=3)
     assert rows.lengths.tolist() == [26, 26, 26, 26]
 
 
@@ -103,18 +91,6 @@ def test_they_are_built_of_a_corpus_and_travel(corpus_of):
     for number in (-1, len(rows)):
         with pytest.raises(IndexError):
             rows[number]
-
-
-@pytest.mark.slow
-def test_brought_together_by_length_little_of_a_batch_is_padding(corpus_of):
-    corpus = corpus_of(made_up(3000, sentences=(1, 12)))
-    rows = SentenceRows(corpus, np.arange(len(corpus)), length=128, begin_id=2, end_id=3)
-    shares = {}
-    for order in ("shuffled", "bucketed"):
-        loader = Loader(rows, lambda batch_rows, row_seeds: pad(batch_rows, 0), batch_size=16, seed=1, order=order)
-        batches = [batch for step in range(loader.steps_per_epoch) for batch in loader.step(step)]
-        shares[order] = 1 - sum(b.real_tokens for b in batches) / sum(b.num_tokens for b in batches)
-    assert shares["bucketed"] < 0.03 < 0.2 < shares["shuffled"]
 
 
 def test_rows_that_cannot_be(corpus_of):

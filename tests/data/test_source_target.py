@@ -7,12 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from homespun.data.source_target import (
-    SourceTargetPair,
-    SourceTargetRows,
-    SourceTargetTemplate,
-    mix_rows,
-)
+from homespun.data.source_target import SourceTargetPair, SourceTargetRows, SourceTargetTemplate, mix_rows
 from homespun.errors import UserError
 from homespun.tasks.seq2seq_data import TextPairsData
 from homespun.text.tokenizer import Tokenizer
@@ -41,7 +36,6 @@ def test_a_row_is_a_source_and_one_of_its_targets_in_their_frames(tokenizer: Tok
     found = rows(tokenizer, SourceTargetTemplate.for_encoder_decoder(tokenizer, bos_id=cls, eos_id=sep))
     assert len(found) == 3
     for row in (found[0], found[1], found[2]):
-        assert row.target_ids is not None
         for ids in (row.input_ids, row.target_ids):
             assert (ids[0], ids[-1]) == (cls, sep)
             assert sep not in ids[1:-1]
@@ -118,11 +112,7 @@ def test_data_sets_are_mixed_by_size_up_to_a_limit(
 
 
 def test_records(tmp_path: Path) -> None:
-    records = [
-        {"a": ["One.", "Two."], "b": ["x", "y", "x"]},
-        {"a": "Three.", "b": None},
-        {"a": " ", "b": "z"},
-    ]
+    records = [{"a": ["One.", "Two."], "b": ["x", "y", "x"]}, {"a": "Three.", "b": None}, {"a": " ", "b": "z"}]
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     found = TextPairsData(source=["a"], target=["b"]).read_files([str(file)])
