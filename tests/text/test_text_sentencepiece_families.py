@@ -76,12 +76,7 @@ CONTROL = ("[CLS]", "[SEP]", "[MASK]")
 T5 = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 Ids = Callable[[Any, str], list[int]]
 FAMILIES: dict[str, tuple[dict[str, Any], Ids, list[int], list[int]]] = {
-    "albert": (
-        {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": CONTROL},
-        albert,
-        [2],
-        [3],
-    ),
+    "albert": ({"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": CONTROL}, albert, [2], [3]),
     "big_bird": (
         {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 6, "control_symbols": CONTROL},
         as_they_are,

@@ -53,6 +53,10 @@ def as_parquet(rows: list[dict[str, str]]) -> bytes:
     return stream.getvalue()
 
 
+def as_jsonl(rows: list[dict[str, str]]) -> bytes:
+    return "\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
+
+
 def test_lone_surrogates_are_read_as_question_marks(tmp_path: Path) -> None:
     """An emoji cut in two, as JSON has it: nothing could be written of it."""
     (tmp_path / "a.jsonl").write_text('{"te\\ud83dxt": ["\\ud83d", {"a": "x\\ude00 \\ud83d\\ude00"}], "n": 1}\n')
@@ -67,10 +71,6 @@ def test_lists_in_lists_without_end_are_refused(tmp_path: Path, name: str, depth
     (tmp_path / name).write_text(f'{{"text": "\\ud83d", "x": {"[" * depth}{"]" * depth}}}')
     with pytest.raises(UserError, match=r"1 is n(ot JSON|ested)"):
         list(read_records([str(tmp_path / name)]))
-
-
-def as_jsonl(rows: list[dict[str, str]]) -> bytes:
-    return "\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
 
 
 CONTENTS = {
@@ -238,25 +238,35 @@ def test_undecodable_bytes_are_named_with_their_offset(tmp_path: Path) -> None:
     assert "unknown encoding 'hex'" in problem(path, encoding="hex")
 
 
-def test_csv_dialects(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text('3,"a, b"\n5,"c ""d"""\n')
-    assert read(path, columns=["label", "text"]) == [{"label": "3", "text": "a, b"}, {"label": "5", "text": 'c "d"'}]
-    path.write_text("label;text\n\n3;a, b\n")
-    assert read(path) == [{"label": "3", "text": "a, b"}]
-    path.write_bytes(b'label,text\r\n3,"x\r\ny"\r\n')
-    assert read(path) == [{"label": "3", "text": "x\ny"}]
-    long = "z" * 500_000  # beyond the csv module's own limit
-    path.write_text(f"text,label\n{long},3\n")
-    assert read(path)[0]["text"] == long
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        ("a.csv", "label;text\n\n3;a, b\n", [{"label": "3", "text": "a, b"}]),
+        ("a.csv", 'label,text\r\n3,"x\r\ny"\r\n', [{"label": "3", "text": "x\ny"}]),
+        ("a.csv", f"text,label\n{'z' * 500_000},3\n", [{"text": "z" * 500_000, "label": "3"}]),  # csv's own limit
+        (
+            "a.tsv",
+            'text\n"He said so.\n"Go," she said, "now."\n',
+            [{"text": '"He said so.'}, {"text": '"Go," she said, "now."'}],
+        ),
+        ("a.tsv", 'text\tlabel\n"a\tand\n""b"""\t3\n', [{"text": 'a\tand\n"b"', "label": "3"}]),  # as pandas writes it
+        ("a.tsv", 'text\n"one\ntwo"\nlast\n', [{"text": "one\ntwo"}, {"text": "last"}]),  # one column has no tab
+    ],
+    ids=["semicolons", "line ends", "long", "quotes", "pandas", "one column"],
+)
+def test_dialects_of_tables(tmp_path: Path, name: str, content: str, rows: list[dict[str, str]]) -> None:
+    (tmp_path / name).write_bytes(content.encode())
+    assert read(tmp_path / name) == rows
 
 
-def test_tsv_keeps_quotes_that_do_not_quote(tmp_path: Path) -> None:
+def test_columns_of_a_table_without_a_header(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('3,"a, b"\n5,"c ""d"""\n')
+    rows = [{"label": "3", "text": "a, b"}, {"label": "5", "text": 'c "d"'}]
+    assert read(tmp_path / "a.csv", columns=["label", "text"]) == rows
+
+
+def test_tsv_keeps_quotes_beyond_the_sample(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
-    path.write_text('text\tlabel\n"He said so.\t3\n"Go," she said, "now."\t5\nplain\t7\n')
-    assert [r["text"] for r in read(path)] == ['"He said so.', '"Go," she said, "now."', "plain"]
-    path.write_text('text\tlabel\n"a\tand\n""b"""\t3\n')  # as pandas writes it
-    assert read(path) == [{"text": 'a\tand\n"b"', "label": "3"}]
     rows = [f'"{i}\n{i + 1}"\t{i}' for i in range(formats.SAMPLE_LINES)]  # the sample ends within a cell
     path.write_text("text\tlabel\n" + "\n".join(rows))
     assert len(read(path)) == formats.SAMPLE_LINES
@@ -272,42 +282,6 @@ def test_tsv_quotations_over_several_rows_do_not_join_them(tmp_path: Path) -> No
         lines = ["text\tlabel", *["plain\tpos"] * before, *("\t".join(row) for row in rows)]
         path.write_text("\n".join(lines))
         assert read(path)[before:] == expected
-    path.write_text('text\n"one\ntwo"\nlast\n')  # one column, which never has a tab
-    assert [r["text"] for r in read(path)] == ["one\ntwo", "last"]
-
-
-def test_csv_mistakes(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text('text,label\n"two\nlines",3\nonly one\n')
-    assert "a.csv, line 4 has 1 cells, the header has 2 (text, label)" in problem(path)
-    assert "columns has 3" in problem(path, columns=["text", "b", "c"])
-    path.write_text("text,text\na,b\n")
-    assert "two columns 'text'" in problem(path)
-    assert "--columns" in problem(path)
-    path.write_text('text,label\n"never closed,3\n')
-    assert "line 2" in problem(path)
-    path.write_text("text,label\n")
-    assert "empty" in problem(path)
-
-
-def test_missing_column_lists_the_columns(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_bytes(CONTENTS[".csv"])
-    message = problem(path, text_field="txt")
-    assert "no column 'txt'; did you mean 'text'?; there are: text, label" in message
-    assert "no column 'zzz'; there are: text, label" in problem(path, label_field="zzz")
-    (tmp_path / "b.txt").write_text("some text")
-    assert "no column 'label'; there are: text" in problem(tmp_path / "b.txt", label_field="label")
-
-
-def test_text_must_be_text(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": ["a"]}')
-    assert f"{path}:1: 'text' is list, not text" in problem(path)
-    path.write_text('{"text": "a", "label": {}}')
-    assert "the label 'label' is dict" in problem(path, label_field="label")
-    path.write_text('{"text": ""}\n{"text": null}')
-    assert "no text" in problem(path)
 
 
 def test_json_shapes(tmp_path: Path) -> None:
@@ -320,8 +294,6 @@ def test_json_shapes(tmp_path: Path) -> None:
     assert read(path) == [record]
     path.write_bytes(as_jsonl(ROWS))  # JSON lines under the wrong name
     assert read(path) == ROWS
-    path.write_text("[]")
-    assert "empty" in problem(path)
 
 
 def test_a_json_array_is_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,28 +311,35 @@ def test_a_json_array_is_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    ("name", "content", "options", "words"),
     [
-        ('[{"text": "a"}', "truncated"),
-        ('[{"text": "a"} {"text": "b"}]', "comma"),
-        ('[{"text": "a"}] x', "text after"),
-        ('[{"text": "a"}, 3]', "value 2 is a JSON int"),
-        ('{"text": "a"', "truncated"),
-        ("[" * 200_000, "value 1"),
+        ("a.csv", 'text,label\n"two\nlines",3\nonly one\n', {}, "line 4 has 1 cells, the header has 2 (text, label)"),
+        ("a.csv", "text,label\na,3\n", {"columns": ["text", "b", "c"]}, "columns has 3"),
+        ("a.csv", "text,text\na,b\n", {}, "two columns 'text'"),
+        ("a.csv", "text,text\na,b\n", {}, "--columns"),
+        ("a.csv", 'text,label\n"never closed,3\n', {}, "line 2"),
+        ("a.csv", "text,label\n", {}, "empty"),
+        ("a.csv", "text,label\na,3\n", {"text_field": "txt"}, "'txt'; did you mean 'text'?; there are: text, label"),
+        ("a.csv", "text,label\na,3\n", {"label_field": "zzz"}, "no column 'zzz'; there are: text, label"),
+        ("a.txt", "some text", {"label_field": "label"}, "no column 'label'; there are: text"),
+        ("a.jsonl", '{"text": ["a"]}', {}, "a.jsonl:1: 'text' is list, not text"),
+        ("a.jsonl", '{"text": "a", "label": {}}', {"label_field": "label"}, "the label 'label' is dict"),
+        ("a.jsonl", '{"text": ""}\n{"text": null}', {}, "no text"),
+        ("a.jsonl", '{"text": "a"}\n\n{"text": \n', {}, "line 3 is not JSON"),
+        ("a.jsonl", '{"text": "a"}\n[3]\n', {}, "line 2 is a JSON list"),
+        ("a.json", "[]", {}, "empty"),
+        ("a.json", '[{"text": "a"}', {}, "truncated"),
+        ("a.json", '[{"text": "a"} {"text": "b"}]', {}, "comma"),
+        ("a.json", '[{"text": "a"}] x', {}, "text after"),
+        ("a.json", '[{"text": "a"}, 3]', {}, "value 2 is a JSON int"),
+        ("a.json", '{"text": "a"', {}, "truncated"),
+        ("a.json", "[" * 200_000, {}, "value 1"),
     ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
-def test_json_mistakes(tmp_path: Path, content: str, expected: str) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(content)
-    assert expected in problem(path)
-
-
-def test_jsonl_mistakes_name_the_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "a"}\n\n{"text": \n')
-    assert "line 3 is not JSON" in problem(path)
-    path.write_text('{"text": "a"}\n[3]\n')
-    assert "line 2 is a JSON list" in problem(path)
+def test_mistakes_in_files(tmp_path: Path, name: str, content: str, options: dict[str, object], words: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert words in problem(tmp_path / name, **options)
 
 
 def test_missing_empty_and_unknown(tmp_path: Path) -> None:

@@ -19,18 +19,8 @@ from homespun.errors import UserError
 from homespun.text.tokenizer import KINDS, SPECIAL_TOKENS, Kind, Tokenizer
 
 WORDS = [
-    "spin",
-    "spinning",
-    "home",
-    "homespun",
-    "wool",
-    "woollen",
-    "yarn",
-    "small",
-    "smaller",
-    "model",
-    "models",
-    "café",
+    *("spin", "spinning", "home", "homespun", "wool", "woollen"),
+    *("yarn", "small", "smaller", "model", "models", "café"),
 ]
 # Words by rank, so that all the counts differ; and characters enough for every kind.
 TEXTS = [
@@ -265,13 +255,8 @@ def test_roberta_like(tmp_path: Path) -> None:
     )
     for tokenizer in (bare, converted):
         assert tokenizer.kind == "bpe"
-        assert (tokenizer.cls_id, tokenizer.pad_id, tokenizer.sep_id, tokenizer.unk_id, tokenizer.mask_id) == (
-            0,
-            1,
-            2,
-            3,
-            4,
-        )
+        ids = (tokenizer.cls_id, tokenizer.pad_id, tokenizer.sep_id, tokenizer.unk_id, tokenizer.mask_id)
+        assert ids == (0, 1, 2, 3, 4)
         assert tokenizer.special_mask.sum() == 5
         assert not np.isin(tokenizer.encode_batch(["<mask> <s>"])[0], range(5)).any()
 
