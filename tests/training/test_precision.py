@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from training_parts import Objective, events, make_trainer, train_config
+from training_parts import Watching, events, make_trainer, train_config
 
 from homespun.training import precision
 from homespun.training.checkpoint import read_state, write_checkpoint
@@ -97,16 +97,9 @@ def long(monkeypatch):
 
 @pytest.mark.usefixtures("long")
 def test_a_training_in_the_chosen_precision_records_it(tmp_path, machine):
-    dtypes = []
-
-    class Watching(Objective):
-        def forward(self, batch):
-            dtypes.append(self.pooler(self.backbone(batch.input_ids)).dtype)
-            return super().forward(batch)
-
     trainer = make_trainer(tmp_path, train_config(), objective=Watching())
     list(trainer)
-    assert set(dtypes) == {torch.bfloat16}
+    assert trainer.objective.dtypes == {torch.bfloat16}
     assert [line["precision"] for line in events(tmp_path, "start")] == ["bf16"]
     assert trainer.precision.name == "bf16"
 

@@ -8,7 +8,17 @@ import psutil
 import pytest
 import torch
 from torch import nn
-from training_parts import ROWS, Objective, TinyRows, collate, events, make_trainer, train_config, without_clock
+from training_parts import (
+    ROWS,
+    Objective,
+    TinyRows,
+    Watching,
+    collate,
+    events,
+    make_trainer,
+    train_config,
+    without_clock,
+)
 
 from homespun.batch import Loss, Term
 from homespun.errors import NotFinite, UserError
@@ -508,17 +518,10 @@ def test_precision_is_what_the_device_can_do():
 
 
 def test_bf16_trains_float32_weights(tmp_path):
-    dtypes = []
-
-    class Watching(Objective):
-        def forward(self, batch):
-            dtypes.append(self.pooler(self.backbone(batch.input_ids)).dtype)
-            return super().forward(batch)
-
     trainer = make_trainer(tmp_path, train_config(precision="bf16", validate_every=1.0), objective=Watching())
     trainer._validate = held_out(trainer)
     list(trainer)
-    assert set(dtypes) == {torch.bfloat16}
+    assert trainer.objective.dtypes == {torch.bfloat16}
     assert {p.dtype for p in trainer.objective.parameters()} == {torch.float32}
 
 

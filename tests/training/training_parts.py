@@ -50,9 +50,6 @@ class Objective(nn.Module):
         self.seldom = nn.Linear(HIDDEN, 1)  # of some rows only
 
     def forward(self, batch: Batch) -> Loss:
-        assert batch.positions is not None
-        assert batch.labels is not None
-        assert batch.pair_labels is not None
         hidden = self.dropout(self.backbone(batch.input_ids))
         logits = self.head(hidden.flatten(0, 1)[batch.positions])
         token = F.cross_entropy(logits, batch.labels, reduction="sum")
@@ -67,6 +64,18 @@ class Objective(nn.Module):
                 "token_accuracy": Term((logits.argmax(-1) == batch.labels).sum(), len(batch.labels), weight=0.0),
             }
         )
+
+
+class Watching(Objective):
+    """Records the types of the outputs of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def forward(self, batch: Batch) -> Loss:
+        self.dtypes.add(self.pooler(self.backbone(batch.input_ids)).dtype)
+        return super().forward(batch)
 
 
 class TinyRows:

@@ -27,12 +27,7 @@ def main() -> None:
     config = train_config(budget=Budget(steps=steps), checkpoint_every=1e-9, validate_every=0.2)
     torch.manual_seed(5)
     trainer = make_trainer(
-        folder,
-        config,
-        objective=Objective(dropout),
-        resume=True,
-        rank=context.rank,
-        world_size=context.world_size,
+        folder, config, objective=Objective(dropout), resume=True, rank=context.rank, world_size=context.world_size
     )
     try:
         for step in trainer:
