@@ -75,12 +75,6 @@ def test_pairs_are_those_counted_one_by_one(
     assert len(list((tmp_path / "matrix").iterdir())) == 3 * matrix.blocks
 
 
-def test_the_matrix_is_symmetric(tmp_path: Path) -> None:
-    (tmp_path / "matrix").mkdir()
-    found = cells(count_pairs(made_up(tmp_path, 31, [211, 17]), tmp_path / "matrix", window=7))
-    assert all(found[column, row] == weight for (row, column), weight in found.items())
-
-
 def test_words_are_sorted_by_frequency_and_rare_ones_dropped(tmp_path: Path) -> None:
     texts = ["b a b c a b .", "c b d a ."]
     text = write_words(corpus_of(texts, tmp_path / "corpus"), tmp_path / "words", WordsConfig(min_count=2))
@@ -103,8 +97,7 @@ def test_words_of_pieces_are_those_of_the_text(tmp_path: Path, kind: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("texts", "unit", "message"),
-    [(["a b c"], "words", "0 of 3 words.*min_count"), (["x x"], "words", "0 of 1 words")],
+    ("texts", "unit", "message"), [(["a b c"], "words", "0 of 3 words.*min_count"), (["x x"], "words", "0 of 1 words")]
 )
 def test_a_corpus_without_words_is_one_line(tmp_path: Path, texts: list[str], unit: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:

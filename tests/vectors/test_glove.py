@@ -50,7 +50,6 @@ def test_steps_are_adagrads_on_the_weighted_squares(tmp_path: Path) -> None:
             for tensor, square, grad in zip(
                 sides[learning], squares[learning], (vectors.grad, biases.grad), strict=True
             ):
-                assert grad is not None
                 square += grad**2
                 tensor -= 0.1 * grad / (square.sqrt() + 1e-8)
         cells += float((part > 0).sum())
