@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.lra.fixed_vocabularies import word_tokenizer
-from benchmarks.lra.listops import SYMBOLS, ListOps, value
+from benchmarks.lra.listops import ListOps, value
 
 from homespun.errors import UserError
 
@@ -53,16 +52,6 @@ def lists(tree: Tree) -> Iterator[tuple[str, int]]:
             yield from lists(argument)
 
 
-def arena_form(tree: Tree) -> str:
-    """As the arena writes it: every argument joined on by a pair of round brackets, the end too."""
-    if isinstance(tree, int):
-        return str(tree)
-    written = tree[0]
-    for argument in tree[1]:
-        written = f"( {written} {arena_form(argument)} )"
-    return f"( {written} ] )"
-
-
 @pytest.mark.parametrize(
     ("sizes", "count"),
     [
@@ -81,7 +70,6 @@ def test_values_and_rules(sizes: dict[str, int], count: int) -> None:
         assert limits["min_length"] < len(tokens) < limits["max_length"]
         stream = iter(tokens)
         tree = parse(stream)
-        assert tree is not None
         assert next(stream, None) is None
         assert worth(tree) == result == value(tokens)
         deepest = max(deepest, depth(tree))
@@ -123,21 +111,6 @@ def test_an_exhausted_stream_is_an_error() -> None:
         list(islice(stream, 11))
 
 
-@pytest.mark.parametrize(
-    ("text", "result"),
-    [
-        ("7", 7),
-        ("[MED 4 5 ]", 4),  # 4.5, cut
-        ("[MED 1 9 2 ]", 2),
-        ("[SM 9 9 4 ]", 2),
-        ("[MAX 2 9 [MIN 4 7 ] 0 ]", 9),
-        ("[MIN [SM 5 5 ] 3 ]", 0),
-    ],
-)
-def test_worked_examples(text: str, result: int) -> None:
-    assert value(text.split()) == result
-
-
 @pytest.mark.parametrize("text", ["", "1 2", "[MAX 1 2", "1 ]", "[MAX ]", "[FIRST 1 2 ]", "[MAX 12 3 ]"])
 def test_what_is_no_expression(text: str) -> None:
     with pytest.raises(UserError):
@@ -157,17 +130,6 @@ def test_what_is_no_expression(text: str) -> None:
 def test_sizes_without_an_expression(sizes: dict[str, int]) -> None:
     with pytest.raises(UserError, match="max_"):
         ListOps(seed=0, **sizes)
-
-
-def test_the_round_brackets_are_redundant() -> None:
-    tokenizer = word_tokenizer(SYMBOLS, ignored="()")
-    tokens = ListOps(seed=1, min_length=30, max_length=90).expression(0)
-    tree = parse(iter(tokens))
-    assert tree is not None
-    ours, theirs = tokenizer.encode_batch([" ".join(tokens), arena_form(tree)])
-    assert ours.tolist() == theirs.tolist()
-    assert len(ours) == len(tokens)
-    assert tokenizer.unk_id not in ours
 
 
 @pytest.mark.data

@@ -61,7 +61,6 @@ def test_both_documents_and_their_order_matter(objective: RetrievalObjective) ->
     with torch.no_grad():
         row = ROWS[0]
         documents = row.documents
-        assert documents is not None
         swapped = Row(np.concatenate([row.input_ids[5:], row.input_ids[:5]]), documents=np.sort(1 - documents), label=0)
         other = row.input_ids.copy()
         other[-1] = 5 + (other[-1] - 4) % 26

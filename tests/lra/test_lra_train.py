@@ -240,10 +240,7 @@ def test_an_override_for_one_model() -> None:
             ("listops", *SMALL, *LISTOPS, "--models", "full,local", "performer.model.attention.num_features=3"),
             "performer.model.attention.num_features=3 ",
         ),
-        (
-            ("text", "task.length=16"),
-            "linformer: k=256 ",
-        ),
+        (("text", "task.length=16"), "linformer: k=256 "),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
