@@ -299,6 +299,7 @@ STACKS: dict[str, dict[str, Any]] = {
     "gpt": {},
     "gpt3": {"residual": {"kind": "pre"}, "attention": ALTERNATING},
     "performer": {"attention": PERFORMER},
+    "biased": {"attention": {"kind": "relative_bias"}, "positions": {"kind": "none"}},
     "window": {"attention": WINDOW, "residual": {"kind": "reversible"}},
     "dilated": {"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 2, "dilation": 2}]}},
     "shared": {"num_hidden_groups": 1},
