@@ -10,7 +10,8 @@ from pydantic import ConfigDict, Field, JsonValue
 
 from homespun.results import FILE_NAME, FileName, Number, Part, ResultFile
 
-_RUN = rf"^(\.\.[/\\]\.\.[/\\]{FILE_NAME}[/\\]seed-\d+[/\\])?{FILE_NAME}$"  # in this trial or in another one
+# in this trial, or in another one of the comparison
+_RUN = rf"^((\.\.[/\\]){{1,3}}({FILE_NAME}[/\\]){{1,3}})?{FILE_NAME}$"
 
 
 class TrialStage(Part):

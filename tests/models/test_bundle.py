@@ -136,7 +136,7 @@ def test_a_description_of_odd_values(folder: Path, key: str, value: object) -> N
         ({"num_hidden_layers": 10**9}, r"homespun\.json .* 1000000000 layers.*\d+"),
         ({"num_hidden_layers": 10**9, "num_hidden_groups": 1}, "4096"),
         ({"positions": {"kind": "sinusoidal"}, "max_position_embeddings": 10**9}, " 14,000,000,000 "),
-        ({"vocab_size": 10**15}, "the model has"),
+        ({"vocab_size": 10**15}, "by the config"),
         ({"vocab_size": 10**30}, "too large"),
     ],
 )
