@@ -104,7 +104,7 @@ def print_fit(result: Mapping[str, object], out: Path, as_json: bool) -> None:
     for line in headline(found):
         print_line(line)
     print_line("")
-    print_tables(candidates_table(found))
+    print_tables(candidates_table(found).without("processor time"))  # so that 80 columns hold it
     steps = ["next:", *(f"  {step}" for step in found["next"])] if found["next"] else []
     uses = [*(f"use: {command}" for command in commands(found, out)), f"page: {out / 'report' / 'index.html'}"]
     for lines in filter(None, (problems(found), steps)):

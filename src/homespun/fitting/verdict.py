@@ -47,7 +47,7 @@ def candidates_table(result: Tree) -> Table:
         value("p", lambda one: one.get("p"), formats.probability),
         value("time", lambda one: one["seconds"] or None, formats.duration),
         value("processor time", lambda one: one["processor_seconds"] or None, formats.duration),
-        value("ms per text", lambda one: one.get("latency") or None, formats.text),
+        value("ms/text", lambda one: one.get("latency") or None, formats.text),
         note="p: paired permutation test of the difference to the selected model, on the test examples."
         if any("p" in one for one in found)
         else "",

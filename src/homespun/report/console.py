@@ -32,7 +32,9 @@ def rich_table(table: Table) -> RichTable:
     """Convert a table without its note for `rich.console.Console.print`; text is never parsed as markup."""
     shown = RichTable(title=Text(_plain(table.title)), title_justify="left", box=None)
     cells = [[_plain(cell) for cell in row] for row in table.cells()]
-    cells = [[_mark(table, number) + first, *others] for number, (first, *others) in enumerate(cells)]
+    marks = [[Text(">" if number in table.marked else "")] if table.marked else [] for number in range(len(cells))]
+    if table.marked:
+        shown.add_column(width=1)
     for column, width in zip(table.columns, _widths(table, cells), strict=True):
         # numbers are never broken: their headings give way, and the columns of texts
         title = "\n".join(textwrap.wrap(_plain(column.title), width)) if column.numeric else _plain(column.title)
@@ -40,8 +42,8 @@ def rich_table(table: Table) -> RichTable:
         shown.add_column(
             Text(title), justify=justify, no_wrap=column.numeric, overflow="fold", min_width=width, vertical="top"
         )
-    for row in cells:
-        shown.add_row(*map(Text, row))
+    for mark, row in zip(marks, cells, strict=True):
+        shown.add_row(*mark, *map(Text, row))
     return shown
 
 
@@ -59,22 +61,18 @@ def print_tables(*tables: Table) -> None:
     """Print tables with rows to standard output; a table too wide for the terminal is transposed."""
     console = Console()
     for table in (table for table in tables if table.rows):
-        least = sum(_widths(table, table.cells())) + 2 * len(table.columns)
+        least = sum(_widths(table, table.cells())) + 2 * len(table.columns) + 3 * bool(table.marked)
         console.print(rich_table(table if least <= console.width else _transposed(table)))
         if table.note:
             console.print(Text(_plain(table.note), style="dim"))
         console.print()
 
 
-def _mark(table: Table, row: int) -> str:
-    """Return the beginning of the first cell of a row, if a table has highlighted rows."""
-    return ("> " if row in table.marked else "  ") if table.marked else ""
-
-
 def _transposed(table: Table) -> Table:
     """Swap rows and columns."""
     cells = table.cells()
-    heads = texts(table.columns[0].title, *(_mark(table, number) + row[0] for number, row in enumerate(cells)))
+    marks = ("> " if number in table.marked else "" for number in range(len(cells)))
+    heads = texts(table.columns[0].title, *(mark + row[0] for mark, row in zip(marks, cells, strict=True)))
     rows = tuple((column.title, *(row[i + 1] for row in cells)) for i, column in enumerate(table.columns[1:]))
     return Table(table.name, table.title, heads, rows, table.note)
 
