@@ -1,6 +1,7 @@
 """From raw files to a corpus, and resuming a stopped build."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from homespun.commands.preparation import file_lengths, make_corpus, train_token
 from homespun.data.corpus import build_corpus
 from homespun.data.reading import reading
 from homespun.errors import UserError
+from homespun.fitting.fit import fit
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 
@@ -49,3 +51,14 @@ def test_a_build_that_was_stopped_goes_on_over_the_same_files_alone(tmp_path: Pa
     path.write_text('{"text": "one"}\n{"text": "three"}\n')
     with pytest.raises(UserError, match=r"changed inputs .*\"files\": "):
         make_corpus(read, tokenizer, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "write", [partial(train_tokenizer, vocab_size=8), partial(make_corpus, tokenizer="missing"), fit]
+)
+def test_an_output_folder_inside_an_input_folder_is_refused(tmp_path: Path, write: Callable[..., object]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one", "label": "a"}\n')
+    inputs = [str(tmp_path)] if write is fit else reading([str(tmp_path)])
+    with pytest.raises(UserError, match=r"--out .*inside"):
+        write(inputs, out=tmp_path / "inside")
+    assert not (tmp_path / "inside").exists()

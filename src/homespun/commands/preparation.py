@@ -18,6 +18,7 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.io.atomic import entries
 from homespun.tasks.protocol import Task, TaskRows
+from homespun.text.input_files import check_output
 from homespun.text.sources import ReadProgress
 from homespun.text.tokenizer import FILES, Kind, Tokenizer
 from homespun.text.vocabulary_extension import Word, extend, with_sentinels
@@ -69,8 +70,10 @@ def train_tokenizer(
         The tokenizer.
 
     Raises:
-        UserError: there is no text, the vocabulary is too large for the text, or ``out`` has other files.
+        UserError: there is no text, the vocabulary is too large for the text, or ``out`` has other files or lies
+            in an input folder.
     """
+    check_output(out, reading.inputs)
     folder = tokenizer_folder(out)
     read: Callable[..., Iterable[str]] = partial(sample_texts, reading) if ray else reading.texts
     texts = read(progress=progress, read_progress=read_progress)
@@ -161,8 +164,9 @@ def make_corpus(
         ``make_corpus(reading(["filings/*.jsonl.gz"], duplicates="near"), "tok", "corpus")``
 
     Raises:
-        UserError: there is no tokenizer or no text, or ``out`` has other files.
+        UserError: there is no tokenizer or no text, or ``out`` has other files or lies in an input folder.
     """
+    check_output(out, reading.inputs)
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     if ray:
         return build_on_cluster(

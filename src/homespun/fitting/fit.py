@@ -23,6 +23,7 @@ from homespun.fitting.run_tasks import find_run_task
 from homespun.fitting.runs import fit_runs
 from homespun.io.json import read_object
 from homespun.report.console import Display
+from homespun.text.input_files import check_output
 from homespun.training.trainer import Interrupted
 
 
@@ -101,9 +102,7 @@ def fit(
     )
     if resume and (folder / RESULT).is_file() and settings.is_stored(folder / SETTINGS):
         return read_object(folder / RESULT)
-    for read in (*train, *test, *texts):
-        if Path(read).is_dir() and folder.resolve().is_relative_to(Path(read).resolve()):
-            raise UserError(f"--out {folder} lies in {read}, whose files are read; give a folder outside it")
+    check_output(folder, (*train, *test, *texts))
     start = time.monotonic()
     if (run_task := find_run_task(settings)) is not None:
         display = display or Display(json=True)

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple, NoReturn
 
@@ -95,6 +95,14 @@ def is_hub_name(entry: str) -> bool:
 def is_local(entry: str) -> bool:
     """True for a file, folder or glob of this machine."""
     return "://" not in entry and not is_hub_name(entry)
+
+
+def check_output(out: str | Path, inputs: Iterable[str]) -> None:
+    """Raise `UserError` if the folder ``out`` lies in an input folder, whose files would include the output."""
+    for entry in inputs:
+        folder = Path(entry).expanduser()
+        if folder.is_dir() and Path(out).resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"--out {out} lies in {entry}, whose files are read; give a folder outside it")
 
 
 def local_files(entry: str) -> Iterator[InputFile]:
