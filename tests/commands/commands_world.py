@@ -48,7 +48,7 @@ def run(*words: str | Path) -> dict[str, Any]:
     return found
 
 
-def refuse(message: str, *words: str | Path) -> None:
+def assert_refused(message: str, *words: str | Path) -> None:
     """Run a command that ends in one line, which matches ``message``."""
     with pytest.raises(UserError, match=message) as error:
         run(*words)

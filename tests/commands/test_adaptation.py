@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands_world import TINY, World, refuse, run
+from commands_world import TINY, World, assert_refused, run
 from tokenizers import Tokenizer as Engine
 
 import homespun
@@ -119,7 +119,7 @@ def test_a_discriminator_goes_on_with_a_fresh_generator_or_a_given_one(world: Wo
     wrong = continuing(
         world, world.base, tmp_path / "no", "objective.generator_size=0.5", *words, recipe="electra-tiny"
     )
-    refuse(r"hidden_size=8 .*objective\.generator_size", *wrong)
+    assert_refused(r"hidden_size=8 .*objective\.generator_size", *wrong)
     output = go_on(world, world.base, tmp_path / "yes", *words, recipe="electra-tiny")
     assert output["adaptation"]["losses"]["generator"] != alone["adaptation"]["losses"]["generator"]
 
@@ -269,7 +269,7 @@ MISTAKES = {
 def test_mistakes_are_one_line(world: World, masked: Path, tmp_path: Path, mistake: str) -> None:
     word, message = MISTAKES[mistake]
     words = (word, masked) if word == "--generator" else (word,)
-    refuse(message, *continuing(world, masked, tmp_path / "run", *words))
+    assert_refused(message, *continuing(world, masked, tmp_path / "run", *words))
     assert not (tmp_path / "run").exists()
 
 
@@ -279,14 +279,16 @@ def test_a_tokenizer_that_is_no_extension_and_a_model_with_a_decoder(
     read = ("--input", world.test, "--text-field", "sentence")
     world.run("tokenizer", "train", *read, "--vocab-size", "401", "--out", tmp_path / "tokenizer")
     world.run("corpus", "build", *read, "--tokenizer", tmp_path / "tokenizer", "--out", tmp_path / "corpus")
-    refuse("tokenizer extend", *continuing(world, masked, tmp_path / "run", f"data.corpus={tmp_path / 'corpus'}"))
+    assert_refused(
+        "tokenizer extend", *continuing(world, masked, tmp_path / "run", f"data.corpus={tmp_path / 'corpus'}")
+    )
     tokenizer = Corpus.open(world.corpus).tokenizer
     sizes = {"vocab_size": 400, "hidden_size": 22, "num_attention_heads": 2, "num_hidden_layers": 1}
     config = ModelConfig.model_validate({"backbone": {"kind": "encoder_decoder", "encoder": sizes}})
     save_model(tmp_path / "two", config.build(), config, tokenizer)
-    refuse("one stack", *continuing(world, tmp_path / "two", tmp_path / "run"))
+    assert_refused("one stack", *continuing(world, tmp_path / "two", tmp_path / "run"))
     words = ("pretrain", "roberta-mini", f"data.corpus={world.corpus}", *STEPS, "--out", tmp_path / "run")
-    refuse("need --from", *words, "--generator", masked)
+    assert_refused("need --from", *words, "--generator", masked)
 
 
 def test_a_tokenizer_is_extended_wherever_it_lies(world: World, masked: Path, tmp_path: Path) -> None:
@@ -296,4 +298,4 @@ def test_a_tokenizer_is_extended_wherever_it_lies(world: World, masked: Path, tm
     output = [world.run("tokenizer", "extend", p, *read, "--out", tmp_path / str(n)) for n, p in enumerate(sources)]
     assert len({one["fingerprint"] for one in output}) == 1
     assert {one["vocab_size"] for one in output} == {402}
-    refuse(r"tokenizer.*--out", "tokenizer", "extend", masked, *read, "--out", masked)
+    assert_refused(r"tokenizer.*--out", "tokenizer", "extend", masked, *read, "--out", masked)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands_world import TINY, World, read_lines, refuse, write_csv
+from commands_world import TINY, World, assert_refused, read_lines, write_csv
 
 import homespun
 from homespun.commands.recipe import load_recipe
@@ -103,7 +103,7 @@ def test_objective_and_attention_change_by_one_line_each(
 def test_warnings_are_of_what_can_be_trained(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = ("pretrain", "bert-mini", f"data.corpus={world.corpus}", "data.max_length=32", "train.budget.steps=1")
     given += ("model.preset=bert-tiny", "model.attention={kind: linformer, k: 7}", "--out", tmp_path / "run")
-    refuse(r"linformer .*causal", *given, "model.causal=true", "objective={kind: clm}")
+    assert_refused(r"linformer .*causal", *given, "model.causal=true", "objective={kind: clm}")
     assert not caplog.messages
     world.run(*given, "objective={kind: mlm}")
     assert sum("linformer" in message and "documents" in message for message in caplog.messages) == 1
@@ -112,7 +112,7 @@ def test_warnings_are_of_what_can_be_trained(world: World, tmp_path: Path, caplo
 def test_next_sentences_need_a_corpus_with_sentences(world: World, tmp_path: Path) -> None:
     words = ("pretrain", "bert-mini", "data.max_length=32", *TINY[:2], "model.num_hidden_layers=1")
     words += ("model.num_attention_heads=2", "train.budget.steps=2", "train.batch_size=4", "--out", tmp_path / "run")
-    refuse("sentences", *words, f"data.corpus={world.corpus}")
+    assert_refused("sentences", *words, f"data.corpus={world.corpus}")
     world.run(
         *("corpus", "build", "--input", world.train, "--text-field", "sentence", "--sentences"),
         *("--tokenizer", world.tokenizer, "--out", tmp_path / "corpus"),
@@ -140,9 +140,9 @@ def test_seeds_and_folds_are_runs_of_their_own(world: World, tmp_path: Path) -> 
 def test_a_larger_budget_goes_on_with_a_finished_run(world: World, tmp_path: Path) -> None:
     words = (*world.pretraining, "train.batch_size=4", "--out", tmp_path / "run")
     assert world.run(*words, "train.budget.steps=3")["steps"] == 3
-    refuse("--resume", *words, "train.budget.steps=5")
+    assert_refused("--resume", *words, "train.budget.steps=5")
     assert world.run(*words, "train.budget.steps=5", "--resume")["steps"] == 5
-    refuse(r"train\.seed", *words, "train.budget.steps=5", "train.seed=4", "--resume")
+    assert_refused(r"train\.seed", *words, "train.budget.steps=5", "train.seed=4", "--resume")
 
 
 MISTAKES = {
@@ -191,7 +191,7 @@ MISTAKES = {
 def test_a_mistake_is_one_line_and_leaves_nothing(world: World, tmp_path: Path, name: str) -> None:
     words, message = MISTAKES[name]
     places = vars(world) | {"out": tmp_path / "out"}
-    refuse(re.escape(message), *(word.format(**places) for word in words.split()))
+    assert_refused(re.escape(message), *(word.format(**places) for word in words.split()))
     assert not {"result.json", "model", "corpus.json"} & {path.name for path in (tmp_path / "out").glob("*")}
 
 
@@ -200,9 +200,9 @@ def test_one_class_and_unseen_labels_are_errors(world: World, tmp_path: Path) ->
     single = write_csv(tmp_path / "single.csv", header, [["the team", "sport"], ["the goal", "sport"]])
     other = write_csv(tmp_path / "other.csv", header, [["the team", "chess"]])
     words = (*world.finetuning, "--from", world.base, "--out", tmp_path / "run")
-    refuse("one class", *words, f"data.train={single}")
-    refuse("chess", *words, f"data.test={other}")
-    refuse("chess", "evaluate", world.classifier, "--data", other)
+    assert_refused("one class", *words, f"data.train={single}")
+    assert_refused("chess", *words, f"data.test={other}")
+    assert_refused("chess", "evaluate", world.classifier, "--data", other)
 
 
 @pytest.mark.parametrize("damage", ["cut short", "altered"])
@@ -228,7 +228,7 @@ def test_another_tokenizer_s_corpus_is_refused(world: World, tmp_path: Path) -> 
     world.run("tokenizer", "train", *read, "--kind", "wordpiece", "--vocab-size", "300", "--out", tokenizer)
     world.run("corpus", "build", *read, "--tokenizer", tokenizer, "--out", corpus)
     words = ("pretrain", "electra-tiny", f"data.corpus={corpus}", "data.max_length=32", "train.budget.steps=2")
-    refuse("tokenizer", *words, "--from", world.base, "--out", tmp_path / "run")
+    assert_refused("tokenizer", *words, "--from", world.base, "--out", tmp_path / "run")
 
 
 def help_seconds() -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands_world import TINY, World, refuse, run
+from commands_world import TINY, World, assert_refused, run
 
 from homespun.commands import distill as distillation
 from homespun.commands import pretrain as pretraining
@@ -118,9 +118,9 @@ def test_a_student_goes_on_as_it_was_made(world: World, teacher: Path, monkeypat
     with pytest.raises(InterruptedError):
         run(*words)
     before = state_of(out), state_of(folder)
-    refuse("--resume", *words, "--layers", "1,0")
-    refuse("--layers 0,3.*--layers 1,0", *words, "--layers", "1,0", "--resume")
-    refuse("changes .*linformer", *words, "model.attention.kind=linformer", "--resume")
+    assert_refused("--resume", *words, "--layers", "1,0")
+    assert_refused("--layers 0,3.*--layers 1,0", *words, "--layers", "1,0", "--resume")
+    assert_refused("changes .*linformer", *words, "model.attention.kind=linformer", "--resume")
     assert (state_of(out), state_of(folder)) == before
     (folder / "inputs.json").unlink()  # as students were before
     del before[1]["inputs.json"]
@@ -134,7 +134,7 @@ def test_what_lies_where_a_student_would_is_never_touched(world: World, teacher:
     mine = shutil.copytree(teacher / "model", world.runs / "mine-student")
     for found, out, given in ((taken, "taken", taken), (mine, "mine", teacher), (mine, "mine", mine)):
         before = state_of(found)
-        refuse(f"{found.name}.*--out", *words_of(world, given, out, "train.budget.steps=1"))
+        assert_refused(f"{found.name}.*--out", *words_of(world, given, out, "train.budget.steps=1"))
         assert state_of(found) == before
         assert not (world.runs / out).exists()
 
@@ -225,9 +225,9 @@ def test_what_does_not_go_together(world: World, teacher: Path) -> None:
         (" 0 to 3", "--layers", "4"),
         ("--from .*--layers", "--from", world.base, "--layers", "0"),
     ):
-        refuse(message, *words_of(world, teacher, "no", *words))
-    refuse("no masked LM head", *words_of(world, world.classifier, "no", "train.budget.steps=2"))
-    refuse("teacher", "distill", *world.pretraining, "--teacher", teacher, "--out", world.runs / "no")
+        assert_refused(message, *words_of(world, teacher, "no", *words))
+    assert_refused("no masked LM head", *words_of(world, world.classifier, "no", "train.budget.steps=2"))
+    assert_refused("teacher", "distill", *world.pretraining, "--teacher", teacher, "--out", world.runs / "no")
     assert not (world.runs / "no").exists()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands_world import World, refuse, write_csv
+from commands_world import World, assert_refused, write_csv
 
 from homespun.commands import machine
 from homespun.commands.plan import plan
@@ -143,4 +143,4 @@ def test_invalid_recipes_fail_before_training(world: World, words: Path, tmp_pat
         ("model={preset: bilstm-tiny}", "independent_directions=true"),
     ):
         given = [word for word in start if not (change.startswith("model=") and str(word).startswith("model."))]
-        refuse(message, *given, change)
+        assert_refused(message, *given, change)

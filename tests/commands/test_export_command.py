@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from commands_world import WORDS as WORDS_BY_TOPIC
-from commands_world import refuse, run, write_csv
+from commands_world import assert_refused, run, write_csv
 
 import homespun
 from homespun.commands import export as exporting
@@ -179,7 +179,7 @@ def test_the_runner_of_a_linear_model_predicts_as_homespun_does(settings: Any, t
     assert result["checked"][-1]["largest_difference"] < 1e-12
     found = run_alone(out, NGRAM_TEXTS, without=("onnxruntime", "tokenizers", "sklearn", "scipy", "safetensors"))
     compare(found, made, NGRAM_TEXTS)
-    refuse("--quantize .*linear model", "export", made, "--out", out, "--quantize", "int8")
+    assert_refused("--quantize .*linear model", "export", made, "--out", out, "--quantize", "int8")
 
 
 @pytest.mark.slow
@@ -222,14 +222,14 @@ def test_a_network_is_suggested_where_a_linear_model_is_none(tmp_path: Path) -> 
         ("convert", made, "--to", "hf", "--out", out),
     )
     for words in requests:
-        refuse("linear model, .*--from CHECKPOINT", *words)
+        assert_refused("linear model, .*--from CHECKPOINT", *words)
     network = open_network(classifier(made / "candidates" / "own"))
     save_text_model(made / "model", AverageTextModel({"network": network, "linear": linear}, (0.5, 0.5)))
     for words in requests:
-        refuse("average .*give .*/run/candidates/own$", *words)
+        assert_refused("average .*give .*/run/candidates/own$", *words)
     model = ("export", made / "model", "--to", "gguf", "--out", f"{out}.gguf")
-    refuse("average .*give .*/run/model/network$", *model)
-    refuse("homespun convert .*run --to hf --out", "export", made, "--to", "hf", "--out", out)
+    assert_refused("average .*give .*/run/model/network$", *model)
+    assert_refused("homespun convert .*run --to hf --out", "export", made, "--to", "hf", "--out", out)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -237,15 +237,15 @@ def test_what_a_folder_is_not_for_is_one_line(tmp_path: Path) -> None:
     chunks = classifier(tmp_path / "chunks", truncation={"kind": "chunk_mean"})
     pairs = classifier(tmp_path / "pairs", data="sentence_pairs", text=None, first="a", second="b")
     decoder = classifier(tmp_path / "decoder", GPT, "last")
-    refuse(r"truncation\.kind=chunk_mean.*\.onnx", "export", chunks, "--out", tmp_path / "out")
-    refuse(r"single texts.*\.onnx", "export", pairs, "--out", tmp_path / "out")
-    refuse("needs an encoder", "export", decoder, "--to", "sentence-transformers", "--out", tmp_path / "out")
+    assert_refused(r"truncation\.kind=chunk_mean.*\.onnx", "export", chunks, "--out", tmp_path / "out")
+    assert_refused(r"single texts.*\.onnx", "export", pairs, "--out", tmp_path / "out")
+    assert_refused("needs an encoder", "export", decoder, "--to", "sentence-transformers", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "predict.py").touch()
-    refuse(r"mine holds other things.*predict\.py", "export", chunks, "--out", tmp_path / "mine")
-    refuse("--quantize .*--out FOLDER", "export", "x", "--out", tmp_path / "x.onnx", "--quantize", "int8")
-    refuse("--quantize .*int8.*'int4'", "export", "x", "--out", tmp_path / "x", "--quantize", "int4")
+    assert_refused(r"mine holds other things.*predict\.py", "export", chunks, "--out", tmp_path / "mine")
+    assert_refused("--quantize .*--out FOLDER", "export", "x", "--out", tmp_path / "x.onnx", "--quantize", "int8")
+    assert_refused("--quantize .*int8.*'int4'", "export", "x", "--out", tmp_path / "x", "--quantize", "int4")
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ def test_int8_weights_are_measured_on_the_validation_examples(tmp_path: Path, mo
 
     monkeypatch.setattr(exporting, "quantize_int8", spoil)
     words = ("export", made, "--out", tmp_path / "none", "--quantize", "int8")
-    refuse(r"accuracy 0\..* float32 1\.000; .*--quantize", *words)
+    assert_refused(r"accuracy 0\..* float32 1\.000; .*--quantize", *words)
     assert not (tmp_path / "none").exists()
     (tmp_path / "run" / "validation.csv").unlink()
     result = run("export", made, "--out", out, "--quantize", "int8")
@@ -354,4 +354,4 @@ def test_an_export_is_pushed_in_one_commit(tmp_path: Path) -> None:
 def test_a_push_without_a_token_or_a_name_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploading, "get_token", lambda: None)
     for name, match in (("mine", "OWNER/NAME, not 'mine'"), ("me/mine", "HF_TOKEN")):
-        refuse(f"--push .*{match}", "export", "nowhere", "--out", tmp_path / "out", "--push", name)
+        assert_refused(f"--push .*{match}", "export", "nowhere", "--out", tmp_path / "out", "--push", name)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands_world import refuse, run, write_table
+from commands_world import assert_refused, run, write_table
 
 from homespun.commands.few_shot import Prompting, _draw_examples, few_shot
 from homespun.errors import UserError
@@ -87,7 +87,7 @@ def test_what_the_options_cannot_be() -> None:
         ("few-shot: ", "--shots", "few"),
         ("few-shot: ", "--calibrated", "--score", "generated"),
     ):
-        refuse(message, "few-shot", "nowhere", "--data", "x.csv", *words)
+        assert_refused(message, "few-shot", "nowhere", "--data", "x.csv", *words)
 
 
 def test_examples_are_nested_and_balanced() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands_world import World, read_lines, refuse, write_lines, write_table
+from commands_world import World, assert_refused, read_lines, write_lines, write_table
 from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
@@ -118,9 +118,9 @@ def test_resume_returns_the_finished_fit_and_refuses_other_settings(
     out, result = fitted
     again = world.run(*words_of(world, out), "--resume")
     assert again["candidates"] == result["candidates"]
-    refuse("--resume", "fit", world.train, "--out", out)
+    assert_refused("--resume", "fit", world.train, "--out", out)
     (out / "result.json").rename(out / "kept.json")
-    refuse("another seed", *words_of(world, out), "--seed", "4", "--resume")
+    assert_refused("another seed", *words_of(world, out), "--seed", "4", "--resume")
     (out / "kept.json").rename(out / "result.json")
 
 
@@ -171,7 +171,7 @@ def test_a_time_too_short_for_a_network_still_gives_the_linear_model(world: Worl
     assert result["test_from"] == "split"
     assert any("own network" in reason for reason in result["skipped"])
     assert (run / "model" / "linear.json").is_file()
-    refuse("linear model", "generate", run, "--prompt", "a")
+    assert_refused("linear model", "generate", run, "--prompt", "a")
 
 
 def test_a_network_too_slow_for_a_step_is_skipped(
@@ -274,7 +274,7 @@ def test_an_own_network_is_pretrained_and_fine_tuned(world: World, tmp_path: Pat
 def test_what_cannot_work_is_refused_in_one_line(
     words: tuple[str, ...], message: str, world: World, tmp_path: Path
 ) -> None:
-    refuse(message, "fit", world.train, *words, "--out", tmp_path / "run")
+    assert_refused(message, "fit", world.train, *words, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from commands_world import WORDS, World, refuse, sentence, write_lines
+from commands_world import WORDS, World, assert_refused, sentence, write_lines
 from huggingface_hub import ModelCard
 
 import homespun
@@ -102,7 +102,7 @@ def test_tags_in_less_time_than_a_network_needs(world: World, tmp_path: Path, mo
     assert values == {name: result["test"][name] for name in ("f1", "precision", "recall", "accuracy")}
     assert all(name in card.text for name in ("B-money", "B-food", "B-sport", "frequent tag", "homespun.open"))
     assert str(tmp_path) not in card.content
-    refuse("linear tagger, not a network", "export", out, "--to", "onnx", "--out", tmp_path / "onnx")
+    assert_refused("linear tagger, not a network", "export", out, "--to", "onnx", "--out", tmp_path / "onnx")
     (tagged_words,) = homespun.open(out).predict(["The goal of the bank"])
     assert tagged_words == found
 
@@ -114,7 +114,7 @@ def test_a_language_model_of_texts_continues_a_checkpoint(world: World, tmp_path
     for number in range(40):
         texts = [sentence(draw.choice(list(WORDS)), draw) for _ in range(12)]
         (tmp_path / "texts" / f"{number}.txt").write_text(" ".join(texts), encoding="utf-8")
-    refuse("--out .* in .*texts, whose files are read", "fit", tmp_path / "texts", "--out", tmp_path / "texts" / "r")
+    assert_refused("--out .* in .*texts", "fit", tmp_path / "texts", "--out", tmp_path / "texts" / "r")
     result = world.run("fit", tmp_path / "texts", "--from", world.base, "--time", "20s", "--out", tmp_path / "r")
     assert (result["task"], result["metric"], result["masked"]) == ("language-model", "loss", True)
     before = json.loads((tmp_path / "r" / "pretrained" / "run" / "result.json").read_text())["adaptation"]["loss"]

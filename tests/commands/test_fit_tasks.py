@@ -77,7 +77,7 @@ def test_numbers_that_no_word_predicts_leave_a_valid_result(world: World, tmp_pa
     world.run("fit", path, "--time", "20s", "--out", tmp_path / "run")
     text = (tmp_path / "run" / "result.json").read_text(encoding="utf-8")
 
-    def refuse(name: str) -> None:
+    def fail(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
-    assert json.loads(text, parse_constant=refuse)["learning_curve"]
+    assert json.loads(text, parse_constant=fail)["learning_curve"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_world import TINY, World, refuse, write_lines
+from commands_world import TINY, World, assert_refused, write_lines
 
 from homespun.hf.open import open_model
 from homespun.models.composite_heads import ConcatLastLayers
@@ -47,7 +47,7 @@ def test_what_does_not_suit_the_encoder_is_refused(world: World, base: Path, tmp
         ("last_layers=4.* 3 layers", "objective.last_layers=4"),
         ("frozen=true.*cache", f"objective.cache={tmp_path}", "objective.frozen=false"),
     ):
-        refuse(message, *words(world, base, *settings), "--out", tmp_path / "run")
+        assert_refused(message, *words(world, base, *settings), "--out", tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands_world import World, read_lines, refuse, write_lines
+from commands_world import World, assert_refused, read_lines, write_lines
 
 import homespun
 from homespun.data.labels import LabelledRows
@@ -115,4 +115,4 @@ def test_with_several_labels_a_text(world: World, tmp_path: Path) -> None:
 
 def test_too_long_names_the_setting(world: World, tmp_path: Path) -> None:
     message = r"data\.max_length=600 .*=512.*data\.truncation\.kind=chunk_mean"
-    refuse(message, *words(world, "truncate", "data.max_length=600"), "--out", tmp_path / "run")
+    assert_refused(message, *words(world, "truncate", "data.max_length=600"), "--out", tmp_path / "run")

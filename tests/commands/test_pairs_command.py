@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands_world import COMMON, WORDS, World, read_lines, refuse, write_csv, write_lines
+from commands_world import COMMON, WORDS, World, assert_refused, read_lines, write_csv, write_lines
 from safetensors.torch import load_file, save_file
 
 import homespun
@@ -89,7 +89,9 @@ def test_pairs_are_classified(folder: Path, tmp_path: Path, world: World) -> Non
     assert sum(output["labels"].values()) == 41
     written = [line["label"] for line in read_lines(tmp_path / "out.jsonl")]
     assert written == [line["predicted"] for line in read_lines(run / "predictions/model.jsonl")]
-    refuse("--text-field .*1 times", "evaluate", run, "--data", folder / "pairs-test.csv", "--text-field", "one")
+    assert_refused(
+        "--text-field .*1 times", "evaluate", run, "--data", folder / "pairs-test.csv", "--text-field", "one"
+    )
 
 
 @pytest.mark.slow
@@ -188,7 +190,7 @@ def test_sentences_may_have_more_than_two_labels(tmp_path: Path, world: World) -
         row["review_sentences"] = [[f"{label}{len(text) % 2}", text] for label, text in row["review_sentences"]]
     write_lines(tmp_path / "reviews.jsonl", rows)
     given = (*of_reviews(tmp_path), "data.validation=0.3", "train.budget.steps=2", "--from", world.base)
-    refuse("best_metric=roc_auc .* 4 classes", *given, "train.best_metric=roc_auc", "--out", tmp_path / "run")
+    assert_refused("best_metric=roc_auc .* 4 classes", *given, "train.best_metric=roc_auc", "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert world.run(*given, "--out", tmp_path / "run")["labels"] == ["00", "01", "10", "11"]
 
@@ -204,7 +206,7 @@ def test_an_area_of_one_class_is_refused_before_the_training(
         one_class = write_csv(tmp_path / "alike.csv", ["one", "two", "same"], [["a goal", "a match", "same"]] * 3)
         given = ("finetune", recipe, *of_pairs(folder, "same"))
     given += (f"data.validation={one_class}", "train.best_metric=roc_auc", "train.budget.steps=1")
-    refuse("roc_auc .*one class", *given, "--from", world.base, "--out", tmp_path / "run")
+    assert_refused("roc_auc .*one class", *given, "--from", world.base, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -245,7 +247,7 @@ def test_what_is_missing_or_outside_is_counted(tmp_path: Path, world: World) -> 
     file = write_csv(tmp_path / "rows.csv", ["first", "second", "label"], rows)
     given = ("finetune", "similarity", f"data.train={file}", f"data.test={file}", "data.max_length=16", *QUICK)
     given += ("train.budget.steps=1", "objective.range=[3, 5]", "--from", world.base, "--out", tmp_path / "run")
-    refuse(r"^\S*rows\.csv: row 32 .*17.*objective\.range", *given)
+    assert_refused(r"^\S*rows\.csv: row 32 .*17.*objective\.range", *given)
     result = world.run(*given, "objective.out_of_range=leave_out")
     assert (result["one_sided"], result["outside"], result["test"]["rows"]) == (4, 2, 31)  # in both files
     lines = read_lines(tmp_path / "run/predictions/model.jsonl")
@@ -268,7 +270,7 @@ def test_a_number_that_cannot_be_names_its_file(
         given.append(f"data.{name}={write_csv(tmp_path / f'{name}.csv', [column, 'second', 'label'], rows)}")
     if number == "9":
         given.append("objective.range=[3, 5]" if recipe == "similarity" else "objective.levels=[3, 4, 5]")
-    refuse(rf"^\S*{part}\.csv: {message}", *given, "--from", world.base, "--out", tmp_path / "run")
+    assert_refused(rf"^\S*{part}\.csv: {message}", *given, "--from", world.base, "--out", tmp_path / "run")
 
 
 def test_a_number_that_cannot_be_names_its_file_in_evaluate_too(tmp_path: Path, world: World) -> None:
@@ -277,7 +279,7 @@ def test_a_number_that_cannot_be_names_its_file_in_evaluate_too(tmp_path: Path, 
     test = write_csv(tmp_path / "test.csv", ["text", "label"], [*rows[:5], ["a match", 9]])
     given = (f"data.train={train}", "data.max_length=13", "train.budget.steps=1", "baselines=false", *QUICK)
     world.run("finetune", "ordinal-regression", *given, "--from", world.base, "--out", tmp_path / "run")
-    refuse(r"^\S*test\.csv: row 6 .* 9.* 3, 4, 5", "evaluate", tmp_path / "run", "--data", test)
+    assert_refused(r"^\S*test\.csv: row 6 .* 9.* 3, 4, 5", "evaluate", tmp_path / "run", "--data", test)
 
 
 MISTAKES = {
@@ -300,7 +302,7 @@ def test_a_mistake_is_one_line(folder: Path, tmp_path: Path, world: World, name:
     file = write_csv(tmp_path / "rows.csv", ["one", "two", "same", "sport", "none"], rows)
     given = of_pairs(folder, "same" if recipe == "pairs" else "sport", f"data.train={file}", "data.test=", change)
     given += ("train.budget.steps=1", "--from", world.base, "--out", tmp_path / "run")
-    refuse(message, "finetune", recipe, *given)
+    assert_refused(message, "finetune", recipe, *given)
 
 
 SENTENCES = {
@@ -318,12 +320,12 @@ SENTENCES = {
 def test_documents_that_cannot_be_read(tmp_path: Path, world: World, name: str) -> None:
     rows, message = SENTENCES[name]
     write_lines(tmp_path / "reviews.jsonl", rows)
-    refuse(message, *of_reviews(tmp_path), "--from", world.base, "--out", tmp_path / "run")
+    assert_refused(message, *of_reviews(tmp_path), "--from", world.base, "--out", tmp_path / "run")
 
 
 def test_labels_that_differ_between_splits(folder: Path, tmp_path: Path, world: World) -> None:
     odd = write_lines(tmp_path / "odd.jsonl", [{"review_sentences": [[2, "a goal"]]}])
     run = ("--from", world.base, "--out", tmp_path / "run")
-    refuse(r"odd\.jsonl: label '2' .*: 0, 1", *of_reviews(folder), f"data.test={odd}", *run)
+    assert_refused(r"odd\.jsonl: label '2' .*: 0, 1", *of_reviews(folder), f"data.test={odd}", *run)
     other = write_csv(tmp_path / "odd.csv", ["one", "two", "same", "sport"], [["a", "b", "maybe", 1]])
-    refuse("label 'maybe' ", "finetune", "pairs", *of_pairs(folder, "same", f"data.test={other}"), *run)
+    assert_refused("label 'maybe' ", "finetune", "pairs", *of_pairs(folder, "same", f"data.test={other}"), *run)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands_world import World, refuse, write_table
+from commands_world import World, assert_refused, write_table
 
 import homespun
 from homespun.cli import app
@@ -192,8 +192,8 @@ def test_changes_to_a_checkpoint_are_planned(world: World) -> None:
     before, after = (world.run(*words_of(world, *more)) for more in ((), ("model.num_hidden_layers=3",)))
     layer = sum(t.numel() for name, t in weights_of(homespun.load(world.base)).items() if ".layers.0." in name)
     assert after["parameters"]["total"] == before["parameters"]["total"] + 2 * layer
-    refuse(r"model\.hidden_size .*checkpoint", *words_of(world, "model.hidden_size=64"))
-    refuse(r"model\.KEY=VALUE", "plan", "classify", "--from", world.base, "model.num_hidden_layers=3")
+    assert_refused(r"model\.hidden_size .*checkpoint", *words_of(world, "model.hidden_size=64"))
+    assert_refused(r"model\.KEY=VALUE", "plan", "classify", "--from", world.base, "model.num_hidden_layers=3")
     with pytest.raises(UserError, match="need --from"):
         plan(recipe(), changes={"num_hidden_layers": 3})
 

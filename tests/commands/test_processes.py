@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from commands_world import World, read_lines, refuse
+from commands_world import World, assert_refused, read_lines
 
 from homespun.commands import processes
 from homespun.commands.plan import plan
@@ -123,13 +123,13 @@ def wait_for_steps(run: Path, count: int) -> None:
 
 def test_what_cannot_work_is_refused(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = ("--out", tmp_path / "out")
-    refuse("processes=7 .*batch_size=6", *pretraining(world, "train.processes=7"), *out)
+    assert_refused("processes=7 .*batch_size=6", *pretraining(world, "train.processes=7"), *out)
     limited = pretraining(world, "train.processes=2", "train.budget.memory=9GB")
-    refuse(r"train\.budget\.memory .*one process", *limited, *out)
+    assert_refused(r"train\.budget\.memory .*one process", *limited, *out)
     streamed = ("pretrain", "lstm-mini", f"data.corpus={world.corpus}", "train.processes=2")
-    refuse("stateful_clm .*1 process.* 2", *streamed, *out)
+    assert_refused("stateful_clm .*1 process.* 2", *streamed, *out)
     monkeypatch.setattr(processes, "best_device", lambda: torch.device("cuda"))
-    refuse(r"train\.processes=2 .*CPUs", *pretraining(world, "train.processes=2"), *out)
+    assert_refused(r"train\.processes=2 .*CPUs", *pretraining(world, "train.processes=2"), *out)
     assert not (tmp_path / "out").exists()
 
 

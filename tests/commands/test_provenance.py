@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands_world import WORDS, World, refuse
+from commands_world import WORDS, World, assert_refused
 
 from homespun.commands import pretrain as pretraining
 from homespun.commands import trial_training
@@ -51,7 +51,7 @@ def test_trials_are_not_of_two_models(world: World, other: Path, tmp_path: Path)
     words = (*world.finetuning, f"data.test={world.test}", "seeds=3", "baselines=false", "--out", run, "--from")
     with pytest.raises(InterruptedError):
         world.run(*words, world.base)
-    refuse(r"--from \S+base.*--from \S+other", *words, other, "--resume")
+    assert_refused(r"--from \S+base.*--from \S+other", *words, other, "--resume")
     moved = shutil.copytree(world.base, tmp_path / "moved")
     for source in (moved, moved / "model", moved / "hf"):  # the same model, wherever it lies and in whatever form
         with pytest.raises(InterruptedError):
@@ -59,7 +59,7 @@ def test_trials_are_not_of_two_models(world: World, other: Path, tmp_path: Path)
     (run / FILE).unlink()  # as runs were before
     with pytest.raises(InterruptedError):
         world.run(*words, other, "--resume")
-    refuse(r"--from \S+other.*--from \S+base", *words, world.base, "--resume")
+    assert_refused(r"--from \S+other.*--from \S+base", *words, world.base, "--resume")
 
 
 @pytest.mark.usefixtures("killed")
@@ -72,8 +72,8 @@ def test_a_pretraining_goes_on_with_its_word_vectors(world: World, tmp_path: Pat
     words = (*world.pretraining, "train.batch_size=7", "train.budget.steps=3", "--out", tmp_path / "run")
     with pytest.raises(InterruptedError):
         world.run(*words, "--vectors", tmp_path / "folder")
-    refuse(r"--vectors \S+folder.* without --vectors", *words, "--resume")
-    refuse(r"--vectors \S+others", *words, "--resume", "--vectors", tmp_path / "others")
+    assert_refused(r"--vectors \S+folder.* without --vectors", *words, "--resume")
+    assert_refused(r"--vectors \S+others", *words, "--resume", "--vectors", tmp_path / "others")
     with pytest.raises(InterruptedError):
         world.run(*words, "--resume", "--vectors", tmp_path / "file.txt")
 
@@ -84,7 +84,7 @@ def test_an_adapted_run_goes_on_with_its_changes(world: World, tmp_path: Path) -
     words = (*recipe, "--from", world.base, "--out", tmp_path / "run")
     with pytest.raises(InterruptedError):
         world.run(*words, "model.num_hidden_layers=2")
-    refuse(r"model\.num_hidden_layers .*2 .*1", *words, "--resume")
+    assert_refused(r"model\.num_hidden_layers .*2 .*1", *words, "--resume")
 
 
 def test_error_names_both_inputs(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_world import COMMON, WORDS, World, read_lines, refuse, write_lines
+from commands_world import COMMON, WORDS, World, assert_refused, read_lines, write_lines
 
 import homespun
 from homespun.errors import UserError
@@ -149,6 +149,6 @@ def test_what_does_not_fit(world: World, tmp_path: Path) -> None:
         (r"data\.stride=31", train, "data.stride=31"),
         ("contains its answer", wrong),
     ):
-        refuse(message, *given(file, None, world, *settings), "--out", tmp_path / "run")
+        assert_refused(message, *given(file, None, world, *settings), "--out", tmp_path / "run")
     with pytest.raises(UserError, match="fine-tune it first"):
         task_from_metadata(QuestionData(), open_model(str(world.classifier)), source="that run")

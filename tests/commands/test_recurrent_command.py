@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from commands_world import World, refuse, write_lines
+from commands_world import World, assert_refused, write_lines
 
 SMALL = ["model.hidden_size=32", "model.embedding_size=16", "model.num_hidden_layers=1"]
 STEPS = ["train.budget.time=null", "train.budget.steps=3", "train.batch_size=8"]
@@ -27,7 +27,9 @@ def test_a_language_model_is_trained_over_streams_and_writes(world: World, tmp_p
 
     data = [f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.max_length=31"]
     fine = [*data, "baselines=false", "train.budget={steps: 3}", "train.batch_size=8", "--from", tmp_path / "lm"]
-    refuse("causal.*set objective", "finetune", "classify", *fine, "objective.head.kind=ffn", "--out", tmp_path / "no")
+    assert_refused(
+        "causal.*set objective", "finetune", "classify", *fine, "objective.head.kind=ffn", "--out", tmp_path / "no"
+    )
     output = world.run("finetune", "classify", *fine, "objective.head={kind: last}", "--out", tmp_path / "told")
     assert output["test"]["rows"] > 0
 
@@ -43,7 +45,7 @@ def test_an_encoder_of_two_directions_classifies(world: World, tmp_path: Path) -
     predict = ("predict", tmp_path / "told", "--input", world.test, "--text-field", "sentence")
     assert world.run(*predict, "--out", tmp_path / "said.jsonl")["rows"] == output["test"]["rows"]
     causal = ("pretrain", "bilstm-mini", *words, "objective={kind: clm}", "--out", tmp_path / "no")
-    refuse(r"objective clm .*model\.bidirectional=false", *causal)
+    assert_refused(r"objective clm .*model\.bidirectional=false", *causal)
 
 
 @pytest.mark.slow
@@ -65,9 +67,9 @@ def test_two_stacks_are_taught_and_their_alignment_is_drawn(world: World, tmp_pa
         assert len(row) == len(drawn["source"])
         assert sum(row) == pytest.approx(1.0, abs=1e-4)
     assert world.run("show", "alignment", run, "--source", "the market")["written"] is not None
-    refuse("--source is empty", "show", "alignment", run, "--source", "")
-    refuse(r"\.svg or \.png", "show", "alignment", run, "--source", "a", "--out", tmp_path / "x.gif")
-    refuse("additive attention", "show", "alignment", world.base, "--source", "the market")
+    assert_refused("--source is empty", "show", "alignment", run, "--source", "")
+    assert_refused(r"\.svg or \.png", "show", "alignment", run, "--source", "a", "--out", tmp_path / "x.gif")
+    assert_refused("additive attention", "show", "alignment", world.base, "--source", "the market")
 
 
 def test_invalid_tbptt_settings_fail_before_training(world: World, tmp_path: Path) -> None:
@@ -79,4 +81,4 @@ def test_invalid_tbptt_settings_fail_before_training(world: World, tmp_path: Pat
         ("objective={kind: electra}", "is recurrent"),
     ):
         words = [word for word in start if not (change.startswith("model=") and word.startswith("model."))]
-        refuse(message, *words, change, "--out", tmp_path / "no")
+        assert_refused(message, *words, change, "--out", tmp_path / "no")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands_world import World, refuse
+from commands_world import World, assert_refused
 
 import homespun
 from homespun.hf.open import open_model
@@ -179,7 +179,7 @@ def test_a_led_is_made_of_a_bart(world: World, prepared: Path, tmp_path: Path) -
     assert [one["tokens"] for one in output["adaptation"]["moved"]]
     assert output["export"]["architecture"] == "LEDForConditionalGeneration"
     wrong = ("--from", tmp_path / "bart", "model.max_position_embeddings=48")
-    refuse(r"stack.*model\.encoder\.KEY=VALUE", *words_of(prepared, "t5-mini", tmp_path / "no", *wrong))
+    assert_refused(r"stack.*model\.encoder\.KEY=VALUE", *words_of(prepared, "t5-mini", tmp_path / "no", *wrong))
 
 
 def test_what_is_refused(world: World, prepared: Path, tmp_path: Path) -> None:
@@ -189,10 +189,10 @@ def test_what_is_refused(world: World, prepared: Path, tmp_path: Path) -> None:
         ("homespun corpus build --sentences", "bart-mini", other),
         (" 32 .*max_position_embeddings=16.*data", "bart-mini", "model.decoder.max_position_embeddings=16"),
     ):
-        refuse(message, *words_of(prepared, recipe, tmp_path / "run", *changes))
+        assert_refused(message, *words_of(prepared, recipe, tmp_path / "run", *changes))
     for recipe, preset in (("t5-mini", "bert-tiny"), ("electra-mini", "bart-tiny")):
         words = ("pretrain", recipe, f"data.corpus={prepared / 'corpus'}", *STEPS, f"model={{preset: {preset}}}")
-        refuse("one stack", *words, "--out", tmp_path / "run")
+        assert_refused("one stack", *words, "--out", tmp_path / "run")
 
 
 def test_sentinels_are_added_to_a_tokenizer_and_a_model_goes_on_with_them(
@@ -206,4 +206,4 @@ def test_sentinels_are_added_to_a_tokenizer_and_a_model_goes_on_with_them(
     build(world, extended / "tokenizer", extended / "corpus")
     output = pretrain(world, extended, "t5-mini", tmp_path / "t5", "--from", bart)
     assert output["adaptation"]["vocabulary"] == {"before": 400, "after": 411, "new_words": 11}
-    refuse("--add COUNT", "tokenizer", "extend", bart, "--out", tmp_path / "none")
+    assert_refused("--add COUNT", "tokenizer", "extend", bart, "--out", tmp_path / "none")

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 from benchmarks.scaling import kills
-from commands_world import TINY, World, read_lines, refuse
+from commands_world import TINY, World, assert_refused, read_lines
 from pydantic import ValidationError
 
 from homespun.data import corpus as store
@@ -100,7 +100,7 @@ def test_pretraining_on_a_stream(world: World, tmp_path: Path, monkeypatch: pyte
     words += ["data.max_length=32", "model.hidden_size=32", "model.num_hidden_layers=1", "train.budget.steps=3"]
     result = world.run(*words, "--out", tmp_path / "run")
     assert result["tokens"] == 3 * 8 * 32
-    refuse("packing=documents", *words, "objective={kind: span_corruption}", "--out", tmp_path / "other")
+    assert_refused("packing=documents", *words, "objective={kind: span_corruption}", "--out", tmp_path / "other")
 
 
 def test_torchrun_restarts_after_a_killed_worker(world: World, tmp_path: Path) -> None:

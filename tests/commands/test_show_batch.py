@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_world import World, refuse, write_lines
+from commands_world import World, assert_refused, write_lines
 from typer.testing import CliRunner
 
 import homespun
@@ -88,4 +88,4 @@ def test_command_prints_rows(world: World) -> None:
 
 
 def test_a_missing_corpus_is_one_line() -> None:
-    refuse(r"data\.corpus", "show", "batch", "roberta-mini")
+    assert_refused(r"data\.corpus", "show", "batch", "roberta-mini")

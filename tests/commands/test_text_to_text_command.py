@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands_world import COMMON, WORDS, World, read_lines, refuse, write_lines
+from commands_world import COMMON, WORDS, World, assert_refused, read_lines, write_lines
 
 import homespun
 from homespun.commands.recipe import finetune_recipe
@@ -102,8 +102,8 @@ def test_a_writer_learns_and_is_used(
     again = world.run("evaluate", run, "--data", folder / "test.jsonl.gz")
     assert again["rouge1"] == result["test"]["rouge1"]
     evaluate = ("evaluate", run, "--data", folder / "test.jsonl.gz")
-    refuse("same column, 'document'", *evaluate, "--label-field", "document")
-    refuse("--data-set 'short'", *evaluate, "--data-set", "short")
+    assert_refused("same column, 'document'", *evaluate, "--label-field", "document")
+    assert_refused("--data-set 'short'", *evaluate, "--data-set", "short")
     output = world.run("predict", run, "--input", folder / "test.jsonl.gz", "--out", tmp_path / "out.jsonl")
     written = [line["text"] for line in read_lines(tmp_path / "out.jsonl")]
     assert output["rows"] == 23
@@ -121,8 +121,8 @@ def test_a_writer_learns_and_is_used(
         ("num_beams=4000", "at most half of vocab_size"),
         ("num_beams", "KEY=VALUE"),
     ):
-        refuse(message, "summarize", run, "--input", test, "--generation", wrong)
-    refuse("--generation", "evaluate", world.classifier, "--data", world.test, *otherwise)
+        assert_refused(message, "summarize", run, "--input", test, "--generation", wrong)
+    assert_refused("--generation", "evaluate", world.classifier, "--data", world.test, *otherwise)
 
 
 @pytest.mark.slow
@@ -147,8 +147,8 @@ def test_several_tasks_learn_together(folder: Path, two_stacks: Path, tmp_path: 
     assert [text for output in written for text in output["texts"]] == [row["predicted"] for row in predictions]
     for verb in (("evaluate", "--data", test), ("summarize", "--input", test), ("predict", "a text")):
         words = (verb[0], tmp_path / "run", *verb[1:])
-        refuse(r"\['short', 'name it'\].*--data-set", *words)
-        refuse("--data-set 'shrt'.*'short'", *words, "--data-set", "shrt")
+        assert_refused(r"\['short', 'name it'\].*--data-set", *words)
+        assert_refused("--data-set 'shrt'.*'short'", *words, "--data-set", "shrt")
 
 
 @pytest.mark.slow
@@ -160,7 +160,9 @@ def test_a_curve_of_examples(folder: Path, two_stacks: Path, tmp_path: Path, wor
     assert result["curve"][1]["test"]["rouge1"] == result["test"]["rouge1"]
     names = {path.name for path in (tmp_path / "run/trials").iterdir()}
     assert names == {f"examples-{n}-seed-{s}" for n in (13, result["rows"]["train"]) for s in (0, 1)}
-    refuse("train_sizes=5000.* 189 ", *words_of(folder, two_stacks, "train_sizes=[5000]"), "--out", tmp_path / "more")
+    assert_refused(
+        "train_sizes=5000.* 189 ", *words_of(folder, two_stacks, "train_sizes=[5000]"), "--out", tmp_path / "more"
+    )
 
 
 def test_a_frozen_encoder_stays_as_it_is(folder: Path, two_stacks: Path, tmp_path: Path, world: World) -> None:
@@ -212,7 +214,7 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_fail_before_training(folder: Path, two_stacks: Path, tmp_path: Path, name: str) -> None:
     changes, message = MISTAKES[name]
-    refuse(message, *words_of(folder, two_stacks, *changes), "--out", tmp_path / "run")
+    assert_refused(message, *words_of(folder, two_stacks, *changes), "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -221,10 +223,10 @@ def test_an_encoder_alone_does_not_write_and_a_writer_does_not_classify(
 ) -> None:
     run = ("--out", tmp_path / "run")
     classify = (*world.finetuning, "--from", one_stack, *run)
-    refuse("needs an encoder-decoder", *words_of(folder, world.base), *run)
-    refuse("frozen_encoder", *words_of(folder, one_stack, "objective.frozen_encoder=true"), *run)
-    refuse("not a classifier", "evaluate", two_stacks, "--data", world.test)
-    refuse(r"objective\.head\.kind=last", *classify)
+    assert_refused("needs an encoder-decoder", *words_of(folder, world.base), *run)
+    assert_refused("frozen_encoder", *words_of(folder, one_stack, "objective.frozen_encoder=true"), *run)
+    assert_refused("not a classifier", "evaluate", two_stacks, "--data", world.test)
+    assert_refused(r"objective\.head\.kind=last", *classify)
     assert not (tmp_path / "run").exists()  # nothing is in the way of the right command
     result = world.run(*classify, "objective.head.kind=last", "train.budget.steps=2")
     assert result["steps"] == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_world import WORDS, World, read_lines, refuse, write_lines
+from commands_world import WORDS, World, assert_refused, read_lines, write_lines
 
 import homespun
 from homespun.errors import UserError
@@ -152,7 +152,7 @@ def test_tags_that_mark_no_spans(world: World, tmp_path: Path) -> None:
 )
 def test_what_cannot_be_read(row: dict[str, Any], message: str, world: World, tmp_path: Path) -> None:
     train = write_lines(tmp_path / "bad.jsonl", [{"words": ["the"], "tags": ["O"]}, row])
-    refuse(message, *given(train, None, world), "--out", tmp_path / "run")
+    assert_refused(message, *given(train, None, world), "--out", tmp_path / "run")
 
 
 def test_what_does_not_fit(tagger: tuple[Path, dict[str, Any], Path], world: World, tmp_path: Path) -> None:
@@ -162,6 +162,6 @@ def test_what_does_not_fit(tagger: tuple[Path, dict[str, Any], Path], world: Wor
         (r"data\.stride=31", "data.stride=31"),
         ("objective.kind=classification.*data.kind=token_labels", "objective={kind: classification}"),
     ):
-        refuse(message, *given(test, None, world, *settings), "--out", tmp_path / "run")
+        assert_refused(message, *given(test, None, world, *settings), "--out", tmp_path / "run")
     with pytest.raises(UserError, match="no token classifier"):
         task_from_metadata(TaggedData(), open_model(str(world.classifier)), source="that run")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from commands_world import TINY, World, refuse
+from commands_world import TINY, World, assert_refused
 
 from homespun.commands.provenance import restore_settings
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, pretrain_recipe
@@ -129,4 +129,4 @@ def test_a_pretraining_of_before_goes_on(world: World, tmp_path: Path) -> None:
     (out / "config.yaml").write_text(yaml.safe_dump(tree))
     world.run(*words, "train.budget.steps=4", "--resume")
     assert PretrainRecipe.model_validate(yaml.safe_load((out / "config.yaml").read_text())).data.split_seed == 3
-    refuse(r"data\.split_seed .*3 .*0", *words, "data.split_seed=0", "train.budget.steps=4", "--resume")
+    assert_refused(r"data\.split_seed .*3 .*0", *words, "data.split_seed=0", "train.budget.steps=4", "--resume")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands_world import TINY, WORDS, World, refuse
+from commands_world import TINY, WORDS, World, assert_refused
 from torch import nn
 from typer.testing import CliRunner
 
@@ -86,9 +86,9 @@ def test_a_map_is_a_picture_and_the_same_again(
     if name.endswith(".svg"):
         world.run("vectors", "map", made, "--words", "team,goal,bank", "--out", tmp_path / name)
         assert all(word.encode() in (tmp_path / name).read_bytes() for word in ("team", "goal", "bank"))
-    refuse(r"\.png or \.svg", "vectors", "map", made, "--top", "5", "--out", tmp_path / "a.gif")
-    refuse("--words a,b,c or --top", "vectors", "map", made, "--out", tmp_path / name)
-    refuse("similar words: team", "vectors", "map", made, "--words", "team,goal,temm", "--out", tmp_path / name)
+    assert_refused(r"\.png or \.svg", "vectors", "map", made, "--top", "5", "--out", tmp_path / "a.gif")
+    assert_refused("--words a,b,c or --top", "vectors", "map", made, "--out", tmp_path / name)
+    assert_refused("similar words: team", "vectors", "map", made, "--words", "team,goal,temm", "--out", tmp_path / name)
 
 
 def table_of(model: nn.Module) -> torch.Tensor:
@@ -120,7 +120,7 @@ def test_a_model_is_pretrained_and_fine_tuned_from_vectors(world: World, made: P
     assert torch.cosine_similarity(table_of(stored.model)[token], torch.from_numpy(vectors.vectors[row]), dim=0) > 0.95
     tuning = (*world.finetuning, "train.budget.steps=2", "baselines=false", "--vectors", made, "--from", run)
     assert world.run(*tuning, "--out", tmp_path / "tuned")["vectors"] == output
-    refuse("--vectors, not both", *words, "--from", world.base, "--vectors", made, "--out", tmp_path / "both")
+    assert_refused("--vectors, not both", *words, "--from", world.base, "--vectors", made, "--out", tmp_path / "both")
 
 
 def test_a_model_begins_with_vectors_alone(world: World, made: Path, tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_model_begins_with_vectors_alone(world: World, made: Path, tmp_path: P
     assert table_of(stored.model)[token].tolist() == vectors.vectors[row].tolist()
     assert 20 < output["vectors"]["by_word"] <= output["vectors"]["found"]
     wider = ("--out", tmp_path / "other", "model.embedding_size=24")
-    refuse(r"16 .*24.*model\.embedding_size=16", *begin, *wider)
-    refuse("--out", *begin, "--out", tmp_path / "model")
+    assert_refused(r"16 .*24.*model\.embedding_size=16", *begin, *wider)
+    assert_refused("--out", *begin, "--out", tmp_path / "model")
     assert not (tmp_path / "other").exists()
 
 

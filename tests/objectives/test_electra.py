@@ -44,7 +44,7 @@ def original(batch: Batch) -> Tensor:
 
 
 def test_a_generator_is_one_stack(tokenizer: Tokenizer) -> None:
-    """An encoder-decoder of the same sizes has no intermediate_size of its own."""
+    """An encoder-decoder of the same sizes lacks intermediate_size."""
     objective = build(tokenizer, num_hidden_layers=2)
     mine = objective.generator_config.backbone
     stack = mine.model_dump() | {"num_hidden_layers": 1}

@@ -123,7 +123,7 @@ def texts_of_example(example: Example) -> tuple[str, ...]:
 
 
 def divide(task: RunTask, settings: FitSettings, decisions: list[str]) -> dict[str, list[Example]]:
-    """Read examples and divide them at random; equal texts stay in one part. ``decisions`` gets what is left out.
+    """Read examples and divide them at random; equal texts stay in one part. ``decisions`` gets a line on omitted rows.
 
     Raises:
         UserError: too few examples, or too many different tags.
