@@ -116,7 +116,7 @@ def _settings(match: ArchitectureMatch, tokenizer: Tokenizer, labels: Labels | N
     tree = match.family.write_config(architecture, match.config, labels=labels)
     if "sep" in roles:  # question answering searches the text for it
         tree["sep_token_id"] = tokenizer.sep_id
-    if architecture.pipeline == "text-generation":  # the defaults are those of its own checkpoints
+    if architecture.pipeline == "text-generation":  # the defaults suit the published checkpoints
         tree["bos_token_id"] = tokenizer.cls_id if "cls" in roles or "bos" in roles else None
         tree["eos_token_id"] = tokenizer.sep_id if "sep" in roles or "eos" in roles else None
     return tree
