@@ -90,7 +90,7 @@ def edit(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def refused(folder: Path, message: str) -> None:
+def assert_refused(folder: Path, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         load_model(folder)
     assert "\n" not in str(error.value)
@@ -117,7 +117,7 @@ def refused(folder: Path, message: str) -> None:
 )
 def test_a_damaged_folder_is_refused_in_one_line(folder: Path, damage, message: str) -> None:
     damage(folder)
-    refused(folder, message)
+    assert_refused(folder, message)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_description_of_odd_values(folder: Path, key: str, value: object) -> N
     tree = json.loads((folder / "homespun.json").read_text())
     for changed in (tree | {key: value}, {name: kept for name, kept in tree.items() if name != key}):
         (folder / "homespun.json").write_text(json.dumps(changed))
-        refused(folder, f" {key} ")
+        assert_refused(folder, f" {key} ")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_description_of_endless_size_takes_neither_time_nor_memory(
 ) -> None:
     model = json.loads((folder / "homespun.json").read_text())["model"]
     edit(folder, model=model | {"backbone": model["backbone"] | changes})
-    refused(folder, message)
+    assert_refused(folder, message)
 
 
 def test_a_failed_save_leaves_the_old_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
