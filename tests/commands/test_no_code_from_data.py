@@ -128,6 +128,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(inside)
     monkeypatch.setenv("TMPDIR", str(inside))
     monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("sys.dont_write_bytecode", True)  # a module that is first imported by a try
     yield inside
     CANARIES.folder = None
 
