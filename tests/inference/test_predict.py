@@ -140,12 +140,14 @@ def test_batches_are_nearly_free_of_padding() -> None:
     assert seen[0] == max(seen)
 
 
-def test_batches_on_a_cpu_fit_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(homespun.inference.predict, "_CPU_TOKENS", 40)
-    monkeypatch.setattr(homespun.inference.predict, "_CPU_NUMBERS", 40)
+@pytest.mark.parametrize("unpadded", [False, True])
+def test_batches_on_a_cpu_fit_its_cache(unpadded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("_CPU_UNPADDED",) if unpadded else ("_CPU_TOKENS", "_CPU_NUMBERS"):
+        monkeypatch.setattr(homespun.inference.predict, limit, 40)
     rows = LabelledRows(texts_of(50), None, tokenizer, length=19)
     seen = []
     model = classifier()
+    model.backbone.reads_unpadded = unpadded
     model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
     predict_logits(model, rows, pad_id=0, batch_size=32)
     assert sum(texts for texts, _ in seen) == 50

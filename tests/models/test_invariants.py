@@ -252,6 +252,22 @@ def test_padding_does_not_leak_and_a_batch_equals_single_texts(config: StackConf
 
 
 @every_variant
+@pytest.mark.parametrize("left", [False, True])
+def test_outputs_without_gradients_are_those_with(config: StackConfig, left: bool) -> None:
+    """Without gradients, full attention reads texts without their padding (`homespun.nn.masks.unpad`)."""
+    encoder = build(config).double()
+    keep = kept(SEQ, SEQ, 7, 1, 0)
+    keep = keep.flip(1) if left else keep
+    ids = some_ids(len(keep), SEQ)
+    expected = encoder(ids, attention_mask=keep)[keep]
+    with torch.no_grad():
+        found = encoder(ids, attention_mask=keep)
+        encoder(ids, attention_mask=torch.zeros_like(keep))
+    torch.testing.assert_close(found[keep], expected, rtol=0, atol=1e-12)
+    assert bool(found.isfinite().all())
+
+
+@every_variant
 def test_tokens_mix_exactly_as_far_as_the_pattern_reaches(config: StackConfig) -> None:
     encoder = build(config).double()
     ids = some_ids(1, SEQ)

@@ -56,6 +56,11 @@ class AlternatingAttentionConfig(Config):
         """True if every attention of the cycle reads a context."""
         return all(attention.reads_context for attention in self.cycle)
 
+    @property
+    def reads_unpadded(self) -> bool:
+        """True if every attention of the cycle reads texts without padding."""
+        return all(attention.reads_unpadded for attention in self.cycle)
+
     def fixed_length_setting(self, max_position_embeddings: int) -> str | None:
         return None
 

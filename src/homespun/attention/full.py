@@ -87,6 +87,9 @@ class DotProduct(nn.Module):
         """Attend from (batch, heads, queries, head_dim) queries to (batch, heads, keys, head_dim) keys and values."""
         queries, keys = query.shape[-2], key.shape[-2]
         dropout = self.dropout if self.training else 0.0
+        if mask.lengths is not None:
+            texts = zip(*(part.split(list(mask.lengths), -2) for part in (query, key, value)), strict=True)
+            return torch.cat([attend(*text, dropout=dropout, causal=mask.causal, scale=self.scale) for text in texts], -2)
         unmasked = not self.sparse.patterns and mask.keep is None and mask.documents is None
         if unmasked and mask.causal and mask.start == 0 and queries == keys:  # SDPA needs no table
             return attend(query, key, value, dropout=dropout, causal=True, scale=self.scale)
@@ -103,6 +106,7 @@ class FullAttentionConfig(AttentionSettings):
 
     kind: Literal["full"] = "full"
     reads_context: ClassVar[bool] = True
+    reads_unpadded: ClassVar[bool] = True
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         return spec.multi_head(DotProduct(dropout=spec.dropout, scaled=spec.scaled))

@@ -254,11 +254,13 @@ class AttentionSettings(Config):
         supports_packing: attention between the documents of a packed row is masked.
         is_positional: the output depends on the order of tokens without position embeddings.
         reads_context: keys and values are computed from `Mask.context`, for any number of queries.
+        reads_unpadded: attention within the texts of `Mask.lengths`.
     """
 
     supports_packing: ClassVar[bool] = True
     is_positional: ClassVar[bool] = False
     reads_context: ClassVar[bool] = False
+    reads_unpadded: ClassVar[bool] = False
 
     @property
     def num_global_tokens(self) -> int:

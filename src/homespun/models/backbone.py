@@ -13,7 +13,7 @@ from homespun.errors import UserError
 from homespun.models.embeddings import CharacterEmbeddings, Embeddings, NgramStreams
 from homespun.nn.cache import Cache
 from homespun.nn.layers import LayerStack
-from homespun.nn.masks import Mask, Source
+from homespun.nn.masks import Mask, Source, unpad
 
 
 class Context(TypedDict, total=False):
@@ -101,6 +101,7 @@ class Encoder(Backbone):
         layer_norm_eps: epsilon of norms, for heads.
         causal: no token attends to a later one.
         reads_context: layers read keys and values from `Mask.context`.
+        reads_unpadded: layers read the texts of `Mask.lengths`.
 
     Attributes:
         entering_size: width of the input of the first layer; differs from ``hidden_size`` in some recurrent stacks.
@@ -119,12 +120,14 @@ class Encoder(Backbone):
         layer_norm_eps: float,
         causal: bool = False,
         reads_context: bool = False,
+        reads_unpadded: bool = False,
     ) -> None:
         super().__init__()
         self.hidden_size = self.entering_size = input_size * layer_stack.copies
         self.layer_norm_eps = layer_norm_eps
         self.causal = causal
         self.reads_context = reads_context
+        self.reads_unpadded = reads_unpadded
         self.gradient_checkpointing = False
         self.embeddings = embeddings
         narrow = embeddings.embedding_size != input_size
@@ -147,7 +150,13 @@ class Encoder(Backbone):
 
     def _run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask) -> Tensor:
         recompute = self.gradient_checkpointing and self.training and mask.cache is None
-        return self.layer_stack.run(layers, hidden, mask, recompute=recompute)
+        unpadded = unpad(hidden, mask) if self.reads_unpadded else None
+        if unpadded is None:
+            return self.layer_stack.run(layers, hidden, mask, recompute=recompute)
+        outputs = self.layer_stack.run(layers, *unpadded, recompute=False)
+        padded = outputs.new_zeros(*hidden.shape[:2], outputs.shape[-1])
+        padded[mask.keep] = outputs[0]
+        return padded
 
     def first_token(self, input_ids: Tensor, **inputs: Tensor) -> Tensor:
         """Map (batch, seq) ids to (batch, 1, hidden) of the first token.

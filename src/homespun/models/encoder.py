@@ -248,6 +248,7 @@ class EncoderConfig(StackSettings):
             layer_norm_eps=self.layer_norm_eps,
             causal=self.causal,
             reads_context=self.attention.reads_context and self.residual.reads_context,
+            reads_unpadded=self.attention.reads_unpadded,
         )
         initialise((m for m in encoder.modules() if m not in shared), self.initializer_range, self.initialization)
         if self.initialization == "fan_in":

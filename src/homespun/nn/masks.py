@@ -7,7 +7,7 @@ Only dense attention builds a ``queries x keys`` table. ``True`` means that a ke
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -18,6 +18,8 @@ from homespun.nn.cache import Cache, NoCacheError
 from homespun.nn.patterns import Global, Sparse
 
 T = TypeVar("T")
+
+_MOST_REAL = 0.97  # share of real tokens, above which copying takes as long as the padding
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,8 @@ class Mask:
         position_ids: (batch or 1, queries) int64 for rotary positions; None: counted from ``start``.
         context: (batch, keys, hidden) input of keys and values if it differs from that of queries, for
             attention with ``reads_context``.
+        lengths: tokens of each text of a batch of one row without padding (`unpad`); tokens see their own text only.
+            For attention with ``reads_unpadded``.
     """
 
     keep: Tensor | None = None
@@ -56,6 +60,7 @@ class Mask:
     cache: Cache | None = None
     position_ids: Tensor | None = None
     context: Tensor | None = None
+    lengths: Sequence[int] | None = None
     _built: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     def once(self, name: Hashable, build: Callable[[], T]) -> T:
@@ -163,6 +168,30 @@ class Mask:
             return functools.reduce(Tensor.__and__, tables) if tables else None
 
         return self.once(("all", global_tokens), build)
+
+
+def unpad(hidden: Tensor, mask: Mask) -> tuple[Tensor, Mask] | None:
+    """Concatenate the texts of a padded batch, to compute no padding.
+
+    Args:
+        hidden: (batch, seq, hidden).
+        mask: mask of the batch.
+
+    Returns:
+        (1, tokens, hidden) and its mask with `Mask.lengths`, for attention with ``reads_unpadded``; None if that is not
+        faster or not possible: on a GPU, with gradients, in an exported graph, or with little padding.
+    """
+    keep, apart = mask.keep, (mask.documents, mask.batch_global_mask, mask.source, mask.cache, mask.context)
+    if keep is None or hidden.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    if any(one is not None for one in apart) or hidden.dim() != 3:
+        return None
+    lengths = [length for length in keep.sum(1).tolist() if length]
+    if not lengths or sum(lengths) > _MOST_REAL * keep.numel():
+        return None
+    columns = torch.arange(keep.shape[1])[None] if mask.position_ids is None else mask.position_ids
+    positions = columns.expand_as(keep)[keep][None]
+    return hidden[keep][None], Mask(causal=mask.causal, position_ids=positions, lengths=lengths)
 
 
 def zero_fully_masked(values: Tensor, table: Tensor | None) -> Tensor:
