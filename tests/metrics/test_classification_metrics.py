@@ -96,8 +96,12 @@ def test_classes_whose_tables_exceed_memory_are_refused() -> None:
     names = tuple(map(str, range(1_000_000)))
     with pytest.raises(UserError, match=r"1,000,000 .* 64,000 GB"):
         check_memory(Labels(names), 2_000)
-    with pytest.raises(UserError, match=r"1,000,000 .* 32,000 GB"):
-        check_memory(Labels(names, multi_label=True), 2_000_000)
+    with pytest.raises(UserError, match="1,000,000 labels are more than 65,536; join"):
+        check_memory(Labels(names, multi_label=True), 10)
+    with pytest.raises(UserError, match=r"50,000 .* 16,000 GB"):
+        check_memory(Labels(names[:50_000], multi_label=True), 20_000_000)
+    with pytest.raises(UserError, match=r"50,000 .* 100,000 GB"):
+        check_memory(Labels(names[:50_000], multi_label=True), 20_000_000, evaluated=True)
     check_memory(Labels(names[:1000]), 1_000_000)
 
 

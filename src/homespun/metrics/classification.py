@@ -30,7 +30,9 @@ from numpy.typing import NDArray
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 
+MAX_LABELS = 2**16  # labels of texts with several labels, whose metrics take 6 kB a label
 _INDICATOR_BYTES = 16  # zeros and ones of the split and of the training
+_PREDICTION_BYTES = 100  # truth, logits, probabilities and predictions, as arrays and as lists
 _CONFUSION_BYTES = 64  # counts and percentages, as arrays and as lists
 
 Metrics = dict[str, Any]
@@ -98,14 +100,19 @@ def classification_metrics(
     return metrics
 
 
-def check_memory(labels: Labels, rows: int) -> None:
-    """Refuse labels whose confusion matrix, or multi-label the zeros and ones of ``rows`` texts, exceed the memory.
+def check_memory(labels: Labels, rows: int, *, evaluated: bool = False) -> None:
+    """Refuse labels whose confusion matrix, or multi-label the tables of ``rows`` texts, exceed the memory.
+
+    ``evaluated``: the texts are predicted and measured, which takes more memory than training.
 
     Raises:
-        UserError: they need more than the machine has.
+        UserError: they need more than the machine has, or there are over `MAX_LABELS` multi-label.
     """
     count = len(labels)
-    needed = count * (_INDICATOR_BYTES * rows if labels.multi_label else _CONFUSION_BYTES * count)
+    if labels.multi_label and count > MAX_LABELS:
+        raise UserError(f"{count:,} labels are more than {MAX_LABELS:,}; join or leave out rare labels")
+    cell = _PREDICTION_BYTES if evaluated else _INDICATOR_BYTES
+    needed = count * (cell * rows if labels.multi_label else _CONFUSION_BYTES * count)
     if needed > psutil.virtual_memory().total:
         table = f"labels of {rows:,} examples" if labels.multi_label else "confusion matrix"
         raise UserError(

@@ -277,7 +277,7 @@ class ClassificationTask:
         A prediction has the probabilities of all classes and its ``loss``.
         """
         assert rows.targets is not None
-        check_memory(self.labels, len(rows))
+        check_memory(self.labels, len(rows), evaluated=True)
         return measure_logits(self.outputs(model, rows, batch_size), rows.targets, self.labels, self.decision)
 
     def outputs(self, model: Model, rows: LabelledRows, batch_size: int = 32) -> NDArray[np.float64]:

@@ -243,7 +243,7 @@ class SentenceClassificationTask:
         assert rows.targets is not None
         if not len(rows):
             raise UserError("no document has a sentence; give documents with sentences")
-        check_memory(self.labels, len(rows.targets))
+        check_memory(self.labels, len(rows.targets), evaluated=True)
         table = self._table(model, rows, batch_size)
         predicted = classify(table, self.labels)
         metrics = classification_metrics(self.labels, rows.targets, predicted, probabilities=table)

@@ -234,7 +234,7 @@ class _StoredAverage(Config):
 def measure(model: TextModel, examples: Sequence[LabelledText]) -> Measured:
     """Evaluate a model on labelled examples, with the metrics of its task."""
     if model.labels is not None:
-        check_memory(model.labels, len(examples))
+        check_memory(model.labels, len(examples), evaluated=True)
     return measure_all({"model": model}, examples)["model"]
 
 
