@@ -89,7 +89,11 @@ class DotProduct(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if mask.lengths is not None:
             texts = zip(*(part.split(list(mask.lengths), -2) for part in (query, key, value)), strict=True)
-            return torch.cat([attend(*text, dropout=dropout, causal=mask.causal, scale=self.scale) for text in texts], -2)
+            parts = [
+                attend(*text, dropout=dropout, causal=mask.causal, scale=self.scale)  # (1, heads, tokens, head_dim)
+                for text in texts
+            ]
+            return torch.cat(parts, -2)
         unmasked = not self.sparse.patterns and mask.keep is None and mask.documents is None
         if unmasked and mask.causal and mask.start == 0 and queries == keys:  # SDPA needs no table
             return attend(query, key, value, dropout=dropout, causal=True, scale=self.scale)

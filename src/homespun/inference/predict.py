@@ -17,7 +17,7 @@ from homespun.models.sequence_heads import PICKS
 from homespun.nn.eval_mode import eval_mode
 
 _EMBEDDED = 32  # rows of a batch of `embed_rows`
-_CPU_UNPADDED = 2_048  # tokens of a batch on a CPU for models that compute no padding
+_CPU_UNPADDED = 1_024  # tokens of a batch on a CPU for models that compute no padding
 _CPU_TOKENS, _CPU_NUMBERS = 256, 2**17
 """Padded tokens of a batch on a CPU for other models, or numbers of its hidden states; more have more padding, and take
 up to 40 % longer.

@@ -155,7 +155,8 @@ class Encoder(Backbone):
             return self.layer_stack.run(layers, hidden, mask, recompute=recompute)
         outputs = self.layer_stack.run(layers, *unpadded, recompute=False)
         padded = outputs.new_zeros(*hidden.shape[:2], outputs.shape[-1])
-        padded[mask.keep] = outputs[0]
+        assert mask.keep is not None
+        padded[mask.keep] = outputs[0, : int(mask.keep.sum())]
         return padded
 
     def first_token(self, input_ids: Tensor, **inputs: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from homespun.nn.cache import Cache, NoCacheError
 from homespun.nn.patterns import Global, Sparse
@@ -20,6 +21,7 @@ from homespun.nn.patterns import Global, Sparse
 T = TypeVar("T")
 
 _MOST_REAL = 0.97  # share of real tokens, above which copying takes as long as the padding
+_TOKENS_MULTIPLE = 32  # of tokens without padding: oneDNN keeps up to 2 MB of code for each number of rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,8 +180,9 @@ def unpad(hidden: Tensor, mask: Mask) -> tuple[Tensor, Mask] | None:
         mask: mask of the batch.
 
     Returns:
-        (1, tokens, hidden) and its mask with `Mask.lengths`, for attention with ``reads_unpadded``; None if that is not
-        faster or not possible: on a GPU, with gradients, in an exported graph, or with little padding.
+        (1, tokens, hidden), with zeros up to a multiple of 32 tokens, and its mask with `Mask.lengths`, for attention
+        with ``reads_unpadded``; None if that is not faster or not possible: on a GPU, with gradients, in an exported
+        graph, or with little padding.
     """
     keep, apart = mask.keep, (mask.documents, mask.batch_global_mask, mask.source, mask.cache, mask.context)
     if keep is None or hidden.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -190,8 +193,11 @@ def unpad(hidden: Tensor, mask: Mask) -> tuple[Tensor, Mask] | None:
     if not lengths or sum(lengths) > _MOST_REAL * keep.numel():
         return None
     columns = torch.arange(keep.shape[1])[None] if mask.position_ids is None else mask.position_ids
-    positions = columns.expand_as(keep)[keep][None]
-    return hidden[keep][None], Mask(causal=mask.causal, position_ids=positions, lengths=lengths)
+    positions, tokens = columns.expand_as(keep)[keep], hidden[keep]
+    if rest := -len(tokens) % _TOKENS_MULTIPLE:
+        lengths.append(rest)
+        positions, tokens = F.pad(positions, (0, rest)), F.pad(tokens, (0, 0, 0, rest))
+    return tokens[None], Mask(causal=mask.causal, position_ids=positions[None], lengths=lengths)
 
 
 def zero_fully_masked(values: Tensor, table: Tensor | None) -> Tensor:
