@@ -72,6 +72,8 @@ class Model(nn.Module):
     ) -> Tensor:
         """Compute the logits of the head, or (batch, seq, hidden) hidden states without a head.
 
+        The hidden states of padding are undefined; without gradients on a CPU, full attention leaves them zero.
+
         Args:
             input_ids: (batch, seq) int64.
             attention_mask: (batch, seq); 0 at padding.

@@ -21,7 +21,7 @@ from homespun.nn.patterns import Global, Sparse
 T = TypeVar("T")
 
 _MOST_REAL = 0.97  # share of real tokens, above which copying takes as long as the padding
-_TOKENS_MULTIPLE = 32  # of tokens without padding: oneDNN keeps up to 2 MB of code for each number of rows
+_TOKENS_MULTIPLE = 32  # of tokens without padding: oneDNN keeps code for each number of rows (results/serve.md)
 
 
 @dataclass(frozen=True, eq=False)
