@@ -17,6 +17,8 @@ from homespun.nn.torch_private import packed_linear_ops
 Product = Callable[[Tensor], Tensor]
 """(..., in) -> (..., out)."""
 _ROWS = 8  # weights packed for 8 rows are as fast with 1 to 2,048 rows as weights packed for that number
+_STEPS = ((8, 1), (16, 2), (32, 4), (128, 8))  # up to so many rows, multiples of; beyond, of `_STEP`
+_STEP = 32
 
 
 def packed_product(weight: Tensor, bias: Tensor | None, *, min_numbers: int) -> Product | None:
@@ -36,8 +38,22 @@ def packed_product(weight: Tensor, bias: Tensor | None, *, min_numbers: int) -> 
         return None
     pack, multiply = operations
     packed = pack(weight.detach(), _ROWS)
-    offset = None if bias is None else bias.detach()
-    return lambda values: multiply(values, packed, offset, "none", [], "")
+    offset, size = None if bias is None else bias.detach(), len(weight)
+
+    def product(values: Tensor) -> Tensor:
+        rows = values.reshape(-1, values.shape[-1])
+        missing = rounded(len(rows)) - len(rows)
+        padded = F.pad(rows, (0, 0, 0, missing)) if missing else rows
+        result = multiply(padded, packed, offset, "none", [], "")[: len(rows)]
+        return result.view(*values.shape[:-1], size)
+
+    return product
+
+
+def rounded(rows: int) -> int:
+    """Round up a number of rows to one of few, since oneDNN compiles a product for each one and keeps 0.6 MB of it."""
+    step = next((step for most, step in _STEPS if rows <= most), _STEP)
+    return -(-rows // step) * step
 
 
 def pack_linear(layer: torch.nn.Linear, *, min_numbers: int) -> None:
