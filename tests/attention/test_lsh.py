@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from homespun.attention.local import Chunks, LocalAttention, LocalAttentionConfig
-from homespun.attention.lsh import LSH, LSHAttentionConfig, SharedQueryKeyAttention, default_num_buckets, draw_rotations
+from homespun.attention.lsh import (
+    LSH,
+    LSHAttentionConfig,
+    SharedQueryKeyAttention,
+    default_num_buckets,
+    draw_rotations,
+    parts,
+)
 from homespun.attention.multi_head import AttentionSpec, MultiHeadAttention
 from homespun.errors import UserError
 from homespun.nn.masks import Mask
@@ -283,6 +290,16 @@ def test_mixed_precision_is_near_full_precision(num_hashes: int) -> None:
     torch.testing.assert_close(mixed.float(), full, rtol=0.1, atol=0.02)
     gradients = [torch.autograd.grad(y.float().sum(), hidden)[0] for y in (mixed, full)]
     torch.testing.assert_close(*gradients, rtol=0.1, atol=0.05)
+
+
+def test_a_gpu_computes_more_scores_at_once() -> None:
+    """4,096 tokens and 12 heads: parts for the cache of a CPU, and one for a GPU, which would wait for more."""
+
+    def count(device: str) -> int:
+        return len(list(parts(torch.empty(64, 12, 64, dtype=torch.int64, device=device), 128, dropout=0.0, seed=0)))
+
+    assert count("cpu") > 4
+    assert count("meta") == 1
 
 
 def test_what_does_not_fit_is_refused_when_built() -> None:

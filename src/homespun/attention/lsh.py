@@ -20,7 +20,8 @@ from homespun.nn.reversible import record_choice
 from homespun.nn.torch_private import FunctionContext
 
 _SELF_BIAS = -3e4  # bias of a token's score with itself: counts only without other keys; in the range of float16
-_SCORES = 2**20  # scores computed at once, so that they stay in the cache of a CPU
+_SCORES = 2**20  # scores computed at once on a CPU, so that they stay in its cache
+_GPU_SCORES = 2**25  # on a GPU, which smaller parts leave waiting for the CPU
 
 
 def default_num_buckets(max_position_embeddings: int, chunk_length: int) -> tuple[int, ...]:
@@ -84,7 +85,7 @@ class HashedAttention(Function):
         total = value.new_empty(rows.shape, dtype=torch.promote_types(value.dtype, torch.float32))
         with torch.autocast(value.device.type, enabled=False):  # the backward pass also disables autocast
             keys, _ = _normalise(query_key)
-            for part, dropout_mask in _parts(ctx, rows, scores.shape[-1]):
+            for part, dropout_mask in parts(rows, scores.shape[-1], dropout=ctx.dropout, seed=ctx.seed):
                 part_scores = _scores(take(query_key, rows[part]), take(keys, window[part]), scores[part])
                 weights = part_scores.softmax(-1)
                 total[part] = part_scores.amax(-1) - weights.amax(-1).log()
@@ -98,7 +99,7 @@ class HashedAttention(Function):
         query_key, value, rows, window, scores = ctx.saved_tensors
         keys, inverse = _normalise(query_key)
         d_query, d_keys, d_value = (torch.zeros_like(tensor) for tensor in (query_key, keys, value))
-        for part, dropout_mask in _parts(ctx, rows, scores.shape[-1]):
+        for part, dropout_mask in parts(rows, scores.shape[-1], dropout=ctx.dropout, seed=ctx.seed):
             query, key, upstream = take(query_key, rows[part]), take(keys, window[part]), d_values[part]
             weights = _scores(query, key, scores[part]).softmax(-1)
             dropped = weights if dropout_mask is None else weights * dropout_mask
@@ -126,15 +127,23 @@ def _scores(query: Tensor, key: Tensor, added: Tensor) -> Tensor:
     return products.to(torch.promote_types(products.dtype, torch.float32)).add_(added)
 
 
-def _parts(ctx: FunctionContext, rows: Tensor, width: int) -> Iterator[tuple[slice, Tensor | None]]:
-    """Yield slices of the chunks with the dropout mask of their weights, equal in both passes."""
-    generator = torch.Generator(rows.device).manual_seed(ctx.seed) if ctx.dropout else None
-    step = max(_SCORES // (rows[0].numel() * width), 1)
+def parts(rows: Tensor, width: int, *, dropout: float, seed: int) -> Iterator[tuple[slice, Tensor | None]]:
+    """Yield slices of chunks whose scores are computed at once, with the dropout mask of the weights, equal for a seed.
+
+    Args:
+        rows: (chunks, heads, length) rows of the queries.
+        width: keys of a query.
+        dropout: dropout probability of the weights; without it the masks are None.
+        seed: random seed of the masks.
+    """
+    generator = torch.Generator(rows.device).manual_seed(seed) if dropout else None
+    scores = _SCORES if rows.device.type == "cpu" else _GPU_SCORES
+    step = max(scores // (rows[0].numel() * width), 1)
     for first in range(0, len(rows), step):
         part, dropout_mask = slice(first, first + step), None
         if generator is not None:
             uniforms = torch.rand(*rows[part].shape, width, device=rows.device, generator=generator)
-            dropout_mask = (uniforms >= ctx.dropout) / (1 - ctx.dropout)
+            dropout_mask = (uniforms >= dropout) / (1 - dropout)
         yield part, dropout_mask
 
 
