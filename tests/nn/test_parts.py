@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from homespun.attention.full import DotProduct
 from homespun.attention.multi_head import MultiHeadAttention
 from homespun.errors import UserError
-from homespun.nn.layers import FeedForward, Layer, PostNorm, PreNorm
+from homespun.nn.layers import ACTIVATIONS, FeedForward, Layer, PostNorm, PreNorm
 from homespun.nn.masks import Mask
 
 BATCH, SEQ, HIDDEN, HEADS, INNER = 2, 11, 21, 3, 17
@@ -78,6 +78,45 @@ def test_chunked_feedforward_is_that_of_all_at_once(chunk: int) -> None:
     assert max(widths) == min(chunk, SEQ)
     with torch.no_grad():
         torch.testing.assert_close(parts(hidden), complete(hidden), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_recomputed_activation_equals_a_stored_one(activation: str, bias: bool, gated: bool, autocast: bool) -> None:
+    part = FeedForward(HIDDEN, INNER, ACTIVATIONS[activation](), gated=gated, bias=bias)
+    part.inner.weight.requires_grad_(False)
+    hidden = torch.randn(BATCH, SEQ, HIDDEN, requires_grad=True)
+    learned = [hidden, *(weight for weight in part.parameters() if weight.requires_grad)]
+    found = []
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        for recomputes in (True, False):
+            inner, gate = part.inner(hidden), () if part.gate is None else (part.gate(hidden),)
+            values = part(hidden) if recomputes else part.outer(part._activate(inner, *gate))
+            found.append([values, *torch.autograd.grad(values.float().square().sum(), learned)])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_feedforward_keeps_one_wide_tensor() -> None:
+    part, kept = FeedForward(HIDDEN, 10 * INNER, nn.GELU()), []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        part(torch.randn(BATCH, SEQ, HIDDEN, requires_grad=True))
+    assert kept.count((BATCH, SEQ, 10 * INNER)) == 1
+
+
+def test_a_frozen_outer_layer_has_no_gradient() -> None:
+    part = FeedForward(HIDDEN, INNER, nn.GELU())
+    part.outer.requires_grad_(False)
+    part(torch.randn(BATCH, SEQ, HIDDEN)).sum().backward()
+    assert part.outer.weight.grad is None
+    assert part.inner.weight.grad is not None
 
 
 def test_chunked_feedforward_keeps_nothing_wide() -> None:

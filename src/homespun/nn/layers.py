@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -167,15 +169,54 @@ class FeedForward(nn.Module):
 
     def _apply_to(self, hidden: Tensor) -> Tensor:
         wide = (self.inner(hidden),) if self.gate is None else (self.inner(hidden), self.gate(hidden))
-        if not torch.is_grad_enabled():
-            return self._narrow(*wide)
-        return _checkpoint(self._narrow, *wide)  # recompute the activation, which is then not stored
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # the compiler recomputes activations itself
+            return self.outer(self._activate(*wide))
+        if "forward" in vars(self.outer) or type(self.outer) is not nn.Linear:
+            return _checkpoint(lambda *wide: self.outer(self._activate(*wide)), *wide)
+        return _Narrow.apply(self._activate, self.outer.weight, self.outer.bias, *wide)
 
-    def _narrow(self, inner: Tensor, *gate: Tensor) -> Tensor:
+    def _activate(self, inner: Tensor, *gate: Tensor) -> Tensor:
         inner = self.activation(inner)
         for factor in gate:
             inner = inner * factor
-        return self.outer(inner)
+        return inner
+
+
+class _Narrow(torch.autograd.Function):
+    """Linear layer of an activation that is recomputed in the backward pass, so that it is not stored.
+
+    `torch.utils.checkpoint` does this too, but takes 0.4 ms more a layer, which a GPU would wait for.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionContext, activate: Callable[..., Tensor], weight: Tensor, bias: Tensor | None, *wide: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(weight, *wide)
+        device = wide[0].device.type
+        ctx.activate, ctx.bias_dtype = activate, weight.dtype if bias is None else bias.dtype
+        ctx.autocast = partial(
+            torch.autocast, device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        )
+        values, dtype = activate(*wide), wide[0].dtype
+        with torch.autocast(device, enabled=False):  # its cache would keep a cast of the weights without a graph
+            return F.linear(values.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weight, *saved = ctx.saved_tensors
+        with torch.enable_grad(), ctx.autocast():
+            wide = [part.detach().requires_grad_() for part in saved]
+            values = ctx.activate(*wide)
+        d_values = gradient @ weight.to(gradient.dtype)
+        d_wide = torch.autograd.grad(values, wide, d_values.to(values.dtype))
+        rows, d_weight, d_bias = gradient.flatten(0, -2), None, None
+        if ctx.needs_input_grad[1]:
+            d_weight = (rows.T @ values.detach().to(rows.dtype).flatten(0, -2)).to(weight.dtype)
+        if ctx.needs_input_grad[2]:
+            d_bias = rows.sum(0).to(ctx.bias_dtype)
+        return None, d_weight, d_bias, *d_wide
 
 
 def _checkpoint(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
