@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Protocol
 
@@ -169,10 +170,10 @@ class FeedForward(nn.Module):
 
     def _apply_to(self, hidden: Tensor) -> Tensor:
         wide = (self.inner(hidden),) if self.gate is None else (self.inner(hidden), self.gate(hidden))
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # the compiler recomputes activations itself
+        replaced = "forward" in vars(self.outer) or type(self.outer) is not nn.Linear  # packed or quantized
+        # the compiler recomputes activations itself
+        if replaced or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.outer(self._activate(*wide))
-        if "forward" in vars(self.outer) or type(self.outer) is not nn.Linear:
-            return _checkpoint(lambda *wide: self.outer(self._activate(*wide)), *wide)
         return _Narrow.apply(self._activate, self.outer.weight, self.outer.bias, *wide)
 
     def _activate(self, inner: Tensor, *gate: Tensor) -> Tensor:
@@ -185,7 +186,7 @@ class FeedForward(nn.Module):
 class _Narrow(torch.autograd.Function):
     """Linear layer of an activation that is recomputed in the backward pass, so that it is not stored.
 
-    `torch.utils.checkpoint` does this too, but takes 0.4 ms more a layer, which a GPU would wait for.
+    `torch.utils.checkpoint` does this too, with twice the overhead, for which a GPU would wait (`results/gpu.md`).
     """
 
     @staticmethod
@@ -193,14 +194,12 @@ class _Narrow(torch.autograd.Function):
         ctx: FunctionContext, activate: Callable[..., Tensor], weight: Tensor, bias: Tensor | None, *wide: Tensor
     ) -> Tensor:
         ctx.save_for_backward(weight, *wide)
-        device = wide[0].device.type
+        device, dtype = wide[0].device.type, wide[0].dtype
         ctx.activate, ctx.bias_dtype = activate, weight.dtype if bias is None else bias.dtype
-        ctx.autocast = partial(
-            torch.autocast, device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-        )
-        values, dtype = activate(*wide), wide[0].dtype
-        with torch.autocast(device, enabled=False):  # its cache would keep a cast of the weights without a graph
-            return F.linear(values.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+        narrow = torch.is_autocast_enabled(device)
+        ctx.autocast = partial(torch.autocast, device, torch.get_autocast_dtype(device)) if narrow else nullcontext
+        # cast here: the cache of autocast would keep a cast of the weights without a graph
+        return F.linear(activate(*wide).to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
     @staticmethod
     @once_differentiable
