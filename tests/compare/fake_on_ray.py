@@ -15,9 +15,9 @@ _run = cluster.run_command
 
 
 def run_command(
-    arguments: list[str], log: str, environment: Mapping[str, str], folder: str, version: str
+    arguments: list[str], log: str, environment: Mapping[str, str], folder: str, processes: int, version: str
 ) -> dict[str, Any]:
     cluster.START = killed.START if "pretrain" in arguments[:1] and arguments[1] == "any" else comparing.FAKE
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     Path(log).with_name(f"worker-{os.getpid()}.txt").write_text(ray.get_runtime_context().get_node_id())
-    return _run(arguments, log, environment, folder, version)
+    return _run(arguments, log, environment, folder, processes, version)

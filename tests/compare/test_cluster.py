@@ -77,6 +77,17 @@ def test_trials_run_as_tasks_of_a_cluster(two_nodes: Any, tmp_path: Path) -> Non
     assert len({path.read_text() for path in tmp_path.rglob("worker-*.txt")}) == 2  # nodes
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Ray's own processes and files
+def test_a_trial_has_several_gpus_of_one_node(two_nodes: Any) -> None:
+    with pytest.raises(UserError, match=r"gpus_per_trial=2, .* 0"):
+        Cluster(gpus=2)
+    two_nodes.add_node(num_cpus=3, num_gpus=2)
+    assert Cluster(gpus=2)._resources()["num_gpus"] == 2
+    with pytest.raises(UserError, match=r"gpus_per_trial=3, .* 2"):
+        Cluster(gpus=3)
+
+
 def losses(run: Path) -> list[float]:
     events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [event["loss"] for event in events if event["event"] == "step"]

@@ -134,3 +134,16 @@ def test_a_model_is_measured_by_length(compared: Path) -> None:
     for lengths, message in (("a", "takes whole numbers"), ("0", "at least 1"), ("9999", "--lengths 9999 ")):
         with pytest.raises(UserError, match=message):
             command(*words, lengths)
+
+
+def test_a_trial_trains_in_several_processes(tmp_path: Path) -> None:
+    """As with GPUs, which the processes do not find: they compute on the CPU."""
+    command = [sys.executable, "-m", "homespun", "compare", str(recipe(tmp_path)), "--out", str(tmp_path / "out")]
+    command += ["--json", "gpus_per_trial=2", "variations={tuned: {}}", "budget.steps=5", "benchmark=null"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["done"] == 1
+    for stage in ("pretrain", "topics"):
+        metrics = tmp_path / "out/trials/tuned/seed-0" / stage / "metrics.jsonl"
+        assert json.loads(metrics.read_text().splitlines()[0])["processes"] == 2

@@ -273,6 +273,13 @@ def test_gpus_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in shares(1, 3)
 
 
+def test_a_trial_has_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7,11")
+    assert [shares(slot, 2, 2)["CUDA_VISIBLE_DEVICES"] for slot in range(2)] == ["3,5", "7,11"]
+    with pytest.raises(UserError, match=r"gpus_per_trial=2 .*3 trials.* 6 GPUs.* 4;"):
+        LocalExecutor(3, gpus=2)
+
+
 def test_what_a_killed_runner_left_running_goes_on(tmp_path: Path) -> None:
     recipe = of("good")
     runner = runner_of(recipe, tmp_path)
@@ -444,6 +451,7 @@ def test_a_process_is_asked_to_stop_alone(tmp_path: Path) -> None:
         (1, "", "ended with exit code 1"),
         (-15, "error: stopped after step 3", "killed by SIGTERM"),
         (-250, "", "killed by 250"),
+        (1, "  traceback : Signal 11 (SIGSEGV) received by PID 17\n======\n", "killed by SIGSEGV"),
     ],
 )
 def test_reasons(code: int, output: str, why: str) -> None:

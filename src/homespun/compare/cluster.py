@@ -26,14 +26,17 @@ class Cluster:
 
     Args:
         slots: number of parallel tasks, by default one for each node that the cluster has at the time. Each gets an
-            equal share of the processors, and a GPU if there are enough.
+            equal share of the processors.
+        gpus: GPUs of a task, all of one node. A task of one GPU runs without it if there are too few.
 
     Raises:
-        UserError: Ray is not installed, or the cluster cannot be reached.
+        UserError: Ray is not installed, the cluster cannot be reached, or no node has ``gpus`` GPUs.
     """
 
-    def __init__(self, slots: int | None = None) -> None:
-        self._ray, self._slots = connect(), slots
+    def __init__(self, slots: int | None = None, *, gpus: int = 1) -> None:
+        self._ray, self._slots, self._gpus = connect(), slots, gpus
+        if gpus > 1 and (most := max((node.get("GPU", 0.0) for node in self._nodes()), default=0.0)) < gpus:
+            raise UserError(f"gpus_per_trial={gpus}, and no machine of the cluster has more than {most:.0f}; lower it")
 
     @property
     def slots(self) -> int:
@@ -49,7 +52,8 @@ class Cluster:
         def submit(variables: Mapping[str, str]) -> Any:
             task = self._ray.remote(**self._resources())(run_command)
             environment = {**command.environment, **variables}
-            return task.remote(arguments, log, environment, str(command.folder), version("homespun"))
+            where = (str(command.folder), command.processes)
+            return task.remote(arguments, log, environment, *where, version("homespun"))
 
         return _Remote(self._ray, submit, log)
 
@@ -59,15 +63,16 @@ class Cluster:
     def _resources(self) -> dict[str, int]:
         nodes, slots = self._nodes(), self.slots
         processors = [node.get("CPU", 1.0) for node in nodes] or [1.0]
+        enough = self._gpus > 1 or sum(node.get("GPU", 0.0) for node in nodes) >= slots
         return {
             "num_cpus": max(1, int(min(*processors, sum(processors) // slots))),
-            "num_gpus": 1 if sum(node.get("GPU", 0.0) for node in nodes) >= slots else 0,
+            "num_gpus": self._gpus if enough else 0,
             "max_retries": 0,  # Ray would repeat without end what it has killed because memory ran out
         }
 
 
 def run_command(
-    arguments: list[str], log: str, environment: Mapping[str, str], folder: str, version: str
+    arguments: list[str], log: str, environment: Mapping[str, str], folder: str, processes: int, version: str
 ) -> dict[str, object]:
     """Run one command in a worker of the cluster; returns the `Outcome` as a dict.
 
@@ -81,7 +86,7 @@ def run_command(
     check_version(version)
     if not Path(log).is_file():
         raise UserError(f"a worker does not see {Path(log).parent}; give --out in a folder that all machines share")
-    command = Command(tuple(arguments), Path(log), environment, Path(folder))
+    command = Command(tuple(arguments), Path(log), environment, Path(folder), processes)
     process = Process(command, START, environment)
     while (outcome := process.poll()) is None:
         try:

@@ -75,9 +75,10 @@ def run_comparison(
         if on_ray:
             from homespun.compare.cluster import Cluster
 
-            executor: Executor = Cluster(max_parallel)
+            executor: Executor = Cluster(max_parallel, gpus=recipe.gpus_per_trial)
         else:
-            executor = LocalExecutor(max_parallel or recipe.max_parallel, inherit=descriptors)
+            slots = max_parallel or recipe.max_parallel
+            executor = LocalExecutor(slots, gpus=recipe.gpus_per_trial, inherit=descriptors)
         if recipe.search is not None:
             bare = recipe.model_copy(update={"benchmark": None})
             searching = Runner(out, bare, executor, display, report=lambda folder: folder, started=started)

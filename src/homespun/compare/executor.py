@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from typing import Any, Protocol
 from homespun.errors import UserError
 from homespun.io.cores import available_cores
 
-START = (sys.executable, "-m", "homespun.compare.worker")
+_WORKER = ("-m", "homespun.compare.worker")
+START = (sys.executable, *_WORKER)
 _TAIL = 1 << 16  # bytes at the end of a log that are searched for the reason
 _BUG_NOTICE = "this is a bug in homespun"
 
@@ -30,6 +32,7 @@ class Command:
     log: Path  # file to which the output is appended
     environment: Mapping[str, str] = field(default_factory=dict)  # variables in addition to those of this process
     folder: Path = field(default_factory=Path.cwd)  # working directory
+    processes: int = 1  # processes of `torchrun` that train, one for each GPU
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,22 @@ class LocalExecutor:
     """Executor that starts processes on this machine.
 
     Args:
-        slots: number of parallel processes, which share the threads and the GPUs.
+        slots: number of parallel commands, which share the threads and the GPUs.
+        gpus: GPUs of a command.
         inherit: file descriptors that they inherit.
         start: command line before the arguments.
+
+    Raises:
+        UserError: the machine has too few GPUs.
     """
 
-    def __init__(self, slots: int, *, inherit: Sequence[int] = (), start: Sequence[str] = START) -> None:
-        self.slots = slots
+    def __init__(self, slots: int, *, gpus: int = 1, inherit: Sequence[int] = (), start: Sequence[str] = START) -> None:
+        if gpus > 1 and (found := len(_gpus())) < slots * gpus:
+            raise UserError(
+                f"gpus_per_trial={gpus} with {slots} trials at a time needs {slots * gpus} GPUs, and this machine has "
+                f"{found}; lower gpus_per_trial or --max-parallel"
+            )
+        self.slots, self._gpus = slots, gpus
         self._inherit = tuple(inherit)
         self._start = tuple(start)
         self._free = list(range(slots))
@@ -83,18 +95,19 @@ class LocalExecutor:
     def start(self, command: Command) -> Running:
         """Start a command in a free slot."""
         slot = self._free.pop(0)
-        shared = {} if self.slots == 1 else shares(slot, self.slots)
+        shared = {} if self.slots == 1 else shares(slot, self.slots, self._gpus)
         release = partial(self._free.append, slot)
         return Process(command, self._start, {**shared, **command.environment}, inherit=self._inherit, ended=release)
 
 
-def shares(slot: int, slots: int) -> dict[str, str]:
-    """Return variables that give the process of a slot its share of the threads, and one GPU if there are several."""
+def shares(slot: int, slots: int, gpus: int = 1) -> dict[str, str]:
+    """Return variables that give the command of a slot its share of the threads, and ``gpus`` of several GPUs."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     threads = str(max(1, (int(given) if given.isdecimal() and int(given) else available_cores()) // slots))
     variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
-    gpus = _gpus()
-    return variables | ({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if len(gpus) > 1 else {})
+    names = _gpus()
+    first = slot * gpus % max(1, len(names))
+    return variables | ({"CUDA_VISIBLE_DEVICES": ",".join(names[first : first + gpus])} if len(names) > 1 else {})
 
 
 def _gpus() -> list[str]:
@@ -125,7 +138,7 @@ class Process:
         with command.log.open("ab") as log:
             self._from = log.tell()
             self._process = subprocess.Popen(
-                [*start, *command.arguments],
+                [*(start if command.processes == 1 else _torchrun(command.processes)), *command.arguments],
                 stdin=subprocess.PIPE,  # never written to: see `homespun.compare.worker`
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -174,6 +187,12 @@ class Process:
             self.poll()
 
 
+def _torchrun(processes: int) -> tuple[str, ...]:
+    """Return the command line that starts a command in several processes, each with a GPU."""
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
+    return (sys.executable, *launch, *_WORKER)
+
+
 def _child_seconds() -> float:
     times = os.times()
     return times.children_user + times.children_system
@@ -182,6 +201,8 @@ def _child_seconds() -> float:
 def reason(code: int, output: str) -> str:
     """Find the reason in the end of the output why a process with an exit ``code`` failed, in one line."""
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith(_BUG_NOTICE)]
+    killed = re.search(r"Signal (\d+) \(SIG\w+\) received by PID", output)  # of a process, in the words of torchrun
+    code = -int(killed[1]) if killed else code
     if code < 0:
         name = signal.Signals(-code).name if -code in {s.value for s in signal.Signals} else str(-code)
         hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""

@@ -161,6 +161,7 @@ class CompareRecipe(Config):
     benchmark: BenchmarkSettings | None = BenchmarkSettings()
     search: Search | None = None
     max_parallel: int = Field(default=1, ge=1, description="trials at a time, which share the threads")
+    gpus_per_trial: int = Field(default=1, ge=1, description="GPUs that share each step of a training")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> CompareRecipe:

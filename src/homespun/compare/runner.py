@@ -240,7 +240,8 @@ class Runner:
         arguments = [stage.kind, stage.recipe, *stage.settings, "--out", str(path), "--resume", "--json"]
         arguments += [] if start_from is None else ["--from", start_from]
         arguments += [] if stage.vectors is None else ["--vectors", stage.vectors]
-        command = Command(tuple(arguments), record.folder / "logs" / f"{stage.name}.log")
+        log, processes = record.folder / "logs" / f"{stage.name}.log", self.recipe.gpus_per_trial
+        command = Command(tuple(arguments), log, processes=processes)
         return Job(command, f"{record.trial.subfolder} {stage.name}", record, stage)
 
     def _baselines_job(self, record: Record, stage: Stage) -> Job | None:

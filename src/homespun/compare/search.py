@@ -287,7 +287,8 @@ def _validation(result: Mapping[str, JsonValue], metric: str) -> float:
 def _digest(recipe: CompareRecipe, name: str) -> str:
     """Compute a digest of everything that defines a study, without the number of trials and the storage."""
     kept = recipe.model_dump(
-        mode="json", exclude={"description", "seeds", "max_parallel", "benchmark", "variations", "search"}
+        mode="json",
+        exclude={"description", "seeds", "max_parallel", "gpus_per_trial", "benchmark", "variations", "search"},
     )
     kept["variation"] = [
         variant.variation.model_dump(mode="json") for variant in variants(recipe) if variant.name == name
