@@ -14,6 +14,7 @@ from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
 from homespun.cli import app
+from homespun.data.labels import Labels
 from homespun.errors import StepTooLong, UserError
 from homespun.fitting import candidates, ladder, networks
 from homespun.fitting.candidates import Clock, average_candidate, candidate, fit_linear_model
@@ -243,6 +244,28 @@ def test_frozen_encoders_equal_their_stored_models(world: World, tmp_path: Path)
         np.testing.assert_allclose(found, expected, atol=1e-5)
         accuracies = [measure(each, inspection.test).metrics["accuracy"] for each in (opened, one)]
         assert accuracies[0] == accuracies[1]
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_frozen_encoder_with_a_label_that_does_not_vary(world: World, tmp_path: Path, everywhere: bool) -> None:
+    rows = [
+        {
+            "text": f"goal {number}" if number % 2 else f"soup {number}",
+            "label": ["a" if number % 2 else "b", *["c"] * everywhere],
+        }
+        for number in range(60)
+    ]
+    inspection = inspect([str(write_lines(tmp_path / "t.jsonl", rows))], task="multi-label")
+    if not everywhere:  # only held-out examples have it
+        inspection = replace(inspection, labels=Labels(("a", "b", "c"), multi_label=True))
+    model, _ = fit_frozen(open_source(str(world.base), inspection), inspection)
+    logits = model.outputs(inspection.validation).values
+    assert logits.shape == (len(inspection.validation), 3)
+    assert ((logits[:, 2] > 0) == everywhere).all()
+    right = [
+        (one[0] > one[1]) == ("a" in example.label) for one, example in zip(logits, inspection.validation, strict=True)
+    ]
+    assert np.mean(right) > 0.7
 
 
 def test_pooling_is_read_from_sentence_transformers_folders(tmp_path: Path) -> None:

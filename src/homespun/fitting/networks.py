@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -181,25 +182,27 @@ def _fit_layer(
 ) -> nn.Linear:
     """Fit a linear layer on (texts, hidden) vectors; their scaling is part of its weights."""
     from sklearn.linear_model import LogisticRegression, RidgeCV
-    from sklearn.multiclass import OneVsRestClassifier
     from sklearn.preprocessing import StandardScaler
 
     scaler = StandardScaler().fit(vectors)
     scaled = scaler.transform(vectors)
+    regression = LogisticRegression(C=strength, max_iter=1_000)
     if labels is None:
         ridge = RidgeCV(alphas=np.logspace(-1, 4, 11)).fit(scaled, targets)
         weights, biases = ridge.coef_[None], np.array([ridge.intercept_])
+    elif labels.multi_label:
+        weights, biases = np.zeros((len(labels), vectors.shape[1])), np.zeros(len(labels))
+        for index, column in enumerate(targets.T):
+            if column.min() == column.max():  # no or each training example has the label: smoothed log-odds
+                biases[index] = math.copysign(math.log(2 * len(column) + 1), column[0] - 0.5)
+                continue
+            regression.fit(scaled, column)
+            weights[index], biases[index] = regression.coef_[0], regression.intercept_[0]
     else:
-        regression = LogisticRegression(C=strength, max_iter=1_000)
-        if labels.multi_label:
-            several = OneVsRestClassifier(regression).fit(scaled, targets)
-            weights = np.concatenate([one.coef_ for one in several.estimators_])
-            biases = np.concatenate([one.intercept_ for one in several.estimators_])
-        else:
-            regression.fit(scaled, targets)
-            weights, biases = regression.coef_, regression.intercept_
-            if len(labels) == 2:
-                weights, biases = np.concatenate([-weights, weights]) / 2, np.concatenate([-biases, biases]) / 2
+        regression.fit(scaled, targets)
+        weights, biases = regression.coef_, regression.intercept_
+        if len(labels) == 2:
+            weights, biases = np.concatenate([-weights, weights]) / 2, np.concatenate([-biases, biases]) / 2
     weights = weights / scaler.scale_
     layer = nn.Linear(vectors.shape[1], len(weights))
     with torch.no_grad():
