@@ -19,6 +19,7 @@ from homespun.errors import StepTooLong, UserError
 from homespun.fitting import candidates, ladder, networks
 from homespun.fitting.candidates import Clock, average_candidate, candidate, fit_linear_model
 from homespun.fitting.card import write_card
+from homespun.fitting.fit import fit
 from homespun.fitting.inspection import inspect
 from homespun.fitting.networks import declared_pooling, fit_frozen, open_source
 from homespun.fitting.results import FitSettings
@@ -292,6 +293,7 @@ def test_an_own_network_is_pretrained_and_fine_tuned(world: World, tmp_path: Pat
         (("--task", "tags"), "--task"),
         (("--label-field", "lable"), "lable"),
         (("--from", "runs/none"), "runs/none"),
+        (("--seed", "-1"), "seed"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
@@ -299,6 +301,20 @@ def test_what_cannot_work_is_refused_in_one_line(
 ) -> None:
     assert_refused(message, "fit", world.train, *words, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_file_is_no_list_of_files(world: World, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="train"):
+        fit(str(world.train), tmp_path / "run")
+
+
+def test_a_few_numbers_are_enough_for_a_regression(tmp_path: Path) -> None:
+    train, test = tmp_path / "t.csv", tmp_path / "u.csv"
+    rows = [f"word{number} text,{number}.5\n" for number in range(4)]
+    for file in (train, test):
+        file.write_text("text,label\n" + "".join(rows))
+    result = fit([str(train)], tmp_path / "run", test=[str(test)], seconds=5.0)
+    assert [one["examples"] for one in result["learning_curve"]] == [1, 3]
 
 
 @pytest.mark.parametrize("name", ["../other", "/etc", ".hidden", "a/b"])

@@ -47,10 +47,9 @@ def check_recipe(recipe: str, overrides: Sequence[str], kind: str | None = None)
     from homespun import recipes
 
     data = recipes.check_recipe(recipe, overrides, kind=kind).get("data", {})
-    for name in ("train", "validation", "test"):
-        given = data.get(name) or []
-        if isinstance(given, str | list):
-            check_inputs([given] if isinstance(given, str) else given)
+    for given in (data.get(name) for name in ("train", "validation", "test")):
+        files = given if isinstance(given, list) else [given]
+        check_inputs([file for file in files if file and isinstance(file, str)])
     if (corpus := data.get("corpus")) and not Path(corpus).is_dir():
         from homespun.data.corpus import Corpus
 

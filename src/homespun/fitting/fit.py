@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from homespun.commands.trials import write_run_predictions
-from homespun.config import Tree
+from homespun.config import Tree, validate
 from homespun.errors import UserError
 from homespun.fitting.card import write_card
 from homespun.fitting.inspection import Inspection, TaskName, TextTaskName, inspect
@@ -79,27 +79,29 @@ def fit(
         ``fit(["train.csv"], "runs/mine", test=["test.csv"], seconds=1800)["test"]["accuracy"]``
 
     Raises:
-        UserError: a file or column cannot be used, ``out`` has other content, or a checkpoint cannot be opened.
+        UserError: an argument is invalid, a file or column cannot be used, ``out`` has other content, or a checkpoint
+            cannot be opened.
         Interrupted: Ctrl-C or SIGTERM; ``resume`` continues.
     """
     folder = Path(out)
     if latency is not None and not latency > 0:
         raise UserError(f"latency={latency:g} must be positive; set --latency to milliseconds a text, such as 20")
-    settings = FitSettings(
-        train=list(train),
-        test=list(test),
-        texts=list(texts),
-        start_from=list(start_from),
-        seconds=seconds,
-        memory=memory,
-        task=task,
-        text=list(text),
-        label=label,
-        columns=None if columns is None else list(columns),
-        encoding=encoding,
-        seed=seed,
-        latency=latency,
-    )
+    given = {
+        "train": train,
+        "test": test,
+        "texts": texts,
+        "start_from": start_from,
+        "seconds": seconds,
+        "memory": memory,
+        "task": task,
+        "text": text,
+        "label": label,
+        "columns": columns,
+        "encoding": encoding,
+        "seed": seed,
+        "latency": latency,
+    }
+    settings = validate(FitSettings, given, source="fit")
     if resume and (folder / RESULT).is_file() and settings.is_stored(folder / SETTINGS):
         return read_object(folder / RESULT)
     check_output(folder, (*train, *test, *texts))

@@ -63,7 +63,7 @@ class FitSettings(Config):
     label: str | None = None
     columns: list[str] | None = None
     encoding: str | None = None
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**32)
     latency: float | None = None
 
     def command(self, **changes: object) -> str:
@@ -232,7 +232,7 @@ def _learning_curve(inspection: Inspection, metric: str) -> list[Tree]:
     for share in _CURVE_SHARES:
         count = int(share * len(order))
         part = [inspection.train[index] for index in np.sort(order[:count])]
-        if inspection.labels is not None and len({str(example.label) for example in part}) < 2:
+        if not part or (inspection.labels is not None and len({str(example.label) for example in part}) < 2):
             continue
         model, _ = fit_linear_model(inspection, part, settings=PLAIN)
         curve.append({"examples": count, metric: measure(model, inspection.validation).metrics.get(metric)})
