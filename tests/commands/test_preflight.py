@@ -21,7 +21,7 @@ from homespun.commands.pretrain import pretrain
 from homespun.commands.recipe import PretrainRecipe, load_recipe
 from homespun.commands.workload import made_up_corpus
 from homespun.data.corpus import Corpus
-from homespun.errors import UserError
+from homespun.errors import StepTooLong, UserError
 from homespun.models.config import ModelConfig
 from homespun.models.heads import CausalLMHeadConfig, MaskedLMHeadConfig
 from homespun.planning.budget import LossForecast
@@ -118,7 +118,7 @@ def test_what_no_hugging_face_family_has_follows_from_the_config(name: str, head
 
 def test_a_step_beyond_the_budget_is_refused() -> None:
     check_first_step(100.0, 60.0)  # a prediction may be off
-    with pytest.raises(UserError, match=r"train\.budget\.time=60"):
+    with pytest.raises(StepTooLong, match=r"train\.budget\.time=60"):  # `homespun fit` skips the candidate
         check_first_step(120.0, 60.0)
 
 

@@ -13,7 +13,7 @@ from homespun.commands.machine import Machine, WorkFactory, size_for, with_preci
 from homespun.commands.recipe import PretrainRecipe, with_train
 from homespun.commands.workload import Work, mixes_documents, pretraining_work
 from homespun.data.corpus import Corpus
-from homespun.errors import UserError
+from homespun.errors import StepTooLong
 from homespun.hf.match import match_architecture
 from homespun.models.config import AutoSizeConfig, BackboneConfig, ModelConfig, is_of_family
 from homespun.models.presets import AUTO_SIZE_FAMILIES
@@ -43,7 +43,7 @@ def training_warnings(train: TrainConfig, module: nn.Module, steps: int) -> list
         return train.optimizer.warnings(module, steps)
     early = (
         f"train.schedule.warmup={warmup:g} is less than one step of a budget of {count_steps(steps)}, so the first "
-        f"step has the full learning rate; give at least {math.ceil(1 / warmup):,} steps"
+        f"step has the full learning rate; give at least {math.ceil(1 / warmup):,} steps (homespun fit: raise --time)"
     )
     return [early, *train.optimizer.warnings(module, steps)]
 
@@ -108,7 +108,7 @@ def preflight_pretraining(
     ``machine`` is called only if a step must be timed.
 
     Raises:
-        UserError: see `check_first_step`.
+        StepTooLong: see `check_first_step`.
     """
     work = pretraining_work(recipe, corpus, start)
     early = [epochs_warning(recipe.train.budget, work.dataset)]
@@ -185,10 +185,10 @@ def check_first_step(seconds: float, budget: float) -> None:
     """Refuse a time budget that is too small for one step.
 
     Raises:
-        UserError: a step takes at least twice the budget; both are in seconds.
+        StepTooLong: a step takes at least twice the budget; both are in seconds.
     """
     if seconds >= _MAX_STEP_RATIO * budget:
-        raise UserError(
+        raise StepTooLong(
             f"train.budget.time={budget:g} s is too small for one step, which takes about {seconds:.2g} s; give more, "
             f"lower train.batch_size, or take a smaller model"
         )
