@@ -221,7 +221,10 @@ def _unmeasured(recipe: PretrainRecipe | FinetuneRecipe) -> str:
             "a teacher fine-tuned on data.train has seen the test labels of every fold, so that both metrics would be "
             "too good; give data.test=FILE instead of folds"
         )
-    return "data.test is missing, and the validation examples chose the student's checkpoint; give data.test=FILE"
+    return (
+        "data.test is missing, and the validation examples chose the student's checkpoint; give data.test=FILE "
+        "(homespun fit measures both on its test examples)"
+    )
 
 
 def _quality(

@@ -135,8 +135,8 @@ class TextPairsData(TaskData):
             raise UserError(f"none of {len(training)} pairs has texts in {columns}; set data.source and data.target")
         longer = sum(min(map(len, pair.targets)) > len(pair.source) for pair in filled)
         if longer > _SWAPPED_SHARE * len(filled):
-            message = "%d of %d targets are longer than their source; data.source and data.target may be swapped"
-            logger.warning(message, longer, len(filled))
+            message = "%d of %d targets are longer than their source; the columns %r and %r may be swapped"
+            logger.warning(message, longer, len(filled), self.source, self.target)
 
     def _check_lengths(self, config: ModelConfig) -> None:
         backbone = config.backbone

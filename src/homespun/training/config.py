@@ -199,7 +199,8 @@ class Soap(_OptimizerConfig):
         if 0 < steps < LAST_EARLY_STEP:
             return [
                 f"train.optimizer.kind=soap computes its first eigenvectors in steps 1 to {LAST_EARLY_STEP}, and the "
-                f"budget is {count_steps(steps)}; give more, or set train.optimizer.kind=adamw"
+                f"budget is {count_steps(steps)}; give more (homespun fit: raise --time), or set "
+                f"train.optimizer.kind=adamw"
             ]
         return []
 
