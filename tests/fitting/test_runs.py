@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from homespun.commands.trials import copy_model
+from homespun.data.source_target import SourceTargetPair
 from homespun.errors import UserError
 from homespun.fitting.results import FitSettings
-from homespun.fitting.run_tasks import divide, find_run_task
-from homespun.fitting.runs import fit_runs
+from homespun.fitting.run_tasks import RunTask, divide, find_run_task
+from homespun.fitting.runs import _RunFit, fit_runs
 from homespun.report.console import Display
 
 
@@ -102,3 +105,23 @@ def test_inputs_that_cannot_be_fitted(tmp_path: Path, records: Any, settings: An
     assert task is not None
     with pytest.raises(UserError, match=message):
         fit_runs(task, tmp_path / "run", fit, resume=False, display=Display(json=True), start=0.0)
+
+
+def test_a_decoder_of_few_positions_reads_source_and_target(tmp_path: Path) -> None:
+    pairs = [SourceTargetPair(" ".join(["word"] * 90), (" ".join(["word"] * 90),))] * 8
+    backbone = SimpleNamespace(causal=True, has_decoder=False, max_position_embeddings=128)
+    tokenizer = SimpleNamespace(encode_batch=lambda texts: [text.split() for text in texts])
+    stored: Any = SimpleNamespace(config=SimpleNamespace(backbone=backbone), tokenizer=tokenizer)
+    task = RunTask("text-to-text", ("source",), "target", "")
+    fit = _RunFit(task, tmp_path, FitSettings(train=["t.jsonl"]), Display(json=True), 0.0)
+    settings = dict(one.split("=", 1) for one in fit._finetuning(stored, {"train": pairs}, {}, 60.0, own=False))
+    assert (settings["data.max_source_length"], settings["data.max_target_length"]) == ("64", "64")
+
+
+def test_a_model_that_replaces_another_has_no_folder_of_it(tmp_path: Path) -> None:
+    for name in ("out/model", "out/hf", "run/model"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "run" / "model" / "new").touch()
+    copy_model(tmp_path / "out", tmp_path / "run")
+    assert (tmp_path / "out" / "model" / "new").is_file()
+    assert not (tmp_path / "out" / "hf").exists()

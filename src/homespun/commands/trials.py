@@ -167,9 +167,16 @@ def write_run_predictions(run: Path, name: str, rows: Rows, predictions: Sequenc
 def copy_model(out: Path, trial: Path) -> None:
     """Copy ``model/`` and ``hf/`` of a trial into the run directory ``out``."""
     for name in ("model", "hf"):
-        if (trial / name).is_dir():
-            with atomic_path(out / name) as temporary:
-                shutil.copytree(trial / name, temporary)
+        copy_folder(trial / name, out / name)
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Replace ``target`` by a copy of ``source``, or remove it if there is no ``source``."""
+    if not source.is_dir():
+        shutil.rmtree(target, ignore_errors=True)
+        return
+    with atomic_path(target) as temporary:
+        shutil.copytree(source, temporary)
 
 
 def measure_baselines(recipe: FinetuneRecipe, out: str | Path, *, start_from: str, resume: bool = False) -> Tree:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from homespun.commands.trials import copy_folder
 from homespun.errors import NotFinite, StepTooLong
 from homespun.fitting.candidates import (
     METRICS,
@@ -39,7 +39,7 @@ from homespun.fitting.networks import (
     texts_to_read,
     write_parts,
 )
-from homespun.fitting.results import FitSettings, copy_folder
+from homespun.fitting.results import FitSettings
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object
 from homespun.linear import LinearFit
@@ -335,12 +335,8 @@ class Ladder:
 
         model = model.refit(refit)
         save_text_model(self.folder / "model", model)
-        hf = self._run(best.name) / "hf"
         (self.folder / CARD).unlink(missing_ok=True)  # left by a fit that is continued, like hf/
-        if hf.is_dir():
-            copy_folder(hf, self.folder / "hf")
-        else:
-            shutil.rmtree(self.folder / "hf", ignore_errors=True)
+        copy_folder(self._run(best.name) / "hf", self.folder / "hf")
         return replace(best, model=model)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from homespun.fitting.candidates import (
     score,
 )
 from homespun.fitting.inspection import Inspection
-from homespun.io.atomic import atomic_path, entries, write_text
+from homespun.io.atomic import entries, write_text
 from homespun.io.json import read_object
 from homespun.linear import PLAIN
 from homespun.metrics.classification import Metrics
@@ -104,12 +103,6 @@ def open_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:
     elif folder.is_file() or entries(folder):
         raise UserError(f"{folder} is not empty; give --out a new folder")
     write_text(path, json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
-
-
-def copy_folder(source: Path, target: Path) -> None:
-    """Copy a folder atomically; replaces an existing folder."""
-    with atomic_path(target) as temporary:
-        shutil.copytree(source, temporary)
 
 
 def summarise(

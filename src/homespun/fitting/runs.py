@@ -13,6 +13,7 @@ from typing import cast
 
 from homespun.commands.finetune import finetune
 from homespun.commands.predict import evaluate
+from homespun.commands.trials import copy_model
 from homespun.config import Tree
 from homespun.data.reading import Reading, reading
 from homespun.data.token_labels import TaggedWords
@@ -33,7 +34,6 @@ from homespun.fitting.page import write_page
 from homespun.fitting.results import (
     FitSettings,
     candidate_row,
-    copy_folder,
     never_predicted,
     next_steps,
     open_folder,
@@ -160,7 +160,7 @@ class _RunFit:
         row = candidate_row("model", title, trained["parameters"], spent, validation={}, test=losses)
         rows = [candidate_row("unigram", "unigram baseline", 0, Clock(), validation={}, test=baseline), row]
         counts = {"documents": trained["corpus"]["documents"], "tokens": trained["corpus"]["tokens"]}
-        self._keep(Path(run))
+        copy_model(self.folder, Path(run))
         found = self._result("loss", row, losses, rows, counts) | {"masked": masked}
         if losses["loss"] >= baseline["loss"]:
             found["warnings"].append("the model is not better than the unigram baseline; give more --time")
@@ -195,7 +195,7 @@ class _RunFit:
         metric = _main_metric(rows[0])
         selected = max(rows, key=lambda row: score(row["validation"], metric))
         if selected["name"] in runs:
-            self._keep(runs[selected["name"]])
+            copy_model(self.folder, runs[selected["name"]])
         if tagger is not None:
             if selected["name"] == LINEAR:
                 tagger = tagger.with_validation()
@@ -332,6 +332,7 @@ class _RunFit:
                 source_limit = min(source_limit, backbone.encoder.max_position_embeddings)
                 target_limit = min(target_limit, backbone.decoder.max_position_embeddings)
             else:
+                target_limit = min(target_limit, backbone.max_position_embeddings // 2)
                 source_limit = min(source_limit, backbone.max_position_embeddings - target_limit)
             settings |= {
                 "data.max_source_length": _length(stored, sources, 32, source_limit),
@@ -339,12 +340,6 @@ class _RunFit:
                 "train.budget.epochs": 10,
             }
         return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-
-    def _keep(self, run: Path) -> None:
-        """Copy the model of a run and, if it exists, its export to transformers."""
-        for name in ("model", "hf"):
-            if (run / name).is_dir():
-                copy_folder(run / name, self.folder / name)
 
     def _result(
         self, metric: str, selected: Tree, test: Mapping[str, object], rows: Sequence[Tree], counts: Mapping[str, int]
