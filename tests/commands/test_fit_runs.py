@@ -146,6 +146,37 @@ def test_text_to_text_from_own_pretraining(world: World, tmp_path: Path) -> None
     assert card.data.eval_results[-1].metric_value == result["test"]["rougeL"]
 
 
+def test_text_to_text_in_less_time_than_a_network_needs(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The summary of a text is its sentence with a cue."""
+    monkeypatch.setattr(runs, "_MIN_SECONDS", 60.0)
+    draw, rows = random.Random(0), []
+    for _ in range(120):
+        topics = draw.choices(list(WORDS), k=4)
+        texts = [sentence(topic, draw) for topic in topics]
+        index = draw.randrange(4)
+        texts[index] = f"We conclude that {texts[index].lower()}"
+        rows.append({"document": " ".join(texts), "summary": texts[index]})
+    path, out = write_lines(tmp_path / "t.jsonl", rows), tmp_path / "r"
+    result = world.run("fit", path, "--time", "20s", "--out", out)
+    assert (result["task"], result["selected"]) == ("text-to-text", "extractive")
+    assert result["test"]["rougeL"] > 0.95
+    assert {"lead-1", "central-1", "extractive"} < {one["name"] for one in result["candidates"]}
+    assert ["a network needs" in reason for reason in result["skipped"]] == [True]
+    assert (out / "report" / "index.html").is_file()
+    source = rows[0]["document"]
+    assert world.run("predict", out, source)["text"] == rows[0]["summary"]
+    assert homespun.open(out).predict([source, ""])[0]["text"] == rows[0]["summary"]
+    assert world.run("evaluate", out, "--data", path)["rougeL"] > 0.95
+    renamed = write_lines(tmp_path / "u.jsonl", [{"body": source}])
+    written = world.run("predict", out, "--input", renamed, "--text-field", "body", "--out", tmp_path / "p.jsonl")
+    assert (written["rows"], written["model"]) == (1, "extractive")
+    assert_refused("does not generate text", "predict", out, source, "--generation", "num_beams=4")
+    assert_refused("an extractive summarizer", "export", out, "--to", "onnx", "--out", tmp_path / "x")
+    assert_refused("predict and evaluate use it", "summarize", out, "--input", renamed, "--out", tmp_path / "s.jsonl")
+
+
 @pytest.mark.parametrize(
     ("task", "architecture", "opens", "use"),
     [

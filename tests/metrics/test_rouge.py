@@ -7,7 +7,7 @@ import pytest
 
 from homespun.errors import UserError
 from homespun.metrics.text import Rouge, mean_scores
-from homespun.tasks.seq2seq import central_sentences, sentence_baselines
+from homespun.tasks.summaries import central_sentences, sentence_baselines
 
 
 def test_scores_are_those_by_hand() -> None:

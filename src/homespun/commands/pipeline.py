@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.commands.predict import RecordPredictor, prepare_networks, tagger_predictor, task_predictor
+from homespun.commands.predict import RecordPredictor, prepare_networks, record_predictor, task_predictor
 from homespun.data.labels import LabelledRows, Labels
 from homespun.errors import UserError
-from homespun.tasks.taggers import find_tagger, open_tagger
+from homespun.tasks.record_models import find_record_model, open_record_model
 from homespun.tasks.text_models import TextModel, find_text_model, open_text_model, predict_examples
 from homespun.tasks.text_outputs import to_predictions
 from homespun.tasks.texts import LabelledText
@@ -47,10 +47,10 @@ class Pipeline:
         self.source, self._precision = str(source), quantize
         self.bundle: ModelBundle | None = None
         """Network with its tokenizer; ``None`` for a linear model or an average."""
-        folder = find_tagger(source)
-        self.tagger = None if folder is None else open_tagger(folder)
-        """Linear tagger; ``None`` for other models."""
-        if self.tagger is not None:
+        folder = find_record_model(source)
+        self.record_model = None if folder is None else open_record_model(folder)
+        """Linear tagger or extractive summarizer; ``None`` for other models."""
+        if self.record_model is not None:
             prepare_networks([], quantize, self.source)
         elif find_text_model(source) is None:
             from homespun.hf.open import open_for_inference  # imports torch, as networks need it
@@ -80,8 +80,8 @@ class Pipeline:
         Raises:
             UserError: the model was not fine-tuned.
         """
-        if self.tagger is not None:
-            return tagger_predictor(self.tagger)
+        if self.record_model is not None:
+            return record_predictor(self.record_model)
         if self.bundle is None:
             return None
         from homespun.tasks.config import stored_task

@@ -31,7 +31,7 @@ from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics
 from homespun.tasks.protocol import AnyTask, ReadOptions, TaskData, prefix_errors
-from homespun.tasks.taggers import LinearTagger, find_tagger, open_tagger
+from homespun.tasks.record_models import RecordModel, find_record_model, open_record_model
 from homespun.tasks.text_models import find_text_model, measure, open_text_model
 from homespun.tasks.text_models import predict as predict_with
 from homespun.text.sources import ReadProgress, read_records
@@ -59,9 +59,8 @@ def evaluate(run: str, data: Sequence[str], **options: Unpack[ReadOptions]) -> M
     Raises:
         UserError: the model was not fine-tuned, a column or data set is missing, or a label does not occur in training.
     """
-    if (folder := find_tagger(run)) is not None:
-        tagger = open_tagger(folder, **options)
-        return tagger.measure(tagger.data.read_files(data)).metrics
+    if (folder := find_record_model(run)) is not None:
+        return open_record_model(folder, **options).measure_files(data).metrics
     if find_text_model(run) is not None:
         model = open_text_model(run, **options)
         found = model.data.read_files(data)
@@ -283,17 +282,17 @@ def task_predictor(stored: ModelBundle, task: AnyTask) -> RecordPredictor:
     return RecordPredictor(task.data, stored.labels, partial(task.predict, stored.model), fields)
 
 
-def tagger_predictor(tagger: LinearTagger) -> RecordPredictor:
-    """Return the predictor of a linear tagger."""
-    return RecordPredictor(tagger.data, tagger.labels, tagger.predict, {"model": tagger.kind})
+def record_predictor(model: RecordModel) -> RecordPredictor:
+    """Return the predictor of a linear tagger or an extractive summarizer."""
+    return RecordPredictor(model.data, model.labels, model.predict, {"model": model.kind})
 
 
 def _open_predictor(
     run: str, stored: ModelBundle | None, quantize: Precision | None, **options: Unpack[ReadOptions]
 ) -> RecordPredictor:
-    if stored is None and (folder := find_tagger(run)) is not None:
+    if stored is None and (folder := find_record_model(run)) is not None:
         prepare_networks([], quantize, run)
-        return tagger_predictor(open_tagger(folder, **options))
+        return record_predictor(open_record_model(folder, **options))
     if stored is None and find_text_model(run) is not None:
         model = open_text_model(run, **options)
         prepare_networks(model.networks, quantize, run)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from homespun.data.token_labels import TaggedWords
 from homespun.metrics.classification import Metrics
 from homespun.tasks.taggers import LinearTagger, TaggedData, collect_tags, frequent_tags, measure_tags, tag_metrics
 
-LINEAR, LINEAR_TITLE = "linear", "linear tagger"
 _EPOCHS, _LEAST_EPOCHS, _PATIENCE = 8, 3, 2
 _MOST_WORDS = 1_000_000  # the features of a million words take 330 MB
 # seconds on one core: features of a word; a word and a tag of a word in an epoch
@@ -25,6 +25,7 @@ _FEATURES_COST, _WORD_COST, _TAG_COST = 15e-6, 6e-6, 0.4e-6
 class TaggerPlan:
     """Share of the training sentences, maximum epochs, and expected and allowed seconds with the final training."""
 
+    title: ClassVar[str] = "linear tagger"
     share: float
     epochs: int
     seconds: float
@@ -47,6 +48,7 @@ def plan_tagger(training: Sequence[TaggedWords], seconds: float) -> TaggerPlan:
 class TaggerFit:
     """A linear tagger with the examples, the plan and the number of epochs of its training."""
 
+    name: ClassVar[str] = "linear"
     model: LinearTagger
     parts: Mapping[str, list[TaggedWords]]
     plan: TaggerPlan
@@ -57,11 +59,11 @@ class TaggerFit:
         """Evaluate the tagger on a split of the examples."""
         return self.model.measure(self.parts[part]).metrics
 
-    def frequent_tags(self) -> Metrics:
-        """Evaluate the most frequent tag of each word, the baseline, on the test examples."""
+    def baselines(self) -> dict[str, Metrics]:
+        """Evaluate the most frequent tag of each word on the test examples."""
         words = [sentence.words for sentence in self.parts["test"]]
         found = frequent_tags(self._everything, words)
-        return measure_tags(self.parts["test"], found, tag_metrics(self.model.labels)).metrics
+        return {"frequent-tag": measure_tags(self.parts["test"], found, tag_metrics(self.model.labels)).metrics}
 
     def with_validation(self) -> TaggerFit:
         """Train for as many epochs on training and validation examples together."""

@@ -6,8 +6,9 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -16,11 +17,12 @@ from homespun.commands.predict import evaluate
 from homespun.commands.trials import copy_model
 from homespun.config import Tree
 from homespun.data.reading import Reading, reading
+from homespun.data.source_target import SourceTargetPair
 from homespun.data.token_labels import TaggedWords
 from homespun.errors import NotFinite, StepTooLong, UserError
 from homespun.fitting.candidates import Clock, score, stopwatch
 from homespun.fitting.card import write_card
-from homespun.fitting.linear_tagger import LINEAR, LINEAR_TITLE, TaggerFit, fit_tagger, plan_tagger
+from homespun.fitting.linear_tagger import TaggerFit, TaggerPlan, fit_tagger, plan_tagger
 from homespun.fitting.networks import (
     MAX_LENGTH,
     MIN_CHARACTERS,
@@ -40,6 +42,7 @@ from homespun.fitting.results import (
     write_results,
 )
 from homespun.fitting.run_tasks import Example, RunTask, divide, texts_of_example, write_examples
+from homespun.fitting.summarizer import SummarizerFit, SummarizerPlan, fit_summarizer, plan_summarizer
 from homespun.hf.open import open_model
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object
@@ -49,6 +52,7 @@ from homespun.report import formats
 from homespun.report.console import Display
 from homespun.report.formats import metric_text
 from homespun.results import VERSION
+from homespun.tasks.seq2seq_data import TextPairsData
 from homespun.tasks.taggers import TaggedData
 
 _PRETRAINING_SHARE, _TRAINING_SHARE = 0.5, 0.85  # shares of a model's time, and of the rest for its last training
@@ -61,15 +65,14 @@ def fit_runs(
 ) -> Tree:
     """Train and select a model of a task whose candidates are runs; see `homespun.fitting.fit.fit`.
 
-    The candidates are the checkpoints of ``settings.start_from``, or without any a model pretrained on the text. For
-    tagged words the first candidate is a linear tagger, which any time limit allows. Validation examples select the
-    candidate.
+    The candidates are the checkpoints of ``settings.start_from``, or without any a model pretrained on the text. The
+    first candidate for tagged words is a linear tagger, for text to text an extractive summarizer; any time limit
+    allows them. Validation examples select the candidate.
 
     Raises:
         UserError: too little text or too few examples, or a checkpoint of another kind.
     """
-    tags = task.name == "token-classification"
-    if settings.seconds < _MIN_SECONDS and not tags:
+    if settings.seconds < _MIN_SECONDS and task.name == "language-model":
         raise UserError(f"a network needs {formats.duration(_MIN_SECONDS)} at least; give more --time")
     fit = _RunFit(task, folder, settings, display, start)
     fit.check()
@@ -86,8 +89,6 @@ def fit_runs(
         result = fit.language_model(read)
     else:
         parts = divide(task, settings, fit.decisions)
-        if not tags:
-            fit.check_amount(parts["train"])
         open_folder(folder, settings, resume=resume)
         result = fit.finetuned(parts)
     result["next"] = next_steps(result, settings)
@@ -174,43 +175,32 @@ class _RunFit:
         self.decisions.append(f"{shown} examples{held_out}")
         for line in self.decisions:
             self.display.line(line)
-        rows: list[Tree] = []
-        tests: dict[str, Metrics] = {}
-        baselines: Mapping[str, Metrics] = {}
-        tagger: TaggerFit | None = None
-        if self.task.name == "token-classification":
-            tagger, row = self._linear(cast(Mapping[str, list[TaggedWords]], parts))
-            baselines = {"frequent-tag": tagger.frequent_tags()}
-            rows.append(row)
-            self._show(row)
-        runs = {}
+        linear, row = self._linear(parts)
+        rows, runs, tests = [row], dict[str, Path](), dict[str, Metrics]()
+        self._show(row)
         if self._may_train_network(parts):
             for row, run, result in self._networks(parts):
                 rows.append(row)
                 self._show(row)
                 runs[row["name"]], tests[row["name"]] = run, result["test"]
-                baselines = baselines or result["baselines"]
-        if not rows:
-            raise UserError(self.skipped[-1])
         metric = _main_metric(rows[0])
         selected = max(rows, key=lambda row: score(row["validation"], metric))
         if selected["name"] in runs:
             copy_model(self.folder, runs[selected["name"]])
-        if tagger is not None:
-            if selected["name"] == LINEAR:
-                tagger = tagger.with_validation()
-                tagger.model.save(self.folder / "model")
-                shutil.rmtree(self.folder / "hf", ignore_errors=True)  # left by a fit that is continued
-            tests[LINEAR] = tagger.measure("test")
+        else:
+            linear = linear.with_validation()
+            linear.model.save(self.folder / "model")
+            shutil.rmtree(self.folder / "hf", ignore_errors=True)  # left by a fit that is continued
+        tests[linear.name] = linear.measure("test")
         for row in rows:
             row["test"] = _plain(tests[row["name"]])
         measured = [
             candidate_row(name, name.replace("-", " "), 0, Clock(), validation={}, test=_plain(metrics))
-            for name, metrics in baselines.items()
+            for name, metrics in linear.baselines().items()
         ]
         found = self._result(metric, selected, tests[selected["name"]], [*measured, *rows], counts)
-        if tagger is not None:
-            found["labels"] = list(tagger.model.labels.names)
+        if linear.model.labels is not None:
+            found["labels"] = list(linear.model.labels.names)
         best = max(measured, key=lambda row: score(row["test"], metric), default=None)
         if best is not None and score(best["test"], metric) >= score(selected["test"], metric):
             value = metric_text(best["test"][metric], self.task.name)
@@ -222,27 +212,33 @@ class _RunFit:
         value = metric_text(row["validation"][metric], self.task.name)
         self.display.line(f"{row['title']}: {formats.metric_title(metric)} {value} on the validation examples")
 
-    def _linear(self, parts: Mapping[str, list[TaggedWords]]) -> tuple[TaggerFit, Tree]:
-        """Fit the linear tagger; a resumed fit trains it again."""
+    def _linear(self, parts: Mapping[str, Sequence[Example]]) -> tuple[TaggerFit | SummarizerFit, Tree]:
+        """Fit the candidate that is not a network; a resumed fit trains it again."""
         share = _LINEAR_SHARE if self.settings.seconds >= _MIN_SECONDS else _LINEAR_SHARE_ALONE
-        plan = plan_tagger(parts["train"], share * self.settings.seconds)
-        self.display.line(
-            f"{LINEAR_TITLE}: about {formats.duration(plan.seconds)}, with a last training on all examples"
-        )
+        limit, seed = share * self.settings.seconds, self.settings.seed
+        if self.task.name == "token-classification":
+            sentences = cast(Mapping[str, list[TaggedWords]], parts)
+            plan: TaggerPlan | SummarizerPlan = (tagger := plan_tagger(sentences["train"], limit))
+            tagged = TaggedData(words=self.task.texts[0], tags=self.task.target)
+            train: Callable[[], TaggerFit | SummarizerFit] = partial(fit_tagger, tagged, sentences, tagger, seed=seed)
+        else:
+            pairs = cast(Mapping[str, list[SourceTargetPair]], parts)
+            plan = summarizer = plan_summarizer(pairs["train"], limit)
+            data = TextPairsData(source=list(self.task.texts), target=self.task.target)
+            train = partial(fit_summarizer, data, pairs, summarizer, seed=seed)
+        title = plan.title
+        self.display.line(f"{title}: about {formats.duration(plan.seconds)}, with a last training on all examples")
         if plan.share < 1:
-            self.display.line(f"{LINEAR_TITLE}: learns from {plan.share:.0%} of the examples; give more --time")
-        data = TaggedData(words=self.task.texts[0], tags=self.task.target)
+            self.display.line(f"{title}: learns from {plan.share:.0%} of the examples; give more --time")
         with stopwatch() as spent:
-            found = fit_tagger(data, parts, plan, seed=self.settings.seed)
-        found.model.save(self.folder / "candidates" / LINEAR / "model")
+            found = train()
+        found.model.save(self.folder / "candidates" / found.name / "model")
         self.reserved = spent.wall  # wall time of the last training
         validation = _plain(found.measure("validation"))
-        return found, candidate_row(LINEAR, LINEAR_TITLE, found.model.parameters, spent, validation=validation)
+        return found, candidate_row(found.name, title, found.model.parameters, spent, validation=validation)
 
     def _may_train_network(self, parts: Mapping[str, Sequence[Example]]) -> bool:
-        """Return False and print the reason if time or text do not suffice for a network; only for tags."""
-        if self.task.name != "token-classification":
-            return True
+        """Return False and print the reason if time or text do not suffice for a network."""
         reason = f"a network needs {formats.duration(_MIN_SECONDS)} at least; give more --time"
         try:
             if self.settings.seconds >= _MIN_SECONDS:

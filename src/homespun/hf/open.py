@@ -38,8 +38,10 @@ _NATIVE, _HUGGING_FACE = "homespun.json", "config.json"
 _WITHOUT_NETWORK = {  # `homespun.tasks.text_models`
     "linear.json": "a linear model, not a network",
     "crf.json": "a linear tagger, not a network",
+    "extractive.json": "an extractive summarizer, not a network",
     "average.json": "an average of a network and a linear model, not a network alone",
 }
+_CLASSIFIERS = ("linear.json", "average.json")
 _CLASSIFIER_USES = (
     "predict and evaluate use it, and export --to onnx --out FOLDER, where FOLDER does not end in .onnx; fit with "
     "--from CHECKPOINT for a network"
@@ -115,7 +117,7 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
         return open_huggingface(folder, head=head)
     for candidate, (name, title) in itertools.product((folder, folder / "model"), _WITHOUT_NETWORK.items()):
         if (candidate / name).is_file():
-            use = "predict and evaluate use it" if name == "crf.json" else _CLASSIFIER_USES
+            use = _CLASSIFIER_USES if name in _CLASSIFIERS else "predict and evaluate use it"
             raise UserError(f"{folder} holds {title}; {_suggest_networks(folder, candidate) or use}")
     if (folder / _FIT).is_file():
         finished = [f", or give {path.parent}" for path in sorted(folder.glob("candidates/*/model"))]
@@ -134,7 +136,8 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
 
 def _suggest_networks(run: Path, model: Path) -> str:
     """Name the networks among the candidates of a fit, or in its average; empty if it has none."""
-    candidates = [path.parents[1] for path in sorted(run.glob(f"candidates/*/model/{_NATIVE}"))]
+    found = (run.glob(f"candidates/*/{folder}model/{_NATIVE}") for folder in ("", "run/"))
+    candidates = [path.parents[1] for path in sorted(itertools.chain.from_iterable(found))]
     networks = candidates or [path.parent for path in sorted(model.glob(f"*/{_NATIVE}"))]
     return f"give {' or '.join(map(str, networks))}" if networks else ""
 

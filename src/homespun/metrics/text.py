@@ -6,6 +6,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import fmean
 
 from homespun.errors import UserError
@@ -67,12 +68,27 @@ class Rouge:
             from rouge_score.rouge_scorer import RougeScorer
         except ImportError:
             raise UserError("ROUGE needs the package rouge-score; pip install 'homespun[metrics]'") from None
-        self._scorer = RougeScorer(list(ROUGE_METRICS), use_stemmer=True)
+        self._scorer = RougeScorer(list(ROUGE_METRICS), tokenizer=_StemmingTokenizer())
 
     def scores(self, text: str, references: Sequence[str]) -> dict[str, float]:
         """F1 of each of `ROUGE_METRICS`, 0 to 1, against the best reference."""
         scores = self._scorer.score_multi(list(references), text)
         return {name: float(scores[name].fmeasure) for name in ROUGE_METRICS}
+
+
+class _StemmingTokenizer:
+    """Tokenizer of rouge-score with Porter's stemmer, whose stems of known words are kept: most of its time."""
+
+    def __init__(self) -> None:
+        from nltk.stem.porter import PorterStemmer
+
+        self.stem = lru_cache(1 << 16)(PorterStemmer().stem)
+
+    def tokenize(self, text: str) -> list[str]:
+        """Return the stems of the words of a text."""
+        from rouge_score.tokenize import tokenize
+
+        return list(tokenize(text, self))
 
 
 def mean_scores(scores: Sequence[dict[str, float]], texts: Sequence[str], targets: Sequence[str]) -> Metrics:

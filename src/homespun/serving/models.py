@@ -161,7 +161,7 @@ def _open_task(pipeline: Pipeline) -> TextModel | RecordPredictor | None:
 def _networks(pipeline: Pipeline) -> Sequence[ModelBundle]:
     if pipeline.bundle is not None:
         return (pipeline.bundle,)
-    return () if pipeline.tagger is not None else pipeline.text_model.networks
+    return () if pipeline.record_model is not None else pipeline.text_model.networks
 
 
 def _copy_weights(bundle: ModelBundle) -> None:
@@ -188,7 +188,7 @@ def _network_capabilities(bundle: ModelBundle) -> set[Capability]:
 def _count_parameters(pipeline: Pipeline) -> int:
     if pipeline.bundle is not None:
         return sum(parameter.numel() for parameter in pipeline.bundle.model.parameters())
-    return pipeline.text_model.parameters if pipeline.tagger is None else pipeline.tagger.parameters
+    return (pipeline.record_model or pipeline.text_model).parameters
 
 
 def _max_length(bundle: ModelBundle) -> int | None:

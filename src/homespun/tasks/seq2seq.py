@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import random
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -26,8 +23,7 @@ from homespun.data.rows import Row, Rows, pad
 from homespun.data.source_target import SourceTargetPair, SourceTargetRows, SourceTargetTemplate, get_source, mix_rows
 from homespun.errors import UserError
 from homespun.inference.generation import generate_batch
-from homespun.metrics.classification import Metrics
-from homespun.metrics.text import ROUGE_METRICS, Rouge, mean_scores
+from homespun.metrics.text import ROUGE_METRICS, Rouge
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
@@ -40,7 +36,7 @@ from homespun.objectives.seq2seq import EQUAL_WEIGHTS, StreamWeights, add_decode
 from homespun.tasks.head_training import FineTuningLoss
 from homespun.tasks.protocol import Measured, TaskObjective, TrainingSetup, numbered_chunks, paths, task_metadata
 from homespun.tasks.seq2seq_data import TextPairsData
-from homespun.text.clean import sentence_spans
+from homespun.tasks.summaries import measure_baselines, measure_texts
 from homespun.text.formats import Record
 from homespun.text.tokenizer import Tokenizer
 
@@ -235,7 +231,8 @@ class TextToTextTask:
     def measure(self, model: Model, rows: SourceTargetRows, *, batch_size: int) -> Measured:
         """Compute ROUGE of generated texts."""
         generated = dict(zip(rows.usable.tolist(), self._generate(model, rows, batch_size), strict=True))
-        return self._measured(rows.pairs, [generated.get(index, "") for index in range(len(rows.pairs))])
+        texts = [generated.get(index, "") for index in range(len(rows.pairs))]
+        return measure_texts(self.data, rows.pairs, texts, self._rouge)
 
     def _generate(self, model: Model, rows: SourceTargetRows, batch_size: int = 32) -> list[str]:
         """Generate a text for each usable source."""
@@ -249,30 +246,8 @@ class TextToTextTask:
             batch_size=batch_size,
         )
 
-    def _measured(self, pairs: Sequence[SourceTargetPair], texts: Sequence[str]) -> Measured:
-        """Compute the metrics of all pairs with both texts, and of each data set."""
-        predictions: list[dict[str, object]] = []
-        scored: list[tuple[SourceTargetPair, str, dict[str, float]]] = []
-        for pair, text in zip(pairs, texts, strict=True):
-            predictions.append({"truth": list(pair.targets), "predicted": text})
-            if not pair.is_empty:
-                scores = self._rouge.scores(text, pair.targets)
-                predictions[-1] |= {"score": scores["rougeL"]} | scores
-                scored.append((pair, text, scores))
-        if not scored:
-            raise UserError("every pair has an empty source or target; give pairs with both texts")
-        metrics = _mean_metrics(scored)
-        count = len(self.data.all_sets)
-        if count > 1:
-            parts = [[one for one in scored if one[0].data_set == number] for number in range(count)]
-            metrics["by_set"] = {self.data.name_of(n): _mean_metrics(part) for n, part in enumerate(parts) if part}
-        return Measured(metrics, predictions)
-
     def baselines(self, training: Sequence[SourceTargetPair], test: Sequence[SourceTargetPair]) -> dict[str, Measured]:
-        """Evaluate `sentence_baselines`."""
-        targets = [pair.targets[0] for pair in training if not pair.is_empty]
-        baselines = sentence_baselines(targets, [pair.source for pair in test])
-        return {name: self._measured(test, texts) for name, texts in baselines.items()}
+        return measure_baselines(self.data, training, test, self._rouge)
 
     def result_fields(self) -> dict[str, object]:
         return {"source_length": self.data.max_source_length, "target_length": self.data.max_target_length}
@@ -297,52 +272,3 @@ class TextToTextTask:
             for index in range(len(pairs)):
                 text, truncated = outputs.get(index, ("", False))
                 yield {"text": text, "truncated": truncated}
-
-
-def _mean_metrics(scored: Sequence[tuple[SourceTargetPair, str, dict[str, float]]]) -> Metrics:
-    """Average the scores of pairs with their generated texts."""
-    targets = [pair.targets[0] for pair, _, _ in scored]
-    return mean_scores([scores for _, _, scores in scored], [text for _, text, _ in scored], targets)
-
-
-def sentence_baselines(targets: Sequence[str], sources: Sequence[str]) -> dict[str, list[str]]:
-    """Summarize each source without training.
-
-    ``lead-3`` is its first three sentences, ``random-3`` three random sentences, seeded by the index of the source,
-    ``central-3`` the result of `central_sentences`, and ``copy`` the complete source. If the median number of sentences
-    N of the training ``targets`` is not 3, ``lead-N``, ``random-N`` and ``central-N`` are added: three sentences are a
-    weak baseline for targets of one.
-    """
-    sentences = [[source[begin:end] for begin, end in sentence_spans(source)] for source in sources]
-    typical = round(median(len(sentence_spans(target)) for target in targets)) if targets else 3
-    baselines: dict[str, list[str]] = {}
-    for count in dict.fromkeys((3, max(1, typical))):
-        baselines[f"lead-{count}"] = [" ".join(text[:count]) for text in sentences]
-        baselines[f"random-{count}"] = [
-            " ".join(text[i] for i in sorted(random.Random(index).sample(range(len(text)), min(count, len(text)))))
-            for index, text in enumerate(sentences)
-        ]
-        baselines[f"central-{count}"] = [" ".join(central_sentences(text, count)) for text in sentences]
-    return baselines | {"copy": list(sources)}
-
-
-def central_sentences(sentences: Sequence[str], count: int) -> list[str]:
-    """Return the ``count`` sentences that are most similar to the others, in their order.
-
-    Similarity is the sum of BM25 (Robertson and Zaragoza 2009) over the other sentences as queries, with the sentences
-    of this text as the collection.
-    """
-    words = [re.findall(r"\w+", sentence.lower()) for sentence in sentences]
-    vocabulary = {word: index for index, word in enumerate(dict.fromkeys(word for found in words for word in found))}
-    if len(sentences) <= count or not vocabulary:
-        return list(sentences[:count])
-    counts = np.zeros((len(words), len(vocabulary)))
-    for row, found in enumerate(words):
-        np.add.at(counts[row], [vocabulary[word] for word in found], 1)
-    lengths = counts.sum(axis=1, keepdims=True)
-    containing = (counts > 0).sum(axis=0)
-    rarity = np.log1p((len(words) - containing + 0.5) / (containing + 0.5))
-    k1, b = 1.2, 0.75  # saturation of the word frequency, strength of the correction for sentence length
-    weights = rarity * counts * (k1 + 1) / (counts + k1 * (1 - b + b * lengths / lengths.mean()))
-    scores = ((counts.sum(axis=0) - counts) * weights).sum(axis=1)
-    return [sentences[index] for index in sorted(np.argsort(-scores, kind="stable")[:count])]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from homespun.crf import Crf, is_crf
+from homespun.crf import Crf
 from homespun.data.labels import Labels, get_text
 from homespun.data.token_labels import TaggedWords, get_list, parse_tagged_words, word_spans
 from homespun.errors import UserError
@@ -177,6 +177,10 @@ class LinearTagger:
         predicted = [tags for tags, _ in self.model.predict([sentence.words for sentence in sentences])]
         return measure_tags(sentences, predicted, tag_metrics(self.labels))
 
+    def measure_files(self, files: Sequence[str]) -> Measured:
+        """Evaluate the tagger on tagged files."""
+        return self.measure(cast(Sequence[TaggedWords], self.data.read_files(files)))
+
     def predict(self, records: Iterable[Record], *, source: str, first: int = 1) -> Iterator[dict[str, object]]:
         """Yield the `tag_prediction` of each record, in order and in bounded memory.
 
@@ -198,12 +202,6 @@ class LinearTagger:
 
 class _StoredTags(StoredData):
     data: TaggedData
-
-
-def find_tagger(run: str | Path) -> Path | None:
-    """Return the folder of a linear tagger in a run, or ``None`` if there is none."""
-    folder = Path(run).expanduser()
-    return next((found for found in (folder, folder / "model") if is_crf(found)), None)
 
 
 def open_tagger(folder: Path, **options: Unpack[ReadOptions]) -> LinearTagger:

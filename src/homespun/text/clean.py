@@ -335,6 +335,11 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     return spans
 
 
+def split_sentences(text: str) -> list[str]:
+    """Split a text into sentences, without the white space between them; see `sentence_spans`."""
+    return [text[start:end] for start, end in sentence_spans(text)]
+
+
 def _ends(text: str, start: int, match: re.Match[str]) -> bool:
     """True if the mark of ``match`` ends the sentence that begins at ``start``."""
     after = match.end()
