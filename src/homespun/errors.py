@@ -26,6 +26,14 @@ class StepTooLong(UserError):
     """A training step takes longer than the time limit of the training."""
 
 
+class VocabularyTooLarge(UserError):
+    """A text has fewer tokens than the vocabulary; ``possible`` is their number."""
+
+    def __init__(self, message: str, possible: int) -> None:
+        super().__init__(message)
+        self.possible = possible
+
+
 class NotFinite(UserError):
     """A loss, gradient or model output is infinite or NaN."""
 

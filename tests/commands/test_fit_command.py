@@ -15,17 +15,19 @@ from typer.testing import CliRunner
 
 from homespun.cli import app
 from homespun.data.labels import Labels
+from homespun.data.reading import reading
 from homespun.errors import StepTooLong, UserError
 from homespun.fitting import candidates, ladder, networks
 from homespun.fitting.candidates import Clock, average_candidate, candidate, fit_linear_model
 from homespun.fitting.card import write_card
 from homespun.fitting.fit import fit
 from homespun.fitting.inspection import inspect
-from homespun.fitting.networks import declared_pooling, fit_frozen, open_source
+from homespun.fitting.networks import declared_pooling, fit_frozen, open_source, pretrain_on
 from homespun.fitting.results import FitSettings
 from homespun.fitting.verdict import candidates_table
 from homespun.report.console import Display
 from homespun.tasks.text_models import measure, open_text_model, save_text_model
+from homespun.text.tokenizer import Tokenizer
 from homespun.training.trainer import Interrupted
 
 
@@ -267,6 +269,18 @@ def test_a_frozen_encoder_with_a_label_that_does_not_vary(world: World, tmp_path
         (one[0] > one[1]) == ("a" in example.label) for one, example in zip(logits, inspection.validation, strict=True)
     ]
     assert np.mean(right) > 0.7
+
+
+@pytest.mark.parametrize("recipe", ["spun-encoder", "spun-encoder-decoder"])
+def test_the_vocabulary_of_a_repetitive_text_is_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    (tmp_path / "t.txt").write_text("\n\n".join(f"the cat saw {number % 7} dogs" for number in range(5_000)))
+    monkeypatch.setattr(networks, "pretrain", lambda *_, **__: {})
+    read = reading([str(tmp_path / "t.txt")], duplicates="keep")
+    pretrain_on(read, tmp_path, recipe=recipe, seconds=9.0, memory=None, display=Display(json=True))
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer")
+    assert 256 < tokenizer.vocab_size - len(tokenizer.sentinel_ids) < 400
 
 
 def test_pooling_is_read_from_sentence_transformers_folders(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from homespun.commands.recipe import FinetuneRecipe, finetune_recipe, pretrain_r
 from homespun.config import Tree
 from homespun.data.labels import Labels
 from homespun.data.reading import Reading, reading
-from homespun.errors import StepTooLong, UserError
+from homespun.errors import StepTooLong, UserError, VocabularyTooLarge
 from homespun.fitting.candidates import METRICS, score
 from homespun.fitting.inspection import Inspection
 from homespun.hf.open import open_for_inference
@@ -274,7 +275,12 @@ def pretrain_on(
             f"vocabulary size: {size:,} (one token per {_CHARACTERS_PER_TOKEN} characters, at most {_VOCABULARY:,})"
         )
         sentinels = _SENTINELS if recipe == "spun-encoder-decoder" else 0
-        train_tokenizer(read, tokenizer, kind="bpe", vocab_size=size + sentinels, sentinels=sentinels)
+        train = partial(train_tokenizer, read, tokenizer, kind="bpe", sentinels=sentinels)
+        try:
+            train(vocab_size=size + sentinels)
+        except VocabularyTooLarge as error:  # few distinct words
+            display.line(f"vocabulary size: {error.possible:,}, which the text allows")
+            train(vocab_size=error.possible + sentinels)
     if not (folder / "corpus" / "corpus.json").is_file():
         make_corpus(read, tokenizer if start_from is None else open_tokenizer(start_from), folder / "corpus")
     resume = (run / "config.yaml").is_file()

@@ -16,7 +16,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Engine
 
 from homespun.config import Tree
-from homespun.errors import UserError, first_line, nearest
+from homespun.errors import UserError, VocabularyTooLarge, first_line, nearest
 from homespun.io.atomic import write_text
 from homespun.text.formats import without_surrogates
 from homespun.text.panics import refuse_panics
@@ -98,8 +98,8 @@ class Tokenizer:
         of distinct words (44 MB of English: 50 to 110 MB).
 
         Raises:
-            UserError: an unknown kind; no text; ``vocab_size`` is too small for the kind, or larger than the text
-                allows.
+            UserError: an unknown kind; no text; ``vocab_size`` is too small for the kind.
+            VocabularyTooLarge: ``vocab_size`` is larger than the text allows.
         """
         if kind not in KINDS:
             raise UserError(f"unknown kind of tokenizer {kind!r}{nearest(str(kind), KINDS)}")
@@ -111,9 +111,10 @@ class Tokenizer:
             raise UserError("there is no text to train a tokenizer on; give files with text")
         tokenizer = cls(content, dict(zip(ROLES, SPECIAL_TOKENS, strict=False)))
         if tokenizer.vocab_size < vocab_size:
-            raise UserError(
+            raise VocabularyTooLarge(
                 f"vocab_size={vocab_size} is larger than the text allows: {stream.characters:,} characters give "
-                f"{tokenizer.vocab_size} {kind} tokens; lower it to that, or give more text"
+                f"{tokenizer.vocab_size} {kind} tokens; lower it to that, or give more text",
+                tokenizer.vocab_size,
             )
         if tokenizer.vocab_size > vocab_size:
             raise UserError(
