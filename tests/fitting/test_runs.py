@@ -37,6 +37,13 @@ def test_tasks_by_columns(tmp_path: Path, record: Any, name: str, texts: tuple[s
     assert (task.name, task.texts, task.target) == (name, texts, target)
 
 
+def test_the_column_of_a_language_model_in_any_case(tmp_path: Path) -> None:
+    train = [rows(tmp_path / "t.jsonl", {"id": 1, "Text": "a b"})]
+    task = find_run_task(FitSettings(train=train, task="language-model"))
+    assert task is not None
+    assert task.texts == ("Text",)
+
+
 def test_a_label_that_the_first_record_lacks_is_seen(tmp_path: Path) -> None:
     records = [{"text": "a b"}, {"text": "c d", "label": "x"}]
     assert find_run_task(FitSettings(train=[rows(tmp_path / "t.jsonl", *records)])) is None

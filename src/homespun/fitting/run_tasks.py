@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import get_args
@@ -21,6 +22,7 @@ from homespun.io.json import write_lines
 from homespun.report import formats
 from homespun.tasks.seq2seq_data import TextPairsData
 from homespun.tasks.taggers import TaggedData, collect_tags
+from homespun.text.formats import Record
 from homespun.text.sources import read_records
 
 WORD_NAMES, TAG_NAMES = ("words", "tokens"), ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels")
@@ -87,32 +89,53 @@ def find_run_task(settings: FitSettings) -> RunTask | None:
     if not sample:
         return None
     names = {name.lower(): name for name in column_names(sample)}
-    text, label = tuple(settings.text), settings.label
-    found: RunTask | None = None
-    if settings.task in ("auto", "token-classification"):
-        words = text[0] if text else next((names[name] for name in WORD_NAMES if name in names), "")
-        tags = label or next((names[name] for name in TAG_NAMES if name in names), "")
-        first, second = sample[0].get(words), sample[0].get(tags)
-        if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
-            found = RunTask("token-classification", (words,), tags, f"a row holds a list of {words!r} and of {tags!r}")
-    if found is None and settings.task in ("auto", "text-to-text"):
-        pair = next((pair for pair in SOURCE_TARGET_NAMES if all(name in names for name in pair)), None)
-        labelled = any(name in names and name not in (pair or ()) for tier in LABEL_NAMES for name in tier)
-        if settings.task == "text-to-text" and text and label:
-            found = RunTask("text-to-text", text, label, f"from {formats.listed(text)!r} to {label!r}")
-        elif pair is not None and (settings.task == "text-to-text" or not (labelled or text or label)):
-            source, target = (names[name] for name in pair)
-            found = RunTask("text-to-text", (source,), target, f"columns {source!r} and {target!r}")
-    if found is None and settings.task in ("auto", "language-model") and label is None:
-        column = text or (tuple(names.values()) if len(names) == 1 else ("text",) if "text" in names else ())
-        if column and (settings.task == "language-model" or len(names) == 1):
-            found = RunTask("language-model", column, "", "texts without labels")
+    finders: dict[str, Callable[[Mapping[str, str], FitSettings], RunTask | None]] = {
+        "token-classification": partial(_find_tags, sample[0]),
+        "text-to-text": _find_pair,
+        "language-model": _find_texts,
+    }
+    tried = finders.values() if settings.task == "auto" else [finders[settings.task]]
+    found = next(filter(None, (find(names, settings) for find in tried)), None)
     if found is None and settings.task != "auto":
         raise UserError(
             f"{', '.join(settings.train)} has the columns {', '.join(names.values())}; for --task {settings.task} name "
             + ("--text-field" if settings.task == "language-model" else "--text-field and --label-field")
         )
     return found
+
+
+def _find_tags(record: Record, names: Mapping[str, str], settings: FitSettings) -> RunTask | None:
+    """Task of a ``record`` with a list of words and a list of as many tags; ``names`` are columns by lower case."""
+    words = settings.text[0] if settings.text else next((names[name] for name in WORD_NAMES if name in names), "")
+    tags = settings.label or next((names[name] for name in TAG_NAMES if name in names), "")
+    first, second = record.get(words), record.get(tags)
+    if not (isinstance(first, list) and isinstance(second, list) and len(first) == len(second)):
+        return None
+    return RunTask("token-classification", (words,), tags, f"a row holds a list of {words!r} and of {tags!r}")
+
+
+def _find_pair(names: Mapping[str, str], settings: FitSettings) -> RunTask | None:
+    """Task of source and target: of given columns, or of known names without a column that looks like a label."""
+    text, label, given = tuple(settings.text), settings.label, settings.task == "text-to-text"
+    if given and text and label:
+        return RunTask("text-to-text", text, label, f"from {formats.listed(text)!r} to {label!r}")
+    pair = next((pair for pair in SOURCE_TARGET_NAMES if all(name in names for name in pair)), None)
+    if pair is None:
+        return None
+    labelled = text or label or any(name in names and name not in pair for tier in LABEL_NAMES for name in tier)
+    if labelled and not given:
+        return None
+    source, target = (names[name] for name in pair)
+    return RunTask("text-to-text", (source,), target, f"columns {source!r} and {target!r}")
+
+
+def _find_texts(names: Mapping[str, str], settings: FitSettings) -> RunTask | None:
+    """Task of unlabelled texts: of given columns, the only column, or the column ``text``."""
+    if settings.label is not None or (settings.task == "auto" and len(names) > 1):
+        return None
+    only = tuple(names.values()) if len(names) == 1 else ()
+    columns = tuple(settings.text) or only or tuple(name for key, name in names.items() if key == "text")
+    return RunTask("language-model", columns, "", "texts without labels") if columns else None
 
 
 def texts_of_example(example: Example) -> tuple[str, ...]:
