@@ -195,6 +195,12 @@ def test_a_mistake_is_one_line_and_leaves_nothing(world: World, tmp_path: Path, 
     assert not {"result.json", "model", "corpus.json"} & {path.name for path in (tmp_path / "out").glob("*")}
 
 
+@pytest.mark.parametrize("name", ["data.train", "data.test"])
+def test_files_that_are_no_names_are_refused_by_the_recipe(world: World, tmp_path: Path, name: str) -> None:
+    words = ("finetune", "classify", f"data.train={world.train}", f"{name}=[1]", "--from", world.base)
+    assert_refused(name, *words, "--out", tmp_path / "r")
+
+
 def test_one_class_and_unseen_labels_are_errors(world: World, tmp_path: Path) -> None:
     header = ["sentence", "label"]
     single = write_csv(tmp_path / "single.csv", header, [["the team", "sport"], ["the goal", "sport"]])

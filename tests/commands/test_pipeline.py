@@ -38,6 +38,17 @@ def test_labels_and_probabilities_are_those_of_predict(world: World, tmp_path: P
     assert model.predict_proba([]).shape == (0, 3)
 
 
+def test_no_texts_have_no_vectors(world: World) -> None:
+    model = homespun.open(world.classifier)
+    assert model.embed([]).shape == (0, model.embed(TEXTS).shape[1])
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_proba", "embed", "generate"])
+def test_a_string_is_no_list_of_texts(world: World, method: str) -> None:
+    with pytest.raises(UserError, match="list of texts"):
+        getattr(homespun.open(world.classifier), method)(TEXTS[0])
+
+
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.02), ("int8", 0.03)])
 def test_quantized_models_predict_almost_the_same(
     world: World, tmp_path: Path, precision: str, tolerance: float

@@ -109,8 +109,9 @@ class Pipeline:
             a dictionary for each text, such as ``words``, ``tags``, ``offsets`` and ``entities`` of a tagger.
 
         Raises:
-            UserError: the model was not fine-tuned, or reads other inputs.
+            UserError: the model was not fine-tuned, reads other inputs, or ``texts`` is one string.
         """
+        _refuse_string(texts)
         if self.predictor is not None:
             return self.predictor.predict_inputs(texts)
         predictions = list(predict_examples(self.text_model, self._examples(texts))) if len(texts) else []
@@ -124,6 +125,7 @@ class Pipeline:
         Raises:
             UserError: the model is not a classifier.
         """
+        _refuse_string(texts)
         model = self.text_model
         if model.labels is None:
             raise UserError(f"{self.source} predicts numbers and has no classes; use predict")
@@ -144,7 +146,10 @@ class Pipeline:
         """
         from homespun.inference.predict import embed_rows
 
+        _refuse_string(texts)
         bundle = self._network
+        if not len(texts):
+            return np.zeros((0, bundle.config.backbone.hidden_size), dtype=np.float32)
         length = min(max_length, bundle.config.backbone.max_position_embeddings)
         rows = LabelledRows(list(texts), None, bundle.tokenizer, length=length)
         return embed_rows(bundle.model, rows, pad_id=bundle.tokenizer.pad_id, poolings=(pooling,))[pooling]
@@ -157,6 +162,7 @@ class Pipeline:
         """
         from homespun.inference.generation import TextGenerator
 
+        _refuse_string(prompts)
         generator = TextGenerator(self._network)
         return [[one.text for one in found] for found in generator.generate(prompts, **arguments)]
 
@@ -173,6 +179,11 @@ class Pipeline:
             read, given = kinds if pairs else kinds[::-1]
             raise UserError(f"{self.source} reads {read}; give {read}, not {given}")
         return list(map(to_example, texts))
+
+
+def _refuse_string(texts: Sequence[object]) -> None:
+    if isinstance(texts, str):  # a sequence of its characters
+        raise UserError(f"a list of texts is needed, not the string {texts[:40]!r}; write [text]")
 
 
 def to_example(text: Text) -> LabelledText:
