@@ -92,8 +92,8 @@ class Cache:
     def join(self, other: Cache) -> None:
         """Append the rows of another cache of the same decoder without a source.
 
-        The newest tokens of all rows are aligned, and shorter rows are padded on the left with finite numbers, which
-        the attention mask must exclude.
+        The newest tokens of all rows are aligned, and shorter rows are padded on the left with zeros, which the
+        attention mask must exclude.
         """
         self.length = max(self.length, other.length)
         for slot, new in other._past.items():
@@ -156,6 +156,8 @@ class _Buffer:
         elif padding > self.start:
             self._move(self.buffer.shape[1], padding, length + _ROOM)
         self.start -= padding
+        # free memory, which may hold NaN
+        self.buffer[:, : self.rows, :, self.start : self.start + padding] = 0.0
         added = self.buffer[:, self.rows : rows, :, self.start : self.end]
         columns = length - (new.end - new.start)
         added[:, :, :, :columns] = 0.0
@@ -163,9 +165,8 @@ class _Buffer:
         self.rows = rows
 
     def _move(self, rows: int, start: int, room: int) -> None:
-        """Copy to a new buffer, with zeros before column ``start``."""
+        """Copy to a new buffer, from column ``start`` on."""
         written = self.written
         self.buffer = self.buffer.new_empty(2, rows, *written.shape[2:3], room, written.shape[4])
-        self.buffer[:, :, :, :start] = 0.0
         self.start, self.end = start, start + written.shape[3]
         self.written.copy_(written)
