@@ -283,6 +283,14 @@ def test_the_mode_of_every_part_is_as_before() -> None:
     assert torch.is_grad_enabled()
 
 
+def test_packed_weights_under_autocast() -> None:
+    sizes = {"vocab_size": 1009, "embedding_size": 96, "causal": True}
+    tree: dict[str, Any] = {"backbone": SIZES | sizes, "head": {"kind": "causal_lm"}}
+    model = ModelConfig.model_validate(tree).build().eval()
+    with torch.autocast("cpu", torch.bfloat16):  # its projection to the embeddings gives bfloat16
+        assert model.generate(IDS, KEEP, max_new_tokens=17).shape[1] > IDS.shape[1]
+
+
 @pytest.mark.parametrize("name", ["full", "biased", "two stacks"])
 @pytest.mark.parametrize("beams", [1, 4])
 def test_packed_weights_change_nothing_and_go_away(name: str, beams: int) -> None:

@@ -22,7 +22,7 @@ _STEP = 32
 
 
 def packed_product(weight: Tensor, bias: Tensor | None, *, min_numbers: int) -> Product | None:
-    """Build a function ``values weight^T + bias`` with a packed copy of the weights, without gradients.
+    """Build a function ``values weight^T + bias`` with a packed copy of the weights.
 
     Args:
         weight: (out, in).
@@ -30,7 +30,8 @@ def packed_product(weight: Tensor, bias: Tensor | None, *, min_numbers: int) -> 
         min_numbers: minimum number of weights for which packing saves time.
 
     Returns:
-        The function; ``None`` if packing is not supported for the weights or saves no time.
+        The function, which uses `F.linear` with gradients, for changed weights and for values that are not float32 on
+        a CPU, as under autocast; ``None`` if packing is not supported for the weights or saves no time.
     """
     operations = packed_linear_ops()
     suitable = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= min_numbers
@@ -38,9 +39,12 @@ def packed_product(weight: Tensor, bias: Tensor | None, *, min_numbers: int) -> 
         return None
     pack, multiply = operations
     packed = pack(weight.detach(), _ROWS)
-    offset, size = None if bias is None else bias.detach(), len(weight)
+    offset, size, version = None if bias is None else bias.detach(), len(weight), weight._version
 
     def product(values: Tensor) -> Tensor:
+        same = weight._version == version and values.dtype == torch.float32 and values.device.type == "cpu"
+        if torch.is_grad_enabled() or not same:
+            return F.linear(values, weight, bias)
         rows = values.reshape(-1, values.shape[-1])
         missing = rounded(len(rows)) - len(rows)
         padded = F.pad(rows, (0, 0, 0, missing)) if missing else rows
@@ -57,16 +61,7 @@ def rounded(rows: int) -> int:
 
 
 def pack_linear(layer: torch.nn.Linear, *, min_numbers: int) -> None:
-    """Compute a layer by `packed_product` if gradients are off and its weights have not changed."""
+    """Compute a layer by `packed_product`, if that saves time."""
     product = packed_product(layer.weight, layer.bias, min_numbers=min_numbers)
-    if product is None:
-        return
-    version = layer.weight._version
-
-    def forward(values: Tensor) -> Tensor:
-        same = layer.weight._version == version and values.dtype == torch.float32 and values.device.type == "cpu"
-        if torch.is_grad_enabled() or not same:
-            return F.linear(values, layer.weight, layer.bias)
-        return product(values)
-
-    vars(layer)["forward"] = forward
+    if product is not None:
+        vars(layer)["forward"] = product
