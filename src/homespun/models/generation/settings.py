@@ -113,10 +113,23 @@ class GenerationConfig(Config):
         return self
 
     @classmethod
-    def of(cls, arguments: Mapping[str, object], tokens: SpecialTokens) -> GenerationConfig:
-        """Validate arguments, with default tokens. Raises `UserError` for unknown names and invalid values."""
+    def of(cls, arguments: Mapping[str, object], tokens: SpecialTokens, vocab_size: int) -> GenerationConfig:
+        """Validate arguments, with default tokens.
+
+        Raises:
+            UserError: an unknown name, an invalid value, or a token or a number of beams that exceeds the vocabulary.
+        """
         defaults: Tree = vars(tokens) | {"eos_token_id": () if tokens.eos_token_id is None else tokens.eos_token_id}
-        return validate(cls, defaults | dict(arguments), source="generate")
+        config = validate(cls, defaults | dict(arguments), source="generate")
+        check_beams(config.num_beams, vocab_size)
+        for name in GENERATION_TOKENS & arguments.keys():
+            value = getattr(config, name)
+            for token in value if isinstance(value, tuple) else (value,):
+                if token is not None and token >= vocab_size:
+                    raise UserError(f"{name}={token} must be below vocab_size={vocab_size}")
+        # the end token of a checkpoint may be missing in its vocabulary; then only the length ends a text
+        known = tuple(token for token in config.eos_token_id if token < vocab_size)
+        return config.model_copy(update={"eos_token_id": known})
 
     def steps(self, prompt: int) -> tuple[int, int]:
         """Return the maximum and minimum number of new tokens after a prompt of ``prompt`` tokens.

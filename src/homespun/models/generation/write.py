@@ -13,7 +13,7 @@ from homespun.attention.full import DotProduct
 from homespun.errors import TooLong, UserError
 from homespun.models.backbone import Backbone
 from homespun.models.generation.search import BeamSearch, Ends, GenerationTask, sample, uniforms
-from homespun.models.generation.settings import GENERATION_TOKENS, GenerationConfig, SpecialTokens, check_beams
+from homespun.models.generation.settings import GenerationConfig, SpecialTokens
 from homespun.models.generation.steps import Prompt, Writer, start
 from homespun.models.heads import LanguageModelHead
 from homespun.nn.eval_mode import eval_mode
@@ -136,30 +136,9 @@ def _prepare(
             f"this model cannot generate: it is {_describe(backbone, head)}; use a model of objective clm or an "
             f"encoder-decoder, or homespun predict for a classifier"
         )
-    config = GenerationConfig.of(arguments, model.special_tokens)
-    keep = None if attention_mask is None else attention_mask.bool()
-    if input_ids.dim() != 2 or (keep is not None and keep.shape != input_ids.shape):
-        raise UserError(
-            f"input_ids and attention_mask must be (batch, seq), not {tuple(input_ids.shape)} and "
-            f"{None if keep is None else tuple(keep.shape)}"
-        )
-    if not input_ids.numel() or (keep is not None and not bool(keep.any(1).all())):
-        raise UserError("a prompt is empty; each prompt needs at least one token")
-    vocab_size = backbone.embeddings.words.num_embeddings
-    for name in arguments.keys() & GENERATION_TOKENS:
-        ids = getattr(config, name)
-        for token in ids if isinstance(ids, tuple) else (ids,):
-            if token is not None and token >= vocab_size:
-                raise UserError(f"{name}={token} must be below vocab_size={vocab_size}")
-    # the end token of a checkpoint may be missing in its vocabulary; then only the length ends a text
-    config = config.model_copy(update={"eos_token_id": tuple(t for t in config.eos_token_id if t < vocab_size)})
-    lowest, highest = (int(id_) for id_ in input_ids.aminmax())
-    if lowest < 0 or highest >= vocab_size:
-        wrong = lowest if lowest < 0 else highest
-        raise UserError(f"input_ids has {wrong}, which is not in a vocabulary of vocab_size={vocab_size}")
-    check_beams(config.num_beams, vocab_size)
-    if keep is not None and bool(keep.all()):
-        keep = None
+    vocab_size = backbone.embeddings.vocab_size
+    config = GenerationConfig.of(arguments, model.special_tokens, vocab_size)
+    keep = _find_padding(input_ids, attention_mask, vocab_size)
     prefix = input_ids
     if backbone.has_decoder:
         prefix = input_ids[:, :1].new_full((len(input_ids), 1), config.decoder_start_token_id)
@@ -168,6 +147,22 @@ def _prepare(
     longest = input_ids.shape[1] if keep is None else int(keep.sum(1).max())
     most = _limit_new_tokens(backbone, longest, most, required=required)
     return GenerationJob(backbone, head, input_ids, keep, prefix, config, context, ends, most, least)
+
+
+def _find_padding(input_ids: Tensor, attention_mask: Tensor | None, vocab_size: int) -> Tensor | None:
+    """Validate prompts and return their (batch, seq) bool mask, False at padding; None without padding."""
+    keep = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    if input_ids.dim() != 2 or keep.shape != input_ids.shape:
+        raise UserError(
+            f"input_ids and attention_mask must be (batch, seq), not {tuple(input_ids.shape)} and {tuple(keep.shape)}"
+        )
+    if not input_ids.numel() or not bool(keep.any(1).all()):
+        raise UserError("a prompt is empty; each prompt needs at least one token")
+    lowest, highest = (int(id_) for id_ in input_ids.aminmax())
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise UserError(f"input_ids has {wrong}, which is not in a vocabulary of vocab_size={vocab_size}")
+    return None if bool(keep.all()) else keep
 
 
 def _limit_new_tokens(backbone: Backbone, longest: int, most: int, *, required: bool) -> int:
