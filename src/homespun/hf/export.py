@@ -20,7 +20,7 @@ from homespun.hf.match import ArchitectureMatch, match_architecture
 from homespun.inference.onnx_export import onnx_unsupported_reason
 from homespun.io.atomic import atomic_path, entries
 from homespun.models.bundle import weights_of
-from homespun.models.config import BackboneConfig, ModelConfig
+from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
@@ -86,7 +86,7 @@ def export_huggingface(
         tensors = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
         save_file(tensors, made / WEIGHTS, metadata={"format": "pt"})
         tokenizer.for_transformers().save(made)
-        _complete_tokenizer(made / "tokenizer_config.json", config.backbone)
+        _complete_tokenizer(made / "tokenizer_config.json", config)
         (made / CONFIG).write_text(_json(tree), encoding="utf-8")
         parameters = sum(tensor.numel() for tensor in weights.values())
         card = _card(match.architecture, match.config, parameters, notes, base_model)
@@ -173,12 +173,12 @@ def check_replaceable(
         raise UserError(f"{folder} holds other things, such as {foreign[0].name}; give a new or empty folder")
 
 
-def _complete_tokenizer(path: Path, backbone: BackboneConfig) -> None:
+def _complete_tokenizer(path: Path, config: ModelConfig) -> None:
     """Add the maximum length and the names of inputs, which depend on the model."""
     tree = json.loads(path.read_text(encoding="utf-8"))
-    tree["model_max_length"] = backbone.max_position_embeddings
+    tree["model_max_length"] = config.backbone.max_position_embeddings
     # the default differs between versions
-    segments = ["token_type_ids"] if backbone.type_vocab_size > 1 else []
+    segments = ["token_type_ids"] if config.has_segments else []
     tree["model_input_names"] = ["input_ids", *segments, "attention_mask"]
     path.write_text(_json(tree), encoding="utf-8")
 

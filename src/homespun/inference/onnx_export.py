@@ -143,7 +143,7 @@ def export_onnx(
 
     def batch(lengths: tuple[int, int]) -> dict[str, Tensor]:
         given = make_small_batch(model, config, lengths)
-        if config.backbone.type_vocab_size > 1 and probabilities is None:  # single texts have one segment
+        if config.has_segments and probabilities is None:  # single texts have one segment
             ids = given["input_ids"]
             second_half = torch.arange(ids.shape[1]) >= ids.shape[1] // 2
             given["token_type_ids"] = second_half.long().expand_as(ids).contiguous()

@@ -71,6 +71,11 @@ class ModelConfig(Config):
         return self.backbone
 
     @property
+    def has_segments(self) -> bool:
+        """True if segment embeddings distinguish the two texts of a pair."""
+        return self.backbone.type_vocab_size > 1
+
+    @property
     def reader(self) -> Reader:
         """Function that selects the hidden states for the head."""
         return last_layer if self.head is None else self.head.reader

@@ -232,7 +232,7 @@ class MaskedLM(PretrainingConfig):
                 be loaded or does not fit.
         """
         backbone = require_bidirectional(model, "mlm")
-        if self.next_sentence and model.backbone.type_vocab_size < 2:
+        if self.next_sentence and not model.has_segments:
             raise UserError(
                 f"objective.next_sentence=true needs two token types, and the model has "
                 f"type_vocab_size={model.backbone.type_vocab_size}; set model.type_vocab_size=2"

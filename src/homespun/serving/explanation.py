@@ -159,7 +159,7 @@ def text_attention(bundle: ModelBundle, example: LabelledText, layer: int, *, ma
         bundle.tokenizer,
         length=min(max_length, MAX_TOKENS),
         pairs=second_texts([example]),
-        segments=bundle.config.backbone.type_vocab_size > 1,
+        segments=bundle.config.has_segments,
     )
     batch = pad_chunks([rows[0]], pad_id=bundle.tokenizer.pad_id).to(next(bundle.model.parameters()).device)
     weights = attention_weights(bundle.model, layer, batch.input_ids, batch.context).cpu().float().numpy().round(4)

@@ -95,7 +95,7 @@ class NetworkTextModel:
             bundle.tokenizer,
             length=min(self.data.max_length, bundle.config.backbone.max_position_embeddings),
             pairs=second_texts(examples),
-            segments=bundle.config.backbone.type_vocab_size > 1,
+            segments=bundle.config.has_segments,
         )
         return embed_rows(bundle.model, rows, pad_id=bundle.tokenizer.pad_id)["mean"]
 

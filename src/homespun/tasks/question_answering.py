@@ -187,7 +187,7 @@ class QuestionAnsweringTask:
     def __init__(self, data: QuestionData, stored: ModelBundle) -> None:
         self.data = data
         self.tokenizer: Tokenizer = stored.tokenizer
-        self._segments = stored.config.backbone.type_vocab_size > 1
+        self._segments = stored.config.has_segments
 
     def stratify_by(self, examples: Sequence[Question]) -> NDArray[np.int64]:
         """Group by article, or by text if there is only one article."""

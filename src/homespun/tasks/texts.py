@@ -200,7 +200,7 @@ def rows_of(
         long_inputs=data.truncation,
         names=names,
         pairs=second_texts(examples),
-        segments=stored.config.backbone.type_vocab_size > 1,
+        segments=stored.config.has_segments,
     )
 
 
