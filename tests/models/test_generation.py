@@ -24,6 +24,7 @@ SIZES = small_models.SIZES | {
 }
 WINDOW: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}
 FIRST = WINDOW | {"global_tokens": {"first": 1}}
+BLOCKS: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "blocks", "size": 2}]}
 BAND: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "band", "width": 5}]}
 STACKS: dict[str, dict[str, Any]] = {
     "full": {"residual": {"kind": "pre"}, "embedding_norm": False},
@@ -36,6 +37,7 @@ STACKS: dict[str, dict[str, Any]] = {
 UNCACHED: dict[str, dict[str, Any]] = {
     "lsh": {"attention": {"kind": "lsh", "chunk_length": 3}},
     "local": {"attention": {"kind": "local", "chunk_length": 3}},
+    "last block": {"attention": BLOCKS | {"global_tokens": {"first": 0, "block": 2}}},
 }
 RECURRENT_SIZES: dict[str, Any] = small_models.RECURRENT_SIZES | {
     "kind": "recurrent",
@@ -85,7 +87,7 @@ def written(model: Model, ids: Tensor, keep: Tensor | None = None, **arguments: 
     """The new tokens alone; a stack that cannot go on from a cache says so, which is another test's matter."""
     arguments = {"max_new_tokens": 13, "eos_token_id": EOS} | arguments
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "local attention|LSH attention")
+        warnings.filterwarnings("ignore", "local attention|LSH attention|sparse attention")
         found = model.generate(ids, keep, **arguments)
     columns = found.shape[1] - (1 if model.special_tokens.eos_token_id == EOS else ids.shape[1])
     return found[:, found.shape[1] - columns :]

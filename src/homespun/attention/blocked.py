@@ -121,6 +121,8 @@ class Blocked(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
         """Attend from (batch, heads, queries, head_dim) queries to (batch, heads, keys, head_dim) keys and values."""
+        if self.sparse.global_tokens is not None and self.sparse.global_tokens.block:
+            mask.refuse_cache("sparse attention with a global last block")  # which moves as a text grows
         dropout = self.dropout if self.training else 0.0
         if flex.is_usable(self.sparse, query, key, mask, dropout):
             return flex.attend(self.sparse, query, key, value, mask)
