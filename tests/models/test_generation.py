@@ -350,6 +350,8 @@ def test_prompts_that_cannot_be_are_refused() -> None:
             model.generate(torch.tensor([[5, wrong, 7]]))
     with pytest.raises(UserError, match="a prompt is empty"):
         model.generate(IDS, torch.zeros_like(KEEP))
+    with pytest.raises(UserError, match="min_new_tokens=7"):
+        model.generate(some_ids(1, 31), min_new_tokens=8)
     assert model.generate(some_ids(1, 31)).shape == (1, 38)  # as far as there is room, where nothing was asked for
     tree: dict[str, Any] = {"backbone": SIZES, "head": {"kind": "linear", "num_labels": 3}}
     with pytest.raises(UserError, match="bidirectional"):

@@ -142,10 +142,8 @@ def _prepare(
     prefix = input_ids
     if backbone.has_decoder:
         prefix = input_ids[:, :1].new_full((len(input_ids), 1), config.decoder_start_token_id)
-    most, least = config.steps(prefix.shape[1])
-    required = config.max_new_tokens is not None or config.max_length is not None
     longest = input_ids.shape[1] if keep is None else int(keep.sum(1).max())
-    most = _limit_new_tokens(backbone, longest, most, required=required)
+    most, least = _count_new_tokens(config, backbone, prefix.shape[1], longest)
     return GenerationJob(backbone, head, input_ids, keep, prefix, config, context, ends, most, least)
 
 
@@ -165,21 +163,28 @@ def _find_padding(input_ids: Tensor, attention_mask: Tensor | None, vocab_size: 
     return None if bool(keep.all()) else keep
 
 
-def _limit_new_tokens(backbone: Backbone, longest: int, most: int, *, required: bool) -> int:
-    """Limit the number of new tokens to the model. Raises `UserError` if ``required`` or the prompt is too long."""
+def _count_new_tokens(config: GenerationConfig, backbone: Backbone, columns: int, longest: int) -> tuple[int, int]:
+    """Return the maximum and minimum number of new tokens after ``columns`` ids; the longest prompt has ``longest``.
+
+    Raises:
+        UserError: the prompt is too long, or the requested number does not fit into the model.
+    """
     limit = backbone.stacks[0].embeddings.max_position_embeddings
     if longest > limit:
         raise TooLong(
             f"a prompt of {longest} tokens exceeds max_position_embeddings={limit}; shorten it or extend the model"
         )
+    most, least = config.steps(columns)
     start = 1 if backbone.has_decoder else longest
     room = backbone.embeddings.max_position_embeddings + 1 - start  # the last token is not read
-    if most > room and required:
+    limited = config.max_new_tokens is not None or config.max_length is not None
+    name, needed = ("max_new_tokens", most) if limited else ("min_new_tokens", least)
+    if needed > room:
         raise UserError(
-            f"{most} new tokens exceed the {room} that the model can add to a prompt of {start} tokens; set "
-            f"max_new_tokens={room}"
+            f"{needed} new tokens exceed the {room} that the model can add to a prompt of {start} tokens; set "
+            f"{name}={room}"
         )
-    return min(most, room)
+    return min(most, room), least
 
 
 def _describe(backbone: Backbone, head: nn.Module | None) -> str:
