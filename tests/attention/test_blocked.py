@@ -163,7 +163,7 @@ FIVE = {
 @pytest.mark.parametrize("sparse", FIVE.values(), ids=FIVE)
 @pytest.mark.parametrize("most", [2, 3])
 def test_some_heads_at_a_time_are_all_heads_at_once(sparse: Sparse, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five heads in parts of two and three, as no part is of one alone."""
+    """Five heads are computed in parts of two and three, since a part has at least two heads."""
     calls, found = [], []
     fused = blocked.flash_attention_cpu
 

@@ -143,7 +143,7 @@ def test_what_is_computed_by_it(given: dict[str, Any], usable: bool, monkeypatch
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine that seems to have what the kernel needs, whatever has been found out about it before."""
+    """Simulate a machine that supports the kernel, without cached results of earlier checks."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     flex.works.__wrapped__.cache_clear()

@@ -84,7 +84,7 @@ IDS = some_ids(3, 11).where(KEEP, PAD)
 
 
 def written(model: Model, ids: Tensor, keep: Tensor | None = None, **arguments: Any) -> Tensor:
-    """The new tokens alone; a stack that cannot go on from a cache says so, which is another test's matter."""
+    """Generate new tokens without the prompt; warnings about attention without a cache are ignored."""
     arguments = {"max_new_tokens": 13, "eos_token_id": EOS} | arguments
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "local attention|LSH attention|sparse attention")

@@ -1,4 +1,4 @@
-"""The hierarchical transformer: what paragraphs have to say to each other, and nothing else, passes between them."""
+"""The hierarchical transformer: paragraphs affect each other only through their pooled vectors."""
 
 from dataclasses import replace
 from typing import Any

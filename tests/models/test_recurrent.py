@@ -1,4 +1,4 @@
-"""Recurrent stacks and additive attention: what test_invariants and test_encoder_decoder do not check of them."""
+"""Properties of recurrent stacks and additive attention that test_invariants and test_encoder_decoder do not test."""
 
 from collections.abc import Callable
 from typing import Any

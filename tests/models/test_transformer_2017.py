@@ -73,7 +73,7 @@ def _theirs() -> nn.Transformer:
 
 
 def _as_pytorch(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of ours, by name, as those of theirs; the embeddings are left out."""
+    """Convert our tensors to their names, without the embeddings."""
     found: dict[str, Tensor] = {}
     for side in ("encoder", "decoder"):
         parts = PARTS | {"feedforward.norm": "norm3" if side == "decoder" else "norm2"}

@@ -1,4 +1,4 @@
-"""Dropout: the share, the scale, the gradient, and what is drawn."""
+"""Dropout: share of zeros, scale, gradient and random numbers."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Masks: each part of a mask is what it says, parts are joined by *and*, and the table is built once."""
+"""Masks: each part masks its keys, parts are combined by *and*, and the table is built once."""
 
 import itertools
 

@@ -163,7 +163,7 @@ def test_without_gradients_every_layer_runs_once() -> None:
 
 
 class Buckets(nn.Module):
-    """What is added jumps with a choice that would come out differently when made again."""
+    """Sublayer whose output depends on a choice that recomputation would change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,14 +250,14 @@ def test_memory_does_not_grow_with_depth() -> None:
 
 
 def distance(found: list[Tensor], expected: list[Tensor]) -> float:
-    """The relative difference of two lists of tensors, by the norm of the whole."""
+    """The relative difference of two lists of tensors, by the norm of all."""
     one, other = (torch.cat([tensor.flatten().double() for tensor in tensors]) for tensors in (found, expected))
     return float((one - other).norm() / other.norm())
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["backward outside", "backward inside"])
 def test_under_autocast(inside: bool) -> None:
-    """As plain autograd in the same precision; what was cast without a graph is not taken for what has one."""
+    """Gradients equal plain autograd in the same precision; casts without a graph are not reused."""
     model, hidden = stack(24, dropout=0.3).float().train(), some_hidden().detach().bfloat16().requires_grad_()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""The vocabulary projection in chunks: its loss, gradients and samples are those of the whole table of logits."""
+"""The vocabulary projection in chunks: loss, gradients and samples equal those of all logits at once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -145,7 +145,7 @@ def test_rows_sample_from_their_own_softmax(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Largest(TorchDispatchMode):
-    """Remembers how many elements the largest tensor had that any operation made anew."""
+    """Record the number of elements of the largest new tensor of any operation."""
 
     elements = 0
 

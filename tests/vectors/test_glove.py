@@ -1,4 +1,4 @@
-"""GloVe: its steps against the formula differentiated, its vectors against what is known of the text."""
+"""GloVe: steps equal autograd of the loss, and vectors of neighbours in the text are similar."""
 
 from pathlib import Path
 

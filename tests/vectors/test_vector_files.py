@@ -1,4 +1,4 @@
-"""Files of word vectors: what was written is read, by gensim too, and what is damaged is one line."""
+"""Files of word vectors: written files are read, also by gensim; damaged files give an error of one line."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""Texts of which is known what is near what, and corpora of them."""
+"""Corpora of texts with known neighbours of each word."""
 
 import random
 from collections.abc import Sequence
