@@ -302,7 +302,7 @@ def _resized(
         return _repeated(tensor, shape[0]), _describe_resize(len(tensor), shape[0], "rows")
     if name.endswith("_projection.weight") and ".kernel." in name and tensor.shape[:-1] == shape[:-1]:
         new = _repeated(tensor.transpose(0, -1), shape[-1]).transpose(0, -1)
-        return new, _describe_resize(tensor.shape[-1], shape[-1], "places")
+        return new, _describe_resize(tensor.shape[-1], shape[-1], "positions")
     return tensor, ""
 
 
@@ -312,7 +312,7 @@ def _repeated(rows: Tensor, count: int) -> Tensor:
 
 
 def _describe_resize(before: int, after: int, what: str) -> str:
-    return f"{before} {what} copied over and over to {after}" if after > before else f"cut to {after} {what}"
+    return f"{before} {what} repeated to {after}" if after > before else f"truncated to {after} {what}"
 
 
 def _with_words(rows: Tensor, count: int, words: AddedTokens) -> Tensor:

@@ -184,10 +184,10 @@ def unpad(hidden: Tensor, mask: Mask) -> tuple[Tensor, Mask] | None:
         with ``reads_unpadded``; None if that is not faster or not possible: on a GPU, with gradients, in an exported
         graph, or with little padding.
     """
-    keep, apart = mask.keep, (mask.documents, mask.batch_global_mask, mask.source, mask.cache, mask.context)
+    keep, others = mask.keep, (mask.documents, mask.batch_global_mask, mask.source, mask.cache, mask.context)
     if keep is None or hidden.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
-    if any(one is not None for one in apart) or hidden.dim() != 3:
+    if any(one is not None for one in others) or hidden.dim() != 3:
         return None
     lengths = [length for length in keep.sum(1).tolist() if length]
     if not lengths or sum(lengths) > _MOST_REAL * keep.numel():
