@@ -105,9 +105,9 @@ class Cache:
     def drop(self, row: int) -> None:
         """Remove a row; the last row takes its index."""
         for past in self._past.values():
+            written = past.written
+            written[:, row] = written[:, -1]
             past.rows -= 1
-            if row != past.rows:
-                past.buffer[:, row, :, past.start : past.end] = past.buffer[:, past.rows, :, past.start : past.end]
         for owner, state in self._states.items():
             rows = torch.arange(len(state[0]) - 1, device=state[0].device)
             rows[row : row + 1] = len(rows)
