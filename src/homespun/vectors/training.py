@@ -152,7 +152,8 @@ def train_word2vec(
         seed=seed,
         workers=max(1, min(workers or available_cores(), lines)),
     )
-    model.build_vocab_from_freq({str(index): count for index, count in enumerate(text.counts.tolist())}, lines)
+    frequencies = {str(index): count for index, count in enumerate(text.counts.tolist())}
+    model.build_vocab_from_freq(frequencies, corpus_count=lines)
     model.train(
         corpus_file=str(path),
         total_examples=lines,

@@ -115,10 +115,8 @@ class _Tokens:
         return {self.names[i]: int(counts[i]) for i in np.flatnonzero(counts)}
 
     def documents(self, index: dict[str, int], on_progress: OnProgress) -> Iterator[NDArray[np.int32]]:
-        table = np.full(len(self.special), -1, np.int32)
-        for i, name in enumerate(self.names):
-            if not self.special[i]:
-                table[i] = index.get(name, -1)
+        numbers = np.array([index.get(name, -1) for name in self.names], np.int32)
+        table = np.where(self.special, -1, numbers)
         for number in range(len(self.corpus)):
             ids = table[self.corpus.tokens(number)]
             yield ids[ids >= 0]
