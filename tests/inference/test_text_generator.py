@@ -14,7 +14,7 @@ from homespun.commands.generate import generate, generator
 from homespun.data.rows import Row
 from homespun.errors import UserError, escape_controls
 from homespun.hf.open import load, open_model
-from homespun.inference.generation import TextGenerationConfig, TextGenerator, generate_batch
+from homespun.inference.generation import TextGenerationConfig, TextGenerator, TextPieces, generate_batch
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
 from homespun.text.tokenizer import Tokenizer
@@ -77,6 +77,45 @@ def test_a_stop_string_cuts_and_one_that_never_comes_does_not(folder: Path) -> N
     assert plain.tokens == 23
     with pytest.raises(UserError, match="stop string"):
         TextGenerator(open_model(folder), stop=("",))
+
+
+def test_an_ordinary_end_token_is_not_a_part_of_streamed_text(folder: Path) -> None:
+    writer = generator(str(folder))
+    settings: dict[str, Any] = {"max_new_tokens": 23, "do_sample": True, "seed": 11}
+    stored = open_model(folder)
+    ids = torch.tensor([stored.tokenizer.encode_batch([PROMPTS[0]])[0].tolist()])
+    token = int(stored.model.generate(ids, **settings, eos_token_id=None)[0, -9])
+    assert not stored.tokenizer.special_mask[token]
+    for prompt in PROMPTS:
+        ((written,),) = writer.generate([prompt], eos_token_id=[token], **settings)
+        assert "".join(writer.stream(prompt, eos_token_id=[token], **settings)) == written.text
+
+
+def test_a_stop_string_may_begin_with_the_space_before_the_first_new_word() -> None:
+    tokens = tokenizer("wordpiece")
+    (prompt,), (new,) = (tokens.encode_batch([text]) for text in ("Small models", "own text"))
+    pieces = TextPieces(tokens, prompt.tolist(), (" own",))
+    written = [pieces.add(token) for token in new.tolist() if not pieces.stopped]
+    assert pieces.stopped
+    assert len(written) < len(new)
+    assert "".join(written) + pieces.rest() == ""
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+@pytest.mark.parametrize("stop", [(), ("never", "t!")])
+def test_each_new_token_is_decoded_a_few_times(
+    kind: str, stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = tokenizer(kind)
+    ids = tokens.encode_batch([" ".join(TEXTS)])[0].tolist()
+    prompt, new = ids[:20], ids[20:]
+    expected = tokens.decode(ids)[len(tokens.decode(prompt)) :]
+    decode, decoded = tokens.decode, []
+    monkeypatch.setattr(tokens, "decode", lambda ids: decoded.append(len(ids)) or decode(ids))
+    pieces = TextPieces(tokens, prompt, stop)
+    assert "".join([*map(pieces.add, new), pieces.rest()]) == expected
+    assert not pieces.stopped
+    assert sum(decoded) < 10 * len(new)
 
 
 def test_bad_prompts_are_one_line(folder: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from homespun.errors import UserError
-from homespun.inference.generation import GeneratedText, TextPieces, encode_prompt, stop_condition
+from homespun.inference.generation import GeneratedText, TextPieces, encode_prompt
 from homespun.models.bundle import ModelBundle
 from homespun.models.generation.settings import GenerationArguments
 from homespun.models.generation.steps import CachedSteps, Prompt, RaggedSteps, Steps, Writer, start
@@ -44,14 +44,14 @@ class GenerationRequest:
     def __init__(self, bundle: ModelBundle, prompt: str, stop: Sequence[str], arguments: GenerationArguments) -> None:
         ids = encode_prompt(bundle.model, bundle.tokenizer, prompt)
         input_ids = torch.tensor([ids], device=next(bundle.model.parameters()).device)
-        self.job = prepare_one(bundle.model, input_ids, arguments, ends=stop_condition(bundle.tokenizer, stop))
+        self.job = prepare_one(bundle.model, input_ids, arguments)
         self.prompt_tokens, self.tokens = len(ids), 0
         self.finish_reason: Finish | None = None
         row = torch.zeros(1, dtype=torch.int64, device=input_ids.device)
         self._task = self.job.task(Prompt(self.job.prefix))
         self._uniforms = self.job.uniforms(row)
         self.ids = input_ids.new_empty(1, self.job.max_new_tokens)
-        self._pieces = TextPieces(bundle.tokenizer, None if self.job.backbone.has_decoder else ids, stop)
+        self._pieces = TextPieces(bundle.tokenizer, [] if self.job.backbone.has_decoder else ids, stop)
 
     def prompt(self) -> Prompt:
         """Prompt; an encoder reads its text."""
@@ -65,14 +65,15 @@ class GenerationRequest:
     def take(self, logits: Tensor) -> str:
         """Choose the next token from (1, vocab) logits and return the new piece of text, which may be empty."""
         uniforms = None if self._uniforms is None else self._uniforms[:, self.tokens]
-        token = self._task.choose(logits, self.ids[:, : self.tokens], uniforms)
+        token = int(self._task.choose(logits, self.ids[:, : self.tokens], uniforms))
         self.ids[:, self.tokens] = token
         self.tokens += 1
-        if bool(self._task.ended(token, self.ids[:, : self.tokens].tolist)):
+        ended = token in self.job.config.eos_token_id
+        piece = "" if ended else self._pieces.add(token)
+        if ended or self._pieces.stopped:
             self.finish_reason = "stop"
         elif self.tokens == self.job.max_new_tokens:
             self.finish_reason = "length"
-        piece = "" if int(token) in self.job.config.eos_token_id else self._pieces.add(int(token))
         return piece if self.finish_reason is None else piece + self._pieces.rest()
 
     def end(self, reason: Finish) -> str:

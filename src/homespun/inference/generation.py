@@ -22,7 +22,7 @@ from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded from an incomplete character
-_CONTEXT = 16  # tokens of the prompt that are decoded with each new token, for white space and characters at its end
+_CONTEXT = 16  # tokens that are decoded before new ones, for white space and characters at their end
 
 
 @dataclass(frozen=True)
@@ -37,44 +37,66 @@ class TextPieces:
     """Text of new tokens in pieces, up to a stop string.
 
     A possible prefix of a stop string, or an incomplete character, is held back until the next tokens. The tokens
-    continue the ids of ``prompt``; if it is None, they are a text without the prompt.
+    continue the ids of ``prompt``; if it is empty, they are a text without the prompt.
+
+    Attributes:
+        stopped: True after a stop string.
+
+    Raises:
+        UserError: an empty stop string.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] | None, stop: Sequence[str]) -> None:
-        self.tokenizer, self.stop = tokenizer, tuple(stop)
-        self._prompt = list(prompt or ())[-_CONTEXT:]
-        self._before = tokenizer.decode(self._prompt) if self._prompt else ""
-        self._new: list[int] = []
-        self._emitted = ""
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]) -> None:
+        _check_stop(stop)
+        self.tokenizer, self.stop, self.stopped = tokenizer, tuple(stop), False
+        self._before = prompt  # tokens before `_new`
+        self._new: list[int] = []  # tokens whose text may change with the next token
+        self._held = ""  # text before `_new` that was not returned
+        self._returned = 0  # characters of `_held` and of the text of `_new` that were returned
 
     def add(self, token: int) -> str:
         """Add a token and return the next piece, which may be empty."""
         self._new.append(token)
-        text = self.text(self._new)
-        safe = len(text) - max((_overlap(text, string) for string in self.stop), default=0)
-        while safe and text[safe - 1] == _UNFINISHED:
-            safe -= 1
-        return self._emit(text, safe)
+        new = _decode_after(self.tokenizer, self._before, self._new)
+        text = self._held + new
+        end = _find_stop(text, self.stop)
+        self.stopped = end is not None
+        if end is None:
+            end = len(text) - max((_overlap(text, string) for string in self.stop), default=0)
+            while end and text[end - 1] == _UNFINISHED:
+                end -= 1
+        piece, self._returned = text[self._returned : end], max(self._returned, end)
+        if self.stopped:
+            self._held, self._new, self._returned = "", [], 0
+        elif new and new[-1] != _UNFINISHED:  # the text is final, so that each token is decoded once
+            self._before = [*self._before[-_CONTEXT:], *self._new]
+            self._held, self._new, self._returned = text[self._returned :], [], 0
+        return piece
 
     def rest(self) -> str:
         """Return the text that was held back, at the end."""
-        text = self.text(self._new)
-        return self._emit(text, len(text))
+        return (self._held + _decode_after(self.tokenizer, self._before, self._new))[self._returned :]
 
-    def _emit(self, text: str, end: int) -> str:
-        if end <= len(self._emitted) or not text.startswith(self._emitted):
-            return ""
-        piece, self._emitted = text[len(self._emitted) : end], text[:end]
-        return piece
 
-    def text(self, new: Sequence[int]) -> str:
-        """Decode ``new`` tokens after the prompt, up to a stop string."""
-        text = self.tokenizer.decode(new)
-        if self._prompt:
-            full = self.tokenizer.decode([*self._prompt, *new])
-            text = full[len(self._before) :] if full.startswith(self._before) else text
-        positions = [text.find(string) for string in self.stop if string in text]
-        return text[: min(positions)] if positions else text
+def _decode_after(tokenizer: Tokenizer, before: Sequence[int], new: Sequence[int]) -> str:
+    """Decode ``new`` tokens with the white space and the characters that the tokens ``before`` require."""
+    context = list(before[-_CONTEXT:])
+    if context:
+        known, full = tokenizer.decode(context), tokenizer.decode([*context, *new])
+        if full.startswith(known):
+            return full[len(known) :]
+    return tokenizer.decode(new)
+
+
+def _check_stop(stop: Sequence[str]) -> None:
+    """Raise `UserError` for an empty stop string."""
+    if "" in stop:
+        raise UserError("a stop string is empty; remove it")
+
+
+def _find_stop(text: str, stop: Sequence[str]) -> int | None:
+    """Return the position of the first stop string; None without one."""
+    return min((text.find(string) for string in stop if string in text), default=None)
 
 
 def encode_prompt(model: Model, tokenizer: Tokenizer, prompt: str, *, subject: str = "the prompt is") -> list[int]:
@@ -91,20 +113,16 @@ def encode_prompt(model: Model, tokenizer: Tokenizer, prompt: str, *, subject: s
     return [*begins, *ids.tolist(), *(ends if has_encoder else [])]
 
 
-def stop_condition(tokenizer: Tokenizer, stop: Sequence[str]) -> Ends | None:
-    """Build a condition that new tokens contain a stop string; None without stop strings.
-
-    Raises:
-        UserError: an empty stop string.
-    """
-    if "" in stop:
-        raise UserError("a stop string is empty; remove it")
+def _stop_condition(tokenizer: Tokenizer, stop: Sequence[str]) -> Ends | None:
+    """Build a condition that the last new tokens contain a stop string; None without stop strings."""
+    _check_stop(stop)
     if not stop:
         return None
+    size = 4 * max(map(len, stop)) + _CONTEXT  # tokens of a byte each, and some without text
 
     def ends(new: list[int]) -> bool:
-        text = tokenizer.decode(new)
-        return any(string in text for string in stop)
+        text = _decode_after(tokenizer, new[:-size], new[-size:])
+        return _find_stop(text, stop) is not None
 
     return ends
 
@@ -121,7 +139,7 @@ class TextGenerator:
 
     def __init__(self, bundle: ModelBundle, *, stop: Sequence[str] = ()) -> None:
         self.model, self.tokenizer, self.stop = bundle.model, bundle.tokenizer, tuple(stop)
-        self._ends = stop_condition(self.tokenizer, self.stop)
+        self._ends = _stop_condition(self.tokenizer, self.stop)
         self._has_encoder = self.model.backbone.has_decoder
 
     def generate(
@@ -153,25 +171,36 @@ class TextGenerator:
         """
         ids = self._encode(prompt, "the prompt is")
         input_ids = torch.tensor([ids], device=next(self.model.parameters()).device)
-        return self._stream_pieces(ids, stream(self.model, input_ids, arguments, ends=self._ends))
+        pieces = TextPieces(self.tokenizer, self._prompt(ids), self.stop)
+        return self._stream_pieces(pieces, stream(self.model, input_ids, arguments), self._end_tokens(arguments))
 
-    def _stream_pieces(self, ids: list[int], tokens: Iterator[int]) -> Iterator[str]:
-        pieces = self._pieces(ids)
-        yield from filter(None, map(pieces.add, tokens))
+    def _stream_pieces(self, pieces: TextPieces, tokens: Iterator[int], end_tokens: set[int]) -> Iterator[str]:
+        for token in tokens:
+            if token in end_tokens:
+                break
+            if piece := pieces.add(token):
+                yield piece
+            if pieces.stopped:
+                return
         if rest := pieces.rest():
             yield rest
 
     def _encode(self, prompt: str, subject: str) -> list[int]:
         return encode_prompt(self.model, self.tokenizer, prompt, subject=subject)
 
-    def _pieces(self, ids: list[int]) -> TextPieces:
-        return TextPieces(self.tokenizer, None if self._has_encoder else ids, self.stop)
+    def _prompt(self, ids: list[int]) -> list[int]:
+        """Return the tokens that a text continues."""
+        return [] if self._has_encoder else ids
+
+    def _end_tokens(self, arguments: GenerationArguments) -> set[int]:
+        eos = arguments.get("eos_token_id", self.model.special_tokens.eos_token_id)
+        return {eos} if isinstance(eos, int) else set(eos or ())
 
     def _to_generated_text(self, ids: list[int], row: list[int], arguments: GenerationArguments) -> GeneratedText:
-        eos = arguments.get("eos_token_id", self.model.special_tokens.eos_token_id)
-        ends = {eos} if isinstance(eos, int) else set(eos or ())
+        ends = self._end_tokens(arguments)
         length = next((index for index, token in enumerate(row) if token in ends), len(row))
-        return GeneratedText(self._pieces(ids).text(row[:length]), min(length + 1, len(row)))
+        text = _decode_after(self.tokenizer, self._prompt(ids), row[:length])
+        return GeneratedText(text[: _find_stop(text, self.stop)], min(length + 1, len(row)))
 
 
 def _overlap(text: str, string: str) -> int:

@@ -50,22 +50,18 @@ def generate(
     return torch.cat([prompt, new.flatten(0, 1)], 1)
 
 
-def stream(
-    model: GenerativeModel, input_ids: Tensor, arguments: Mapping[str, object], *, ends: Ends | None = None
-) -> Iterator[int]:
+def stream(model: GenerativeModel, input_ids: Tensor, arguments: Mapping[str, object]) -> Iterator[int]:
     """Yield the new tokens of one text, (1, seq) ids.
 
     Raises:
         UserError: as in `Model.generate`; several texts or beams.
     """
-    return _stream_tokens(prepare_one(model, input_ids, arguments, ends=ends))
+    return _stream_tokens(prepare_one(model, input_ids, arguments))
 
 
-def prepare_one(
-    model: GenerativeModel, input_ids: Tensor, arguments: Mapping[str, object], *, ends: Ends | None = None
-) -> GenerationJob:
+def prepare_one(model: GenerativeModel, input_ids: Tensor, arguments: Mapping[str, object]) -> GenerationJob:
     """Validate the inputs of token-by-token generation of one text, (1, seq) ids; raises as `stream`."""
-    job = _prepare(model, input_ids, None, arguments, {}, ends)
+    job = _prepare(model, input_ids, None, arguments, {}, None)
     if job.config.num_beams > 1 or job.config.num_return_sequences > 1 or len(input_ids) > 1:
         raise UserError("streaming needs one text and no beams; remove num_beams and num_return_sequences")
     return job
