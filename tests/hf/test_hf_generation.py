@@ -12,7 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from hf_peers import DECODER, PROPHETNET, REFORMER, bert_tokenizer, chosen, inputs, their_model
+from hf_peers import (
+    DECODER,
+    PROPHETNET,
+    REFORMER,
+    bert_tokenizer,
+    chosen,
+    edit_config,
+    inputs,
+    refused,
+    save_random,
+    their_model,
+)
 from torch import Tensor
 
 from homespun.hf.open import open_huggingface
@@ -138,3 +149,57 @@ def test_every_token_is_theirs(both: tuple[str, Any, Any]) -> None:
                 assert row[:start].tolist() == other[:start].tolist(), setting
                 compared |= {*to_the_end(row, start)}
     assert len(compared) > 5, "the texts compared have too few different words"
+
+
+def save_with_generation_config(folder: Path, name: str, settings: dict[str, Any], **generation: Any) -> Any:
+    """A random model whose generation_config.json has other tokens than its config.json."""
+    theirs = their_model(getattr(transformers, name), **settings)
+    for key, value in generation.items():
+        setattr(theirs.generation_config, key, value)
+    theirs.save_pretrained(folder)
+    bert_tokenizer().save(folder)
+    return theirs.double()
+
+
+@pytest.mark.parametrize(
+    "generation",
+    [
+        {"forced_bos_token_id": 9, "forced_eos_token_id": 8},
+        {"decoder_start_token_id": 11},
+        {"eos_token_id": 17},
+        {"eos_token_id": [*range(7, 97, 3)]},
+    ],
+    ids=lambda generation: next(iter(generation)),
+)
+def test_tokens_of_generation_config_are_theirs(generation: dict[str, Any], tmp_path: Path) -> None:
+    theirs = save_with_generation_config(tmp_path, *MODELS["bart"], **generation)
+    opened = open_huggingface(tmp_path)
+    given = prompts("bart")
+    with torch.no_grad():
+        expected = theirs.generate(**given, do_sample=False, max_new_tokens=9)
+    found = opened.stored.model.double().generate(**given, max_new_tokens=9)
+    assert found.tolist() == expected.tolist()
+    several = isinstance(generation.get("eos_token_id"), list)
+    assert any("eos_token_id" in note for note in opened.notes) == several
+
+
+def test_each_end_token_of_a_decoder_ends_a_text(tmp_path: Path) -> None:
+    ends = [*range(7, 97, 2)]
+    theirs = save_with_generation_config(tmp_path, *MODELS["llama"], eos_token_id=ends)
+    given = prompts("llama")
+    with torch.no_grad():
+        expected = theirs.generate(**given, do_sample=False, max_new_tokens=13)
+    found = open_huggingface(tmp_path).stored.model.double().generate(**given, max_new_tokens=13)
+    assert expected.shape[1] < given["input_ids"].shape[1] + 13
+    assert found.tolist() == expected.tolist()
+    edit_config(tmp_path, eos_token_id=ends)
+    (tmp_path / "generation_config.json").unlink()
+    again = open_huggingface(tmp_path).stored.model.double().generate(**given, max_new_tokens=13)
+    assert again.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("ends", [[], ["x"], [-1], [True]])
+def test_end_tokens_that_are_no_token_ids(ends: list[Any], tmp_path: Path) -> None:
+    folder = save_random(tmp_path / "hf", "GPT2LMHeadModel")
+    edit_config(folder, eos_token_id=ends)
+    assert "eos_token_id=" in refused(folder)

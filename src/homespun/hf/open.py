@@ -15,7 +15,7 @@ from homespun.hf.engine import Table, UnusedTensor, Weights, from_hf, hf_name
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import STORED, Family, read_labels
 from homespun.hf.weights import FILES, has_weights, modernize_name, read_weights
-from homespun.io.json import read_object
+from homespun.io.json import read_object, read_optional
 from homespun.models.bundle import (
     ModelBundle,
     assign_weights,
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _FIT = "fit.json"  # settings of `homespun fit`
 _NATIVE, _HUGGING_FACE = "homespun.json", "config.json"
+_GENERATION = "generation_config.json"
+_GENERATION_TOKENS = ("decoder_start_token_id", "eos_token_id", "forced_bos_token_id", "forced_eos_token_id")
 _WITHOUT_NETWORK = {  # `homespun.tasks.text_models`
     "linear.json": "a linear model, not a network",
     "crf.json": "a linear tagger, not a network",
@@ -171,6 +173,7 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
     path = folder / _HUGGING_FACE
     tree = read_object(path)
     family = _family_of(tree, source=str(path))
+    tree, end_tokens = _with_generation_tokens(folder, tree)
     architecture, config = family.read_config(tree, source=str(path), head=head)
     stored = read_weights(folder)
     if inferred := family.infer_from_tensors(tree, stored):
@@ -180,9 +183,12 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
     hf_weights = {name: stored[original] for name, original in original_names.items()}
     converted, unused_tensors = from_hf(table, hf_weights, config.backbone, source=str(folder))
     _check(table, converted, config, source=str(folder))
-    tokenizer = _load_tokenizer(folder, tree, config)
+    # of several end tokens, the tokenizer names that of a document
+    tokenizer = _load_tokenizer(folder, tree | ({"eos_token_id": None} if end_tokens else {}), config)
     model = build_uninitialized(config)
     assign_weights(model, converted, source=str(folder))
+    if end_tokens:
+        model.special_tokens = replace(model.special_tokens, eos_token_id=end_tokens)
     labels = read_labels(tree) if architecture.classifies else None
     # default columns, which the files do not name
     task = {"max_length": config.backbone.max_position_embeddings, "text": "text", "label": "label"}
@@ -196,8 +202,34 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
             *(note for note in architecture.notes(config.backbone) if note != NO_POOLER),
             *family.dropout_notes(architecture, config, tree),
             *_dtype_notes(converted),
+            *_end_token_notes(end_tokens),
         ),
     )
+
+
+def _with_generation_tokens(folder: Path, tree: Tree) -> tuple[Tree, tuple[int, ...]]:
+    """Replace tokens by those of generation_config.json, which have priority in transformers too.
+
+    Returns:
+        Settings of config.json, and the end tokens if there are several.
+
+    Raises:
+        UserError: ``eos_token_id`` is an empty list, or not of token ids.
+    """
+    given = read_optional(folder / _GENERATION)
+    tree = tree | {name: given[name] for name in _GENERATION_TOKENS if given.get(name) is not None}
+    ends = tree.get("eos_token_id")
+    if not isinstance(ends, list):
+        return tree, ()
+    if not ends or not all(type(token) is int and token >= 0 for token in ends):
+        raise UserError(f"{folder}: eos_token_id={ends!r} must be a token id or a list of token ids")
+    return tree | {"eos_token_id": ends[0]}, tuple(ends)
+
+
+def _end_token_notes(tokens: tuple[int, ...]) -> tuple[str, ...]:
+    if not tokens:
+        return ()
+    return (f"each of eos_token_id={[*tokens]} ends a text of this model, but only one of a saved or exported model",)
 
 
 def _modern_names(stored: Weights, family: Family, *, source: str) -> dict[str, str]:
@@ -290,7 +322,7 @@ def download(name: str) -> Path:
     try:
         # only files that are read; torch files only if there are no others
         best, *others = FILES
-        top = [_HUGGING_FACE, "*token*.json", *VOCABULARIES, "spm.model", "spiece.model", *best]
+        top = [_HUGGING_FACE, _GENERATION, "*token*.json", *VOCABULARIES, "spm.model", "spiece.model", *best]
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=top, ignore_patterns=["*/*"]))
         for files in others:
             if not has_weights(folder):

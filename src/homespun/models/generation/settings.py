@@ -21,14 +21,14 @@ class SpecialTokens:
 
     Args:
         pad_token_id: fills finished rows.
-        eos_token_id: ends a text; None: only the maximum length does.
+        eos_token_id: token or tokens that end a text; None: only the maximum length does.
         decoder_start_token_id: first input token of a decoder.
         forced_bos_token_id: forced first token.
         forced_eos_token_id: forced last token at the maximum length.
     """
 
     pad_token_id: int = 0
-    eos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
     decoder_start_token_id: int = 0
     forced_bos_token_id: int | None = None
     forced_eos_token_id: int | None = None
