@@ -205,6 +205,8 @@ def test_attention_of_a_long_text_is_of_its_first_tokens(client: TestClient) -> 
         ("/attention", {"text": TEXT, "model": "linear"}, 409),
         ("/attention", {"text": TEXT, "layer": 2}, 422),
         ("/attention", {"text": TEXT, "layer": -1}, 422),
+        *(("/attention", {"text": [TEXT] * count, "model": "encoder"}, 422) for count in (0, 1, 3)),
+        ("/attention", {"text": [TEXT], "model": "sentences"}, 422),
         ("/neighbours", {"text": TEXT, "model": "classifier"}, 409),
         ("/neighbours", {"text": TEXT, "count": 0}, 422),
     ],

@@ -187,7 +187,7 @@ def test_reports_and_cards_are_served_without_script(reported: TestClient) -> No
 OUTSIDE = ("../result.json", "%2e%2e/result.json", "..%2fresult.json", "plots/../../result.json", "/etc/passwd")
 
 
-@pytest.mark.parametrize("path", [*OUTSIDE, "out", "plots"])
+@pytest.mark.parametrize("path", [*OUTSIDE, "out", "plots", "%00", "x" * 300])
 def test_no_file_outside_the_report_is_served(reported: TestClient, path: str) -> None:
     answer = reported.get(f"/report/mine/{path}")
     assert answer.status_code == 404

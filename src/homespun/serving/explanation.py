@@ -325,6 +325,8 @@ def _text_model(model: ServedModel) -> TextModel:
 def _example(model: ServedModel, text: str | list[str]) -> LabelledText:
     if model.task is not None:
         model.check_inputs([text])
+    if not isinstance(text, str) and len(text) != 2:
+        raise ApiError(422, f"text has {len(text)} texts; send one text, or a list of two")
     if sum(map(len, text)) > MAX_CHARACTERS:
         raise ApiError(413, f"the text has more than {MAX_CHARACTERS:,} characters; shorten it")
     return to_example(text)

@@ -237,10 +237,18 @@ def labelled_file(request: Request, name: str) -> FileResponse:
 @router.get("/report/{name}/{path:path}", include_in_schema=False)
 def report(request: Request, name: str, path: str) -> FileResponse:
     folder = find_report(get_model(request, name))
-    file = None if folder is None else (folder / (path or "index.html")).resolve()
-    if folder is None or file is None or not file.is_relative_to(folder.resolve()) or not file.is_file():
-        raise ApiError(404, f"the report of {name!r} has no file {path!r}")
+    file = None if folder is None else _file_inside(folder, path or "index.html")
+    if file is None:
+        raise ApiError(404, f"the report of {name!r} has no file {path[:100]!r}")
     return FileResponse(file, headers=_FILE_HEADERS)
+
+
+def _file_inside(folder: Path, path: str) -> Path | None:
+    try:
+        file = (folder / path).resolve()
+        return file if file.is_relative_to(folder.resolve()) and file.is_file() else None
+    except (OSError, ValueError):  # the name is too long, or has a null byte
+        return None
 
 
 @router.get("/card/{name}", include_in_schema=False)
