@@ -11,7 +11,7 @@ import homespun.inference.predict
 import homespun.tasks.texts
 from homespun.data.labels import LabelledRows, Labels
 from homespun.errors import NotFinite
-from homespun.inference.predict import predict_logits
+from homespun.inference.predict import embed_rows, predict_logits
 from homespun.metrics.calibration import probabilities
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
@@ -159,6 +159,13 @@ def test_probabilities() -> None:
     logits = np.array([[0.0, np.log(3.0), -np.inf]], dtype=np.float32)
     assert probabilities(logits, LABELS)[0] == pytest.approx([0.25, 0.75, 0])
     assert probabilities(logits, Labels(LABELS.names, multi_label=True))[0] == pytest.approx([0.5, 0.75, 0])
+
+
+def test_vectors_of_no_rows() -> None:
+    rows = LabelledRows([], None, tokenizer, length=9)
+    found = embed_rows(classifier(), rows, pad_id=0, poolings=("mean", "last"))
+    width = config_of().backbone.hidden_size
+    assert {name: vectors.shape for name, vectors in found.items()} == {"mean": (0, width), "last": (0, width)}
 
 
 def test_no_rows() -> None:

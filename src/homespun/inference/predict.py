@@ -76,14 +76,13 @@ def embed_rows(
     for name in poolings:
         if name not in PICKS:
             raise UserError(f"pooling={name!r} must be one of {', '.join(PICKS)}")
-    result: dict[str, NDArray[np.float32]] = {}
+    shape = len(rows.lengths), model.backbone.hidden_size
+    result = {name: np.empty(shape, dtype=np.float32) for name in poolings}
     with eval_mode(model):
         for indices, batch in _batches(model, rows, partial(pad_chunks, pad_id=pad_id), _EMBEDDED):
             hidden = model.read(batch.input_ids, batch.context)
             for name in poolings:
-                vectors = PICKS[name](hidden, batch.attention_mask).float().cpu().numpy()
-                table = result.setdefault(name, np.empty((len(rows.lengths), vectors.shape[1]), dtype=np.float32))
-                table[indices] = vectors
+                result[name][indices] = PICKS[name](hidden, batch.attention_mask).float().cpu().numpy()
     return result
 
 
