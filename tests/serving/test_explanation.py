@@ -18,9 +18,10 @@ from homespun.linear import LinearModel
 from homespun.metrics.calibration import DecisionRule
 from homespun.models.config import ModelConfig
 from homespun.ngrams import Ngrams, Tfidf
-from homespun.serving.explanation import MAX_CHARACTERS, MAX_PARTS, MAX_TOKENS, occlude, split_words
+from homespun.serving.explanation import MAX_CHARACTERS, MAX_TOKENS
 from homespun.serving.models import Models
 from homespun.serving.neighbours import NeighbourIndex
+from homespun.serving.occlusion import MAX_PARTS, occlude, split_words
 from homespun.tasks.text_models import AverageTextModel, LinearTextModel, open_text_model
 from homespun.tasks.texts import LabelledData, LabelledText
 
