@@ -101,6 +101,20 @@ def test_a_stop_string_may_begin_with_the_space_before_the_first_new_word() -> N
     assert "".join(written) + pieces.rest() == ""
 
 
+def test_a_stop_string_at_the_start_of_a_batched_text_ends_it(tmp_path: Path) -> None:
+    bundle = open_model(written_model(tmp_path / "model", kind="wordpiece"))
+    prompts = [text[: 5 * length] for text in TEXTS[:2] for length in range(1, 7)]
+    settings: dict[str, Any] = {"max_new_tokens": 23, "do_sample": True, "seed": 11, "eos_token_id": None}
+    settings["num_return_sequences"] = 2
+    plain = [one for found in TextGenerator(bundle).generate(prompts, **settings) for one in found]
+    number = next(n for n, one in enumerate(plain) if one.text.startswith(" "))
+    stopping = TextGenerator(bundle, stop=(plain[number].text[:2],))
+    cut = [one for found in stopping.generate(prompts, **settings) for one in found]
+    assert (cut[number].text, cut[number].tokens) == ("", 1)
+    for other, one in zip(plain, cut, strict=True):
+        assert other == one or other.text.startswith(one.text + stopping.stop[0])
+
+
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
 @pytest.mark.parametrize("stop", [(), ("never", "t!")])
 def test_each_new_token_is_decoded_a_few_times(

@@ -261,11 +261,16 @@ def test_text_ends_at_the_stop_condition(beams: int) -> None:
     model = build("full")
     plain = written(model, IDS, KEEP, num_beams=beams, eos_token_id=None)
     arguments = {"max_new_tokens": 13, "eos_token_id": None, "num_beams": beams, "early_stopping": True}
-    found = generate(model, IDS, KEEP, arguments, ends=lambda new: len(new) == 5)[:, IDS.shape[1] :]
+    prompts = [ids[keep.bool()].tolist() for ids, keep in zip(IDS, KEEP, strict=True)]
+    seen: list[list[int]] = []
+    found = generate(model, IDS, KEEP, arguments, ends=lambda prompt, new: seen.append(prompt) or len(new) == 5)[
+        :, IDS.shape[1] :
+    ]
     assert found.shape == (3, 5)
+    assert [prompt for n, prompt in enumerate(seen) if not n or prompt != seen[n - 1]] == prompts * 5
     if beams == 1:
         assert torch.equal(found, plain[:, :5])
-    never = generate(model, IDS, KEEP, arguments, ends=lambda new: False)
+    never = generate(model, IDS, KEEP, arguments, ends=lambda prompt, new: False)
     assert never.shape == (3, IDS.shape[1] + 13)
 
 

@@ -113,15 +113,16 @@ def encode_prompt(model: Model, tokenizer: Tokenizer, prompt: str, *, subject: s
     return [*begins, *ids.tolist(), *(ends if has_encoder else [])]
 
 
-def _stop_condition(tokenizer: Tokenizer, stop: Sequence[str]) -> Ends | None:
+def _stop_condition(tokenizer: Tokenizer, stop: Sequence[str], *, has_encoder: bool) -> Ends | None:
     """Build a condition that the last new tokens contain a stop string; None without stop strings."""
     _check_stop(stop)
     if not stop:
         return None
     size = 4 * max(map(len, stop)) + _CONTEXT  # tokens of a byte each, and some without text
 
-    def ends(new: list[int]) -> bool:
-        text = _decode_after(tokenizer, new[:-size], new[-size:])
+    def ends(prompt: list[int], new: list[int]) -> bool:
+        before = [] if has_encoder else prompt
+        text = _decode_after(tokenizer, [*before, *new[:-size]], new[-size:])
         return _find_stop(text, stop) is not None
 
     return ends
@@ -139,8 +140,8 @@ class TextGenerator:
 
     def __init__(self, bundle: ModelBundle, *, stop: Sequence[str] = ()) -> None:
         self.model, self.tokenizer, self.stop = bundle.model, bundle.tokenizer, tuple(stop)
-        self._ends = _stop_condition(self.tokenizer, self.stop)
         self._has_encoder = self.model.backbone.has_decoder
+        self._ends = _stop_condition(self.tokenizer, self.stop, has_encoder=self._has_encoder)
 
     def generate(
         self, prompts: Iterable[str], *, batch_size: int = 8, first: int = 1, **arguments: Unpack[GenerationArguments]
@@ -199,8 +200,11 @@ class TextGenerator:
     def _to_generated_text(self, ids: list[int], row: list[int], arguments: GenerationArguments) -> GeneratedText:
         ends = self._end_tokens(arguments)
         length = next((index for index, token in enumerate(row) if token in ends), len(row))
-        text = _decode_after(self.tokenizer, self._prompt(ids), row[:length])
-        return GeneratedText(text[: _find_stop(text, self.stop)], min(length + 1, len(row)))
+        text, tokens = _decode_after(self.tokenizer, self._prompt(ids), row[:length]), min(length + 1, len(row))
+        end = _find_stop(text, self.stop)
+        if end is not None and self._ends is not None:  # padding follows
+            tokens = next((size for size in range(1, length) if self._ends(ids, row[:size])), length)
+        return GeneratedText(text[:end], tokens)
 
 
 def _overlap(text: str, string: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -80,8 +81,8 @@ def uniforms(seed: int, texts: Sequence[Sequence[int]], copies: int, steps: int)
     return torch.stack(rows)
 
 
-Ends = Callable[[list[int]], bool]
-"""New tokens -> True if the text ends with them, as with a stop string."""
+Ends = Callable[[list[int], list[int]], bool]
+"""Tokens of a prompt, and new tokens -> True if the text ends with them, as with a stop string."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,8 +149,15 @@ class GenerationTask:
         for token in self.config.eos_token_id:
             ended |= tokens == token
         if self.ends is not None:
-            ended |= torch.tensor([self.ends(text) for text in texts()], device=tokens.device).view(tokens.shape)
+            new = texts()
+            copies = len(new) // len(self.prompt)
+            found = [self.ends(self._prompts[index // copies], text) for index, text in enumerate(new)]
+            ended |= torch.tensor(found, device=tokens.device).view(tokens.shape)
         return ended
+
+    @cached_property
+    def _prompts(self) -> list[list[int]]:
+        return [[token for token in row if token >= 0] for row in self.prompt.tolist()]
 
 
 def sample(task: GenerationTask, steps: Steps, logits: Tensor, uniforms: Tensor | None) -> Iterator[Tensor]:

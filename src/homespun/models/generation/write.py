@@ -36,7 +36,7 @@ def generate(
     context: Mapping[str, Tensor | None] | None = None,
     ends: Ends | None = None,
 ) -> Tensor:
-    """Implement `Model.generate`, which has the shapes; ``ends`` is True for new tokens that end a text."""
+    """Implement `Model.generate`, which has the shapes; ``ends``: see `Ends`."""
     present = {name: tensor for name, tensor in (context or {}).items() if tensor is not None}
     job = _prepare(model, input_ids, attention_mask, arguments, present, ends)
     config = job.config
