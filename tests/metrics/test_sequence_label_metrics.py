@@ -21,6 +21,17 @@ def test_entities() -> None:
     assert found["per_class"]["X"] == {"precision": pytest.approx(2 / 3), "recall": 1.0, "f1": 0.8, "support": 2}
 
 
+def test_bilou_tags_have_the_metrics_of_iobes_tags() -> None:
+    pytest.importorskip("seqeval")
+    truth = [["B-X", "L-X", "U-X", "U-X", "O", "B-Y", "L-Y"]]
+    predicted = [["B-X", "L-X", "U-X", "O", "O", "U-Y", "U-Y"]]
+    iobes = [[[tag.replace("L-", "E-").replace("U-", "S-") for tag in tags[0]]] for tags in (truth, predicted)]
+    found = EntityMetrics()(truth, predicted)
+    assert found == EntityMetrics()(*iobes)
+    assert {name: one["support"] for name, one in found["per_class"].items()} == {"X": 3, "Y": 1}
+    assert (found["precision"], found["recall"]) == (2 / 4, 2 / 4)
+
+
 def test_no_entity_at_all() -> None:
     pytest.importorskip("seqeval")
     found = EntityMetrics()([["O", "O"]], [["O", "O"]])

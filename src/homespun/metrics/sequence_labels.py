@@ -10,6 +10,7 @@ from homespun.metrics.classification import Metrics, class_metrics
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 WORD_METRICS = ("accuracy", "macro_f1")
 Tags = Sequence[Sequence[str]]
+_AS_IOBES = {"L-": "E-", "U-": "S-"}
 
 
 def are_entities(tags: Sequence[str]) -> bool:
@@ -51,10 +52,10 @@ class EntityMetrics:
 
     def __call__(self, truth: Tags, predicted: Tags) -> Metrics:
         """``rows`` (sentences), `ENTITY_METRICS` and ``per_class``; sentences without words are skipped."""
-        pairs = [(list(tags), list(output)) for tags, output in zip(truth, predicted, strict=True) if tags]
-        if not pairs:
+        references = [_to_iobes(tags) for tags in truth if tags]
+        outputs = [_to_iobes(output) for tags, output in zip(truth, predicted, strict=True) if tags]
+        if not references:
             raise UserError("no sentence has a word; give sentences with words")
-        references, outputs = [tags for tags, _ in pairs], [output for _, output in pairs]
         # seqeval divides by zero if there are no entities, before `zero_division` applies
         empty = not any(tag != "O" for tags in (*references, *outputs) for tag in tags)
         report = {} if empty else self._report(references, outputs, output_dict=True, zero_division=0)
@@ -71,6 +72,11 @@ class EntityMetrics:
             "accuracy": float(self._accuracy(references, outputs)),
             "per_class": class_metrics(classes, *columns),
         }
+
+
+def _to_iobes(tags: Sequence[str]) -> list[str]:
+    """Convert BILOU tags to IOBES; the default mode of seqeval does not know the marks L and U."""
+    return [_AS_IOBES.get(tag[:2], tag[:2]) + tag[2:] for tag in tags]
 
 
 def word_metrics(truth: Tags, predicted: Tags) -> Metrics:
