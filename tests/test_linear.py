@@ -105,6 +105,17 @@ def test_a_stored_model_has_the_same_outputs(kind: str, tmp_path: Path) -> None:
         assert fitted.outputs(Texts(train)).min() >= -1.0  # within the range of the training
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_search_without_examples_of_the_second_class(seed: int) -> None:
+    """The search reads a part of the examples, which may lack a rare class."""
+    known, _ = texts(90)
+    targets = np.zeros(90, dtype=np.int64)
+    targets[7] = 1
+    fit = fit_linear(Texts(known), targets, Labels(("a", "b")), search_rows=30, seed=seed)
+    assert fit.candidates == (PLAIN,)
+    assert fit.temperature == 1.0
+
+
 def test_a_class_without_examples_is_never_predicted() -> None:
     train, names = texts(30)
     labels = Labels((*sorted(WORD_LISTS), "zebra"))

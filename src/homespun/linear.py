@@ -247,8 +247,8 @@ def _folds(targets: Targets, labels: Labels | None, seed: int) -> Iterator[tuple
         if len(targets) >= 2 * count:
             yield from KFold(count, shuffle=True, random_state=seed).split(targets)
         return
-    counts = np.bincount(targets.astype(np.int64))
-    count = min(count, int(np.sort(counts[counts > 0])[-2]))  # the smallest classes may be missing from some folds
+    counts = np.bincount(targets.astype(np.int64), minlength=len(labels))
+    count = min(count, int(np.sort(counts)[-2]))  # the smallest classes may be missing from some folds
     if count >= 2:
         for train, test in StratifiedKFold(count, shuffle=True, random_state=seed).split(targets, targets):
             if len(np.unique(targets[train])) > 1:
