@@ -35,6 +35,13 @@ class TestSplits:
         training, validation = stratified_split(np.eye(3, dtype=np.int64)[self.targets], 0.13, seed=0)
         assert (len(training), len(validation)) == (87, 13)
 
+    @pytest.mark.parametrize("columns", [0, 3])
+    def test_a_random_split_needs_a_row_on_each_side(self, columns: int) -> None:
+        targets = np.zeros((4, columns), dtype=np.int64)
+        assert [len(part) for part in stratified_split(targets, 0.1, seed=0)] == [3, 1]
+        with pytest.raises(UserError, match=r"data\.validation=0\.85 of 4 rows"):
+            stratified_split(targets, 0.85, seed=0)
+
     @pytest.mark.parametrize("share", [0.0, 1.0, 0.01, 0.99])
     def test_a_share_that_cannot_be(self, share: float) -> None:
         with pytest.raises(UserError, match=r"data\.validation="):

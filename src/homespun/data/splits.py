@@ -44,7 +44,7 @@ def stratified_split(targets: Rows, share: float, seed: int) -> tuple[Rows, Rows
         training, validation = next(splitter.split(rows, groups=targets[:, 0]))
         return np.sort(training), np.sort(validation)
     if targets.ndim == 2:
-        if min(round(share * len(rows)), round((1 - share) * len(rows))) < 1:
+        if np.ceil(share * len(rows)) == len(rows):
             raise UserError(f"data.validation={share} of {len(rows)} rows leaves one side empty; give more rows")
         training, validation = train_test_split(rows, test_size=share, random_state=seed)
         return np.sort(training), np.sort(validation)
