@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -165,6 +166,7 @@ def test_near_duplicates_threshold(threshold: float) -> None:
         "What?!|No way!!!|Yes.",
         "He has a Ph.D. in physics.|She does not.",
         "Heading without a stop\n\nA sentence.|Another one.",
+        "The list.\n\nfirst item\n\nAsk Mr.\n \t\nSmith.\r\n\r\nno capital",
         "這是一句。|那是另一句！|好嗎？|好",
         "Это первое предложение.|Это второе.",
         "Plan B. It failed.".replace("B. It", "B.|It"),
@@ -172,10 +174,16 @@ def test_near_duplicates_threshold(threshold: float) -> None:
     ],
 )
 def test_sentences(marked: str) -> None:
-    expected = [part.strip() for block in marked.split("\n\n") for part in block.split("|")]
+    expected = [part.strip() for block in re.split(r"\n\s*\n", marked) for part in block.split("|")]
     ideographic = "。" in marked
     text = marked.replace("|", "" if ideographic else " ")
     assert [text[start:end] for start, end in sentence_spans(text)] == expected
+
+
+@pytest.mark.parametrize("run", [".", " ", " \n ", '."'])
+def test_sentences_of_long_runs_take_linear_time(run: str) -> None:
+    text = "A" + run * 100_000 + "b"  # takes minutes in quadratic time
+    assert len(sentence_spans(text)) == (2 if "\n" in run else 1)
 
 
 @settings(max_examples=200)

@@ -277,9 +277,12 @@ def _candidates(
 
 
 # candidates for a sentence end: closing marks with closing quotes and white space; an ideographic full stop, which
-# needs no space; a blank line
+# needs no space; a blank line. Runs are matched from their first character and without backtracking: a page may have
+# thousands of dots or spaces in a row
+_BLANK_LINE = r"\n[ \t\r]*\n"
 _END = re.compile(
-    r"""(?P<mark>[.!?…]+)["'”’»)\]]*(?P<gap>\s+)|(?P<ideographic>[。！？]+["'”’」』）]*)\s*|\s*\n[ \t]*\n\s*"""
+    r"""(?<![.!?…])(?P<mark>[.!?…]++)["'”’»)\]]*+(?P<gap>\s++)"""
+    rf"""|(?P<ideographic>[。！？]+["'”’」』）]*)\s*|(?<!\s)\s*{_BLANK_LINE}\s*"""
 )
 _LAST_WORD = re.compile(r"(?:[^\W_]|[.&'’-])+$")
 _OPENING = "\"'“‘«([{—–-•*"
@@ -345,6 +348,8 @@ def _ends(text: str, start: int, match: re.Match[str]) -> bool:
     after = match.end()
     if after == len(text):
         return False  # the caller ends the last sentence
+    if re.search(_BLANK_LINE, match["gap"]):
+        return True
     first = text[after]
     while first in _OPENING and after + 1 < len(text):
         after += 1
