@@ -4,36 +4,62 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Literal
 
 from homespun.data.corpus import Progress
-from homespun.data.labels import get_text
 from homespun.errors import UserError
 from homespun.text.clean import ExactDuplicates, NearDuplicates, normalise
 from homespun.text.formats import MAX_CHARACTERS
 from homespun.text.input_files import digest_files
-from homespun.text.sources import Document, ReadProgress, read_documents, read_records
+from homespun.text.sources import Document, ReadProgress, read_documents
 
 Duplicates = Literal["keep", "exact", "near"]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Settings to read documents from files; `reading` describes them."""
+    """Text files of a tokenizer or a corpus, for `train_tokenizer`, `extend_tokenizer` and `make_corpus`.
 
-    inputs: tuple[str, ...]
-    text_fields: tuple[str, ...] = ("text",)
+    Args:
+        inputs: files, globs, folders, archives, URLs or hub names; read later.
+        text_fields: text columns, which are joined with a space.
+        label_field: label column to keep.
+        encoding: character encoding; detected by default.
+        columns: column names of a csv without a header.
+        normalise: apply Unicode NFC, and remove control characters and repeated spaces.
+        duplicates: ``exact`` removes repeated texts, ``near`` also near-duplicates, ``keep`` none.
+        max_characters: maximum length of a document; longer ones are skipped and counted.
+
+    Raises:
+        UserError: ``inputs`` is empty.
+    """
+
+    inputs: Sequence[str]
+    _: KW_ONLY
+    text_fields: Sequence[str] = ("text",)
     label_field: str | None = None
     encoding: str | None = None
-    columns: tuple[str, ...] | None = None
+    columns: Sequence[str] | None = None
     normalise: bool = True
     duplicates: Duplicates = "exact"
     max_characters: int = MAX_CHARACTERS
 
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            raise UserError("--input is missing; give a file, glob, folder, archive, URL or hub name")
+
     def documents(self, read_progress: ReadProgress | None = None) -> Iterator[Document]:
         """Yield the cleaned documents in the order of the inputs; updates ``read_progress``."""
-        stream = self._joined(read_progress) if len(self.text_fields) > 1 else self._single(read_progress)
+        stream = read_documents(
+            self.inputs,
+            text_field=self.text_fields,
+            label_field=self.label_field,
+            encoding=self.encoding,
+            columns=self.columns,
+            max_characters=self.max_characters,
+            read_progress=read_progress,
+        )
         return clean_documents(stream, normal=self.normalise, duplicates=self.duplicates)
 
     def texts(self, *, progress: Progress | None, read_progress: ReadProgress | None) -> Iterator[str]:
@@ -45,32 +71,6 @@ class Reading:
                 progress(done, number)
             yield document.text
 
-    def _single(self, read_progress: ReadProgress | None) -> Iterator[Document]:
-        return read_documents(
-            self.inputs,
-            text_field=self.text_fields[0],
-            label_field=self.label_field,
-            encoding=self.encoding,
-            columns=self.columns,
-            max_characters=self.max_characters,
-            read_progress=read_progress,
-        )
-
-    def _joined(self, read_progress: ReadProgress | None) -> Iterator[Document]:
-        names = ", ".join(self.inputs)
-        records = read_records(
-            self.inputs,
-            encoding=self.encoding,
-            columns=self.columns,
-            max_characters=self.max_characters,
-            read_progress=read_progress,
-        )
-        for number, record in enumerate(records, 1):
-            where = f"record {number} of {names}"
-            text = get_text(record, self.text_fields, where=where)
-            label = None if self.label_field is None else get_text(record, [self.label_field], where=where)
-            yield Document(text, label, where)
-
     def describe(self) -> str:
         """Describe settings and content of the files in JSON, to decide whether a stopped build can be resumed.
 
@@ -78,6 +78,9 @@ class Reading:
             UserError: an input is missing.
         """
         return json.dumps(asdict(self) | {"files": digest_files(self.inputs)}, sort_keys=True)
+
+
+reading = Reading  # the name in `homespun`, a function as the others there
 
 
 def clean_documents(documents: Iterable[Document], *, normal: bool, duplicates: Duplicates) -> Iterator[Document]:
@@ -91,39 +94,3 @@ def clean_documents(documents: Iterable[Document], *, normal: bool, duplicates: 
         text = normalise(document.text) if normal else document.text
         if text and all(seen.is_new(text) for seen in filters):
             yield Document(text, document.label, document.source)
-
-
-def reading(
-    inputs: Sequence[str],
-    *,
-    text_fields: Sequence[str] = ("text",),
-    label_field: str | None = None,
-    encoding: str | None = None,
-    columns: Sequence[str] | None = None,
-    normalise: bool = True,
-    duplicates: Duplicates = "exact",
-    max_characters: int = MAX_CHARACTERS,
-) -> Reading:
-    """Describe the text files of a tokenizer or a corpus.
-
-    Args:
-        inputs: files, globs, folders, archives, URLs or hub names.
-        text_fields: text columns, which are joined with a space.
-        label_field: label column to keep.
-        encoding: character encoding; detected by default.
-        columns: column names of a csv without a header.
-        normalise: apply Unicode NFC, and remove control characters and repeated spaces.
-        duplicates: ``exact`` removes repeated texts, ``near`` also near-duplicates, ``keep`` none.
-        max_characters: maximum length of a document; longer ones are skipped and counted.
-
-    Returns:
-        Settings for `train_tokenizer`, `extend_tokenizer` and `make_corpus`. No file is read yet.
-
-    Raises:
-        UserError: ``inputs`` is empty.
-    """
-    if not inputs:
-        raise UserError("--input is missing; give a file, glob, folder, archive, URL or hub name")
-    named = None if columns is None else tuple(columns)
-    fields = tuple(text_fields)
-    return Reading(tuple(inputs), fields, label_field, encoding, named, normalise, duplicates, max_characters)

@@ -107,7 +107,7 @@ def read_records(
 def read_documents(
     inputs: Sequence[str],
     *,
-    text_field: str = "text",
+    text_field: str | Sequence[str] = "text",
     label_field: str | None = None,
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
@@ -116,23 +116,21 @@ def read_documents(
 ) -> Iterator[Document]:
     """Stream the documents in ``inputs`` (see `read_records`), without blank texts.
 
-    A plain text file is one document, for any ``text_field``. Labels become strings. Text files, JSON lines and texts
-    of more than ``max_characters`` are left out; a warning has their number.
+    Several fields ``text_field`` are joined with a space. A plain text file is one document, for any ``text_field``.
+    Labels become strings. Text files, JSON lines and texts of more than ``max_characters`` are left out; a warning has
+    their number.
 
     Raises:
         UserError: as in `read_records`; a missing field; a text that is not a string; no text.
     """
+    fields = [text_field] if isinstance(text_field, str) else list(text_field)
     is_empty = True
     skipped: list[str] = []
     for record in _read(inputs, ReadOptions(encoding, columns, max_characters, skipped), read_progress):
-        text = record.field("text" if record.is_text_file else text_field)
-        if isinstance(text, str) and len(text) > max_characters:
+        text = record.text(["text"] if record.is_text_file else fields)
+        if len(text) > max_characters:
             skipped.append(record.source)
             continue
-        if text is None:
-            continue
-        if not isinstance(text, str):
-            raise UserError(f"{record.source}: {text_field!r} is {type(text).__name__}, not text; name another column")
         if not text or text.isspace():
             continue
         label = None if label_field is None else record.field(label_field)
@@ -149,7 +147,8 @@ def read_documents(
             stacklevel=2,
         )
     if is_empty:
-        raise UserError(f"{', '.join(inputs)}: no text; {text_field!r} is empty in all records; name another column")
+        names = ", ".join(map(repr, fields))
+        raise UserError(f"{', '.join(inputs)}: no text; {names} is empty in all records; name another column")
 
 
 class _Located(NamedTuple):
@@ -162,7 +161,18 @@ class _Located(NamedTuple):
             hint = nearest(name, self.values)
             hint = hint if "did you mean" in hint else ""
             raise UserError(f"{self.source}: no column {name!r}{hint}; there are: {', '.join(map(str, self.values))}")
-        return self.values[name]
+        value = self.values[name]
+        return None if value != value else value  # tables have NaN for a missing value
+
+    def text(self, names: Sequence[str]) -> str:
+        """Return one text unchanged, or join several texts and numbers with a space."""
+        several, parts = len(names) > 1, []
+        for name, value in zip(names, map(self.field, names), strict=True):
+            if not isinstance(value, str | None | (int | float if several else None)):
+                raise UserError(f"{self.source}: {name!r} is {type(value).__name__}, not text; name another column")
+            if value is not None:
+                parts.append(str(value).strip() if several else str(value))
+        return " ".join(filter(None, parts))
 
 
 def _read(inputs: Sequence[str], options: ReadOptions, read_progress: ReadProgress | None) -> Iterator[_Located]:
