@@ -259,6 +259,13 @@ def test_dialects_of_tables(tmp_path: Path, name: str, content: str, rows: list[
     assert read(tmp_path / name) == rows
 
 
+@pytest.mark.parametrize("first", ['3,"Wall; St.; ""Bears; Bulls"""', '3,"Wall; St.;\nBears|Bulls"'])
+def test_a_separator_is_not_sought_inside_quotes(first: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"{first}\n7,b\n")
+    texts = [row["text"] for row in read(tmp_path / "a.csv", columns=["label", "text"])]
+    assert texts == [next(csv.reader(io.StringIO(first)))[1], "b"]
+
+
 def test_columns_of_a_table_without_a_header(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('3,"a, b"\n5,"c ""d"""\n')
     rows = [{"label": "3", "text": "a, b"}, {"label": "5", "text": 'c "d"'}]

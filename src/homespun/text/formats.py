@@ -7,6 +7,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
@@ -150,10 +151,11 @@ def read_text(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[Num
 
 
 def read_csv(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
-    """Read RFC 4180 csv; the separator is a comma unless the first line has more of ``;``, tab or ``|``."""
+    """Read RFC 4180 csv; the separator is a comma unless the first line has more unquoted ``;``, tabs or ``|``."""
     rows = _lines(stream, name, options._replace(skipped=None))
     first = next(rows, "")
-    separator = max(",;\t|", key=first.count)  # the comma wins a tie
+    unquoted = re.sub(r'(?<![^,;\t|])"(?:[^"]|"")*', "", first)
+    separator = max(",;\t|", key=unquoted.count)  # the comma wins a tie
     return _table(itertools.chain([first], rows), name, options.columns, delimiter=separator, quoted=True)
 
 
