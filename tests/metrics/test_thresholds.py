@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
+from homespun.data.labels import Labels
 from homespun.metrics.calibration import best_threshold, cross_val_f1, cross_val_predict, f1, find_thresholds
+from homespun.metrics.classification import classify
 from homespun.tasks.calibration import Calibration, calibrate
 
 
@@ -77,5 +79,6 @@ def test_thresholds_of_noise_do_not_hold_up() -> None:
 def test_large_logits_have_thresholds_without_overflow() -> None:
     logits = np.array([[2e3, -2e3], [-2e3, 2e3]] * 20, dtype=np.float32)
     decision, result = calibrate(logits, (logits > 0).astype(np.int64), Calibration(temperature=False))
-    assert decision.predict_labels(np.array([0.9, 0.1])).tolist() == [1, 0]
+    labels = Labels(("a", "b"), multi_label=True)
+    assert classify(np.array([[0.9, 0.1]]), labels, decision.thresholds).tolist() == [[1, 0]]
     assert result["micro_f1"] == 1.0

@@ -39,11 +39,6 @@ class DecisionRule(Config):
         default=None, description="multi-label: probability threshold of each label; default: 0.5"
     )
 
-    def predict_labels(self, probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Multi-label predictions, (..., labels) of 0 and 1."""
-        thresholds = 0.5 if self.thresholds is None else np.array(self.thresholds)
-        return (probabilities > thresholds).astype(np.int64)
-
 
 DEFAULT_RULE = DecisionRule()
 

@@ -51,18 +51,17 @@ def to_predictions(values: Floats, labels: Labels | None, decision: DecisionRule
 
 def output_predictions(outputs: Outputs, labels: Labels | None, decision: DecisionRule) -> Iterator[dict[str, object]]:
     """Yield ``truncated`` of each text, with ``label``, ``probability`` and ``probabilities``, or with ``number``."""
-    table = to_predictions(outputs.values, labels, decision)
-    for row, truncated in zip(table, outputs.truncated.tolist(), strict=True):
-        if labels is None:
-            yield {"number": float(row), "truncated": truncated}
-            continue
-        several = labels.multi_label
-        best = int(row.argmax())
+    table, truncated = to_predictions(outputs.values, labels, decision), outputs.truncated.tolist()
+    if labels is None:
+        yield from ({"number": number, "truncated": cut} for number, cut in zip(table.tolist(), truncated, strict=True))
+        return
+    predicted = classify(table, labels, decision.thresholds)
+    for row, given, cut in zip(table, predicted, truncated, strict=True):
         yield {
-            "label": labels.decode(decision.predict_labels(row) if several else best),
-            "probability": None if several else float(row[best]),
+            "label": labels.decode(given),
+            "probability": None if labels.multi_label else float(row.max()),
             "probabilities": dict(zip(labels.names, row.tolist(), strict=True)),
-            "truncated": truncated,
+            "truncated": cut,
         }
 
 
