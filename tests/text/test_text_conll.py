@@ -50,6 +50,13 @@ def test_white_space_around_a_tag_is_none_of_it(tmp_path: Path) -> None:
     assert record == {"words": ["New York", "is"], "tags": ["B-LOC", "O"]}
 
 
+def test_a_no_break_space_does_not_end_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "a.conll"
+    path.write_text("10\u00a0000  CD O\neuros NNS  O \n", encoding="utf-8")
+    (record,) = read_records([str(path)])
+    assert record == {"words": ["10\u00a0000", "euros"], "column_2": ["CD", "NNS"], "tags": ["O", "O"]}
+
+
 def test_lines_of_another_width(tmp_path: Path) -> None:
     path = tmp_path / "a.conll"
     path.write_text("Ada B-PER\nwrote\n")

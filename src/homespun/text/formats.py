@@ -230,7 +230,8 @@ def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | Non
             continue
         if not sentence and row.startswith("# ") and " = " in row:
             continue
-        cells = [cell.strip() for cell in row.split("\t")] if "\t" in row else row.split()
+        # not `row.split()`: a word may have a no-break space
+        cells = [cell.strip() for cell in (row.split("\t") if "\t" in row else re.split(" +", row.strip()))]
         if header is None:
             header = ["words", *(f"column_{column}" for column in range(2, len(cells))), "tags"][: max(len(cells), 1)]
         if len(cells) != len(header):
