@@ -256,3 +256,22 @@ def test_soap_leaves_weights_without_a_gradient_where_they_are() -> None:
     linear.weight.grad, linear.bias.grad = torch.zeros(3, 5), None
     optimizer.step()
     assert torch.equal(linear.weight, start)
+
+
+@pytest.mark.parametrize("config", [AdamW(), Soap(), Adafactor()], ids=lambda config: config.kind)
+def test_a_step_with_an_overflow_in_fp16_changes_neither_weights_nor_state(config: AdamW | Soap | Adafactor) -> None:
+    module = nn.Linear(8, 8)
+    optimizer, scaler = config.build(module), torch.amp.GradScaler("cpu")
+    for overflows in (True, False):
+        before = module.weight.detach().clone()
+        optimizer.zero_grad()
+        scaler.scale(module(torch.ones(4, 8)).square().sum()).backward()
+        assert module.weight.grad is not None
+        if overflows:
+            module.weight.grad[0, 0] = torch.inf
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(module.weight, before) is overflows
+    assert module.weight.isfinite().all()
+    assert float(optimizer.state[module.weight]["step"]) == 1.0

@@ -124,6 +124,8 @@ class OneSidedSoap(torch.optim.AdamW):
         fused: bool,
     ) -> None:
         super().__init__(groups, lr=learning_rate, betas=betas, eps=eps, fused=fused)
+        # the fused kernel skips a step with infinite gradients itself; the covariance needs `GradScaler` to skip it
+        self._step_supports_amp_scaling = False
         self.shampoo_beta, self.frequency = shampoo_beta, frequency
         # not a tensor of the state, because reading it would wait for the device, and fake tensors have no values
         self._steps: dict[Tensor, int] = {}
