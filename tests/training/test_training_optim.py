@@ -50,6 +50,22 @@ def test_layers_learn_slower_the_deeper_they_lie():
     assert layer_scales(names, 0.5) == {name: 0.5**power for name, power in zip(names, powers, strict=True)}
 
 
+def test_layers_of_an_encoder_and_of_a_decoder_learn_slower_the_deeper_they_lie():
+    names = [
+        "model.backbone.encoder.embeddings.words.weight",
+        "model.backbone.encoder.layers.0.attention.weight",
+        "model.backbone.encoder.layers.2.attention.weight",
+        "model.backbone.encoder.final_norm.weight",
+        "model.backbone.predicting.embedding.weight",
+        "model.backbone.decoder.embeddings.positions.weight",
+        "model.backbone.decoder.layers.0.attention.weight",
+        "model.backbone.decoder.layers.1.attention.weight",
+        "model.lm_head.bias",
+    ]
+    powers = [4, 3, 1, 0, 4, 3, 2, 1, 0]
+    assert layer_scales(names, 0.5) == {name: 0.5**power for name, power in zip(names, powers, strict=True)}
+
+
 def test_the_rate_of_each_group_is_its_scale_of_the_rate():
     optimizer = AdamW(learning_rate=1.0, layer_decay=0.5).build(Objective())
     set_learning_rate(optimizer, 0.8)

@@ -15,27 +15,29 @@ from homespun.errors import UserError
 
 Group = dict[str, Any]
 
-_BACKBONE = re.compile(r"((?:^|.*?\.)backbone)\.(?:layers\.(?P<layer>\d+)\.|(?P<final>final_norm\.))?.+")
+_STACK = re.compile(
+    r"((?:^|.*?\.)backbone(?:\.(?:encoder|decoder))?)\.(?:layers\.(?P<layer>\d+)\.|(?P<final>final_norm\.))?.+"
+)
 _FUSED = ("cpu", "cuda", "mps", "xpu")
 
 
 def layer_scales(names: Sequence[str], layer_decay: float) -> dict[str, float]:
     """Compute learning-rate factors ``layer_decay ** depth`` (Howard and Ruder 2018; Clark et al. 2020).
 
-    Depth is 0 for heads and the ``final_norm`` of a ``backbone``, 1 for its last layer, and n + 1 for embeddings and
-    other parameters before its n layers.
+    Depth is 0 for heads and the ``final_norm`` of a stack, 1 for its last layer, and n + 1 for embeddings and other
+    parameters before its n layers. The encoder and the decoder of a ``backbone`` are two stacks.
     """
-    in_backbone = {name: match for name in names if (match := _BACKBONE.fullmatch(name))}
-    layers: Counter[str] = Counter()  # number of layers of each backbone
-    for match in in_backbone.values():
+    in_stack = {name: match for name in names if (match := _STACK.fullmatch(name))}
+    layers: Counter[str] = Counter()  # number of layers of each stack
+    for match in in_stack.values():
         if match["layer"]:
             layers[match[1]] = max(layers[match[1]], int(match["layer"]) + 1)
     depths = dict.fromkeys(names, 0)
-    for name, match in in_backbone.items():
+    for name, match in in_stack.items():
         if match["layer"]:
             depths[name] = layers[match[1]] - int(match["layer"])
-        elif not match["final"]:
-            depths[name] = layers[match[1]] + 1
+        elif not match["final"]:  # next to the encoder and the decoder: before both
+            depths[name] = 1 + max((n for stack, n in layers.items() if stack.startswith(match[1])), default=0)
     return {name: layer_decay**depth for name, depth in depths.items()}
 
 
