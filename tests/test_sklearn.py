@@ -90,6 +90,9 @@ def test_regressor_predicts_numbers() -> None:
         (["a b"] * 4, ["x", "y"], "inconsistent numbers of samples"),
         ([], [], "no texts"),
         ("a text", ["x"], "sequence"),
+        (["a b", None, "a b", "c"], ["x", "y"] * 2, r"X\[1\] is None"),
+        (["a b", "c", float("nan"), "c"], ["x", "y"] * 2, r"X\[2\] is nan"),
+        ([["a", "b"], ["c", "d"]], ["x", "y"] * 2, r"shape \(2, 2\)"),
         (["a b"] * 4, [0.5, 0.25, 0.1, 0.3], "Unknown label type"),
     ],
 )

@@ -103,7 +103,8 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         """Train on texts ``X`` and labels ``y``.
 
         Raises:
-            ValueError: texts and labels have different lengths, labels are continuous numbers, or there is one class.
+            ValueError: a text is missing, texts and labels have different lengths, labels are continuous numbers, or
+                there is one class.
         """
         texts, labels = _texts(X), column_or_1d(y)
         check_consistent_length(texts, labels)
@@ -137,7 +138,7 @@ class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
         """Train on texts ``X`` and numbers ``y``.
 
         Raises:
-            ValueError: texts and numbers of different lengths, or a number that is not finite.
+            ValueError: a text is missing, texts and numbers have different lengths, or a number is not finite.
         """
         texts, numbers = _texts(X), column_or_1d(y).astype(np.float64)
         check_consistent_length(texts, numbers)
@@ -154,7 +155,13 @@ class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
 def _texts(X: ArrayLike) -> list[str]:
     if isinstance(X, str):
         raise ValueError("X must be a sequence of texts, not a single text")
-    texts = [str(text) for text in np.asarray(X, dtype=object).ravel()]
+    values = np.asarray(X, dtype=object)
+    if values.size != len(values):
+        raise ValueError(f"X must be one column of texts, not an array of shape {values.shape}")
+    texts: list[str] = values.ravel().tolist()
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"X[{row}] is {text!r}, not a text; fill in or remove missing texts")
     if not texts:
         raise ValueError("X has no texts")
     return texts
