@@ -104,7 +104,7 @@ class Run:
             path: a new or empty folder, which may contain files of a run that was killed while it was created; with
                 ``resume``, the folder of a run.
             config: complete settings of the run; the config of an existing run may differ only in ``train.budget``,
-                ``train.processes`` and ``train.parallel``.
+                ``train.processes``, ``train.parallel`` and ``train.workers``.
             resume: continue an existing run.
             main: True in the process that writes.
 
