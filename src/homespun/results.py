@@ -6,7 +6,7 @@ fields of a task, the plan of a run.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -31,7 +31,8 @@ FileName = Annotated[str, StringConstraints(pattern=f"^{FILE_NAME}$")]
 
 def is_number(value: object) -> TypeGuard[Number]:
     """True for a finite number."""
-    return isinstance(value, Number) and not isinstance(value, bool) and math.isfinite(value)
+    # compared, since math.isfinite fails for integers that no float can hold
+    return isinstance(value, Number) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 class Part(BaseModel):

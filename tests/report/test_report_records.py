@@ -204,3 +204,8 @@ def test_the_state_names_epochs_that_were_not_done(tmp_path: Path, epoch: float,
     (tmp_path / "config.yaml").write_text("train: {budget: {time: 60.0, epochs: 5}}")
     table = tables.resources([read_run(tmp_path)])
     assert table.rows[0][-1] == state
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("nan"), float("inf"), True, "3"])
+def test_what_is_no_finite_number_is_left_out_of_a_result(value: object) -> None:
+    assert Metrics.model_construct(accuracy=value).number("accuracy") is None
