@@ -168,7 +168,7 @@ class Task(Protocol[Example_contra, RowsOfTask]):
 
     @property
     def reported_metrics(self) -> Sequence[str]:
-        """Metrics in tables; models are compared by the first."""
+        """Metrics in tables; models are compared by the first, of which higher values are better."""
 
     def stratify_by(self, examples: Sequence[Example_contra]) -> NDArray[np.int64]:
         """Return the keys of a stratified or grouped split.
