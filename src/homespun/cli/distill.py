@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import typer
 
@@ -50,7 +50,8 @@ def distill_pretrain(
     as_json: Json = False,
 ) -> None:
     """Distil a masked language model with the logits and hidden states of a teacher (DistilBERT)."""
-    _distill("pretrain", recipe, overrides, out, teacher, start_from, layers, from_scratch, resume, as_json)
+    student = _Student(teacher=teacher, start_from=start_from, layers=_parse_layers(layers), from_scratch=from_scratch)
+    _distill("pretrain", recipe, overrides, out, student, resume=resume, as_json=as_json)
 
 
 @distill_app.command("finetune", short_help="Distil a classifier.")
@@ -65,39 +66,35 @@ def distill_finetune(
     as_json: Json = False,
 ) -> None:
     """Distil a classifier with the labels and the logits of a fine-tuned teacher."""
-    _distill("finetune", recipe, overrides, out, teacher, start_from, layers, False, resume, as_json)
+    student = _Student(teacher=teacher, start_from=start_from, layers=_parse_layers(layers), from_scratch=False)
+    _distill("finetune", recipe, overrides, out, student, resume=resume, as_json=as_json)
+
+
+class _Student(TypedDict):
+    """Arguments of `homespun.commands.distill.distill` that determine the student."""
+
+    teacher: str
+    start_from: str | None
+    layers: list[int] | None
+    from_scratch: bool
+
+
+def _parse_layers(layers: str | None) -> list[int] | None:
+    return None if layers is None else parse_integers(layers, "--layers")
 
 
 def _distill(
-    kind: str,
-    recipe: str,
-    overrides: list[str] | None,
-    out: Path,
-    teacher: str,
-    start_from: str | None,
-    layers: str | None,
-    from_scratch: bool,
-    resume: bool,
-    as_json: bool,
+    kind: str, recipe: str, overrides: list[str] | None, out: Path, student: _Student, *, resume: bool, as_json: bool
 ) -> None:
     from homespun.recipes import split_overrides
 
-    of_recipe, changes = split_overrides(overrides, has_checkpoint=not from_scratch)
+    of_recipe, changes = split_overrides(overrides, has_checkpoint=not student["from_scratch"])
     check_recipe(recipe, of_recipe, kind)
 
     from homespun.commands.distill import distill as command
     from homespun.commands.recipe import load_recipe
 
     with writing(out, as_json) as display:
-        result = command(
-            load_recipe(recipe, of_recipe),
-            out,
-            teacher=teacher,
-            start_from=start_from,
-            layers=None if layers is None else parse_integers(layers, "--layers"),
-            changes=changes,
-            from_scratch=from_scratch,
-            resume=resume,
-            display=display,
-        )
+        loaded = load_recipe(recipe, of_recipe)
+        result = command(loaded, out, changes=changes, resume=resume, display=display, **student)
     print_run_result(result, out, as_json)
