@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from homespun.commands.predict import predict, predict_files, predict_records, task_predictor
+from homespun.commands.predict import PartPredictor, predict, predict_files, predict_records, task_predictor
 from homespun.commands.prediction_files import Prediction
 from homespun.commands.prediction_parts import Predict
 from homespun.data.corpus import Progress
@@ -77,12 +77,9 @@ def generate(
         run,
         inputs,
         path,
-        predict=generation.open(run),
-        open_predict=generation.open,
-        identity=asdict(generation),
+        PartPredictor(generation.open(run), generation.open, asdict(generation), _PART_BATCHES * batch_size),
         encoding=encoding,
         columns=columns,
-        part_records=_PART_BATCHES * batch_size,
         processes=processes,
         progress=progress,
         read_progress=read_progress,

@@ -123,16 +123,19 @@ def predict(
         raise UserError(f"--out must end in .jsonl or .csv, not {path.name!r}")
     predictor = _open_predictor(run, stored, quantize, **options)
     _warn_of_lines(inputs)
+    parts = PartPredictor(
+        predictor.predict,
+        partial(_open_predict, quantize=quantize, options=options),
+        {"quantize": quantize, **options},
+        max_part_records(0 if predictor.labels is None else len(predictor.labels)),
+    )
     summary, resumed = predict_files(
         run,
         inputs,
         path,
-        predict=predictor.predict,
-        open_predict=partial(_open_predict, quantize=quantize, options=options),
-        identity={"quantize": quantize, **options},
+        parts,
         encoding=options.get("encoding"),
         columns=predictor.data.columns,
-        part_records=max_part_records(0 if predictor.labels is None else len(predictor.labels)),
         raw=raw,
         processes=processes,
         progress=progress,
@@ -144,29 +147,30 @@ def predict(
     return result | predictor.fields | ({"labels": counts} if counts else {})
 
 
+@dataclass(frozen=True)
+class PartPredictor:
+    """Prediction of the parts of files, in this process and in others."""
+
+    predict: Predict  # in this process
+    open: Callable[[str], Predict]  # opens the model in another process; picklable
+    identity: Mapping[str, object]  # options that change predictions
+    part_records: int  # maximum records of a part, see `homespun.commands.prediction_parts.divide`
+
+
 def predict_files(
     run: str,
     inputs: Sequence[str],
     path: Path,
+    predictor: PartPredictor,
     *,
-    predict: Predict,
-    open_predict: Callable[[str], Predict],
-    identity: Mapping[str, object],
     encoding: str | None,
     columns: Sequence[str] | None,
-    part_records: int,
     raw: bool = False,
     processes: int | Literal["auto"] | None = None,
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
 ) -> tuple[Summary, int]:
     """Write a prediction for each record of ``inputs`` in parts, to the .jsonl or .csv file ``path``; see `predict`.
-
-    Args:
-        predict: predicts records in this process.
-        open_predict: opens the model in another process; picklable.
-        identity: options that change predictions.
-        part_records: maximum records of a part, see `homespun.commands.prediction_parts.divide`.
 
     Returns:
         Counts of the rows, and the number of those that were predicted before a kill.
@@ -177,11 +181,11 @@ def predict_files(
     digest, model = "", Path(run)
     if processes is not None:
         model = _local_folder(run)
-        digest = identify(model, {**identity, "suffix": path.suffix})
+        digest = identify(model, {**predictor.identity, "suffix": path.suffix})
         processes = choose_processes(model) if processes == "auto" else processes
     reading = ReadProgress(inputs)  # runs ahead of `read_progress`
     records = read_records(inputs, encoding=encoding, columns=columns, read_progress=reading)
-    parts = divide(records, digest, lambda: reading.done, max_records=part_records)
+    parts = divide(records, digest, lambda: reading.done, max_records=predictor.part_records)
 
     def report(rows: int, bytes_read: int) -> None:
         if read_progress is not None:
@@ -194,9 +198,9 @@ def predict_files(
         with ExitStack() as stack:
             first = list(islice(parts, max(2, processes or 1)))
             count = min(len(first), processes or 1)
-            submit = in_this_process(PartRenderer(predict, source, path.suffix))
+            submit = in_this_process(PartRenderer(predictor.predict, source, path.suffix))
             if count > 1:
-                opened = partial(_open_renderer, open_predict, str(model), source, path.suffix)
+                opened = partial(_open_renderer, predictor.open, str(model), source, path.suffix)
                 submit = stack.enter_context(in_processes(count, opened))
             elif processes is not None and len(first) > 1:
                 stack.callback(limit_threads, limit_threads())
