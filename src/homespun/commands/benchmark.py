@@ -50,7 +50,7 @@ class Benchmark(TypedDict):
 def benchmark(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int = 1) -> Benchmark:
     """Measure latency and memory of inference on random tokens.
 
-    Fine-tuned models are measured with their head. Other models are measured without a head, because the cost of
+    Models with classes or tags are measured with their head. Others are measured without a head, because the cost of
     vocabulary logits depends on the number of positions. The decoder of an encoder-decoder reads as many tokens as the
     encoder.
 
@@ -100,7 +100,7 @@ def _measure(stored: ModelBundle, length: int, batch_size: int, device: torch.de
 
 
 def inference_module(stored: ModelBundle, device: torch.device) -> nn.Module:
-    """Return the model on ``device`` in evaluation mode, without its head unless it is fine-tuned."""
+    """Return the model on ``device`` in evaluation mode, without its head unless it has classes or tags."""
     model = stored.model.to(device).eval()
     return model if stored.labels is not None else model.backbone
 
