@@ -180,10 +180,10 @@ def test_sentences(marked: str) -> None:
     assert [text[start:end] for start, end in sentence_spans(text)] == expected
 
 
-@pytest.mark.parametrize("run", [".", " ", " \n ", '."'])
+@pytest.mark.parametrize("run", [".", " ", " \n ", '."', ". "])
 def test_sentences_of_long_runs_take_linear_time(run: str) -> None:
     text = "A" + run * 100_000 + "b"  # takes minutes in quadratic time
-    assert len(sentence_spans(text)) == (2 if "\n" in run else 1)
+    assert len(sentence_spans(text)) == (1 if run in (".", " ", '."') else 2)
 
 
 @settings(max_examples=200)

@@ -284,6 +284,7 @@ _END = re.compile(
     r"""(?<![.!?…])(?P<mark>[.!?…]++)["'”’»)\]]*+(?P<gap>\s++)"""
     rf"""|(?P<ideographic>[。！？]+["'”’」』）]*)\s*|(?<!\s)\s*{_BLANK_LINE}\s*"""
 )
+_LETTER = re.compile(r"[^\W\d_]")
 _LAST_WORD = re.compile(r"(?:[^\W_]|[.&'’-])+$")
 _OPENING = "\"'“‘«([{—–-•*"
 
@@ -324,9 +325,12 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     does.
     """
     spans = []
-    start = len(text) - len(text.lstrip())
+    start, letter = len(text) - len(text.lstrip()), -1  # of the sentence, and of the first letter from there on
     for match in _END.finditer(text, start):
-        if match["mark"] is None or _ends(text, start, match):
+        if letter < start:
+            found = _LETTER.search(text, start)
+            letter = len(text) if found is None else found.start()
+        if match["mark"] is None or _ends(text, start, match, has_letter=letter < match.start()):
             gap, ideographic = match.start("gap"), match.end("ideographic")
             end = gap if match["mark"] else ideographic if match["ideographic"] else match.start()
             if end > start:
@@ -343,8 +347,8 @@ def split_sentences(text: str) -> list[str]:
     return [text[start:end] for start, end in sentence_spans(text)]
 
 
-def _ends(text: str, start: int, match: re.Match[str]) -> bool:
-    """True if the mark of ``match`` ends the sentence that begins at ``start``."""
+def _ends(text: str, start: int, match: re.Match[str], *, has_letter: bool) -> bool:
+    """True if the mark of ``match`` ends the sentence that begins at ``start``, which may have a letter."""
     after = match.end()
     if after == len(text):
         return False  # the caller ends the last sentence
@@ -360,7 +364,7 @@ def _ends(text: str, start: int, match: re.Match[str]) -> bool:
         return True
     last_word = _LAST_WORD.search(text, max(start, match.start() - 40), match.start())
     if last_word is None:
-        return any(character.isalpha() for character in text[start : match.start()])
+        return has_letter
     word = last_word.group().lower().strip("-'’")
     if word.isdigit() and last_word.start() == start:
         return False  # "1. Introduction"
