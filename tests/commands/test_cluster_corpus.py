@@ -26,7 +26,7 @@ from homespun.text.tokenizer import Tokenizer
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nine files with repeated and changed texts, and one without text."""
+    """Nine files with repeated and changed texts, one without records, and one with a blank text."""
     folder = tmp_path_factory.mktemp("texts")
     draw = random.Random(1)
     words = [f"w{number}" for number in range(300)]
@@ -40,6 +40,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         part = [{"text": text, "label": str(len(text) % 3)} for text in texts[50 * number : 50 * number + 50]]
         (folder / f"{number}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in part))
     (folder / "4b.jsonl").write_text("")
+    (folder / "4c.jsonl").write_text('{"text": " ", "label": "0"}\n')
     return folder
 
 

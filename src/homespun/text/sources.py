@@ -42,7 +42,7 @@ class Document:
 
 
 class EmptyInput(UserError):
-    """Error of an input without a record that is short enough."""
+    """Error of an input without a text or a record that is short enough."""
 
 
 class ReadProgress:
@@ -148,7 +148,7 @@ def read_documents(
         )
     if is_empty:
         names = ", ".join(map(repr, fields))
-        raise UserError(f"{', '.join(inputs)}: no text; {names} is empty in all records; name another column")
+        raise EmptyInput(f"{', '.join(inputs)}: no text; {names} is empty in all records; name another column")
 
 
 class _Located(NamedTuple):
