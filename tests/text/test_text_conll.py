@@ -11,6 +11,7 @@ from homespun.text.tokenizer import Tokenizer
 
 LINES = """-DOCSTART- -X- O
 
+# newpar
 # text = Ada wrote
 Ada NNP B-PER
 Lovelace NNP I-PER

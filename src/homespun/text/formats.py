@@ -209,12 +209,15 @@ def read_conll(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[Nu
     return conll_sentences(_lines(stream, name, options._replace(skipped=None)), name, options.columns)
 
 
+_CONLL_MARKS = ("# newdoc", "# newpar")
+
+
 def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | None) -> Iterator[NumberedRecord]:
     """Yield a record for each sentence, with a list for each column.
 
     The input has a line for each word, and a blank line after a sentence. Columns are called ``words``, ``column_2``,
     ``column_3`` ... and ``tags`` unless ``columns`` names them. Lines that begin with -DOCSTART-, and comments before a
-    sentence (``# text = ``), are skipped.
+    sentence (``# text = ``, ``# newdoc``, ``# newpar``), are skipped.
 
     Raises:
         UserError: a line with more or fewer cells than the others.
@@ -228,7 +231,7 @@ def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | Non
                 yield first, {key: list(cells) for key, cells in zip(header, zip(*sentence, strict=True), strict=True)}
             sentence = []
             continue
-        if not sentence and row.startswith("# ") and " = " in row:
+        if not sentence and row.startswith("# ") and (" = " in row or row.rstrip() in _CONLL_MARKS):
             continue
         # not `row.split()`: a word may have a no-break space
         cells = [cell.strip() for cell in (row.split("\t") if "\t" in row else re.split(" +", row.strip()))]
