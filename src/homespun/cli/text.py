@@ -39,7 +39,9 @@ def tokenizer_train(
     kind: Annotated[str, typer.Option(help="Kind: bpe, bpe-characters, wordpiece, unigram or words.")] = "bpe",
     vocab_size: Annotated[int, typer.Option(help="Vocabulary size, special tokens included.")] = 16_000,
     lowercase: Annotated[bool, typer.Option(help="Convert all text to lower case.")] = False,
-    sentinels: Annotated[int, typer.Option(help="Number of sentinel tokens, which span corruption (T5) needs.")] = 0,
+    sentinels: Annotated[
+        int, typer.Option(min=0, help="Number of sentinel tokens, which span corruption (T5) needs.")
+    ] = 0,
     text_fields: TextFields = None,
     encoding: Encoding = None,
     columns: Columns = None,
@@ -96,10 +98,10 @@ def tokenizer_extend(
         typer.Option("--input", callback=check_inputs, help="File, glob or folder for --add; repeatable."),
     ] = None,
     add: Annotated[
-        int, typer.Option("--add", help="Number of words to add; those that save the most tokens are chosen.")
+        int, typer.Option("--add", min=0, help="Number of words to add; those that save the most tokens are chosen.")
     ] = 0,
     sentinels: Annotated[
-        int, typer.Option(help="Number of sentinel tokens to add, which span corruption (T5) needs.")
+        int, typer.Option(min=0, help="Number of sentinel tokens to add, which span corruption (T5) needs.")
     ] = 0,
     text_fields: TextFields = None,
     encoding: Encoding = None,
