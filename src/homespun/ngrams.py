@@ -162,7 +162,7 @@ def _refuse_without_words() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise UserError("the training texts hold no word; set data.text to a column of text") from error
+        raise UserError("the training texts hold no word; name another column of text") from error
 
 
 def pair_features(first: csr_matrix, second: csr_matrix) -> csr_matrix:

@@ -168,6 +168,10 @@ def test_inputs_are_shortened_until_fine_tuning_or_the_frozen_encoder_fits(
     assert made._affordable(source, 0.6 * examples).length == length
 
 
+def test_a_checkpoint_that_is_named_twice_is_one() -> None:
+    assert FitSettings(train=["t.csv"], start_from=["b", "a", "b"]).start_from == ["b", "a"]
+
+
 def test_a_time_too_short_for_a_network_still_gives_the_linear_model(world: World, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = world.run("fit", world.train, "--time", "20s", "--out", run)

@@ -7,11 +7,11 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from homespun.config import Config, Tree
 from homespun.errors import UserError
@@ -54,7 +54,9 @@ class FitSettings(Config):
     train: list[str]
     test: list[str] = Field(default_factory=list)
     texts: list[str] = Field(default_factory=list)
-    start_from: list[str] = Field(default_factory=list)
+    start_from: Annotated[list[str], AfterValidator(lambda paths: list(dict.fromkeys(paths)))] = Field(
+        default_factory=list
+    )
     seconds: float = 1800.0
     memory: int | None = None
     task: str = "auto"

@@ -58,6 +58,7 @@ from homespun.tasks.taggers import TaggedData
 _PRETRAINING_SHARE, _TRAINING_SHARE = 0.5, 0.85  # shares of a model's time, and of the rest for its last training
 _LINEAR_SHARE, _LINEAR_SHARE_ALONE = 0.25, 0.75  # shares of the time of a linear tagger, with and without networks
 _MIN_SECONDS = 60.0
+_DESCRIPTION = "candidate.json"
 
 
 def fit_runs(
@@ -92,7 +93,7 @@ def fit_runs(
         open_folder(folder, settings, resume=resume)
         result = fit.finetuned(parts)
     result["next"] = next_steps(result, settings)
-    result["seconds"] = time.monotonic() - start
+    result["seconds"] = time.monotonic() - fit.start
     write_page(result, folder)
     write_card(result, folder)
     write_results(folder, result)
@@ -112,6 +113,8 @@ class _RunFit:
         self.skipped: list[str] = []
         self.reserved = 0.0  # seconds
         self.stored = {path: open_model(path, head=None) for path in self.settings.start_from}
+        for finished in (self.folder / "candidates").glob(f"*/{_DESCRIPTION}"):
+            self.start -= float(read_object(finished)["wall"])  # time that earlier calls used counts
 
     def check(self) -> None:
         """Raise `UserError` for checkpoints that cannot do the task."""
@@ -280,7 +283,7 @@ class _RunFit:
     ) -> tuple[Path, Tree, Clock]:
         """Return the run of a candidate, its result, and its time."""
         folder = self.folder / "candidates" / name
-        run, described = folder / "run", folder / "candidate.json"
+        run, described = folder / "run", folder / _DESCRIPTION
         if not described.is_file():
             started = time.monotonic()
             with stopwatch() as spent:
