@@ -174,7 +174,10 @@ def test_text_to_text_in_less_time_than_a_network_needs(
     assert (written["rows"], written["model"]) == (1, "extractive")
     assert_refused("does not generate text", "predict", out, source, "--generation", "num_beams=4")
     assert_refused("an extractive summarizer", "export", out, "--to", "onnx", "--out", tmp_path / "x")
-    assert_refused("predict and evaluate use it", "summarize", out, "--input", renamed, "--out", tmp_path / "s.jsonl")
+    summarize = ("summarize", out, "--input", renamed, "--text-field", "body")
+    assert world.run(*summarize)["texts"] == [rows[0]["summary"]]
+    world.run(*summarize, "--out", tmp_path / "s.jsonl")
+    assert json.loads((tmp_path / "s.jsonl").read_text())["text"] == rows[0]["summary"]
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from homespun.commands.predict import PartPredictor, predict, predict_files, predict_records, task_predictor
+from homespun.commands.predict import (
+    PartPredictor,
+    predict,
+    predict_files,
+    predict_records,
+    record_predictor,
+    task_predictor,
+)
 from homespun.commands.prediction_files import Prediction
 from homespun.commands.prediction_parts import Predict
 from homespun.data.corpus import Progress
 from homespun.data.labels import get_text
 from homespun.errors import UserError
+from homespun.extractive import is_extractive
 from homespun.hf.open import open_for_inference
 from homespun.inference.continuous import ContinuousGenerator
 from homespun.inference.generation import TextGenerator
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.config import stored_task
 from homespun.tasks.protocol import ReadOptions
+from homespun.tasks.record_models import find_record_model, open_record_model
 from homespun.text.formats import Record
 from homespun.text.sources import ReadProgress
 
@@ -139,7 +148,7 @@ def summarize(
     Raises:
         UserError: the model has another task; see also `homespun.commands.predict.predict`.
     """
-    stored = _open_seq2seq(run)
+    stored = None if _find_extractive(run) else _open_seq2seq(run)
     return predict(
         run, inputs, out, stored=stored, processes=processes, progress=progress, read_progress=read_progress, **options
     )
@@ -151,14 +160,23 @@ def summaries(run: str, inputs: Sequence[str], **options: Unpack[ReadOptions]) -
     Raises:
         UserError: the model has another task, or ``inputs`` have no records.
     """
-    stored = _open_seq2seq(run)
-    task = stored_task(stored, source=run, **options)
+    if folder := _find_extractive(run):
+        predictor = record_predictor(open_record_model(folder, **options))
+    else:
+        stored = _open_seq2seq(run)
+        predictor = task_predictor(stored, stored_task(stored, source=run, **options))
     empty = True
-    for _, prediction in predict_records(task_predictor(stored, task), inputs, options.get("encoding")):
+    for _, prediction in predict_records(predictor, inputs, options.get("encoding")):
         empty = False
         yield prediction["text"]
     if empty:
         raise UserError(f"{', '.join(inputs)} has no records to summarise; give a file with one text per record")
+
+
+def _find_extractive(run: str) -> Path | None:
+    """Return the folder of an extractive summarizer in a run, or ``None`` if there is none."""
+    folder = find_record_model(run)
+    return folder if folder is not None and is_extractive(folder) else None
 
 
 def _open_seq2seq(run: str) -> ModelBundle:
