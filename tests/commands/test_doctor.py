@@ -10,7 +10,7 @@ import torch
 
 from homespun.commands import doctor
 from homespun.commands.doctor import Check, examine
-from homespun.training import precision
+from homespun.training import devices, precision
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,14 @@ def test_extras_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(("half", "faster"), [(90.0, False), (200.0, True)])
 def test_faster_bfloat16_is_reported(monkeypatch: pytest.MonkeyPatch, half: float, faster: bool) -> None:
-    monkeypatch.setattr(precision, "product_rates", lambda *, size, seconds: (100e9, 1e9 * half))
+    monkeypatch.setattr(devices, "has_bf16", lambda: True)
+    monkeypatch.setattr(precision, "product_rates", lambda dtypes, *, size, seconds: [100e9, 1e9 * half])
     detail = only(doctor._matmul()).detail
     assert re.search(rf"100 GFLOP/s in float32 .*1024 x 1024.* {half / 100:.2f} times .*bfloat16", detail)
     assert ("train.precision=auto" in detail) is faster
+
+
+def test_emulated_bfloat16_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "has_bf16", lambda: False)
+    monkeypatch.setattr(precision, "product_rates", lambda dtypes, *, size, seconds: [100e9] * len(dtypes))
+    assert only(doctor._matmul()).detail == "100 GFLOP/s in float32 on the CPU (1024 x 1024), no bfloat16 instructions"

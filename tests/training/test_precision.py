@@ -86,8 +86,11 @@ def test_an_lstm_is_float32_where_torch_has_none_in_bf16(machine, monkeypatch):
     assert chosen().name == "bf16"
 
 
-def test_rates_are_measured_in_both_types():
-    assert all(rate > 0 and math.isfinite(rate) for rate in product_rates(size=16, seconds=0.01))
+@pytest.mark.parametrize("dtypes", [[torch.float32], [torch.float32, torch.bfloat16]])
+def test_rates_are_measured_in_all_types(dtypes):
+    rates = product_rates(dtypes, size=16, seconds=0.01)
+    assert len(rates) == len(dtypes)
+    assert all(rate > 0 and math.isfinite(rate) for rate in rates)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,29 +98,30 @@ def multiplies_faster_in_bf16() -> bool:
 
 @functools.cache
 def _bf16_speedup(threads: int) -> float:
-    float32, bf16 = product_rates(size=_SIZE, seconds=_SECONDS)
+    float32, bf16 = product_rates((torch.float32, torch.bfloat16), size=_SIZE, seconds=_SECONDS)
     return bf16 / float32
 
 
-def product_rates(*, size: int, seconds: float) -> tuple[float, float]:
-    """Measure FLOPs a second of square matrix products on the CPU, in float32 and in bfloat16.
+def product_rates(dtypes: Sequence[torch.dtype], *, size: int, seconds: float) -> list[float]:
+    """Measure FLOPs a second of square matrix products on the CPU in each of several types.
 
     The types alternate and the best round of each counts, so that other processes slow down both equally.
 
     Args:
+        dtypes: types of the matrices.
         size: rows and columns of the matrices.
         seconds: duration of the measurement.
     """
-    pairs = [tuple(torch.rand(2, size, size).to(dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    pairs = [tuple(torch.rand(2, size, size).to(dtype)) for dtype in dtypes]
     products = [left @ right for left, right in pairs]  # the first product also allocates and starts threads
-    best = [0.0, 0.0]
+    best = [0.0 for _ in dtypes]
     for _ in range(_ROUNDS):
         for index, (left, right) in enumerate(pairs):
             spent, count = 0.0, 0
             started = time.perf_counter()
-            while spent < seconds / (2 * _ROUNDS):
+            while spent < seconds / (len(dtypes) * _ROUNDS):
                 torch.mm(left, right, out=products[index])
                 count += 1
                 spent = time.perf_counter() - started
             best[index] = max(best[index], 2 * size**3 * count / spent)
-    return best[0], best[1]
+    return best
