@@ -22,6 +22,7 @@ from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded from an incomplete character
+_KEPT = 4  # tokens of a text that are kept for its next ones
 _CONTEXT = 16  # tokens that are decoded before new ones, for white space and characters at their end
 
 
@@ -69,7 +70,7 @@ class TextPieces:
         if self.stopped:
             self._held, self._new, self._returned = "", [], 0
         elif new and new[-1] != _UNFINISHED:  # the text is final, so that each token is decoded once
-            self._before = [*self._before[-_CONTEXT:], *self._new]
+            self._before = [*self._before, *self._new][-_KEPT:]
             self._held, self._new, self._returned = text[self._returned :], [], 0
         return piece
 
