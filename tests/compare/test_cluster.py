@@ -216,9 +216,9 @@ def test_a_task_of_a_lost_machine_is_submitted_again(tmp_path: Path, monkeypatch
 
 def test_workers_that_cannot_run_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="not 0; install one version"):
-        run_command(["pretrain"], str(tmp_path / "log"), {}, str(tmp_path), "0")
+        run_command(["pretrain"], str(tmp_path / "log"), {}, str(tmp_path), 1, "0")
     with pytest.raises(UserError, match=r"does not see .* share"):
-        run_command(["pretrain"], str(tmp_path / "log"), {}, str(tmp_path), version("homespun"))
+        run_command(["pretrain"], str(tmp_path / "log"), {}, str(tmp_path), 1, version("homespun"))
     for cause, problem in (
         (UserError("a worker has homespun 0"), "a worker has homespun 0"),
         (RuntimeError("ModuleNotFoundError: No module named 'homespun'"), "a worker has no homespun; install"),
