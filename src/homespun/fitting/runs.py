@@ -60,6 +60,8 @@ _LINEAR_SHARE, _LINEAR_SHARE_ALONE = 0.25, 0.75  # shares of the time of a linea
 _MIN_SECONDS = 60.0
 _DESCRIPTION = "candidate.json"
 
+_Train = Callable[[], TaggerFit | SummarizerFit]
+
 
 def fit_runs(
     task: RunTask, folder: Path, settings: FitSettings, *, resume: bool, display: Display, start: float
@@ -218,17 +220,8 @@ class _RunFit:
     def _linear(self, parts: Mapping[str, Sequence[Example]]) -> tuple[TaggerFit | SummarizerFit, Tree]:
         """Fit the candidate that is not a network; a resumed fit trains it again."""
         share = _LINEAR_SHARE if self.settings.seconds >= _MIN_SECONDS else _LINEAR_SHARE_ALONE
-        limit, seed = share * self.settings.seconds, self.settings.seed
-        if self.task.name == "token-classification":
-            sentences = cast(Mapping[str, list[TaggedWords]], parts)
-            plan: TaggerPlan | SummarizerPlan = (tagger := plan_tagger(sentences["train"], limit))
-            tagged = TaggedData(words=self.task.texts[0], tags=self.task.target)
-            train: Callable[[], TaggerFit | SummarizerFit] = partial(fit_tagger, tagged, sentences, tagger, seed=seed)
-        else:
-            pairs = cast(Mapping[str, list[SourceTargetPair]], parts)
-            plan = summarizer = plan_summarizer(pairs["train"], limit)
-            data = TextPairsData(source=list(self.task.texts), target=self.task.target)
-            train = partial(fit_summarizer, data, pairs, summarizer, seed=seed)
+        prepare = self._tagger if self.task.name == "token-classification" else self._summarizer
+        plan, train = prepare(parts, share * self.settings.seconds)
         title = plan.title
         self.display.line(f"{title}: about {formats.duration(plan.seconds)}, with a last training on all examples")
         if plan.share < 1:
@@ -239,6 +232,18 @@ class _RunFit:
         self.reserved = spent.wall  # wall time of the last training
         validation = _plain(found.measure("validation"))
         return found, candidate_row(found.name, title, found.model.parameters, spent, validation=validation)
+
+    def _tagger(self, parts: Mapping[str, Sequence[Example]], seconds: float) -> tuple[TaggerPlan, _Train]:
+        sentences = cast(Mapping[str, list[TaggedWords]], parts)
+        plan = plan_tagger(sentences["train"], seconds)
+        data = TaggedData(words=self.task.texts[0], tags=self.task.target)
+        return plan, partial(fit_tagger, data, sentences, plan, seed=self.settings.seed)
+
+    def _summarizer(self, parts: Mapping[str, Sequence[Example]], seconds: float) -> tuple[SummarizerPlan, _Train]:
+        pairs = cast(Mapping[str, list[SourceTargetPair]], parts)
+        plan = plan_summarizer(pairs["train"], seconds)
+        data = TextPairsData(source=list(self.task.texts), target=self.task.target)
+        return plan, partial(fit_summarizer, data, pairs, plan, seed=self.settings.seed)
 
     def _may_train_network(self, parts: Mapping[str, Sequence[Example]]) -> bool:
         """Return False and print the reason if time or text do not suffice for a network."""
