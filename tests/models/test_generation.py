@@ -365,5 +365,14 @@ def test_prompts_that_cannot_be_are_refused() -> None:
         stream(model, IDS[:1], {"num_beams": 2})
 
 
+@pytest.mark.parametrize("name", ["position_ids", "documents", "global_attention_mask"])
+def test_a_causal_model_refuses_what_it_would_ignore(name: str) -> None:
+    model = build("full")
+    with pytest.raises(UserError, match=name):
+        model.generate(IDS, KEEP, **{name: torch.zeros_like(IDS)})
+    zeros = torch.zeros_like(IDS)  # of a tokenizer
+    assert torch.equal(model.generate(IDS, KEEP, token_type_ids=zeros), model.generate(IDS, KEEP))
+
+
 def test_the_arguments_are_the_fields_of_the_config() -> None:
     assert [*GenerationArguments.__annotations__] == [*GenerationConfig.model_fields]

@@ -139,7 +139,7 @@ class Model(nn.Module):
         Args:
             input_ids: (batch, seq) ids of texts, padded on either side.
             attention_mask: (batch, seq); 0 at padding.
-            token_type_ids: as for `forward`, for an encoder-decoder.
+            token_type_ids: as for `forward`, for an encoder-decoder; a causal model accepts zeros.
             position_ids: as for `forward`, for an encoder-decoder.
             documents: as for `forward`, for an encoder-decoder.
             global_attention_mask: as for `forward`, for an encoder-decoder.
@@ -150,8 +150,8 @@ class Model(nn.Module):
                 right.
 
         Raises:
-            UserError: the model cannot generate, an argument is unknown, a prompt is empty or too long, or a segment is
-                unknown.
+            UserError: the model cannot generate, an argument is unknown or would be ignored, a prompt is empty or too
+                long, or a segment is unknown.
         """
         self._check_segments(token_type_ids)
         context = {

@@ -132,6 +132,10 @@ def _prepare(
             f"this model cannot generate: it is {_describe(backbone, head)}; use a model of objective clm or an "
             f"encoder-decoder, or homespun predict for a classifier"
         )
+    # tokenizers give zeros as token_type_ids
+    unused = [name for name, value in context.items() if name != "token_type_ids" or bool(value.any())]
+    if unused and not backbone.has_decoder:
+        raise UserError(f"a causal model does not use {', '.join(unused)} in generation; leave it out")
     vocab_size = backbone.embeddings.vocab_size
     config = GenerationConfig.of(arguments, model.special_tokens, vocab_size)
     keep = _find_padding(input_ids, attention_mask, vocab_size)
