@@ -69,6 +69,13 @@ def test_short_and_empty_texts(count: int) -> None:
     assert among == ["", alone[0], "C."]
 
 
+def test_few_texts_without_common_words() -> None:
+    ranker = fit_ranker(
+        ["Rivers rise. Stones fall.", "Markets open. Papers burn."], [["Stones fall."], ["Papers burn."]]
+    )
+    assert ranker.summarize(["Gardens grow. Engines stop."]) == ["Engines stop."]
+
+
 def test_texts_without_words_are_refused() -> None:
     with pytest.raises(UserError, match="no word"):
         fit_ranker(["?!", "..."], [["a"], ["b"]])

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION, WEIGHTS = "extractive.json", "extractive.safetensors"
 FORMAT = 1
-_NGRAMS = Ngrams(min_texts=3)
+_NGRAMS = Ngrams()
+_RECURRING = Ngrams(min_texts=3)
 _PENALTY = 5.0  # of ridge regression
 _FIRST, _LAST = 6, 3  # positions from the start and from the end of a text that have a weight
 _LONGEST = 60  # words; longer sentences count as this long
@@ -128,12 +129,16 @@ def fit_ranker(sources: Sequence[str], references: Sequence[Sequence[str]]) -> S
         references: summaries of each text, of which the most similar one counts.
 
     Raises:
-        UserError: the texts have no words, or no two of three sentences have a word in common.
+        UserError: the texts have no words.
     """
     from sklearn.linear_model import Ridge
 
     texts = [split_sentences(source) for source in sources]
-    words = fit_vectorizers((_NGRAMS,), Texts([sentence for sentences in texts for sentence in sentences]))[0]
+    sentences = [sentence for text in texts for sentence in text]
+    try:
+        (words,) = fit_vectorizers((_RECURRING,), Texts(sentences))
+    except UserError:  # no word recurs
+        (words,) = fit_vectorizers((_NGRAMS,), Texts(sentences))
     targets = [overlap(sentence, several) for text, several in zip(texts, references, strict=True) for sentence in text]
     ridge = Ridge(alpha=_PENALTY, random_state=0).fit(_features(words, texts), np.array(targets))
     return SentenceRanker(words, ridge.coef_.astype(np.float32), float(ridge.intercept_), count=1)
