@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from homespun.errors import UserError
-from homespun.extractive import DESCRIPTION, WEIGHTS, SentenceRanker, fit_ranker, is_extractive, overlap, with_count
+from homespun.extractive import (
+    DESCRIPTION,
+    WEIGHTS,
+    SentenceRanker,
+    count_words,
+    fit_ranker,
+    is_extractive,
+    overlap,
+    with_count,
+)
 
 WORDS = "river stone market paper window garden winter letter bridge engine".split()  # noqa: SIM905
 
@@ -77,8 +86,20 @@ def test_few_texts_without_common_words() -> None:
 
 
 def test_texts_without_words_are_refused() -> None:
-    with pytest.raises(UserError, match="no word"):
-        fit_ranker(["?!", "..."], [["a"], ["b"]])
+    for sources in (["?!", "..."], []):
+        with pytest.raises(UserError, match="no word"):
+            fit_ranker(sources, [["a"] for _ in sources])
+
+
+def test_a_limit_of_words_takes_evenly_spaced_texts() -> None:
+    sources, references = corpus(0, at=0)
+    words = count_words(sources)
+    for step, max_words in ((1, words), (1, 2 * words), (2, words // 2), (40, words // 40)):
+        limited = fit_ranker(sources, references, max_words=max_words)
+        chosen = [int(index) for index in np.arange(0, len(sources), max(1, words / max_words))]
+        assert len(chosen) == pytest.approx(len(sources) / step, abs=1)
+        alone = fit_ranker([sources[index] for index in chosen], [references[index] for index in chosen])
+        assert limited.summarize(sources) == alone.summarize(sources)
 
 
 def test_a_stored_ranker_is_the_same(tmp_path: Path) -> None:

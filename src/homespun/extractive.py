@@ -121,27 +121,40 @@ def is_extractive(folder: Path) -> bool:
     return (folder / DESCRIPTION).is_file()
 
 
-def fit_ranker(sources: Sequence[str], references: Sequence[Sequence[str]]) -> SentenceRanker:
-    """Fit a ranker whose summaries have one sentence.
+def fit_ranker(
+    sources: Sequence[str], references: Sequence[Sequence[str]], *, count: int = 1, max_words: int | None = None
+) -> SentenceRanker:
+    """Fit a ranker.
 
     Args:
         sources: training texts.
         references: summaries of each text, of which the most similar one counts.
+        count: sentences of a summary.
+        max_words: maximum words of the sources; of longer ones, evenly spaced texts are used.
 
     Raises:
         UserError: the texts have no words.
     """
     from sklearn.linear_model import Ridge
 
-    texts = [split_sentences(source) for source in sources]
+    step = 1.0 if max_words is None else max(1.0, count_words(sources) / max_words)
+    chosen = np.arange(0, len(sources), step).astype(int)
+    texts = [split_sentences(sources[index]) for index in chosen]
     sentences = [sentence for text in texts for sentence in text]
     try:
         (words,) = fit_vectorizers((_RECURRING,), Texts(sentences))
     except UserError:  # no word recurs
         (words,) = fit_vectorizers((_NGRAMS,), Texts(sentences))
-    targets = [overlap(sentence, several) for text, several in zip(texts, references, strict=True) for sentence in text]
+    targets = [
+        overlap(sentence, references[index]) for index, text in zip(chosen, texts, strict=True) for sentence in text
+    ]
     ridge = Ridge(alpha=_PENALTY, random_state=0).fit(_features(words, texts), np.array(targets))
-    return SentenceRanker(words, ridge.coef_.astype(np.float32), float(ridge.intercept_), count=1)
+    return SentenceRanker(words, ridge.coef_.astype(np.float32), float(ridge.intercept_), count)
+
+
+def count_words(texts: Sequence[str]) -> int:
+    """Count the words of texts."""
+    return sum(len(text.split()) for text in texts)
 
 
 def with_count(ranker: SentenceRanker, count: int) -> SentenceRanker:

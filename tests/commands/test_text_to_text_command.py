@@ -91,7 +91,7 @@ def test_a_writer_learns_and_is_used(
     assert result["measured_on"] == "test"
     assert result["test"]["rows"] == 23
     kinds = {f"{kind}-{count}" for kind in ("lead", "random", "central") for count in (1, 3)}
-    assert result["baselines"].keys() == kinds | {"copy"}
+    assert result["baselines"].keys() == kinds | {"copy", "extractive"}
     assert result["test"]["rouge1"] > result["baselines"]["lead-3"]["rouge1"] + 0.3
     assert 0 < result["validation"]["loss"] < 6
     lines = read_lines(run / "predictions/model.jsonl")

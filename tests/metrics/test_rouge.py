@@ -5,9 +5,11 @@ import sys
 
 import pytest
 
+from homespun.data.source_target import SourceTargetPair
 from homespun.errors import UserError
 from homespun.metrics.text import Rouge, mean_scores
-from homespun.tasks.summaries import central_sentences, sentence_baselines
+from homespun.tasks.seq2seq_data import TextPairsData
+from homespun.tasks.summaries import central_sentences, measure_baselines, sentence_baselines
 
 
 def test_scores_are_those_by_hand() -> None:
@@ -47,6 +49,16 @@ def test_first_sentences_and_random_ones() -> None:
     assert set(drawn) == {"One is here.", "Two is there.", "Three is gone.", "Four is back.", "Five is last."}
     three = sentence_baselines(["One is here. Two is there. Three is gone."], [source])
     assert three.keys() == {"lead-3", "random-3", "central-3", "copy"}
+
+
+def test_a_trained_baseline_of_texts_with_words() -> None:
+    pytest.importorskip("rouge_score")
+    data = TextPairsData()
+    pairs = [SourceTargetPair(f"A river is {n}. The stone is {n}.", (f"The stone is {n}.",)) for n in range(9)]
+    found = measure_baselines(data, pairs, pairs, Rouge())
+    assert found["extractive"].metrics["rouge1"] == 1.0 > found["lead-1"].metrics["rouge1"]
+    empty = [SourceTargetPair("?! ...", ("...",))]
+    assert "extractive" not in measure_baselines(data, empty, pairs, Rouge())
 
 
 def test_central_sentences_have_the_highest_bm25() -> None:

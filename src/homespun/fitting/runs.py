@@ -243,7 +243,7 @@ class _RunFit:
         pairs = cast(Mapping[str, list[SourceTargetPair]], parts)
         plan = plan_summarizer(pairs["train"], seconds)
         data = TextPairsData(source=list(self.task.texts), target=self.task.target)
-        return plan, partial(fit_summarizer, data, pairs, plan, seed=self.settings.seed)
+        return plan, partial(fit_summarizer, data, pairs, plan)
 
     def _may_train_network(self, parts: Mapping[str, Sequence[Example]]) -> bool:
         """Return False and print the reason if time or text do not suffice for a network."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from statistics import median
 
 import numpy as np
 
 from homespun.data.source_target import SourceTargetPair
 from homespun.errors import UserError
+from homespun.extractive import fit_ranker
 from homespun.metrics.classification import Metrics
 from homespun.metrics.text import Rouge, mean_scores
 from homespun.tasks.protocol import Measured
 from homespun.tasks.seq2seq_data import TextPairsData
 from homespun.text.clean import split_sentences
 
+_MAX_WORDS = 1_000_000  # of the sources that the extractive baseline learns from, 15 seconds of one core
 _Scored = tuple[SourceTargetPair, str, dict[str, float]]  # pair, generated text, ROUGE
 
 
@@ -49,9 +52,16 @@ def measure_texts(
 def measure_baselines(
     data: TextPairsData, training: Sequence[SourceTargetPair], test: Sequence[SourceTargetPair], rouge: Rouge
 ) -> dict[str, Measured]:
-    """Evaluate `sentence_baselines` on ``test``."""
-    targets = [pair.targets[0] for pair in training if not pair.is_empty]
-    baselines = sentence_baselines(targets, [pair.source for pair in test])
+    """Evaluate `sentence_baselines` on ``test``, and ``extractive``: an extractive model of the training pairs."""
+    filled, sources = [pair for pair in training if not pair.is_empty], [pair.source for pair in test]
+    targets = [pair.targets[0] for pair in filled]
+    baselines = sentence_baselines(targets, sources)
+    with suppress(UserError):  # texts without words
+        references = [pair.targets for pair in filled]
+        ranker = fit_ranker(
+            [pair.source for pair in filled], references, count=typical_count(targets), max_words=_MAX_WORDS
+        )
+        baselines["extractive"] = ranker.summarize(sources)
     return {name: measure_texts(data, test, texts, rouge) for name, texts in baselines.items()}
 
 
@@ -59,6 +69,11 @@ def _mean_metrics(scored: Sequence[_Scored]) -> Metrics:
     """Average the scores of pairs with their generated texts."""
     targets = [pair.targets[0] for pair, _, _ in scored]
     return mean_scores([scores for _, _, scores in scored], [text for _, text, _ in scored], targets)
+
+
+def typical_count(targets: Sequence[str]) -> int:
+    """Median number of sentences of training targets, at least 1."""
+    return max(1, round(median(len(split_sentences(target)) for target in targets))) if targets else 3
 
 
 def sentence_baselines(targets: Sequence[str], sources: Sequence[str]) -> dict[str, list[str]]:
@@ -70,9 +85,8 @@ def sentence_baselines(targets: Sequence[str], sources: Sequence[str]) -> dict[s
     weak baseline for targets of one.
     """
     sentences = list(map(split_sentences, sources))
-    typical = round(median(len(split_sentences(target)) for target in targets)) if targets else 3
     baselines: dict[str, list[str]] = {}
-    for count in dict.fromkeys((3, max(1, typical))):
+    for count in dict.fromkeys((3, typical_count(targets))):
         baselines[f"lead-{count}"] = [" ".join(text[:count]) for text in sentences]
         baselines[f"random-{count}"] = [
             " ".join(text[i] for i in sorted(random.Random(index).sample(range(len(text)), min(count, len(text)))))
