@@ -25,7 +25,6 @@ from homespun.cli.options import (
     split_list,
     writing_from,
 )
-from homespun.config import parse_count, parse_option
 from homespun.errors import UserError
 
 tokenizer_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Train or extend a tokenizer.")
@@ -55,6 +54,7 @@ def tokenizer_train(
 ) -> None:
     """Train a tokenizer on your text."""
     from homespun.commands.preparation import train_tokenizer
+    from homespun.config import parse_count, parse_option
     from homespun.data.reading import reading
     from homespun.text.tokenizer import KINDS
 
@@ -169,6 +169,7 @@ def corpus_build(
     if ray and workers is not None:
         raise UserError("--workers is the number of threads of one machine; leave it out with --ray")
     from homespun.commands.preparation import describe_corpus, make_corpus
+    from homespun.config import parse_count, parse_option
     from homespun.data.reading import reading
 
     text = reading(
