@@ -6,6 +6,7 @@ Each claim of ``claims.yaml`` names the tests that decide it. A claim holds if a
   claim does not hold if the order is the opposite one, or if no difference is significant and one of ``relevant`` would
   have been found.
 - ``within``: the difference and what the comparison could have detected are together not larger.
+- ``at_most``: the same of the part by which ``higher`` is above ``lower``, so that the opposite order holds too.
 - ``at_least``: the mean over seeds is above it, beyond its 95 % interval over seeds and test examples.
 
 What is neither way cannot be decided. Verdicts are kept in ``--store``, so that comparisons may be run on several
@@ -57,14 +58,17 @@ class ClaimTest(Config):
     lower: str = Field(default="", description="variation that has the lower value")
     higher: str = ""
     within: float | None = Field(default=None, description="the two do not differ by more")
+    at_most: float | None = Field(default=None, description="`higher` is not above `lower` by more")
     model: str = Field(default="", description="variation that has at least `at_least`")
     at_least: float | None = None
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> ClaimTest:
-        if (self.at_least is None) == (not self.model) == bool(self.lower and self.higher):
-            return self
-        raise ValueError("give lower and higher, or model and at_least")
+        if not (self.at_least is None) == (not self.model) == bool(self.lower and self.higher):
+            raise ValueError("give lower and higher, or model and at_least")
+        if None not in (self.within, self.at_most):
+            raise ValueError("give within or at_most")
+        return self
 
 
 class Claim(Config):
@@ -161,8 +165,10 @@ class _Measured:
         pair = self.tests[(test.lower, test.higher) if in_order else (test.higher, test.lower)]
         assert pair.gap is not None and pair.adjusted is not None and pair.detectable is not None  # noqa: PT018
         significant = pair.adjusted <= LEVEL
-        if test.within is not None:
-            holds, refuted = pair.gap + pair.detectable <= test.within, significant and pair.gap > test.within
+        bound = test.within if test.at_most is None else test.at_most
+        if bound is not None:
+            gap = pair.gap if in_order or test.at_most is None else -pair.gap
+            holds, refuted = gap + pair.detectable <= bound, significant and gap > bound
         else:
             holds, refuted = significant and in_order, significant or pair.detectable <= self.relevant
         lower, higher = (self.write(*_spread(self.values[name])) for name in (test.lower, test.higher))

@@ -58,6 +58,9 @@ def verdict(out: Path, **test: object) -> str | None:
         ({"of": "phrasebank", "lower": "bert", "higher": "window-16", "within": 0.2}, "holds"),
         ({"of": "phrasebank", "lower": "bert", "higher": "window-16", "within": 0.005}, "cannot be decided"),
         ({"of": "phrasebank", "lower": "reformer", "higher": "bert", "within": 0.01}, "does not hold"),
+        ({"of": "phrasebank", "lower": "reformer", "higher": "bert", "at_most": 0.01}, "does not hold"),
+        ({"of": "phrasebank", "lower": "bert", "higher": "reformer", "at_most": 0.01}, "holds"),
+        ({"of": "phrasebank", "lower": "bert", "higher": "window-16", "at_most": 0.005}, "cannot be decided"),
         ({"of": "phrasebank", "model": "bert", "at_least": 0.7}, "holds"),
         ({"of": "phrasebank", "model": "bert", "at_least": 0.84}, "cannot be decided"),
         ({"of": "phrasebank", "model": "bert", "at_least": 0.95}, "does not hold"),
@@ -73,6 +76,16 @@ def verdict(out: Path, **test: object) -> str | None:
 )
 def test_a_verdict(test: dict[str, object], expected: str | None, out: Path) -> None:
     assert verdict(out, **test) == expected
+
+
+@pytest.mark.parametrize(
+    "test", [{"lower": "a"}, {"model": "a"}, {"model": "a", "lower": "a", "higher": "b", "at_least": 1.0}, {}]
+)
+def test_a_test_is_of_one_kind(test: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="give"):
+        ClaimTest.model_validate({"experiment": "small", "of": "loss", **test})
+    with pytest.raises(ValueError, match="give"):
+        ClaimTest(experiment="small", of="loss", lower="a", higher="b", within=0.1, at_most=0.1)
 
 
 def test_one_refuted_test_refutes_a_claim_and_a_missing_one_leaves_it_open(out: Path) -> None:
