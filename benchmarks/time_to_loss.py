@@ -247,7 +247,7 @@ def _peer(
         tokens += sum(part.real_tokens for part in parts)
         if share() >= min(1.0, (len(curve) + 1) / POINTS):
             with watch.stopped():
-                held_out_loss = _evaluate(network, held_out.once(), half)
+                held_out_loss = _evaluate(network, held_out.once())
             curve.append({"tokens": tokens, "seconds": watch(), "loss": held_out_loss})
         if share() >= 1.0:
             break
@@ -321,10 +321,11 @@ def _loss(network: Any, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(chosen, batch.labels)
 
 
-def _evaluate(network: nn.Module, batches: Iterator[Batch], half: Any) -> float:
+def _evaluate(network: nn.Module, batches: Iterator[Batch]) -> float:
+    """Compute the loss in float32, as `evaluate_loss` does for recipes."""
     network.eval()
     total, targets = 0.0, 0
-    with torch.no_grad(), half:
+    with torch.no_grad():
         for batch in batches:
             assert batch.labels is not None
             total += float(_loss(network, batch)) * len(batch.labels)
