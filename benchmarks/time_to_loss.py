@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +109,7 @@ def _contest(name: str, arguments: list[str], options: argparse.Namespace) -> li
 def _started(trial: str, arguments: list[str], options: argparse.Namespace) -> dict[str, Any]:
     amount = f"{options.minutes:g}m" if options.tokens is None else str(options.tokens)
     name = "-".join([options.text, options.objective, *trial.split("/"), amount])
+    name += f"-{options.precision}-{options.threads}"
     if options.settings:  # too long together for a file name
         name += "-" + hashlib.blake2b("\n".join(options.settings).encode(), digest_size=4).hexdigest()
     folder = options.out / name.replace("/", "_")
@@ -235,7 +235,7 @@ def _peer(
     def share() -> float:
         return float(tokens / options.tokens if options.tokens else watch() / (60 * options.minutes))
 
-    for number, parts in zip(count(1), training.steps(), strict=False):
+    for number, parts in enumerate(training.steps(), start=1):
         for group in optimizer.param_groups:
             group["lr"] = rate * schedule.multiplier(min(1.0, share() + 0.5 * share() / number))
         with half:

@@ -49,6 +49,8 @@ def test_ours_and_a_peer_are_trained_on_the_same_tokens(data: Path, monkeypatch:
 
     monkeypatch.setattr(time_to_loss.subprocess, "run", never)
     assert time_to_loss.run([*ARGUMENTS, *TINY, "--out", str(data)]) == found
+    with pytest.raises(AssertionError, match="repeated"):  # another precision is another trial
+        time_to_loss.run([*ARGUMENTS, *TINY, "--precision", "bf16", "--out", str(data)])
 
 
 @pytest.mark.parametrize(("peer", "probability"), [("bert", 0.15), ("modernbert", 0.3)])
