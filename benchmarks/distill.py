@@ -15,6 +15,7 @@ import json
 import os
 import random
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -141,11 +142,11 @@ def _speed(teacher: Any, student: Any) -> list[dict[str, Any]]:
 def _summary(trials: dict[str, Any]) -> dict[str, Any]:
     """Average over seeds: accuracy of each variant and its share of the teacher's; speed of all students."""
     teacher_accuracies = [trial["teacher"]["accuracy"]["teacher"] for trial in trials.values() if trial["teacher"]]
-    found: dict[str, Any] = {"teacher": sum(teacher_accuracies) / len(teacher_accuracies)} if teacher_accuracies else {}
+    found: dict[str, Any] = {"teacher": statistics.mean(teacher_accuracies)} if teacher_accuracies else {}
     for name in VARIANTS:
         accuracies = [trial["accuracy"] for key, trial in trials.items() if key.rpartition("-")[0] == name]
         if accuracies:
-            mean = sum(accuracies) / len(accuracies)
+            mean = statistics.mean(accuracies)
             found[name] = {"seeds": len(accuracies), "accuracy": mean, "lowest": min(accuracies)}
             found[name] |= {"kept": mean / found["teacher"]} if teacher_accuracies else {}
     turns: dict[str, list[float]] = {}
@@ -153,7 +154,7 @@ def _summary(trials: dict[str, Any]) -> dict[str, Any]:
         for row in trial["speed"]:
             key = f"{row['length']} tokens, {row['batch_size']} at a time"
             turns.setdefault(key, []).append(row["teacher"] / row["student"])
-    return found | {"faster": {key: sorted(ratios)[len(ratios) // 2] for key, ratios in turns.items()}}
+    return found | {"faster": {key: statistics.median(ratios) for key, ratios in turns.items()}}
 
 
 def _answer(summary: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -136,5 +137,5 @@ def measure(runs: int, steps: int) -> dict[str, Any]:
         "identical": identical,  # losses of every step, bit by bit
         "resumed_at": resumed,
         "lost_node": {"processes": processes, "difference": max(abs(a / b - 1) for a, b in pairs)},
-        "seconds_to_the_end": sorted(restart_seconds)[len(restart_seconds) // 2],
+        "seconds_to_the_end": statistics.median(restart_seconds),
     }
