@@ -155,11 +155,11 @@ def _measure(
         with context.Pool(1) as pool:
             pool.apply(_send, (port, texts, clients, WARMUP))
             before = _processor_seconds(process)
-            measured, client_seconds = pool.apply(_send, (port, texts, clients, seconds))
-            used, latencies = _processor_seconds(process) - before, np.array(measured)
+            latencies, in_time, client_seconds = pool.apply(_send, (port, texts, clients, seconds))
+            used = _processor_seconds(process) - before
     p50, p99 = np.percentile(latencies, [50, 99])
     return {
-        "requests_per_second": round(len(latencies) / seconds, 1),
+        "requests_per_second": round(in_time / seconds, 1),
         "processor_ms": round(1000 * used / len(latencies), 2),
         "client_processor_ms": round(1000 * client_seconds / len(latencies), 2),
         "p50_ms": round(1000 * float(p50), 1),
@@ -178,22 +178,24 @@ def _median(turns: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: float(np.median([turn[name] for turn in turns])) for name in turns[0]}
 
 
-def _send(port: int, texts: Sequence[str], clients: int, seconds: float) -> tuple[list[float], float]:
-    """Return the latency of each answered request, and the processor time of the clients."""
+def _send(port: int, texts: Sequence[str], clients: int, seconds: float) -> tuple[list[float], int, float]:
+    """Return the latency of each request, the number answered within ``seconds``, and the clients' processor time."""
     before = time.process_time()
-    return asyncio.run(_send_all(port, texts, clients, seconds)), time.process_time() - before
+    answered = asyncio.run(_send_all(port, texts, clients, seconds))
+    latencies = [latency for latency, _ in answered]
+    return latencies, sum(in_time for _, in_time in answered), time.process_time() - before
 
 
-async def _send_all(port: int, texts: Sequence[str], clients: int, seconds: float) -> list[float]:
+async def _send_all(port: int, texts: Sequence[str], clients: int, seconds: float) -> list[tuple[float, bool]]:
     end = time.perf_counter() + seconds
     found = await asyncio.gather(*(_client(port, texts, number, end) for number in range(clients)))
-    return [one for latencies in found for one in latencies]
+    return list(itertools.chain.from_iterable(found))
 
 
-async def _client(port: int, texts: Sequence[str], seed: int, end: float) -> list[float]:
-    """Send one request after another over one connection."""
+async def _client(port: int, texts: Sequence[str], seed: int, end: float) -> list[tuple[float, bool]]:
+    """Send one request after another over one connection; return latencies, and whether they were answered in time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    draw, latencies = random.Random(seed), []
+    draw, answered = random.Random(seed), []
     while (start := time.perf_counter()) < end:
         body = json.dumps({"texts": [draw.choice(texts)]}).encode()
         head = f"POST /predict HTTP/1.1\r\nHost: [::1]\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -203,6 +205,7 @@ async def _client(port: int, texts: Sequence[str], seed: int, end: float) -> lis
             raise RuntimeError(answer.decode())
         size = next(line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:"))
         await reader.readexactly(int(size.partition(b":")[2]))
-        latencies.append(time.perf_counter() - start)
+        now = time.perf_counter()
+        answered.append((now - start, now <= end))
     writer.close()
-    return latencies
+    return answered
