@@ -105,7 +105,7 @@ def _longformer_alone(sizes: Sizes) -> Peer:
 
     def forward(hidden: Tensor) -> Tensor:
         chosen = torch.zeros(hidden.shape[:2], device=hidden.device)
-        chosen[:, 0] = 10_000.0  # so it is told which tokens are global
+        chosen[:, 0] = 10_000.0  # positive: a global token
         mixed: Tensor = attention(
             hidden,
             attention_mask=chosen,

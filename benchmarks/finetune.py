@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
         rates: dict[str, list[float]] = {name: [] for name in loops}
         for number in range(options.rounds):
             spent = dict.fromkeys(loops, 0.0)
-            for _ in range(WINDOW // SLICE):  # short turns: what else the machine does then falls on both alike
+            for _ in range(WINDOW // SLICE):  # short turns, so that other load on the machine affects both
                 for name, loop in loops.items():
                     spent[name] += seconds(partial(loop.run, SLICE))
             for name in loops:
@@ -157,7 +157,7 @@ def peer(
     import transformers
 
     device = best_device()
-    config: Any = transformers.BertConfig  # whose `num_labels` is an argument that no type tells of
+    config: Any = transformers.BertConfig  # `num_labels` has no type
     torch.manual_seed(0)
     model: Any = transformers.BertForSequenceClassification(
         config(

@@ -71,9 +71,9 @@ def _measure(theirs: Any, ours: Any, beams: int, options: argparse.Namespace) ->
         contestant()  # to warm up
     seconds = measure_interleaved(contestants, options.rounds)
     if not torch.equal(written["ours"], written["peer"]):
-        raise RuntimeError("the two write different tokens, so their times say nothing of each other")
+        raise RuntimeError("the two generate different tokens; their times cannot be compared")
     if len({*written["ours"].flatten().tolist()}) < 3:
-        raise RuntimeError("all texts are one word again and again")
+        raise RuntimeError("the texts have fewer than three different tokens")
     return seconds
 
 

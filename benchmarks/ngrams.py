@@ -47,7 +47,7 @@ class KneserNey:
         del grams
         orders = [self._order(kept, counts)]
         for length in range(order - 1, 0, -1):
-            # a shorter gram counts the symbols that it was seen behind
+            # the count of a shorter gram is the number of different symbols before it
             kept, counts = np.unique(kept % self.base**length, return_counts=True)
             orders.append(self._order(kept, counts))
         self._orders = orders[::-1]
@@ -78,7 +78,7 @@ class KneserNey:
     def _order(self, grams: Symbols, counts: Symbols) -> _Order:
         contexts, first = np.unique(grams // self.base, return_index=True)
         once, twice = int((counts == 1).sum()), int((counts == 2).sum())
-        # where nothing was seen once, half: the formula has no answer
+        # the formula is 0 if no gram was seen once
         discount = once / (once + 2 * twice) if once else 0.5
         totals = np.add.reduceat(counts, first)
         kinds = np.diff(np.append(first, len(grams)))

@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--batches", type=int, default=20, help="in a turn (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds (default: %(default)s)")
     parser.add_argument("--step-rows", type=int, default=2, help="rows of a training step (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=3, help="training steps, the median told (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=3, help="training steps, for a median (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of a training step (default: %(default)s)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:

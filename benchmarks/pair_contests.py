@@ -81,7 +81,7 @@ def _trained(
     import transformers
 
     torch.manual_seed(training.seed)
-    # the classes of transformers tell of no types
+    # the classes of transformers have no types
     automatic: Any = transformers.AutoModelForSequenceClassification
     tokens: Any = transformers.AutoTokenizer
     tokenizer = tokens.from_pretrained(str(model))

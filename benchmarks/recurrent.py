@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks recurrent", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=4, help="steps of each in a round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds (default: %(default)s)")
-    parser.add_argument("--streams", type=int, default=64, help="beside each other (default: %(default)s)")
+    parser.add_argument("--streams", type=int, default=64, help="texts read in parallel (default: %(default)s)")
     parser.add_argument("--length", type=int, default=64, help="tokens of each in a step (default: %(default)s)")
     parser.add_argument("--hidden-size", type=int, default=256, help="of both layers (default: %(default)s)")
     parser.add_argument("--vocab-size", type=int, default=10_000, help="words (default: %(default)s)")

@@ -73,7 +73,7 @@ def peer_of_tags(model: Path, files: Mapping[str, Path], training: Any) -> float
     parts = {part: _sentences(files[part]) for part in ("train", "test")}
     names = sorted({tag for part in parts.values() for _, tags in part for tag in tags})
     torch.manual_seed(training.seed)
-    automatic: Any = transformers.AutoModelForTokenClassification  # the classes of transformers tell of no types
+    automatic: Any = transformers.AutoModelForTokenClassification  # the classes of transformers have no types
     tokens: Any = transformers.AutoTokenizer
     tokenizer = tokens.from_pretrained(str(model))
     network = automatic.from_pretrained(str(model), num_labels=len(names))
