@@ -116,7 +116,7 @@ def prepare(data: Path, given: tuple[Path, Path] | None) -> None:
 
 
 def comparison(data: Path, given: tuple[Path, Path] | None, steps: int, epochs: float) -> dict[str, Any]:
-    """Run a comparison of replaced and masked tokens with two seeds each, fine-tuned on the packages."""
+    """Build a comparison of replaced and masked tokens with two seeds each, fine-tuned on the packages."""
     train, test = given or (data / "train.jsonl", data / "test.jsonl")
     return {
         "kind": "compare",
@@ -175,7 +175,3 @@ def _took(words: Sequence[str]) -> Took:
     took = Took(processor, time.perf_counter() - clock)
     print(f"  {took.processor:.1f} s of the processor, {took.clock:.1f} s", file=sys.stderr, flush=True)
     return took
-
-
-if __name__ == "__main__":
-    print(json.dumps(run(sys.argv[1:])))

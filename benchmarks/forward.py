@@ -1,9 +1,8 @@
 """Forward pass of a BERT-base shape on 221 tokens, eager and compiled, against `transformers` with SDPA.
 
 Each contestant is a separate process with the same random weights and the same text, in evaluation mode without
-gradients; they alternate. A turn is the median of several passes on the wall clock. Processor time of a pass is
-reported too, since it depends less on other work on the machine. Compilation, which needs a C++ compiler, happens
-before the first turn.
+gradients; they alternate. A turn is the median of several passes. ``--clock processor`` measures processor time, which
+depends less on other work on the machine. Compilation, which needs a C++ compiler, happens before the first turn.
 """
 
 from __future__ import annotations

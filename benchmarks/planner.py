@@ -1,8 +1,5 @@
 """Accuracy of the planner: memory and time of small models of many kinds, predicted, probed and measured.
 
-Options: ``--only "NAME;NAME"``; ``--times N`` multiplies the rows; ``--wall`` measures wall-clock time (on a quiet
-machine) instead of processor time.
-
 Each case is a small recipe on synthetic text: a kind of attention, of network or of residual connection. It is
 predicted from its config alone; then probed with micro-batches of a quarter and of half its size, in separate
 processes; then measured at its own size, in a third. Nothing was fitted to any case: the memory of a process without
@@ -88,10 +85,10 @@ def recipe_of(name: str, times: int = 1) -> PretrainRecipe:
 
 def run(arguments: list[str]) -> dict[str, Any]:
     """Run the cases, and compute the deviations."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks planner")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--times", type=int, default=1)
-    parser.add_argument("--wall", action="store_true")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks planner", description=__doc__)
+    parser.add_argument("--only", default="", help="names of cases, separated by semicolons; default: all")
+    parser.add_argument("--times", type=int, default=1, help="factor of the rows (default: %(default)s)")
+    parser.add_argument("--wall", action="store_true", help="wall-clock time, on a quiet machine, not processor time")
     options = parser.parse_args(arguments)
     clock: Clock = "wall" if options.wall else "process"
     names = [part.strip() for part in options.only.split(";") if part.strip()] or list(CASES)

@@ -25,7 +25,7 @@ PROMPTS = [f"The report of year {year} says that revenue rose by" for year in ra
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks serve_generation", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks serve-generation", description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=32, help="new tokens of a text (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of torch (default: %(default)s)")

@@ -31,7 +31,7 @@ _MARK = 5000  # documents that a vocabulary is learnt of
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser("benchmarks vectors", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks vectors", description=__doc__)
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the data sets")
     parser.add_argument("--tokens", type=int, default=10_000_000)
     parser.add_argument("--size", type=int, default=100)
@@ -86,7 +86,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def _words(data: Path, tokens: int, folder: Path) -> WordFile:
-    """Write as many tokens of the three data sets, in equal shares as far as possible."""
+    """Write about ``tokens`` tokens of the data sets, in equal shares as far as possible."""
     corpora = [reading([str(data / name)], duplicates="keep") for name in INPUTS]
 
     def interleaved() -> Iterator[Document]:
