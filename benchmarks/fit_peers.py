@@ -1,10 +1,10 @@
 """Classifiers of other libraries with the data and the time limit of a finished `python -m benchmarks fit`.
 
-``fasttext`` (``pip install fasttext-numpy2-wheel``) searches its settings on a seventh of the training rows.
-``autogluon`` (``pip install autogluon.tabular[lightgbm,catboost,xgboost]``) searches ensembles of models of n-grams.
-``setfit`` (``pip install setfit``) fine-tunes the checkpoint ``--from`` on pairs of texts. ``frozen`` is a logistic
-regression on the vectors of that checkpoint by sentence-transformers, cross-validated, without a time limit. Peers
-are trained on training and validation rows together. Differences from the selected model of the fit have a paired
+``fasttext`` (``pip install fasttext-numpy2-wheel``) searches its settings on a seventh of the rows and is trained on
+the others. ``autogluon`` (``pip install autogluon.tabular[lightgbm,catboost,xgboost]``) searches ensembles of models of
+n-grams. ``setfit`` (``pip install setfit``) fine-tunes the checkpoint ``--from`` on pairs of texts. ``frozen`` is a
+logistic regression on the vectors of that checkpoint by sentence-transformers, cross-validated, without a time limit.
+Peers have training and validation rows together. Differences from the selected model of the fit have a paired
 permutation test over the test rows.
 """
 
@@ -133,7 +133,7 @@ def frozen(train: pd.DataFrame, test: pd.DataFrame, seconds: float, source: str 
 
     encoder = SentenceTransformer(source, device="cpu")
     vectors, held_out = (encoder.encode(part.text.tolist(), show_progress_bar=False) for part in (train, test))
-    model = LogisticRegressionCV(Cs=6, cv=5, max_iter=2_000, n_jobs=2).fit(vectors, train.label)
+    model = LogisticRegressionCV(Cs=6, cv=5, max_iter=2_000).fit(vectors, train.label)
     return list(model.predict(held_out))
 
 
