@@ -74,12 +74,12 @@ def _data_set(source: Source, inspection: Inspection, folder: Path, options: arg
         accuracies, seconds, outputs = [], [], []
         for seed in range(options.seeds):
             out = folder / "runs" / f"{change.replace(' ', '-')}-{seed}"
-            start = time.process_time()
             if not (out / "result.json").is_file():
+                start = time.process_time()
                 name, settings = finetuning_settings(source, inspection, files, own=True, seconds=3600, memory=None)
                 recipe = finetune_recipe(name, [*settings, *CHANGES[change], f"train.seed={seed}"])
                 finetune(recipe, out, start_from=source.path, display=Display(json=True))
-            seconds.append(time.process_time() - start)
+                seconds.append(time.process_time() - start)
             model = open_network(out)
             outputs.append(candidate(change, change, model, inspection, Clock(0.0, 0.0)))
             accuracies.append(outputs[-1].validation["accuracy"])
@@ -87,7 +87,7 @@ def _data_set(source: Source, inspection: Inspection, folder: Path, options: arg
             "accuracy": round(100 * fmean(accuracies), 2),
             "deviation": round(100 * stdev(accuracies), 2) if len(accuracies) > 1 else None,
             "macro_f1": round(100 * fmean(one.validation["macro_f1"] for one in outputs), 2),
-            "seconds": round(fmean(seconds), 1),
+            "seconds": round(fmean(seconds), 1) if seconds else None,  # those of finished runs are not known
         }
         print(folder.name, change, json.dumps(found[change]), file=sys.stderr, flush=True)
         if change == options.changes[0]:
