@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paths import SHARED
+
 COLUMNS = {"train": "class,title,description,source", "test": "class,title,description"}
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def run(arguments: list[str]) -> dict[str, Any]:

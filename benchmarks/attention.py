@@ -37,11 +37,11 @@ from benchmarks.measure import (
     peak_memory,
     seconds,
 )
+from benchmarks.paths import RESULTS, ROOT
 from homespun.models.encoder import EncoderConfig
 from homespun.nn.masks import Mask
 from homespun.training.devices import disable_malloc_trim
 
-ROOT = Path(__file__).resolve().parents[1]
 VOCAB_SIZE, SHORT = 1000, 64
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
@@ -180,7 +180,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="bf16: mixed, by autocast")
     parser.add_argument("--threads", type=int, help="processor threads (default: 2, with --by-length 1)")
-    parser.add_argument("--plot", default=str(ROOT / "results" / "attention-crossover.svg"), help="of --by-length")
+    parser.add_argument("--plot", default=str(RESULTS / "attention-crossover.svg"), help="of --by-length")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--alone", action="store_true", help="measure the attention module alone")
     mode.add_argument(

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.ngrams import KneserNey, bits_per_symbol
+from benchmarks.paths import SHARED
 from homespun.commands.pretrain import pretrain
 from homespun.commands.recipe import pretrain_recipe
 from homespun.data.corpus import Corpus, build_corpus
@@ -36,7 +37,6 @@ from homespun.report.figure import PALETTE, Curve, Look, drawing
 from homespun.text.sources import Document
 from homespun.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 BYTES = 256
 LENGTH = 256
 SETTINGS = (

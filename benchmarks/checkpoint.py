@@ -25,9 +25,8 @@ from typing import Any
 
 from benchmarks import checkpoint_page
 from benchmarks.measure import machine
+from benchmarks.paths import RESULTS, SHARED
 
-ROOT = Path(__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared" / "data"
 FIELDS = ("class", "title", "description")
 
 DATA = ("data.text=[title, description]", "data.label=class", "data.max_length=128", "data.validation=0.05")
@@ -100,7 +99,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--precision", choices=["float32", "bf16"], default="float32", help="whichever is faster here")
     parser.add_argument("--data", type=Path, default=SHARED, help="folder with ag_news/train.csv.gz and test.csv.gz")
     parser.add_argument("--out", type=Path, default=Path("runs/checkpoint"), help="where the runs go")
-    parser.add_argument("--results", type=Path, default=ROOT / "results" / "checkpoint.json")
+    parser.add_argument("--results", type=Path, default=RESULTS / "checkpoint.json")
     options = parser.parse_args(arguments)
     model = minilm()
     if model is None:

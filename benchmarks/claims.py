@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
+from benchmarks.paths import RESULTS
 from homespun.comparison_results import SignificanceTest
 from homespun.config import Config, read_yaml
 from homespun.io.atomic import write_text
@@ -36,9 +37,8 @@ from homespun.report.comparison_quality import TaskComparison, compare_seeds, ev
 from homespun.report.comparison_records import Comparison, Variant, is_comparison, read_comparison
 from homespun.report.significance import LEVEL, wilson_interval
 
-ROOT = Path(__file__).resolve().parents[1]
 CLAIMS = Path(__file__).with_name("claims.yaml")
-STORE, PAGE = ROOT / "results" / "sources.json", ROOT / "results" / "sources.md"
+STORE, PAGE = RESULTS / "sources.json", RESULTS / "sources.md"
 Verdict = Literal["holds", "does not hold", "cannot be decided"]
 
 

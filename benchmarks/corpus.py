@@ -14,12 +14,12 @@ from typing import Any
 from tokenizers import Tokenizer as Engine
 
 from benchmarks.measure import measure_interleaved, peak_memory, seconds
+from benchmarks.paths import SHARED
 from homespun.data.corpus import build_corpus
 from homespun.text.pydocs import python_documentation
 from homespun.text.sources import Document, read_documents
 from homespun.text.tokenizer import Tokenizer
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 PEER_BATCH = 1000  # documents to an `encode_batch`, as in the examples of `datasets`
 
 

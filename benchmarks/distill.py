@@ -25,8 +25,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.checkpoint import DATA, FIELDS, FULL, ROOT, SHARED, TRAIN, minilm
+from benchmarks.checkpoint import DATA, FIELDS, FULL, TRAIN, minilm
 from benchmarks.measure import machine
+from benchmarks.paths import RESULTS, SHARED
 
 STUDENT = (
     "train.optimizer.learning_rate=2.0e-4",
@@ -53,7 +54,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--rows", type=int, help="so many training rows, and a quarter as many test rows")
     parser.add_argument("--data", type=Path, default=SHARED, help="folder with ag_news/train.csv.gz and test.csv.gz")
     parser.add_argument("--out", type=Path, default=Path("runs/distill"), help="where the runs go")
-    parser.add_argument("--results", type=Path, default=ROOT / "results" / "distill.json")
+    parser.add_argument("--results", type=Path, default=RESULTS / "distill.json")
     options = parser.parse_args(arguments)
     model = minilm()
     if model is None:

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.measure import seconds
+from benchmarks.paths import SHARED
 from homespun.batch import Batch, RowSeed
 from homespun.data.labels import LabelledRows, Labels, read_labelled_texts
 from homespun.data.loader import WINDOW, Loader
@@ -37,7 +38,7 @@ from homespun.training.config import AdamW, Budget, ConstantSchedule, TrainConfi
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 
-AG_NEWS = Path(__file__).resolve().parents[2] / "shared" / "data" / "ag_news" / "train.csv.gz"
+AG_NEWS = SHARED / "ag_news" / "train.csv.gz"
 Precision = Literal["float32", "bf16"]
 
 BATCH_SIZE, LENGTH, LEARNING_RATE, DROPOUT, WARMUP, SLICE = 32, 128, 1e-4, 0.1, 3, 8

@@ -17,7 +17,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.fit import SHARED, read
+from benchmarks.fit import read
+from benchmarks.paths import SHARED
 from homespun.commands.finetune import finetune
 from homespun.commands.recipe import finetune_recipe
 from homespun.fitting.candidates import Candidate, Clock, average_candidate, candidate, fit_linear_model, plan_linear

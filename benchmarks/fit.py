@@ -25,9 +25,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
 import homespun
+from benchmarks.paths import SHARED
 from homespun.report.significance import permutation_test
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 SETS = ("ag-news", "phrasebank", "topics", "patents", "imdb", "newsgroups")
 HELD_OUT = ("sst2", "spoilers")  # not looked at while `fit` was written
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import homespun
-from benchmarks.agnews import SHARED
 from benchmarks.measure import measure_interleaved
+from benchmarks.paths import SHARED
 from benchmarks.serve import SHAPES, read_texts, write_model
 
 BATCH = 32  # texts of the pipeline

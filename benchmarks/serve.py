@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.agnews import SHARED
+from benchmarks.paths import SHARED
 
 WARMUP = 2.0  # seconds
 JSON = "application/json"

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.agnews import SHARED
+from benchmarks.paths import SHARED
 from benchmarks.serve import SHAPES, read_texts, start_server, write_model
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")

@@ -26,12 +26,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paths import SHARED
 from homespun.compare.recipe import CompareRecipe, compare_recipe, flat
 from homespun.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[1]
 COMPARISONS = Path(__file__).parent / "comparisons"
-SHARED = ROOT.parent / "shared" / "data"
 VOCAB_SIZE = 8000
 _FEWEST = 10  # filings whose training part has an item, or it is no class
 

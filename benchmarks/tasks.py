@@ -27,9 +27,8 @@ from typing import Any
 from benchmarks import pair_contests, word_contests
 from benchmarks.checkpoint import minilm
 from benchmarks.measure import machine
+from benchmarks.paths import RESULTS, SHARED
 
-ROOT = Path(__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared" / "data"
 SIDES = ("ours", "peer")
 
 
@@ -140,7 +139,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--precision", choices=("float32", "bf16"), default="float32", help="of both sides' training")
     parser.add_argument("--data", type=Path, default=SHARED, help="folder with mrpc/, stsb/, ...")
     parser.add_argument("--out", type=Path, default=Path("runs/tasks"), help="where the runs go")
-    parser.add_argument("--results", type=Path, default=ROOT / "results" / "tasks.json")
+    parser.add_argument("--results", type=Path, default=RESULTS / "tasks.json")
     parser.add_argument("--rehearse", type=int, metavar="ROWS", help="the first rows only, and one epoch")
     options = parser.parse_args(arguments)
     model = minilm()

@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.sources import SHARED, financial, financial_sentinels, reviews
+from benchmarks.paths import SHARED
+from benchmarks.sources import financial, financial_sentinels, reviews
 from homespun.batch import Batch
 from homespun.commands.pretrain import start_embeddings
 from homespun.commands.recipe import PretrainRecipe, pretrain_recipe

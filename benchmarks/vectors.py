@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.measure import measure_interleaved
+from benchmarks.paths import SHARED
 from homespun.data.corpus import build_corpus
 from homespun.data.reading import reading
 from homespun.text.sources import Document
@@ -25,7 +26,6 @@ from homespun.vectors.training import Glove, GloveConfig, Word2VecConfig, train_
 from homespun.vectors.word_file import WordFile, WordsConfig, write_words
 from homespun.vectors.word_vectors import WordVectors
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 INPUTS = ("edgar_10k/item1a.jsonl.gz", "maec/maec_calls.jsonl.gz", "imdb/train.jsonl.gz", "imdb/test.jsonl.gz")
 _MARK = 5000  # documents that a vocabulary is learnt of
 

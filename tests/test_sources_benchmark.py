@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from benchmarks import sources
+from benchmarks.paths import SHARED
 
 from homespun import cli
 from homespun.compare import comparison
@@ -157,7 +158,7 @@ def spread_out(rows: Iterable[Any], count: int) -> list[Any]:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sources")
-    sample(sources.SHARED, folder / "shared")
+    sample(SHARED, folder / "shared")
     return folder
 
 
@@ -174,7 +175,7 @@ def tiny(recipe: CompareRecipe) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.skipif(not sources.SHARED.is_dir(), reason="the shared data sets are not there")
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are not there")
 @pytest.mark.parametrize("name", NAMES)
 def test_an_experiment_runs_on_a_sample(name: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "MINILM" in (sources.COMPARISONS / f"{name}.yaml").read_text():
