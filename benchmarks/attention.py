@@ -16,11 +16,10 @@ shared machine; waiting threads count, so the default is one thread.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,14 @@ from torch import Tensor, nn
 
 from benchmarks.attention_peers import ALONE, PEERS
 from benchmarks.measure import (
+    PRECISIONS,
+    autocast,
     contestant,
     measure_interleaved,
     peak_bytes,
     peak_memory,
     seconds,
+    wait,
 )
 from benchmarks.paths import RESULTS, ROOT
 from homespun.models.encoder import EncoderConfig
@@ -43,7 +45,6 @@ from homespun.nn.masks import Mask
 from homespun.training.devices import disable_malloc_trim
 
 VOCAB_SIZE, SHORT = 1000, 64
-PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 GROWS_FROM = 2048
 FULL_UNTIL = 8192  # full attention of twice that takes a CPU minutes a step
@@ -220,8 +221,7 @@ def _seconds(
         def turn() -> None:
             for _ in range(steps):
                 step(settings.length)
-            if settings.device == "cuda":
-                torch.cuda.synchronize()
+            wait(settings.device)
 
         return seconds(turn) / steps
 
@@ -298,7 +298,7 @@ def _training(model: nn.Module, forward: Callable[[Tensor], Tensor], settings: S
     ids = torch.randint(5, VOCAB_SIZE, (1, max(settings.length, SHORT))).to(settings.device)
 
     def step(length: int) -> None:
-        with _autocast(settings):
+        with autocast(settings.device, settings.precision):
             loss: Any = forward(ids[:, :length]).float().abs().mean()
         loss.backward()
         optimizer.step()
@@ -314,7 +314,7 @@ def _attending(attention: nn.Module, forward: Callable[[Tensor], Tensor], settin
     hidden = torch.randn(1, settings.length, settings.hidden_size).to(settings.device).requires_grad_()
 
     def step(length: int) -> None:
-        with _autocast(settings):
+        with autocast(settings.device, settings.precision):
             mean: Any = forward(hidden[:, :length]).float().abs().mean()
         mean.backward()
         attention.zero_grad()
@@ -392,10 +392,3 @@ def _plot(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(render(figure, "png" if path.suffix == ".png" else "svg"))
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
-
-
-@contextlib.contextmanager
-def _autocast(settings: Settings) -> Iterator[None]:
-    dtype = PRECISIONS[settings.precision]
-    with torch.autocast(settings.device, dtype) if dtype != torch.float32 else contextlib.nullcontext():
-        yield

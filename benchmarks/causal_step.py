@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import contestant, measure_interleaved
+from benchmarks.measure import CLOCKS, PRECISIONS, autocast, contestant, measure_interleaved, wait
 from homespun.batch import Batch, RowSeed
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
@@ -33,8 +32,6 @@ from homespun.training.devices import disable_malloc_trim
 from homespun.training.optim import adamw, parameter_groups
 
 VOCAB_SIZE, LAYERS, LEARNING_RATE, MAX_NORM, WARMUP = 50_257, 4, 5e-4, 1.0, 2
-PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
@@ -77,8 +74,7 @@ def turns(name: str, settings: dict[str, Any]) -> Callable[[], float]:
     def run(steps: int) -> None:
         for _ in range(steps):
             next(training)
-        if settings["device"] == "cuda":
-            torch.cuda.synchronize()
+        wait(settings["device"])
 
     run(WARMUP)
 
@@ -99,7 +95,7 @@ def ours(settings: dict[str, Any]) -> Iterator[None]:
     groups = parameter_groups(objective, weight_decay=0.01)
     optimizer = adamw(groups, learning_rate=LEARNING_RATE, betas=(0.9, 0.999), eps=1e-6)
     for batch in itertools.cycle(_batches(settings)):
-        with _autocast(settings):
+        with autocast(settings["device"], settings["precision"]):
             loss = objective(batch).total(batch.targets)
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(objective.parameters(), MAX_NORM)
@@ -124,7 +120,7 @@ def _peer(settings: dict[str, Any], *, attention_dropout: float, fused: bool | N
     model = GPT2LMHeadModel(GPT2Config(n_layer=LAYERS, attn_pdrop=attention_dropout)).to(settings["device"]).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused)
     for batch in itertools.cycle(_batches(settings)):
-        with _autocast(settings):
+        with autocast(settings["device"], settings["precision"]):
             loss: Tensor = model(input_ids=batch.input_ids, labels=batch.input_ids).loss
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
@@ -151,8 +147,3 @@ def _batches(settings: dict[str, Any], count: int = 8) -> list[Batch]:
         )
         for number, rows in enumerate(random.integers(5, VOCAB_SIZE, shape))
     ]
-
-
-def _autocast(settings: dict[str, Any]) -> torch.autocast:
-    dtype = PRECISIONS[settings["precision"]]
-    return torch.autocast(settings["device"], dtype, enabled=dtype != torch.float32)

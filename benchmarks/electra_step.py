@@ -13,7 +13,6 @@ position; and in pretraining it has no dropout of attention probabilities, where
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import contestant, measure_interleaved, seconds
+from benchmarks.measure import PRECISIONS, autocast, contestant, measure_interleaved, seconds, wait
 from homespun.batch import Batch, RowSeed
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
@@ -31,7 +30,6 @@ from homespun.objectives.electra import Electra
 from homespun.text.tokenizer import Tokenizer
 
 VOCAB_SIZE, LEARNING_RATE, MAX_NORM, WARMUP = 30_522, 5e-4, 1.0, 2
-PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
@@ -76,13 +74,13 @@ def rate(name: str, settings: dict[str, Any], steps: int) -> Callable[[], float]
     training = CONTESTANTS[name](settings)
     for _ in range(WARMUP):
         next(training)
-    _wait(settings)
+    wait(settings["device"])
 
     def measure() -> float:
         def turn() -> None:
             for _ in range(steps):
                 next(training)
-            _wait(settings)
+            wait(settings["device"])
 
         return steps * int(settings["batch_size"]) * int(settings["length"]) / seconds(turn)
 
@@ -98,7 +96,7 @@ def ours(settings: dict[str, Any]) -> Iterator[None]:
     objective = Electra().build(ModelConfig(backbone=backbone), tokenizer).to(settings["device"]).train()
     optimizer = torch.optim.AdamW(objective.parameters(), lr=LEARNING_RATE, fused=True)
     for batch in itertools.cycle(_batches(tokenizer, settings)):
-        with _autocast(settings):
+        with autocast(settings["device"], settings["precision"]):
             loss = objective(batch).total(batch.targets)
         loss.backward()
         nn.utils.clip_grad_norm_(objective.parameters(), MAX_NORM)
@@ -154,7 +152,7 @@ def _peer(
         labels = _dense_labels(batch)
         masked = labels != -100
         attention_mask = torch.ones_like(batch.input_ids)
-        with _autocast(settings):
+        with autocast(settings["device"], settings["precision"]):
             filling = generator(input_ids=batch.input_ids, attention_mask=attention_mask, labels=labels)
             with torch.no_grad():
                 filled = batch.input_ids.masked_scatter(masked, sample(filling.logits, masked))
@@ -201,16 +199,3 @@ def _dense_labels(batch: Batch) -> Tensor:
     assert batch.labels is not None
     labels = torch.full_like(batch.input_ids, -100).flatten()
     return labels.index_copy_(0, batch.positions, batch.labels).view_as(batch.input_ids)
-
-
-def _wait(settings: dict[str, Any]) -> None:
-    """Wait for the device."""
-    if settings["device"] == "cuda":
-        torch.cuda.synchronize()
-
-
-def _autocast(settings: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
-    dtype = PRECISIONS[settings["precision"]]
-    if dtype == torch.float32:
-        return contextlib.nullcontext()
-    return torch.autocast(settings["device"], dtype)

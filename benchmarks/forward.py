@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.bert_base import VOCAB_SIZE, write_bert_base
-from benchmarks.measure import ContestantProcess, measure_interleaved
+from benchmarks.measure import CLOCKS, ContestantProcess, measure_interleaved
 from homespun.hf.open import open_huggingface
 
 WARMUP = 3
@@ -80,7 +79,6 @@ def _peer(folder: str) -> torch.nn.Module:
     return opened.eval()
 
 
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 CONTESTANTS: dict[str, Callable[[str], Any]] = {
     "ours": _ours,
     "peer": _peer,

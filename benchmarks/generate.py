@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.measure import measure_interleaved
+from benchmarks.measure import CLOCKS, measure_interleaved
 from homespun.hf.open import open_huggingface
 from homespun.text.tokenizer import Tokenizer
 
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 SHAPES = ("bart", "t5")
 BEAMS = (1, 4)
 

@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
+PRECISIONS = ("float32", "bf16")
+
 
 def machine() -> dict[str, Any]:
     """Describe the machine and versions on which figures depend."""
@@ -37,6 +40,17 @@ def _cpu() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def autocast(device: str, precision: str) -> torch.autocast:
+    """Return the context of a forward pass in one of `PRECISIONS`."""
+    return torch.autocast(device, torch.bfloat16, enabled=precision == "bf16")
+
+
+def wait(device: str) -> None:
+    """Wait for a GPU."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def seconds(function: Callable[[], object]) -> float:

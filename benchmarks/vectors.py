@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.measure import measure_interleaved
+from benchmarks.measure import CLOCKS, measure_interleaved
 from benchmarks.paths import SHARED
 from homespun.data.corpus import build_corpus
 from homespun.data.reading import reading
@@ -39,10 +38,10 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=3, help="of the scores; each is trained anew, outside the timing")
-    parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="processor on a busy machine")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="processor on a busy machine")
     options = parser.parse_args(arguments)
     lists = read_lists(options.data / "word_vectors_eval")
-    clock = time.perf_counter if options.clock == "wall" else time.process_time
+    clock = CLOCKS[options.clock]
     torch.set_num_threads(options.workers)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
