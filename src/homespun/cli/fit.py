@@ -32,7 +32,9 @@ def fit(
     test: Annotated[
         list[str] | None,
         typer.Option(
-            "--test", callback=check_inputs, help="Labelled test file; default: a fifth of the examples. Repeatable."
+            "--test",
+            callback=check_inputs,
+            help="Labelled test file; default: up to a fifth of the examples. Repeatable.",
         ),
     ] = None,
     texts: Annotated[

@@ -99,7 +99,8 @@ Quantize = Annotated[
     typer.Option(help="Precision of linear layers, bfloat16 or 8-bit integers; default: float32."),
 ]
 Processes = Annotated[
-    int | None, typer.Option("--processes", min=1, help="Number of processes for --input; default: one per core.")
+    int | None,
+    typer.Option("--processes", min=1, help="Processes for --input; default: one per core, fewer if memory is low."),
 ]
 
 _REMOVED_COMMANDS = {

@@ -37,7 +37,7 @@ EXTRAS = {
     "sentencepiece": ("sentencepiece", "released models with spm.model or spiece.model"),
     "tune": ("optuna", "the search of `homespun compare`"),
     "serve": ("fastapi", "the HTTP server of `homespun serve`"),
-    "ray": ("ray", "`homespun compare` on several machines"),
+    "ray": ("ray", "`--ray` of `compare`, `corpus build` and `tokenizer train`"),
 }
 
 

@@ -49,13 +49,15 @@ def fit(
     """Train several models on labelled files or texts within a time limit, and select the best.
 
     The candidates for classification and regression are a linear model, networks if the time allows, and the average
-    of both. For tags they are a linear tagger and networks, for pairs of source and target and for unlabelled texts
-    networks. Validation examples select the model; test examples are used once, for the result.
+    of both. For tags they are a linear tagger and networks, for pairs of source and target an extractive summarizer and
+    networks, for unlabelled texts networks. Validation examples select the model; test examples are used once, for the
+    result.
 
     Args:
         train: labelled files, globs or folders.
         out: a new folder; with ``resume`` the folder of a stopped fit.
-        test: labelled test files; default: a fifth of ``train`` is held out.
+        test: labelled test files; default: a fifth of ``train``, at most 10,000 examples (tags: 2,000, text to text:
+            500).
         texts: unlabelled text files for pretraining.
         start_from: pretrained models: runs, folders or hub names.
         seconds: time limit of the fit.
