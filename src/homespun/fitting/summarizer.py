@@ -34,8 +34,8 @@ class SummarizerPlan:
 def plan_summarizer(training: Sequence[SourceTargetPair], seconds: float) -> SummarizerPlan:
     """Choose examples for a time limit, for two trainings: the choice of the number of sentences, and the final one."""
     words = max(1, count_words([pair.source for pair in training]))
-    max_words = min(words, _MOST_WORDS, round(seconds / (2 * _WORD_COST)))
-    return SummarizerPlan(max_words / words, max_words, 2 * max_words * _WORD_COST)
+    max_words = min(_MOST_WORDS, round(seconds / (2 * _WORD_COST)))
+    return SummarizerPlan(min(1.0, max_words / words), max_words, 2 * min(words, max_words) * _WORD_COST)
 
 
 @dataclass(frozen=True)
