@@ -1,10 +1,10 @@
 """Training step of a causal language model in the shape of GPT-2 small: tokens a second and peak memory.
 
 Both contestants train 4 layers of width 768 on the same rows without padding, with the same loss, dropout of hidden
-states, clipping and AdamW; preparing batches is not timed. homespun runs the objective as its trainer does. The peer is
-`transformers`' `GPT2LMHeadModel` with labels and `torch.optim.AdamW`, with default settings. Its config has a dropout
-of 0.1 on attention probabilities, which homespun does not have in pretraining; a ``careful_peer`` has none, and uses
-fused AdamW as homespun does.
+states, clipping and AdamW; preparing batches is not timed. homespun runs the objective as its trainer does, and like
+its trainer keeps freed memory for the next step, which the peers do not. The peer is `transformers`' `GPT2LMHeadModel`
+with labels and `torch.optim.AdamW`, with default settings. Its config has a dropout of 0.1 on attention probabilities,
+which homespun does not have in pretraining; a ``careful_peer`` has none, and uses fused AdamW as homespun does.
 
 Each contestant runs in a separate process, so that their memory does not mix. On a shared machine, ``--clock
 processor`` measures processor time instead of wall-clock time.
