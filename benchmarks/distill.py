@@ -179,7 +179,7 @@ def _page(measured: dict[str, Any]) -> str:
         "All trials are in `distill.json`.",
         "",
         "```",
-        "python -m benchmarks distill",
+        f"python -m benchmarks distill --precision {first['precision']}",
         "```",
         "",
     ]
