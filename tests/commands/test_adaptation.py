@@ -213,7 +213,7 @@ def test_longer_sparser_and_deeper_at_once(world: World, masked: Path, tmp_path:
         assert -1 <= row["cosine"] < 1
         assert row["relative_distance"] > 0
     page = (tmp_path / "run" / "report" / "report.md").read_text()
-    for words in ("| layers | 2 | 4 |", "Change of the hidden states", "over to 61", r"query\_global"):
+    for words in ("| layers | 2 | 4 |", "Change of the hidden states", "repeated to 61", r"query\_global"):
         assert words in page
     again = go_on(world, tmp_path / "run", tmp_path / "again", "model.attention.patterns=[{kind: window, radius: 2}]")
     assert again["adaptation"]["attention"] == {"before": "sparse", "after": "sparse"}
