@@ -133,13 +133,19 @@ def test_override_refuses_a_path_through_a_value() -> None:
     ("tree", "key", "right"),
     [
         ({"trian": {}}, "trian", "train"),
-        ({"train": {"budjet": {}}}, "train.budjet", "budget"),
-        ({"train": {"budget": {"tokns": 5}}}, "train.budget.tokns", "tokens"),
-        ({"part": {"kind": "learned", "ofset": 1}}, "part.ofset", "offset"),
-        ({"part": {"kind": "window", "radios": 1}}, "part.radios", "radius"),
-        ({"maybe": {"kind": "window", "radios": 1}}, "maybe.radios", "radius"),
-        ({"parts": [{"kind": "window", "radios": 1}]}, "parts.0.radios", "radius"),
-        ({"part": {"kind": "window", "inner": {"kind": "learned", "ofset": 1}}}, "part.inner.ofset", "offset"),
+        ({"tokens": 5}, "tokens", "train.budget.tokens"),  # the only key of this name
+        ({"train": {"tokens": 5}}, "train.tokens", "train.budget.tokens"),
+        ({"train": {"budjet": {}}}, "train.budjet", "train.budget"),
+        ({"train": {"budget": {"tokns": 5}}}, "train.budget.tokns", "train.budget.tokens"),
+        ({"part": {"kind": "learned", "ofset": 1}}, "part.ofset", "part.offset"),
+        ({"part": {"kind": "window", "radios": 1}}, "part.radios", "part.radius"),
+        ({"maybe": {"kind": "window", "radios": 1}}, "maybe.radios", "maybe.radius"),
+        ({"parts": [{"kind": "window", "radios": 1}]}, "parts.0.radios", "parts.0.radius"),
+        (
+            {"part": {"kind": "window", "inner": {"kind": "learned", "ofset": 1}}},
+            "part.inner.ofset",
+            "part.inner.offset",
+        ),
     ],
 )
 def test_wrong_keys_name_the_nearest_right_one(tree: dict, key: str, right: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -247,7 +247,7 @@ def _problem(error: ErrorDetails, kind: type[BaseModel]) -> str:
         keys, path = _keys_at(kind, location[:-1])
         if new := find_new_key([*path, location[-1]], keys):
             return f"{'.'.join([*path, location[-1]])} was renamed to {'.'.join([*path, new])}"
-        return f"unknown key {'.'.join([*path, location[-1]])!r}{nearest(location[-1], keys)}"
+        return f"unknown key {'.'.join([*path, location[-1]])!r}{_nearest_key(kind, path, location[-1], keys)}"
     _, path = _keys_at(kind, location)
     if error["type"] == "union_tag_not_found":
         return f"{'.'.join(path)}: 'kind' is missing, which determines the other keys"
@@ -261,6 +261,26 @@ def _problem(error: ErrorDetails, kind: type[BaseModel]) -> str:
     value = error.get("input")
     shown = "" if isinstance(value, (dict, BaseModel)) or error["type"] == "missing" else f" (given {value!r})"
     return f"{'.'.join(path) or 'config'}: {message}{shown}"
+
+
+def _nearest_key(kind: type[BaseModel], path: list[str], name: str, keys: list[str]) -> str:
+    """End of an error: the only key of this name elsewhere, or the nearest one here, or all keys here."""
+    elsewhere = set(_paths_to(name, kind))
+    if len(elsewhere) == 1:
+        return f"; did you mean {'.'.join(elsewhere.pop())!r}?"
+    return nearest(name, keys, prefix=".".join([*path, ""]))
+
+
+def _paths_to(
+    name: str, kind: type[BaseModel], path: tuple[str, ...] = (), seen: tuple[type, ...] = ()
+) -> Iterator[tuple[str, ...]]:
+    """Paths of all keys ``name`` in a config of ``kind``, in which a config does not contain itself."""
+    for key, field in kind.model_fields.items():
+        if key == name:
+            yield (*path, key)
+        for model in _models_in(field.annotation):
+            if model not in seen:
+                yield from _paths_to(name, model, (*path, key), (*seen, model))
 
 
 def _keys_at(kind: type[BaseModel], location: Sequence[str]) -> tuple[list[str], list[str]]:

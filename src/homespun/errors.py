@@ -81,12 +81,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error))))
 
 
-def nearest(name: str, allowed: Iterable[str]) -> str:
-    """End of an error about a name: the nearest allowed name, or all allowed names."""
+def nearest(name: str, allowed: Iterable[str], *, prefix: str = "") -> str:
+    """End of an error about a name: the nearest allowed name after ``prefix``, or all allowed names."""
     names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {prefix + close[0]!r}?"
     return f"; there are: {', '.join(names)}" if names else "; there are none"
 
 

@@ -109,10 +109,16 @@ def test_one_number_of_a_part_of_a_stack_changes_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["model.encoder.hiden_size=61"], "unknown key 'model.encoder.hiden_size'; did you mean 'hidden_size'?"),
+        (
+            ["model.encoder.hiden_size=61"],
+            "unknown key 'model.encoder.hiden_size'; did you mean 'model.encoder.hidden_size'?",
+        ),
         (["model.encoder.attention={kind: local, chunks: 7}"], "unknown key 'model.encoder.attention.chunks'"),
         (["model.encoder.hidden_size=0"], "model.encoder.hidden_size: Input should be greater than or equal to 1"),
-        (["model.decoder.hiden_size=61"], "unknown key 'model.decoder.hiden_size'; did you mean 'hidden_size'?"),
+        (
+            ["model.decoder.hiden_size=61"],
+            "unknown key 'model.decoder.hiden_size'; did you mean 'model.decoder.hidden_size'?",
+        ),
     ],
 )
 def test_errors_name_the_stack(changes: list[str], message: str) -> None:
