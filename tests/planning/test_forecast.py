@@ -6,7 +6,7 @@ import pytest
 
 from homespun.commands.recipe import load_recipe
 from homespun.models.config import BackboneConfig
-from homespun.planning.budget import CURVES, THRESHOLD, LearningCurve, LossForecast, forecast_loss
+from homespun.planning.budget import CURVES, THRESHOLD, BudgetForecast, LearningCurve, LossForecast, forecast_loss
 
 CURVE = CURVES[0]
 
@@ -18,25 +18,27 @@ def backbone(name: str = "spun-decoder", *changes: str) -> BackboneConfig:
 
 
 def predicted(tokens: int, *, model: BackboneConfig | None = None, **changes: object) -> LossForecast:
-    given = {"objective": "clm", "optimizer": "soap", "parameters": 5_193_728, "tokens_per_second": 1000.0} | changes
-    return forecast_loss(model or backbone(), tokens=tokens, **given)
+    rate = changes.pop("tokens_per_second", 1000.0)
+    reach = BudgetForecast("tokens", 7, tokens, tokens / rate if rate else 0.0, changes.pop("epochs", None))
+    given = {"objective": "clm", "optimizer": "soap", "parameters": 5_193_728} | changes
+    return forecast_loss(model or backbone(), reach=reach, **given)
 
 
 @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.family)
 def test_curves_go_through_their_runs(curve: LearningCurve) -> None:
     for run in curve.runs:
-        assert curve.loss(run.parameters, run.tokens) == pytest.approx(run.loss, abs=0.05)
+        assert curve.law.loss(run.parameters, run.tokens) == pytest.approx(run.loss, abs=0.05)
         assert run.loss < curve.unigram
 
 
 def test_a_curve_predicts_a_run_that_it_has_not_seen() -> None:
     first, *others = CURVE.runs
     unseen = dataclasses.replace(CURVE, runs=tuple(others))
-    assert unseen.loss(first.parameters, first.tokens) == pytest.approx(first.loss, abs=0.05)
+    assert unseen.law.loss(first.parameters, first.tokens) == pytest.approx(first.loss, abs=0.05)
 
 
 def test_more_tokens_have_a_lower_loss() -> None:
-    losses = [CURVE.loss(5e6, tokens) for tokens in (3e5, 1e6, 3e6, 1e7)]
+    losses = [CURVE.law.loss(5e6, tokens) for tokens in (3e5, 1e6, 3e6, 1e7)]
     assert losses == sorted(losses, reverse=True)
 
 
@@ -46,6 +48,7 @@ def test_a_forecast_is_of_the_curve_of_its_model() -> None:
     assert found.curve is CURVE
     assert found.to_dict()["unigram"] == CURVE.unigram
     assert f"{found.loss:.1f}" in str(found.summary())
+    assert predicted(1_200_000, epochs=20.0).loss > found.loss + 0.2
 
 
 @pytest.mark.parametrize(

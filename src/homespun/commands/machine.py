@@ -191,7 +191,7 @@ def size_for(
     Raises:
         UserError: the smallest size does not fit into memory, or a budget of epochs has no corpus.
     """
-    return choose_size(_candidates(recipe, model, machine, work))
+    return choose_size(_candidates(recipe, model, machine, work), timed=recipe.train.budget.time is not None)
 
 
 def size_to_dict(choice: SizeChoice) -> dict[str, object]:
@@ -200,7 +200,6 @@ def size_to_dict(choice: SizeChoice) -> dict[str, object]:
     return {
         "name": chosen.name,
         "parameters": chosen.parameters,
-        "tokens_per_parameter": chosen.tokens_per_parameter,
         "expected": asdict(chosen.reach),
         "reason": choice.reason(),
     }
@@ -231,7 +230,7 @@ def _candidates(
         )
         if not reach.tokens:
             raise UserError("model.size=auto needs data.corpus for a budget of epochs; give it, or a budget of time")
-        yield SizeCandidate(name, _shape(backbone), parameters, reach, sized.dataset)
+        yield SizeCandidate(name, _shape(backbone), parameters, reach)
 
 
 def _shape(backbone: BackboneConfig) -> str:

@@ -18,7 +18,7 @@ from homespun.hf.match import match_architecture
 from homespun.models.config import AutoSizeConfig, BackboneConfig, ModelConfig, is_of_family
 from homespun.models.presets import AUTO_SIZE_FAMILIES
 from homespun.planning.budget import (
-    TOKENS_PER_PARAMETER,
+    CURVES,
     BudgetForecast,
     LossForecast,
     epochs_warning,
@@ -88,8 +88,7 @@ def check_pretraining(
                 objective=recipe.objective.kind,
                 optimizer=recipe.train.optimizer.kind,
                 parameters=parameters,
-                tokens=reach.tokens,
-                tokens_per_second=reach.tokens / reach.seconds if reach.seconds else None,
+                reach=reach,
             )
             warnings.append(forecast.warning())
     return Preflight(forecast, tuple(warning for warning in warnings if warning is not None))
@@ -160,7 +159,8 @@ def _size_warning(
         return None
     family = next((name for name in AUTO_SIZE_FAMILIES if is_of_family(backbone, name)), None)
     if family is None:  # the size for the compute of this budget, C = 6 N D
-        suits = f"about {in_millions(math.sqrt(parameters * reach.tokens / TOKENS_PER_PARAMETER))} parameters suit it"
+        optimal = CURVES[0].law.parameters_for_compute(parameters * reach.tokens)
+        suits = f"about {in_millions(optimal)} parameters suit it"
     else:
         chosen = size_for(recipe, AutoSizeConfig(preset=family), machine, work).chosen
         if chosen.parameters >= parameters:

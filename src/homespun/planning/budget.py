@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -15,18 +16,14 @@ import numpy as np
 from homespun.models.config import BackboneConfig, is_of_family
 from homespun.training.config import Budget, Limits
 
-TOKENS_PER_PARAMETER = 10.5
-"""Compute-optimal tokens per parameter (nanochat, dev/LOG.md): N = sqrt(C / 63) for a compute of C FLOPs.
-
-Measured for spun-decoder: after 3 minutes of one core tiny is 0.58 nats ahead of mini, and the `CURVES` of
-both sizes cross where this rule changes from tiny to mini (results/efficiency.md).
-"""
-
-MAX_EPOCHS = 4.0
-"""Epochs that count: repeated text is worth less from the fifth epoch on (Muennighoff et al. 2023)."""
-
 SIZE_EXPONENT, TOKEN_EXPONENT = 0.34, 0.28
 """Exponents of the loss in parameters and in tokens (Hoffmann et al. 2022, approach 3)."""
+
+REPETITION_SCALE, EXCESS_SCALE = 15.387756, 5.309743
+"""Epochs, and sizes above the optimal one, after which more are worth little (Muennighoff et al. 2023, appendix A)."""
+
+MIN_GAIN = 0.01
+"""Nats by which the expected loss of a larger size must be lower."""
 
 _MAX_TOKENS_RATIO = 10.0  # maximum ratio to the largest measured number of tokens
 _MAX_SIZE_RATIO = 2.0  # maximum ratio of parameters or vocabulary to measured ones
@@ -110,77 +107,50 @@ def in_millions(count: float) -> str:
     return f"{count / 1e6:,.1f} M" if count >= 1e5 else f"{count:,.0f}"
 
 
-@dataclass(frozen=True)
-class SizeCandidate:
-    """Model size with the forecast of the budget."""
-
-    name: str  # for example `mini`
-    shape: str  # for example `4 layers of 256`
-    parameters: int  # trained, word embeddings included
-    reach: BudgetForecast
-    dataset: DatasetSize
-
-    @property
-    def tokens(self) -> float:
-        """Tokens of the budget, at most `MAX_EPOCHS` epochs of the dataset."""
-        return min(self.reach.tokens, MAX_EPOCHS * (self.dataset.tokens or math.inf))
-
-    @property
-    def tokens_per_parameter(self) -> float:
-        """``tokens / parameters``."""
-        return self.tokens / self.parameters
-
-
-@dataclass(frozen=True)
-class SizeChoice:
-    """The chosen size, and the next larger candidate."""
-
-    chosen: SizeCandidate
-    larger: SizeCandidate | None = None
-
-    def reason(self) -> str:
-        """Describe the size, the tokens of the budget and the tokens per parameter in one line."""
-        size, reach, corpus = self.chosen, self.chosen.reach, self.chosen.dataset.tokens
-        tokens = f"{in_millions(reach.tokens)} tokens"
-        if reach.limit == "time":
-            seconds, minutes, hours = reach.seconds, reach.seconds / 60, reach.seconds / 3600
-            long = f"{minutes:.2g} minutes" if minutes < 90 else f"{hours:.2g} hours"
-            duration = f"{seconds:.2g} seconds" if seconds < 90 else long
-            tokens = f"{duration} at {reach.tokens / reach.seconds:,.0f} tokens/s are {tokens}"
-        if size.tokens < reach.tokens and corpus:
-            tokens += f", limited to {MAX_EPOCHS:.0f} epochs of {in_millions(corpus)}"
-        larger = "" if self.larger is None else f"; {self.larger.name}: {self.larger.tokens_per_parameter:.2g}"
-        return (
-            f"size {size.name}: {size.shape}, {in_millions(size.parameters)} parameters: {tokens}, "
-            f"{size.tokens_per_parameter:.2g} per parameter (optimal: {TOKENS_PER_PARAMETER}{larger})"
-        )
-
-
-def choose_size(candidates: Iterable[SizeCandidate]) -> SizeChoice:
-    """Choose the size whose tokens per parameter are nearest to `TOKENS_PER_PARAMETER`, as a ratio.
-
-    ``candidates`` has at least one size, the smallest first. It is read up to the first size with a worse ratio than
-    its predecessor.
-    """
-
-    def distance(size: SizeCandidate) -> float:
-        return abs(math.log(size.tokens_per_parameter / TOKENS_PER_PARAMETER))
-
-    sizes = iter(candidates)
-    chosen = next(sizes)
-    for candidate in sizes:
-        if distance(candidate) > distance(chosen):
-            return SizeChoice(chosen, candidate)
-        chosen = candidate
-    return SizeChoice(chosen)
-
-
 class PretrainingRun(NamedTuple):
     """Run whose learning rate decayed to the end."""
 
     parameters: int
     tokens: int
     loss: float  # held-out, nats a predicted token
+
+
+class ScalingLaw(NamedTuple):
+    """Loss ``E + A N^-0.34 + B D^-0.28`` of N parameters after D tokens (Hoffmann et al. 2022), also of repeated text.
+
+    Repeated tokens, and parameters beyond the compute-optimal number for the text, count for less (Muennighoff et al.
+    2023, equations 5 and 6).
+    """
+
+    constant: float  # E, nats
+    size: float  # A
+    data: float  # B
+
+    def loss(self, parameters: float, tokens: float, epochs: float | None = None) -> float:
+        """Expected loss in nats after ``tokens``, which are ``epochs`` of the text; None if it does not repeat."""
+        if epochs is not None:
+            unique = tokens / epochs
+            optimal = self.parameters_for_tokens(unique)
+            parameters = optimal * _diminished(parameters / optimal, EXCESS_SCALE)
+            tokens = unique * _diminished(epochs, REPETITION_SCALE)
+        return self.constant + self.size * parameters**-SIZE_EXPONENT + self.data * tokens**-TOKEN_EXPONENT
+
+    def parameters_for_tokens(self, tokens: float) -> float:
+        """Compute-optimal number of parameters of a training on ``tokens``, without repeated text."""
+        return float((self._ratio * tokens**TOKEN_EXPONENT) ** (1 / SIZE_EXPONENT))
+
+    def parameters_for_compute(self, compute: float) -> float:
+        """Compute-optimal number of parameters, where parameters times tokens are ``compute``."""
+        return float((self._ratio * compute**TOKEN_EXPONENT) ** (1 / (SIZE_EXPONENT + TOKEN_EXPONENT)))
+
+    @property
+    def _ratio(self) -> float:
+        return SIZE_EXPONENT * self.size / (TOKEN_EXPONENT * self.data)
+
+
+def _diminished(multiple: float, scale: float) -> float:
+    """Effective multiple: above 1, further ones lose their value exponentially."""
+    return multiple if multiple <= 1 else 1 - scale * math.expm1((1 - multiple) / scale)
 
 
 @dataclass(frozen=True)
@@ -196,12 +166,12 @@ class LearningCurve:
     runs: tuple[PretrainingRun, ...]  # runs of several sizes and numbers of tokens
     source: str
 
-    def loss(self, parameters: float, tokens: float) -> float:
-        """Evaluate ``E + A N^-0.34 + B D^-0.28`` for N parameters and D tokens, with least squares coefficients."""
+    @cached_property
+    def law(self) -> ScalingLaw:
+        """The law with the least squares coefficients of the runs."""
         sizes, seen, losses = np.array(self.runs, dtype=float).T
         terms = np.stack([np.ones_like(sizes), sizes**-SIZE_EXPONENT, seen**-TOKEN_EXPONENT], axis=1)
-        weights = np.linalg.lstsq(terms, losses, rcond=None)[0]
-        return float(weights @ [1.0, parameters**-SIZE_EXPONENT, tokens**-TOKEN_EXPONENT])
+        return ScalingLaw(*map(float, np.linalg.lstsq(terms, losses, rcond=None)[0]))
 
     def covers(self, parameters: float, vocabulary: int, tokens: float) -> bool:
         """True if model, vocabulary and tokens are close enough to the measured values."""
@@ -246,9 +216,83 @@ CURVES = (
     ),
 )
 
-THRESHOLD = ClassifierRun("AG News", "causal-mini", 11_500_000, 92.18, 91.70, "results/agnews.md")
-"""Fewest tokens after which a classifier beat TF-IDF; after 1 M, 1.4 M and 5.4 M none did (results/efficiency.md,
-quickstart.md, agnews.md)."""
+
+@dataclass(frozen=True)
+class SizeCandidate:
+    """Model size with the forecast of the budget."""
+
+    name: str  # for example `mini`
+    shape: str  # for example `4 layers of 256`
+    parameters: int  # trained, word embeddings included
+    reach: BudgetForecast
+
+    @property
+    def loss(self) -> float:
+        """Expected loss on the text of the first of `CURVES`, in nats; only differences apply to other text."""
+        return CURVES[0].law.loss(self.parameters, self.reach.tokens, self.reach.epochs)
+
+    @property
+    def optimal_parameters(self) -> float:
+        """Compute-optimal number of parameters for the tokens of the budget, of one epoch at most."""
+        return CURVES[0].law.parameters_for_tokens(self.reach.tokens / max(1.0, self.reach.epochs or 1.0))
+
+
+@dataclass(frozen=True)
+class SizeChoice:
+    """The chosen size, and the next larger candidate."""
+
+    chosen: SizeCandidate
+    larger: SizeCandidate | None
+    timed: bool  # the budget has a limit of time
+
+    def reason(self) -> str:
+        """Describe the size, the tokens of the budget, and the difference to the next larger size in one line."""
+        size, reach = self.chosen, self.chosen.reach
+        tokens = f"{in_millions(reach.tokens)} tokens"
+        if reach.limit == "time":
+            seconds, minutes, hours = reach.seconds, reach.seconds / 60, reach.seconds / 3600
+            long = f"{minutes:.2g} minutes" if minutes < 90 else f"{hours:.2g} hours"
+            duration = f"{seconds:.2g} seconds" if seconds < 90 else long
+            tokens = f"{duration} at {reach.tokens / reach.seconds:,.0f} tokens/s are {tokens}"
+        epochs = f", {reach.epochs:.1f} epochs" if (reach.epochs or 0) > 1 else ""
+        shape = f"size {size.name}: {size.shape}, {in_millions(size.parameters)} parameters"
+        return f"{shape}: {tokens}{epochs}; {self._rule()}"
+
+    def _rule(self) -> str:
+        if not self.timed:
+            return f"compute-optimal: {in_millions(self.chosen.optimal_parameters)} parameters"
+        if self.larger is None:
+            return "the largest that fits"
+        difference = self.larger.loss - self.chosen.loss
+        return f"expected loss of {self.larger.name}: {difference:+.2f} nats"
+
+
+def choose_size(candidates: Iterable[SizeCandidate], *, timed: bool) -> SizeChoice:
+    """Choose the size with the lowest expected loss in a time, or else the size that suits the number of tokens.
+
+    A larger model is always better after the same number of tokens. Without a limit of time (``timed``) the size
+    nearest to the compute-optimal one is chosen, as a ratio; with it a size that is not better by `MIN_GAIN` than the
+    next smaller one is not chosen.
+
+    Args:
+        candidates: at least one size, the smallest first; read up to the first that is not better than its predecessor.
+        timed: the budget has a limit of time.
+    """
+
+    def cost(size: SizeCandidate) -> float:
+        return size.loss if timed else abs(math.log(size.parameters / size.optimal_parameters))
+
+    sizes = iter(candidates)
+    chosen = next(sizes)
+    for candidate in sizes:
+        if cost(candidate) > cost(chosen) - (MIN_GAIN if timed else 0.0):
+            return SizeChoice(chosen, candidate, timed)
+        chosen = candidate
+    return SizeChoice(chosen, None, timed)
+
+
+THRESHOLD = ClassifierRun("financial topics", "spun-encoder", 4_200_000, 85.4, 85.1, "results/efficiency.md")
+"""Fewest tokens after which a classifier beat TF-IDF, with each of three seeds; after at most 3 M none did."""
 
 
 @dataclass(frozen=True)
@@ -312,21 +356,20 @@ def forecast_loss(
     objective: str,
     optimizer: str,
     parameters: int,
-    tokens: int,
-    tokens_per_second: float | None,
+    reach: BudgetForecast,
 ) -> LossForecast:
-    """Forecast the result of pretraining ``backbone`` from scratch on the ``tokens`` of a budget.
+    """Forecast the result of pretraining ``backbone`` from scratch for the steps and tokens of a budget.
 
-    ``objective`` and ``optimizer`` are kinds; ``parameters`` are the trained ones; the rate is None if unknown.
+    ``objective`` and ``optimizer`` are kinds; ``parameters`` are the trained ones.
     """
     curves = (
         curve
         for curve in CURVES
         if (curve.objective, curve.optimizer) == (objective, optimizer)
-        and curve.covers(parameters, backbone.vocab_size, tokens)
+        and curve.covers(parameters, backbone.vocab_size, reach.tokens)
         and is_of_family(backbone, curve.family)
     )
     curve = next(curves, None)
-    loss = None if curve is None else curve.loss(parameters, tokens)
-    seconds = THRESHOLD.tokens / tokens_per_second if tokens_per_second else None
-    return LossForecast(tokens, loss, curve, seconds)
+    loss = None if curve is None else curve.law.loss(parameters, reach.tokens, reach.epochs)
+    seconds = THRESHOLD.tokens * reach.seconds / reach.tokens if reach.seconds else None
+    return LossForecast(reach.tokens, loss, curve, seconds)
