@@ -276,15 +276,17 @@ def test_a_frozen_encoder_with_a_label_that_does_not_vary(world: World, tmp_path
 
 
 @pytest.mark.parametrize("recipe", ["spun-encoder", "spun-encoder-decoder"])
-def test_the_vocabulary_of_a_repetitive_text_is_smaller(
+def test_a_repetitive_text_has_a_smaller_vocabulary_and_few_epochs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:
     (tmp_path / "t.txt").write_text("\n\n".join(f"the cat saw {number % 7} dogs" for number in range(5_000)))
-    monkeypatch.setattr(networks, "pretrain", lambda *_, **__: {})
+    budgets = []
+    monkeypatch.setattr(networks, "pretrain", lambda made, *_, **__: budgets.append(made.train.budget) or {})
     read = reading([str(tmp_path / "t.txt")], duplicates="keep")
     pretrain_on(read, tmp_path, recipe=recipe, seconds=9.0, memory=None, display=Display(json=True))
     tokenizer = Tokenizer.load(tmp_path / "tokenizer")
     assert 256 < tokenizer.vocab_size - len(tokenizer.sentinel_ids) < 400
+    assert [(budget.time, budget.epochs) for budget in budgets] == [(20.0, 20.0)]
 
 
 def test_pooling_is_read_from_sentence_transformers_folders(tmp_path: Path) -> None:

@@ -128,9 +128,9 @@ def preflight_pretraining(
 
 
 def _without_time_limit(recipe: PretrainRecipe) -> PretrainRecipe:
-    """Remove the time limit if there is another limit, because planning the time takes seconds."""
+    """Remove the time limit if there is one of tokens or steps, because planning the time takes seconds."""
     budget = recipe.train.budget
-    if all(limit is None for limit in (budget.tokens, budget.steps, budget.epochs)):
+    if budget.tokens is None and budget.steps is None:
         return recipe
     return with_train(recipe, budget=budget.model_copy(update={"time": None}))
 

@@ -82,7 +82,8 @@ def pretrain(
             `homespun.vectors.embedding_init.init_embeddings`; ``vectors`` of the result counts the covered tokens.
         resume: continue the run in ``out``.
         preflight: check budget, model size, optimizer and export before the first step, and log warnings
-            (`homespun.commands.preflight`). If the only limit is a time above one minute, a step is timed.
+            (`homespun.commands.preflight`). For a time above one minute, without a limit of tokens or steps, a step is
+            timed.
         display: where progress is shown; nowhere by default.
 
     Returns:
