@@ -149,7 +149,7 @@ MISTAKES = {
     "no such recipe": ("pretrain electra-min --out {out}", "'electra-mini'"),
     "a preset": ("pretrain gpt2-xl --out {out}", "homespun pretrain gpt2-mini model.preset=gpt2-xl"),
     "a family of another recipe": ("pretrain gru-mini --out {out}", "lstm-mini model.preset=gru-mini"),
-    "no such key": ("pretrain electra-tiny train.sed=1 --out {out}", "'seed'"),
+    "no such key": ("pretrain electra-tiny train.sed=1 --out {out}", "'train.seed'"),
     "no corpus given": ("pretrain electra-tiny --out {out}", "data.corpus="),
     "no corpus there": ("pretrain electra-tiny data.corpus=nowhere --out {out}", "nowhere"),
     "rows longer than the model": (

@@ -94,7 +94,7 @@ def test_all_that_cannot_be_built_is_listed_at_once_with_its_reason(made: Path) 
     for name in set(variations) - {"good"}:
         assert f") {name}: " in words
     lengths = ("data.max_length=1031", "data.max_length=4099")
-    for reason in ("'num_hidden_layers'", "'electra-tiny'", "'cnn'", *lengths, "no/such/corpus"):
+    for reason in ("'model.num_hidden_layers'", "'electra-tiny'", "'cnn'", *lengths, "no/such/corpus"):
         assert reason in words
     assert "good" not in words
 
@@ -175,7 +175,7 @@ def test_mistakes_of_a_comparison_are_listed_with_build_errors(made: Path) -> No
     listed = (
         r"^7 of 8 .*\(1\) a, f: .*train\.seed .*`seeds` and `first_seed`.* \(2\) b: .*seeds.* "
         r"\(3\) c: train\.budget\.steps .*\(4\) d: .* y .*\(5\) e: .*'topcs'.*'topics'.* "
-        r"\(6\) g: electra-tiny: .*'model\.num_hidden_layer'.*'num_hidden_layers'\?$"
+        r"\(6\) g: electra-tiny: .*'model\.num_hidden_layer'.*'model\.num_hidden_layers'\?$"
     )
     assert re.search(listed, refused(made, finetune=task(made), variations=variations, seeds=2))
 
@@ -183,7 +183,7 @@ def test_mistakes_of_a_comparison_are_listed_with_build_errors(made: Path) -> No
 @pytest.mark.parametrize(
     ("space", "words"),
     [
-        ({"pretrain.train.optimizer.learning_rat": {"low": 0.1, "high": 0.2}}, r"\(1\) one, two: .*'learning_rate'"),
+        ({"pretrain.train.optimizer.learning_rat": {"low": 0.1, "high": 0.2}}, r"\(1\) one, two: .*learning_rate'"),
         ({"pretrain.train.seed": {"choices": [3, 5]}}, r"\(1\) one, two: .*train\.seed"),
         (
             {"pretrain.data.max_length": {"low": 16, "high": 1031, "integer": True}},

@@ -163,7 +163,7 @@ class TestSettings:
     def test_an_unknown_kind_or_key_names_the_nearest(self) -> None:
         with pytest.raises(UserError, match=r"data\.truncation\.kind: .*'headtail'.*'head_tail'"):
             load_recipe("classify", ["data.truncation.kind=headtail"])
-        with pytest.raises(UserError, match=r"data\.truncation\.overlp'.*'overlap'"):
+        with pytest.raises(UserError, match=r"data\.truncation\.overlp'.*'data\.truncation\.overlap'"):
             load_recipe("classify", ["data.truncation.kind=chunk_mean", "data.truncation.overlp=0.1"])
 
     @pytest.mark.parametrize(
