@@ -19,7 +19,9 @@ def backbone(name: str = "spun-decoder", *changes: str) -> BackboneConfig:
 
 def predicted(tokens: int, *, model: BackboneConfig | None = None, **changes: object) -> LossForecast:
     rate = changes.pop("tokens_per_second", 1000.0)
-    reach = BudgetForecast("tokens", 7, tokens, tokens / rate if rate else 0.0, changes.pop("epochs", None))
+    reach = BudgetForecast(
+        changes.pop("limit", "tokens"), 7, tokens, tokens / rate if rate else 0.0, changes.pop("epochs", None)
+    )
     given = {"objective": "clm", "optimizer": "soap", "parameters": 5_193_728} | changes
     return forecast_loss(model or backbone(), reach=reach, **given)
 
@@ -80,3 +82,5 @@ def test_fewer_tokens_than_the_threshold_are_a_warning() -> None:
     assert "train.budget.time=4h" in str(predicted(7, tokens_per_second=tokens / (3.5 * 3600)).warning())
     assert "train.budget.time=90m" in str(predicted(7, tokens_per_second=tokens / (90 * 60)).warning())
     assert "tokens" in str(predicted(7, tokens_per_second=None).warning())
+    assert "--texts" in str(predicted(7, limit="epochs").warning())
+    assert "--time" not in str(predicted(7, limit="epochs").warning())

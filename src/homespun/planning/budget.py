@@ -303,6 +303,7 @@ class LossForecast:
     loss: float | None  # held-out, on the curve's text; None if no curve covers the model
     curve: LearningCurve | None
     seconds_to_threshold: float | None  # time of the tokens of `THRESHOLD`; None if the rate is unknown
+    limit: str  # setting that ends the budget
 
     @property
     def below_threshold(self) -> bool:
@@ -326,15 +327,20 @@ class LossForecast:
         if not self.below_threshold:
             return None
         best = THRESHOLD
-        budget = f"train.budget.tokens={best.tokens / 1e6:g}M"
-        if self.seconds_to_threshold is not None:
-            minutes = math.ceil(self.seconds_to_threshold / 60)
-            budget = f"train.budget.time={f'{minutes}m' if minutes < 180 else f'{math.ceil(minutes / 60)}h'}"
+        remedy = f"set {self._sufficient_budget()} (homespun fit: raise --time)"
+        if self.limit == "epochs":
+            remedy = "add text (homespun fit: --texts)"
         return (
             f"{in_millions(self.tokens)} tokens: measured classifiers beat TF-IDF only after "
             f"{in_millions(best.tokens)} tokens of pretraining from scratch ({best.model}, {best.task}; {best.source})"
-            f"; set {budget} (homespun fit: raise --time), or start from a checkpoint (--from)"
+            f"; {remedy}, or start from a checkpoint (--from)"
         )
+
+    def _sufficient_budget(self) -> str:
+        if self.seconds_to_threshold is None:
+            return f"train.budget.tokens={THRESHOLD.tokens / 1e6:g}M"
+        minutes = math.ceil(self.seconds_to_threshold / 60)
+        return f"train.budget.time={f'{minutes}m' if minutes < 180 else f'{math.ceil(minutes / 60)}h'}"
 
     def to_dict(self) -> dict[str, str | float | None]:
         """Return values for result files."""
@@ -372,4 +378,4 @@ def forecast_loss(
     curve = next(curves, None)
     loss = None if curve is None else curve.law.loss(parameters, reach.tokens, reach.epochs)
     seconds = THRESHOLD.tokens * reach.seconds / reach.tokens if reach.seconds else None
-    return LossForecast(reach.tokens, loss, curve, seconds)
+    return LossForecast(reach.tokens, loss, curve, seconds, reach.limit)
