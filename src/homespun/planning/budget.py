@@ -292,7 +292,7 @@ def choose_size(candidates: Iterable[SizeCandidate], *, timed: bool) -> SizeChoi
 
 
 THRESHOLD = ClassifierRun("financial topics", "spun-encoder", 4_200_000, 85.4, 85.1, "results/efficiency.md")
-"""Fewest tokens after which a classifier beat TF-IDF, with each of three seeds; after at most 3 M none did."""
+"""Fewest tokens after which a classifier was above TF-IDF with each of three seeds, by less than a standard error."""
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ class LossForecast:
 
     @property
     def below_threshold(self) -> bool:
-        """True if no measured classifier beat TF-IDF after as few tokens of pretraining."""
+        """True if no classifier was above TF-IDF with each seed after as few tokens of pretraining."""
         return self.tokens < THRESHOLD.tokens
 
     def summary(self) -> str | None:
@@ -331,9 +331,9 @@ class LossForecast:
         if self.limit == "epochs":
             remedy = "add text (homespun fit: --texts)"
         return (
-            f"{in_millions(self.tokens)} tokens: measured classifiers beat TF-IDF only after "
-            f"{in_millions(best.tokens)} tokens of pretraining from scratch ({best.model}, {best.task}; {best.source})"
-            f"; {remedy}, or start from a checkpoint (--from)"
+            f"{in_millions(self.tokens)} tokens: measured classifiers were above TF-IDF with each of three seeds only "
+            f"after {in_millions(best.tokens)} tokens of pretraining from scratch ({best.model}, {best.task}; "
+            f"{best.source}); {remedy}, or start from a checkpoint (--from)"
         )
 
     def _sufficient_budget(self) -> str:
