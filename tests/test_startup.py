@@ -148,6 +148,15 @@ def test_the_early_check_finds_what_the_configs_find(recipe: str, override: str)
     assert str(early.value) == str(late.value)
 
 
+@pytest.mark.parametrize("override", ["model.hiden_size=3", "model.hidden_size=-3", "model.residual=3"])
+def test_the_early_check_covers_models_without_a_size(override: str) -> None:
+    with pytest.raises(UserError) as late:
+        load_recipe("spun-decoder", [override])
+    with pytest.raises(UserError) as early:
+        check_recipe("spun-decoder", [override])
+    assert str(late.value) == str(early.value).replace("spun-decoder: ", "spun-decoder: model: spun-decoder-tiny: ")
+
+
 @pytest.mark.parametrize(
     ("recipe", "override"),
     [

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from homespun.config import Bytes, Config, Count, Duration, Tree, override, read_yaml, validate
 from homespun.errors import UserError, nearest
 from homespun.migration import RENAMED_RECIPES
-from homespun.models.presets import PRESETS, family_of, kind_of_model
+from homespun.models.presets import AUTO_SIZE_FAMILIES, PRESETS, default_kind, family_of, kind_of_model, sizes_of
 
 KINDS = ("pretrain", "finetune")
 _COMPARISON = "compare-"
@@ -149,7 +149,7 @@ def check_recipe(name: str, overrides: Sequence[str] = (), *, kind: str | None =
     expanded = tree
     if isinstance(tree.get("model"), dict):
         try:
-            expanded = tree | {"model": kind_of_model(tree["model"])}
+            expanded = tree | {"model": _expand_model(tree["model"])}
         except UserError as error:
             raise UserError(f"{name}: model: {error}") from error
     model = settings.model_of(schema["discriminator"]["mapping"][tree["kind"]], expanded)
@@ -157,6 +157,15 @@ def check_recipe(name: str, overrides: Sequence[str] = (), *, kind: str | None =
     if kind is not None:
         refuse_other_kind(name, tree["kind"], kind)
     return tree
+
+
+def _expand_model(model: Tree) -> object:
+    """Expand the preset of a model; a family without a size by its first one, as all sizes have the same keys."""
+    family = family_of(str(model.get("preset")))
+    expanded = kind_of_model(model)
+    if isinstance(expanded, dict) and expanded["kind"] == "auto_size" and family in AUTO_SIZE_FAMILIES:
+        return default_kind(model | {"preset": family, "size": next(iter(sizes_of(family)))})
+    return expanded
 
 
 class _Settings:
