@@ -269,7 +269,7 @@ class Ladder:
             remaining = seconds - (time.monotonic() - started) - self.evaluation(source)
             return self._finetune(source, "own", max(10.0, 0.85 * remaining), own=True)
 
-        self._rung("own", "own network", seconds, own)
+        self._rung("own", "own network", seconds, own, at_most=True)
 
     def pretraining_texts(self) -> Iterator[str]:
         """Yield the texts of the training examples, and those of the rows without a label."""
@@ -277,11 +277,14 @@ class Ladder:
             yield f"{example.text} {example.second or ''}".strip()
         yield from self.inspection.unlabelled
 
-    def _rung(self, name: str, title: str, expected: float, make: Callable[[], TextModel]) -> None:
+    def _rung(
+        self, name: str, title: str, expected: float, make: Callable[[], TextModel], *, at_most: bool = False
+    ) -> None:
         """Train a candidate, or open the one that an earlier call finished."""
         best = self.best()
         beat = best.title if best.validation.get(self.metric) is None else f"{self._value(best)} ({best.title})"
-        self.display.line(f"{title}: about {formats.duration(expected)}; to beat: {beat}")
+        bound = "at most" if at_most else "about"
+        self.display.line(f"{title}: {bound} {formats.duration(expected)}; to beat: {beat}")
         folder = self.folder / "candidates" / name
         described = folder / _DESCRIPTION
         if self._is_finished(name):
