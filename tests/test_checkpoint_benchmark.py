@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from benchmarks import checkpoint, checkpoint_page
+from benchmarks.trials import write_results
 
 pytestmark = pytest.mark.slow
 
@@ -57,9 +58,9 @@ def test_minutes_of_computed_and_of_found_vectors_are_not_mixed() -> None:
 
 def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = tmp_path / "checkpoint.json"
-    checkpoint.write(results, {"trials": {"full-0": trial(0.93)}, "baselines": {"tfidf": {"accuracy": 0.917}}})
+    write_results(results, {"trials": {"full-0": trial(0.93)}, "baselines": {"tfidf": {"accuracy": 0.917}}}, "")
     monkeypatch.setattr(checkpoint, "minilm", lambda: tmp_path)
-    monkeypatch.setattr(checkpoint, "_plain", lambda source, copy: copy)
+    monkeypatch.setattr(checkpoint, "copy_agnews", lambda data, split, out: out / split)
     ran = []
 
     def homespun(*words: str) -> None:
@@ -71,7 +72,7 @@ def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pyt
         result |= {"seconds": 1.0, "peak_bytes": 2, "steps": 3}
         (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
 
-    monkeypatch.setattr(checkpoint, "_homespun", homespun)
+    monkeypatch.setattr(checkpoint, "run_homespun", homespun)
     words = ["--only", "full", "--seeds", "0", "1", "--out", str(tmp_path / "runs"), "--results", str(results)]
     for _ in range(2):
         found = checkpoint.run(words)
@@ -90,7 +91,7 @@ def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pyt
 
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, ...]] = []
-    monkeypatch.setattr(checkpoint, "_homespun", lambda *words: ran.append(words))
+    monkeypatch.setattr(checkpoint, "run_homespun", lambda *words: ran.append(words))
     (tmp_path / "run").mkdir()
     variant = checkpoint.VARIANTS["frozen-cnn"]
     files = {"train": tmp_path / "train.csv", "test": tmp_path / "test.csv"}

