@@ -89,7 +89,9 @@ class LinearModel:
 
     def outputs(self, texts: Texts) -> Floats:
         """Compute (texts, classes) logits, or (texts,) numbers."""
-        values: Floats = (features(self.vectorizers, texts) @ self.weights.T).astype(np.float64) + self.biases
+        found = features(self.vectorizers, texts)
+        used = np.unique(found.indices)  # a product with all weights copies them, which takes 20 ms for 6 million
+        values: Floats = (found[:, used] @ self.weights[:, used].T).astype(np.float64) + self.biases
         if self.labels is not None:
             return values
         return values[:, 0] if self.bounds is None else np.clip(values[:, 0], *self.bounds)
