@@ -39,6 +39,12 @@ class TestLabels:
     def test_numbers_are_ordered_by_value_and_names_by_the_alphabet(self) -> None:
         assert Labels.collect(["10", "2", "b", "a", "2"]).names == ("2", "10", "a", "b")
 
+    def test_whole_numbers_have_no_fraction(self) -> None:
+        labels = Labels.collect(["1.0", "0.0", "10"])
+        assert labels.names == ("0", "1", "10")
+        assert labels.encode(["1", "1.0", "10.00"]).tolist() == [1, 1, 2]
+        assert Labels.collect(["1.0", "1.5"]).names == ("1.0", "1.5")
+
     def test_what_is_no_finite_number_is_a_name(self) -> None:
         numbers = [str(number) for number in range(23)]
         names = ["-inf", "NaN", "inf", "nan"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ LabelNames = Sequence[str] | Sequence[tuple[str, ...]]
 """A name for each text, or a tuple of names if multi-label."""
 
 _CHUNK = 8192  # texts encoded at a time; only their ids are Python objects
+_WHOLE = re.compile(r"(-?\d+)\.0+|-?\d+")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Labels:
             UserError: there are fewer than two classes.
         """
         names = {name for label in labels for name in (label if multi_label else (str(label),))}
+        if all(map(_WHOLE.fullmatch, names)):
+            names = set(map(_whole, names))  # a csv column of integers with missing values has 1.0 for 1
         if len(names) < 2:
             classes = f"only one class, {names.pop()!r}" if names else "no labels"
             raise UserError(f"the training data has {classes}; a classifier needs two or more classes")
@@ -54,6 +58,10 @@ class Labels:
         except ValueError:
             raise UserError(f"label {name!r} is not in the training data, which has: {', '.join(self.names)}") from None
 
+    def name_of(self, label: str) -> str:
+        """Return the class of a label: the label, or its number without a fraction (``1`` for ``1.0``)."""
+        return label if label in self.names else _whole(label)
+
     def encode(self, labels: LabelNames) -> NDArray[np.int64]:
         """Return (texts,) int64 class numbers, or (texts, classes) int64 zeros and ones if multi-label.
 
@@ -61,9 +69,9 @@ class Labels:
             UserError: an unknown class.
         """
         known = {name: index for index, name in enumerate(self.names)}
-        unseen = [n for label in labels for n in (label if self.multi_label else (str(label),)) if n not in known]
-        if unseen:
-            self.index(unseen[0])
+        for name in dict.fromkeys(n for label in labels for n in (label if self.multi_label else (str(label),))):
+            if name not in known:
+                known[name] = self.index(self.name_of(name))
         if not self.multi_label:
             return np.array([known[str(label)] for label in labels], dtype=np.int64)
         table = np.zeros((len(labels), len(self.names)), dtype=np.int64)
@@ -97,6 +105,12 @@ class Labels:
         if not isinstance(multi_label, bool):
             raise UserError(f"labels.multi_label={multi_label!r} must be true or false; fine-tune the model again")
         return cls(tuple(names), multi_label)
+
+
+def _whole(label: str) -> str:
+    """Return ``1`` for ``1.0``; other labels are unchanged."""
+    match = _WHOLE.fullmatch(label)
+    return match[1] or label if match else label
 
 
 def _number_or_name(name: str) -> tuple[bool, float, str]:
@@ -341,7 +355,9 @@ def parse_numbers(labels: Sequence[str]) -> NDArray[np.float64]:
         except ValueError:
             numbers[index] = math.nan
         if not math.isfinite(numbers[index]):
-            raise UserError(f"row {index + 1} has label {str(label)!r}, which is no number; correct it or data.label")
+            raise UserError(
+                f"row {index + 1} has label {str(label)!r}, which is no number; correct it, or name another column"
+            )
     return numbers
 
 
