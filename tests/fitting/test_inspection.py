@@ -90,11 +90,33 @@ def test_words_of_a_script_without_spaces_are_characters(tmp_path: Path) -> None
         ("label", [row % 5 for row in range(60)], "classification"),
         ("label", list(range(120)), "regression"),
         ("label", [("1", "2", "nan")[row % 3] for row in range(60)], "classification"),
+        ("label", [row % 77 for row in range(770)], "classification"),
+        ("intent", [row % 60 + 1 for row in range(600)], "classification"),
+        ("label", [row % 60 + 1 for row in range(480)], "regression"),
+        ("label", [row % 60 + 18 for row in range(600)], "regression"),
+        ("rating", [row % 60 for row in range(600)], "regression"),
     ],
 )
 def test_task_from_the_labels(name: str, values: list[object], task: str, tmp_path: Path) -> None:
     rows = [(f"{TEXTS[row % 4]} {row}", value) for row, value in enumerate(values)]
     assert inspect([table(tmp_path / "t.csv", ("text", name), rows)]).task == task
+
+
+def test_whole_numbers_that_a_csv_writes_with_a_fraction_are_the_same_classes(tmp_path: Path) -> None:
+    rows = [(text, "01"[label == "a"]) for text, label in classes()]
+    floats = [(text, f"{label}.0") for text, label in rows]
+    train, test = (table(tmp_path / f"{name}.csv", ("text", "y"), part) for name, part in (("a", rows), ("b", floats)))
+    for files in ((train, test), (test, train), (test, test)):
+        found = inspect([files[0]], [files[1]])
+        assert found.labels is not None
+        assert found.labels.names == ("0", "1")
+        assert {example.label for example in (*found.train, *found.test)} == {"0", "1"}
+
+
+def test_a_column_named_text_may_have_single_words(tmp_path: Path) -> None:
+    rows = [(f"word{row}", "ab"[row % 2]) for row in range(60)]
+    found = inspect([table(tmp_path / "t.csv", ("text", "label"), rows)])
+    assert found.data.texts_of({"text": "w"}, where="") == ("w", None)
 
 
 @pytest.mark.parametrize("separator", [";", "|", ", ", "list"])
@@ -201,6 +223,17 @@ def test_the_split_depends_on_the_seed_alone(tmp_path: Path) -> None:
         (("summary", "report", "label"), [(t, t[::-1], n) for t, n in classes()], "--text-field"),
         (("1", "a title that is longer than forty characters, as data"), [(2, "x y"), (1, "z w")], "--columns"),
         (("a goal of a team", "a"), classes(), "--columns text,label"),
+        (
+            ("a title that is longer than forty characters, as data", "1"),
+            [("x y", 2), ("z w", 1)],
+            "--columns text,label",
+        ),
+        (
+            ("text", "p", "q", "r"),
+            [(t, n % 2, n // 2 % 2, n // 4 % 2) for n, (t, _) in enumerate(classes())],
+            "semicolon",
+        ),
+        (("text", "label"), [(TEXTS[0], label) for _, label in classes()], "1 different texts"),
         (("text", "label"), [(text, "a") for text, _ in classes()], "one class"),
         (("text", "label"), classes(4), "too few"),
         (("text", "label"), [("", label) for _, label in classes()], "text"),

@@ -58,15 +58,23 @@ def test_pairs_with_an_empty_side_are_counted(tmp_path: Path) -> None:
     assert "10 of 30 rows" in decisions[0]
 
 
-def test_a_conll_file_and_a_text_file(tmp_path: Path) -> None:
-    (tmp_path / "t.conll").write_text("a X\nb Y\n\nc X\n", encoding="utf-8")
-    (tmp_path / "t.txt").write_text("a b\nc\n", encoding="utf-8")
-    names = []
-    for suffix in ("conll", "txt"):
-        task = find_run_task(FitSettings(train=[str(tmp_path / f"t.{suffix}")]))
-        assert task is not None
-        names.append(task.name)
-    assert names == ["token-classification", "language-model"]
+@pytest.mark.parametrize(
+    ("name", "text", "task"),
+    [
+        ("t.conll", "a X\nb Y\n\nc X\n", "token-classification"),
+        ("t.txt", "a NN B-X\nb NN O\n\nc NN I-X\n", "token-classification"),
+        ("t.txt", "a b\nc\n", "language-model"),
+        ("t.txt", "a O\nb c\n", "language-model"),
+    ],
+)
+def test_a_conll_file_and_a_text_file(name: str, text: str, task: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    settings = FitSettings(train=[str(tmp_path / name)])
+    found = find_run_task(settings)
+    assert found is not None
+    assert found.name == task
+    if task == "token-classification":
+        assert len(found.read(settings.train, settings, [])) == 2
 
 
 @pytest.mark.parametrize(

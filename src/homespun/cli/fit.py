@@ -68,8 +68,12 @@ def fit(
 ) -> None:
     """Train several models on your files within a time limit, and select the best."""
     from homespun.config import parse_bytes, parse_duration, parse_option
-    from homespun.fitting.fit import fit as command
-    from homespun.fitting.inspection import TASKS
+    from homespun.fitting.task_names import TASKS
+
+    seconds = parse_option(parse_duration, time, "--time") or 0.0
+    bytes_ = parse_option(parse_bytes, memory, "--memory")
+    kind = check_choice(task, TASKS, "--task")
+    from homespun.fitting.fit import fit as command  # imports torch, after the options are checked
 
     with writing(out, as_json) as display:
         result = command(
@@ -78,9 +82,9 @@ def fit(
             test=test or (),
             texts=texts or (),
             start_from=start_from or (),
-            seconds=parse_option(parse_duration, time, "--time") or 0.0,
-            memory=parse_option(parse_bytes, memory, "--memory"),
-            task=check_choice(task, TASKS, "--task"),
+            seconds=seconds,
+            memory=bytes_,
+            task=kind,
             text=text or (),
             label=label,
             columns=split_list(columns),

@@ -49,11 +49,17 @@ def check_columns(sample: Sequence[Record], given: Sequence[str], source: str) -
             raise UserError(f"{source} has no column {name!r}; there are: {', '.join(names)}")
 
 
-def no_header(sample: Sequence[Record], value: str, source: str, example: str = "label,text") -> UserError:
-    """Return the error of a file whose first row has a ``value`` instead of a name; ``example`` has names."""
+def no_header(sample: Sequence[Record], value: str, source: str, label: str | None = None) -> UserError:
+    """Return the error of a file whose first row has a ``value`` instead of a name; ``label`` is its label column."""
+    names = column_names(sample)
+    texts = [name for name in names if _is_text([record.get(name) for record in sample], distinct=False)]
+    text = next((name for name in texts if name != label), None)
+    label = label or next((name for name in names if name != text), None)
+    known = {text: "text", label: "label"}
+    example = ",".join(known.get(name, f"column{number}") for number, name in enumerate(names, start=1))
     return UserError(
         f"the first row of {source} looks like data, not like names of columns ({value[:_LONG]!r}); name its "
-        f"{len(column_names(sample))} columns, such as --columns {example}"
+        f"{len(names)} columns in their order, such as --columns {example}"
     )
 
 
@@ -83,7 +89,11 @@ def find_label_column(
             f"{source} has no column that looks like a label; name it with --label-field, out of {', '.join(names)}; "
             f"for texts without labels give --task language-model, for sources and targets --task text-to-text"
         )
-    raise UserError(f"which column of {source} is the label? {_quoted(found)} could be; name it with --label-field")
+    flags = len(found) > 2 and all(set(_numbers(columns[name]) or ()) <= {0, 1} for name in found)
+    raise UserError(
+        f"which column of {source} is the label? {_quoted(found)} could be; name it with --label-field"
+        + ("; for several labels a text, write them into one column, separated by semicolons" if flags else "")
+    )
 
 
 def _quoted(names: Sequence[str]) -> str:
@@ -143,6 +153,7 @@ def find_text_columns(
     if len(pairs) == 1:
         decisions.append(f"texts: pairs of {pairs[0][0]!r} and {pairs[0][1]!r} (by their names)")
         return list(pairs[0])
+    texts = texts or [name for name in words if name.lower() in TEXT_NAMES]  # of single words
     if not texts:
         raise UserError(f"{source} has no column of text; name it with --text-field, out of {', '.join(names)}")
     if len(texts) == 1:

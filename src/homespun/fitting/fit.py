@@ -14,13 +14,14 @@ from homespun.commands.trials import write_run_predictions
 from homespun.config import Tree, validate
 from homespun.errors import UserError
 from homespun.fitting.card import write_card
-from homespun.fitting.inspection import Inspection, TaskName, TextTaskName, inspect
+from homespun.fitting.inspection import Inspection, inspect
 from homespun.fitting.ladder import Ladder
 from homespun.fitting.networks import open_source
 from homespun.fitting.page import write_page
 from homespun.fitting.results import RESULT, SETTINGS, FitSettings, open_folder, summarise, write_results
 from homespun.fitting.run_tasks import find_run_task
 from homespun.fitting.runs import fit_runs
+from homespun.fitting.task_names import TaskName, TextTaskName
 from homespun.io.json import read_object
 from homespun.report.console import Display
 from homespun.text.input_files import check_output

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,17 +25,12 @@ from homespun.fitting.columns import (
     is_pair,
     no_header,
 )
+from homespun.fitting.task_names import TextTaskName
 from homespun.metrics.classification import check_memory
 from homespun.tasks.text_outputs import numbers_of_examples, targets_of
 from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData, labels_of, readable_texts
 from homespun.text.clean import find_near_duplicates, split_words
 from homespun.text.sources import read_records
-
-TextTaskName = Literal["auto", "classification", "multi-label", "regression"]
-RunTaskName = Literal["language-model", "token-classification", "text-to-text"]
-TaskName = TextTaskName | RunTaskName
-TASKS: tuple[TaskName, ...] = (*get_args(TextTaskName), *get_args(RunTaskName))
-"""Tasks of a fit; `homespun.fitting.runs` has those whose candidates are runs."""
 
 _NUMBER_NAMES = ("score", "similarity", "rating", "stars")
 _SAMPLE = 2_000  # records that columns are judged by
@@ -45,6 +41,8 @@ _NUMBER_WITH_UNIT = re.compile(r"\W{0,2}\d[\d.,' ]*\W{0,2}")
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.15
 _MAX_TEST, _MAX_VALIDATION = 10_000, 2_000
 _RARE = 20  # examples of a class, below which it is named
+_REPEATS = 9  # mean examples of a class number; with fewer, a class would lack a validation example
+_NAMED = 10  # classes that a warning names
 
 
 @dataclass(frozen=True)
@@ -112,9 +110,7 @@ def inspect(
             f"--label-field, or for texts without labels give --task language-model"
         )
     if label in labelled and any(len(name.split()) >= _WORDS for name in texts):
-        known = {label: "label"} | dict.fromkeys(texts, "text")
-        example = [known.get(name, f"column{number}") for number, name in enumerate(column_names(sample), start=1)]
-        raise no_header(sample, label, source, ",".join(example))
+        raise no_header(sample, label, source, label)
     if task == "auto":
         _check_numbers(label, labelled)
     separator = _label_separator(values) if task in ("auto", "multi-label") else None
@@ -124,6 +120,7 @@ def inspect(
     examples, unlabelled = _read_examples(data, train, kind, names, decisions)
     examples = _without_empty(examples, source, decisions)
     labels = None if kind == "regression" else _collect_labels(examples, kind, len(unlabelled))
+    examples = _with_names(examples, labels)
     if labels is None:
         numbers_of_examples(examples)
     else:
@@ -131,6 +128,7 @@ def inspect(
     given = None
     if test:
         given, _ = _read_examples(data, test, kind, names, decisions)
+        given = _with_names(given, labels)
         try:
             targets_of(given, labels)
         except UserError as error:
@@ -217,13 +215,22 @@ def _task_of(
     if (finite != np.round(finite)).any():
         decisions.append(f"task: regression ({label!r} holds numbers with fractions)")
         return "regression"
-    if len(numbers) and (distinct > MAX_CLASSES or (label.lower() in _NUMBER_NAMES and distinct > 10)):
-        decisions.append(f"task: regression ({label!r} holds {distinct} distinct numbers)")
+    rated = label.lower() in _NUMBER_NAMES
+    if len(numbers) and distinct > (10 if rated else MAX_CLASSES) and (rated or not _are_class_numbers(numbers)):
+        hint = "; for classes give --task classification" if distinct <= len(numbers) / 2 else ""
+        decisions.append(f"task: regression ({label!r} holds {distinct} distinct numbers{hint})")
         return "regression"
     _check_repeats(label, distinct, len(names))
     ordered = "; for numbers give --task regression" if len(numbers) and distinct > 2 else ""
     decisions.append(f"task: classification ({distinct} distinct labels{ordered})")
     return "classification"
+
+
+def _are_class_numbers(numbers: NDArray[np.float64]) -> bool:
+    """True for whole numbers from 0 or 1 without a gap that repeat often, as class numbers do."""
+    distinct = np.unique(numbers)
+    without_gap = bool(distinct[0] in (0, 1) and distinct[-1] - distinct[0] == len(distinct) - 1)
+    return without_gap and len(numbers) >= _REPEATS * len(distinct)
 
 
 def _check_repeats(label: str, distinct: int, rows: int) -> None:
@@ -287,6 +294,14 @@ def _collect_labels(examples: Sequence[LabelledText], kind: TextTaskName, unlabe
         raise UserError(f"{error}{hint}") from error
 
 
+def _with_names(examples: list[LabelledText], labels: Labels | None) -> list[LabelledText]:
+    """Return examples whose labels are written as the names of their classes: ``1`` for ``1.0``."""
+    if labels is None or labels.multi_label:
+        return examples
+    names = {str(example.label): labels.name_of(str(example.label)) for example in examples}
+    return [dataclasses.replace(example, label=names[str(example.label)]) for example in examples]
+
+
 def _without_empty(examples: Sequence[LabelledText], source: str, decisions: list[str]) -> list[LabelledText]:
     kept = [example for example in examples if example.text.strip()]
     if not kept:
@@ -329,8 +344,10 @@ def _hold_out(
         kept, held_out = stratified_split(_strata(examples, labels)[firsts], share, seed)
     except UserError as error:
         classes = "" if labels is None else f" of {len(labels)} classes"
+        texts = f" with {len(groups):,} different texts" if len(groups) < len(examples) else ""
         raise UserError(
-            f"{len(examples)} examples{classes} are too few to hold out {share:.0%} for {part}; give more examples"
+            f"{len(examples):,} examples{classes}{texts} are too few to hold out {share:.0%} for {part}; give more "
+            f"examples"
             + (", or test examples with --test" if part == "test" else "")
         ) from error
     members = list(groups.values())
@@ -367,7 +384,8 @@ def _warnings(found: Inspection) -> list[str]:
         if same := [repr(name) for names in spellings.values() if len(names) > 1 for name in names]:
             warnings.append(f"classes that differ only in case: {', '.join(same)}")
         if rare := [f"{name} ({sizes[name]})" for name in found.labels.names if sizes[name] < _RARE]:
-            warnings.append(f"classes with fewer than {_RARE} training examples: {', '.join(rare)}")
+            more = f" and {len(rare) - _NAMED:,} more" if len(rare) > _NAMED else ""
+            warnings.append(f"classes with fewer than {_RARE} training examples: {', '.join(rare[:_NAMED])}{more}")
     if found.test_from == "files":
         learned = readable_texts([*found.train, *found.validation])
         near = find_near_duplicates(learned, readable_texts(found.test))

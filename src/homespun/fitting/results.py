@@ -25,6 +25,7 @@ from homespun.fitting.candidates import (
     score,
 )
 from homespun.fitting.inspection import Inspection
+from homespun.fitting.task_names import TaskName
 from homespun.io.atomic import entries, write_text
 from homespun.io.json import read_object
 from homespun.linear import PLAIN
@@ -59,7 +60,7 @@ class FitSettings(Config):
     )
     seconds: float = 1800.0
     memory: int | None = None
-    task: str = "auto"
+    task: TaskName = "auto"
     text: list[str] = Field(default_factory=list)
     label: str | None = None
     columns: list[str] | None = None

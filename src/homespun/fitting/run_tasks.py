@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from homespun.data.source_target import SourceTargetPair
 from homespun.data.token_labels import TaggedWords
 from homespun.errors import UserError
 from homespun.fitting.columns import LABEL_NAMES, column_names
-from homespun.fitting.inspection import RunTaskName
 from homespun.fitting.results import FitSettings
+from homespun.fitting.task_names import RunTaskName
 from homespun.io.json import write_lines
 from homespun.report import formats
 from homespun.tasks.seq2seq_data import TextPairsData
@@ -31,7 +32,8 @@ SOURCE_TARGET_NAMES = (
     *(("text", "summary"), ("dialogue", "summary"), ("input", "output"), ("input_text", "target_text")),
     *(("prompt", "completion"), ("prompt", "response")),
 )
-_SAMPLE = 200  # records that the columns are judged by
+_SAMPLE = 200  # records, or lines of a text, that the columns are judged by
+_TAG = re.compile(r"O|[BIELSU]-\S+")
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
 _MOST: Mapping[RunTaskName, int] = {"token-classification": 2_000, "text-to-text": 500}  # examples of either part
 
@@ -108,10 +110,24 @@ def _find_tags(record: Record, names: Mapping[str, str], settings: FitSettings) 
     """Task of a ``record`` with a list of words and a list of as many tags; ``names`` are columns by lower case."""
     words = settings.text[0] if settings.text else next((names[name] for name in WORD_NAMES if name in names), "")
     tags = settings.label or next((names[name] for name in TAG_NAMES if name in names), "")
+    text = record.get("text")
+    if len(names) == 1 and isinstance(text, str) and _is_conll(text):
+        return RunTask("token-classification", ("words",), "tags", "each line holds a word and its tag")
     first, second = record.get(words), record.get(tags)
     if not (isinstance(first, list) and isinstance(second, list) and len(first) == len(second)):
         return None
     return RunTask("token-classification", (words,), tags, f"a row holds a list of {words!r} and of {tags!r}")
+
+
+def _is_conll(text: str) -> bool:
+    """True for a text whose lines have a word, as many other columns, and an IOB tag."""
+    lines = [line.split() for line in text.splitlines()[:_SAMPLE] if line.strip() and not line.startswith("-DOCSTART-")]
+    return (
+        len(lines) > 1
+        and len({len(line) for line in lines}) == 1
+        and len(lines[0]) > 1
+        and all(_TAG.fullmatch(line[-1]) for line in lines)
+    )
 
 
 def _find_pair(names: Mapping[str, str], settings: FitSettings) -> RunTask | None:
