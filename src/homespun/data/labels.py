@@ -23,7 +23,7 @@ LabelNames = Sequence[str] | Sequence[tuple[str, ...]]
 """A name for each text, or a tuple of names if multi-label."""
 
 _CHUNK = 8192  # texts encoded at a time; only their ids are Python objects
-_WHOLE = re.compile(r"(-?\d+)\.0+|-?\d+")
+_INTEGER = re.compile(r"(-?\d+)\.0+|-?\d+")
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Labels:
             UserError: there are fewer than two classes.
         """
         names = {name for label in labels for name in (label if multi_label else (str(label),))}
-        if all(map(_WHOLE.fullmatch, names)):
-            names = set(map(_whole, names))  # a csv column of integers with missing values has 1.0 for 1
+        if all(map(_INTEGER.fullmatch, names)):
+            names = set(map(_without_fraction, names))  # a csv column of integers with missing values has 1.0 for 1
         if len(names) < 2:
             classes = f"only one class, {names.pop()!r}" if names else "no labels"
             raise UserError(f"the training data has {classes}; a classifier needs two or more classes")
@@ -60,7 +60,7 @@ class Labels:
 
     def name_of(self, label: str) -> str:
         """Return the class of a label: the label, or its number without a fraction (``1`` for ``1.0``)."""
-        return label if label in self.names else _whole(label)
+        return label if label in self.names else _without_fraction(label)
 
     def encode(self, labels: LabelNames) -> NDArray[np.int64]:
         """Return (texts,) int64 class numbers, or (texts, classes) int64 zeros and ones if multi-label.
@@ -107,9 +107,9 @@ class Labels:
         return cls(tuple(names), multi_label)
 
 
-def _whole(label: str) -> str:
+def _without_fraction(label: str) -> str:
     """Return ``1`` for ``1.0``; other labels are unchanged."""
-    match = _WHOLE.fullmatch(label)
+    match = _INTEGER.fullmatch(label)
     return match[1] or label if match else label
 
 
