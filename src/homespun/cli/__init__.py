@@ -35,6 +35,7 @@ from homespun.cli.options import (
     check_inputs,
     check_recipe,
     check_source,
+    check_start,
     print_prediction,
     print_result,
     print_run_result,
@@ -149,8 +150,8 @@ def finetune(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a pretrained model on labelled examples, and compare it with baselines."""
-    if start_from is None:
-        raise UserError("--from is missing; give a run, a model folder, or a Hugging Face folder or hub name")
+    check_start("finetune", start_from)
+    assert start_from is not None
     check_recipe(recipe, overrides or (), "finetune")
     check_source(None if resume else start_from)
 

@@ -42,11 +42,16 @@ def check_source(source: str | None) -> str | None:
     return source
 
 
-def check_recipe(recipe: str, overrides: Sequence[str], kind: str | None = None) -> None:
-    """Refuse unknown keys, wrong values, missing files and another ``kind`` of a recipe, before torch is imported."""
+def check_recipe(recipe: str, overrides: Sequence[str], kind: str | None = None) -> str:
+    """Refuse unknown keys, wrong values, missing files and another ``kind`` of a recipe, before torch is imported.
+
+    Returns:
+        The kind of the recipe.
+    """
     from homespun import recipes
 
-    data = recipes.check_recipe(recipe, overrides, kind=kind).get("data", {})
+    tree = recipes.check_recipe(recipe, overrides, kind=kind)
+    data = tree.get("data", {})
     for given in (data.get(name) for name in ("train", "validation", "test")):
         files = given if isinstance(given, list) else [given]
         check_inputs([file for file in files if file and isinstance(file, str)])
@@ -54,6 +59,13 @@ def check_recipe(recipe: str, overrides: Sequence[str], kind: str | None = None)
         from homespun.data.corpus import Corpus
 
         Corpus.open(corpus)
+    return str(tree["kind"])
+
+
+def check_start(kind: str, start_from: str | None) -> None:
+    """Refuse a recipe for fine-tuning without a checkpoint."""
+    if kind == "finetune" and start_from is None:
+        raise UserError("--from is missing: fine-tuning needs a model; give a run, a model folder or a hub name")
 
 
 Input = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import Json, Overrides, Recipe, check_recipe, check_source, print_result
+from homespun.cli.options import Json, Overrides, Recipe, check_recipe, check_source, check_start, print_result
 
 
 def plan(
@@ -38,7 +38,7 @@ def plan(
     from homespun.recipes import split_overrides
 
     of_recipe, changes = split_overrides(overrides, has_checkpoint=start_from is not None)
-    check_recipe(recipe, of_recipe)
+    check_start(check_recipe(recipe, of_recipe), start_from)
 
     gc.disable()  # garbage collection takes a sixth of the import time
     from homespun.commands.parallel import Cluster

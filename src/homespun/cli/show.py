@@ -16,6 +16,7 @@ from homespun.cli.options import (
     Recipe,
     check_recipe,
     check_source,
+    check_start,
     parse_integers,
     print_line,
     print_result,
@@ -101,7 +102,7 @@ def show_batch(
     from homespun.recipes import split_overrides
 
     of_recipe, _ = split_overrides(overrides, has_checkpoint=start_from is not None)
-    check_recipe(recipe, of_recipe)
+    check_start(check_recipe(recipe, of_recipe), start_from)
 
     from homespun.commands.batch_preview import show_batch as command
 

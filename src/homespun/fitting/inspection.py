@@ -347,8 +347,7 @@ def _hold_out(
         texts = f" with {len(groups):,} different texts" if len(groups) < len(examples) else ""
         raise UserError(
             f"{len(examples):,} examples{classes}{texts} are too few to hold out {share:.0%} for {part}; give more "
-            f"examples"
-            + (", or test examples with --test" if part == "test" else "")
+            f"examples" + (", or test examples with --test" if part == "test" else "")
         ) from error
     members = list(groups.values())
     return tuple(  # type: ignore[return-value]
