@@ -21,8 +21,9 @@ from benchmarks.fit import read
 from benchmarks.paths import SHARED
 from homespun.commands.finetune import finetune
 from homespun.commands.recipe import finetune_recipe
-from homespun.fitting.candidates import Candidate, Clock, average_candidate, candidate, fit_linear_model, plan_linear
+from homespun.fitting.candidates import Candidate, Clock, average_candidate, candidate, fit_linear_model
 from homespun.fitting.inspection import Inspection, inspect
+from homespun.fitting.linear_plan import plan_linear
 from homespun.fitting.networks import Source, finetuning_settings, open_source, pretrain_on, texts_to_read, write_parts
 from homespun.report.console import Display
 from homespun.tasks.network_text_model import open_network

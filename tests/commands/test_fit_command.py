@@ -333,7 +333,7 @@ def test_a_few_numbers_are_enough_for_a_regression(tmp_path: Path) -> None:
     rows = [f"word{number} text,{number}.5\n" for number in range(4)]
     for file in (train, test):
         file.write_text("text,label\n" + "".join(rows))
-    result = fit([str(train)], tmp_path / "run", test=[str(test)], seconds=5.0)
+    result = fit([str(train)], tmp_path / "run", test=[str(test)], seconds=50.0)
     assert [one["examples"] for one in result["learning_curve"]] == [1, 3]
 
 

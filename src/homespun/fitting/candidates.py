@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,11 +12,12 @@ from numpy.typing import NDArray
 
 from homespun.data.labels import Labels
 from homespun.fitting.inspection import Inspection
+from homespun.fitting.linear_plan import LinearPlan
 from homespun.linear import Candidate as NgramSettings
 from homespun.linear import LinearFit, fit_linear
 from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule, row_losses
 from homespun.metrics.classification import Metrics
-from homespun.ngrams import CHARACTERS, WORDS, Ngrams
+from homespun.ngrams import WORDS
 from homespun.tasks.protocol import Measured
 from homespun.tasks.text_models import AverageTextModel, LinearTextModel, TextModel
 from homespun.tasks.text_outputs import average, choose_decision, measure_outputs, targets_of, texts_of, to_predictions
@@ -28,10 +28,7 @@ Floats = NDArray[np.float64]
 METRICS: Mapping[str, str] = {"classification": "accuracy", "multi-label": "micro_f1", "regression": "spearman"}
 """Metric by which a candidate is selected, by task."""
 _WEIGHTS = tuple(step / 10 for step in range(1, 10))  # weights of the network in an average
-_TIMED = 20  # texts by which a latency is measured
-_SEARCH_CHARACTERS = 3_000_000  # maximum for the cross-validation of a linear model
-# seconds a character on one core: search and fit with characters, fit without
-_SEARCH_COST, _FIT_COST, _WORD_COST = 12e-6, 5e-6, 1.5e-6
+_TIMED, _TIMED_SECONDS = 20, 1.0  # texts by which a latency is measured, or seconds after which fewer suffice
 
 
 @dataclass
@@ -71,6 +68,8 @@ def measure_latency(model: TextModel, examples: Sequence[LabelledText]) -> float
         start = time.perf_counter()
         model.outputs([example])
         times.append(1000 * (time.perf_counter() - start))
+        if len(times) > 2 and sum(times) > 1000 * _TIMED_SECONDS:
+            break
     return float(np.median(times[1:] or times))  # the first call is slower
 
 
@@ -104,27 +103,6 @@ def constant_candidate(inspection: Inspection) -> Candidate:
     return Candidate("constant", title, None, outputs, DEFAULT_RULE, measured.metrics, Clock())
 
 
-@dataclass(frozen=True)
-class LinearPlan:
-    """Settings of `fit_linear` that fit into a time, and the seconds that they are expected to take."""
-
-    feature_sets: tuple[tuple[Ngrams, ...], ...]
-    search_rows: int
-    seconds: float
-    limit: float = math.inf  # seconds, after which the search ends on a slow machine
-
-
-def plan_linear(inspection: Inspection, seconds: float) -> LinearPlan:
-    """Choose features and size of the cross-validation for a time limit."""
-    lengths = [len(example.text) + len(example.second or "") for example in inspection.train]
-    characters, mean = sum(lengths), sum(lengths) / len(lengths)
-    rows = max(500, min(len(lengths), 8_000, int(_SEARCH_CHARACTERS / mean)))
-    cost = min(characters, rows * mean) * _SEARCH_COST + characters * _FIT_COST
-    if cost <= seconds:
-        return LinearPlan((WORDS, CHARACTERS), rows, cost, 2 * seconds)
-    return LinearPlan((WORDS,), rows, 3 * characters * _WORD_COST, 2 * seconds)
-
-
 def fit_linear_model(
     inspection: Inspection,
     examples: Sequence[LabelledText],
@@ -134,8 +112,10 @@ def fit_linear_model(
     decision: DecisionRule | None = None,
     seed: int = 0,
 ) -> tuple[LinearTextModel, LinearFit]:
-    """Fit a linear model by a search, or with the given ``settings``."""
+    """Fit a linear model by a search, or with the given ``settings``, on what ``plan`` reads of the examples."""
     labels, plan = inspection.labels, plan or LinearPlan((WORDS,), 8_000, 0.0)
+    if not plan.reads_all:
+        examples = plan.reduce(examples, labels)
     found = fit_linear(
         texts_of(examples),
         targets_of(examples, labels),

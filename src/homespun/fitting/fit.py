@@ -156,7 +156,9 @@ def fit_examples(
     ladder = Ladder(inspection, folder, settings, sources, display, start)
     ladder.climb()
     final = ladder.final()
-    result, predictions = summarise(inspection, ladder.candidates, final, settings, ladder.skipped, start)
+    result, predictions = summarise(
+        inspection, ladder.candidates, final, settings, ladder.skipped, start, plan=ladder.plan
+    )
     for name, found in predictions.items():
         write_run_predictions(folder, name, np.arange(len(found)), found)
     write_page(result, folder)

@@ -19,12 +19,12 @@ from homespun.fitting.candidates import (
     candidate,
     constant_candidate,
     fit_linear_model,
-    plan_linear,
     score,
     stopwatch,
 )
 from homespun.fitting.card import CARD
 from homespun.fitting.inspection import Inspection
+from homespun.fitting.linear_plan import LinearPlan, bound_plan, plan_linear
 from homespun.fitting.networks import (
     MIN_CHARACTERS,
     MIN_LENGTH,
@@ -54,7 +54,7 @@ _MIN_NETWORK = 60.0  # seconds that a network needs at least
 _MIN_EXAMPLES = 4_000  # or all, that a fine-tuning reads at least (results/fit.md)
 _DESCRIPTION = "candidate.json"
 _REST = 2.0  # seconds for the average, the test and the report, besides their predictions
-_REFIT = 0.5  # time of a refit / time of a linear model with its search
+_OVERRUN = 0.1  # share of the time, by which a refit may exceed it
 _MANY_TOKENS = 2.5  # tokens per word, above which a tokenizer does not suit the texts
 _TEACHER_SHARE = 0.65  # teacher's share of the remaining time, if a student follows
 _PRETRAINING_SHARE = 0.55  # share of an own network's time; the rest is for fine-tuning
@@ -76,6 +76,7 @@ class Ladder:
         self.skipped: list[str] = []
         self.metric = METRICS[self.inspection.task]
         self.linear: LinearFit | None = None
+        self.plan: LinearPlan | None = None
         for path in (self.folder / "candidates").glob(f"*/{_DESCRIPTION}"):
             # time that earlier calls used counts, but for the linear model, which is fitted again
             if path.parent.name != "linear":
@@ -83,8 +84,12 @@ class Ladder:
 
     def left(self) -> float:
         """Seconds that remain for training, without the time to evaluate and write the result."""
+        return self.settings.seconds - (time.monotonic() - self.start) - _REST - self.refit_seconds()
+
+    def refit_seconds(self) -> float:
+        """Seconds of the last fit of the linear model, on training and validation examples."""
         linear = sum(one.seconds.wall for one in self.candidates if one.name == "linear")
-        return self.settings.seconds - (time.monotonic() - self.start) - _REST - _REFIT * linear
+        return 0.0 if self.plan is None else self.plan.refit * linear
 
     def evaluation(self, source: Source) -> float:
         """Seconds that a network takes for the validation and the test examples."""
@@ -98,7 +103,7 @@ class Ladder:
 
     def climb(self) -> None:
         """Train the candidates."""
-        plan = plan_linear(self.inspection, _LINEAR_SHARE * self.settings.seconds)
+        plan = self._plan()
 
         def linear() -> TextModel:
             model, self.linear = fit_linear_model(
@@ -119,6 +124,24 @@ class Ladder:
             self._show(self.candidates[-1])
             if self.settings.latency is not None and network.latency > self.settings.latency:
                 self._student([one for one in networks if self._run(one.name).is_dir()])
+
+    def _plan(self) -> LinearPlan:
+        """Choose the settings of the linear model, and write what it cannot read in the time."""
+        left = self.left()
+        plan = plan_linear(self.inspection, _LINEAR_SHARE * self.settings.seconds)
+        self.plan, spent = bound_plan(plan, self.inspection, left)
+        if parts := self.plan.parts(len(self.inspection.train), plan.search_rows):
+            line = f"linear model: reads {formats.listed(parts)}, as {_left(left)} is left; give more --time"
+            self.inspection.decisions.append(line)
+            self.display.line(line)
+        if spent > left:
+            line = (
+                f"the smallest linear model and its predictions take about {formats.duration(spent)}, and "
+                f"{_left(left)} of --time is left"
+            )
+            self.inspection.warnings.append(line)
+            self.display.line(f"warning: {line}")
+        return self.plan
 
     def _from_checkpoint(self, source: Source, number: int, seconds: float) -> None:
         name = Path(source.path).name or source.path
@@ -329,18 +352,25 @@ class Ladder:
             best = next(one for one in self.candidates if one.name == "linear")
         model = best.model
         assert model is not None
-        everything = [*self.inspection.train, *self.inspection.validation]
-
-        def refit(linear: LinearTextModel) -> LinearTextModel:
-            assert self.linear is not None
-            settings = self.linear.candidates[0]
-            return fit_linear_model(self.inspection, everything, settings=settings, decision=linear.decision)[0]
-
-        model = model.refit(refit)
+        linear = any(one.kind == "linear" for one in (model, *model.members.values()))
+        if linear and self.left() < -_OVERRUN * self.settings.seconds:
+            self._skip(
+                f"linear model on training and validation examples together: takes about "
+                f"{formats.duration(self.refit_seconds())}; give more --time"
+            )
+        else:
+            model = model.refit(self._refit)
         save_text_model(self.folder / "model", model)
         (self.folder / CARD).unlink(missing_ok=True)  # left by a fit that is continued, like hf/
         copy_folder(self._run(best.name) / "hf", self.folder / "hf")
         return replace(best, model=model)
+
+    def _refit(self, linear: LinearTextModel) -> LinearTextModel:
+        """Fit the linear model with the settings of its search on training and validation examples together."""
+        assert self.linear is not None
+        examples = [*self.inspection.train, *self.inspection.validation]
+        best, decision = self.linear.candidates[0], linear.decision
+        return fit_linear_model(self.inspection, examples, plan=self.plan, settings=best, decision=decision)[0]
 
 
 def _left(seconds: float) -> str:

@@ -25,6 +25,7 @@ from homespun.fitting.candidates import (
     score,
 )
 from homespun.fitting.inspection import Inspection
+from homespun.fitting.linear_plan import LinearPlan
 from homespun.fitting.task_names import TaskName
 from homespun.io.atomic import entries, write_text
 from homespun.io.json import read_object
@@ -40,7 +41,9 @@ from homespun.tasks.texts import readable_texts
 
 SETTINGS, RESULT = "fit.json", "result.json"
 _CURVE_SHARES = (0.25, 0.5, 1.0)  # shares of the training examples
-_TIMED = 200  # texts whose prediction is timed
+_OVERRUN, _REPORT = 0.05, 2.0  # share of the time that a learning curve may exceed it by; seconds after the curve
+_FIRST_POINT = 0.05  # time of the first point of a learning curve / time of a linear model with its search
+_TIMED, _TIMED_SECONDS = 200, 2.0  # maximum of texts whose prediction is timed, and of seconds
 _ERRORS = 10
 _CHARACTERS = 240
 
@@ -115,10 +118,13 @@ def summarise(
     settings: FitSettings,
     skipped: Sequence[str],
     start: float,
+    *,
+    plan: LinearPlan | None = None,
 ) -> tuple[Tree, dict[str, Sequence[Mapping[str, object]]]]:
     """Measure all candidates on the test examples; the saved model of ``final`` is measured in place of its candidate.
 
-    ``skipped`` are reasons why a candidate was not trained; ``start`` of the fit is by `time.monotonic`.
+    ``skipped`` are reasons why a candidate was not trained; ``start`` of the fit is by `time.monotonic`. The learning
+    curve is left out if the time is not enough for it, or if ``plan`` of the linear model does not read all texts.
 
     Returns:
         The content of ``result.json``, and by name the prediction of each test example.
@@ -135,6 +141,9 @@ def summarise(
     others = [one for one in candidates if one.name != final.name]
     rivals = sorted(others, key=lambda one: -score(one.validation, metric))
     test = measured[final.name].metrics
+    end = start + (1 + _OVERRUN) * settings.seconds - _REPORT
+    curve = [] if plan is not None and not plan.reads_all else _learning_curve(inspection, metric, candidates, end)
+    missing = [] if curve else ["learning curve: its fits would exceed the time; give more --time"]
     result: Tree = {
         "version": VERSION,
         "kind": "fit",
@@ -150,7 +159,7 @@ def summarise(
         "test_from": inspection.test_from,
         "decisions": inspection.decisions,
         "warnings": inspection.warnings,
-        "skipped": list(skipped),
+        "skipped": [*skipped, *missing],
         "candidates": [
             _row(final if one.name == final.name else one, measured[one.name].metrics, scores, final.name)
             for one in candidates
@@ -158,8 +167,8 @@ def summarise(
         "next_best": rivals[0].name if rivals else None,
         "never_predicted": never_predicted(test),
         "errors": _confident_errors(inspection, measured[final.name]),
-        "learning_curve": _learning_curve(inspection, metric),
-        "cost": _cost(final.model, inspection),
+        "learning_curve": curve,
+        "cost": _cost(final.model, final.latency, inspection),
         "settings": settings.model_dump(mode="json"),
     }
     result["next"] = next_steps(result, settings)
@@ -221,22 +230,30 @@ def _confident_errors(inspection: Inspection, measured: Measured) -> list[Tree]:
     ]
 
 
-def _learning_curve(inspection: Inspection, metric: str) -> list[Tree]:
-    """Validation metric of a linear model on words, by number of training examples."""
+def _learning_curve(inspection: Inspection, metric: str, candidates: Sequence[Candidate], end: float) -> list[Tree]:
+    """Validation metric of a linear model on words, by number of training examples; empty if time does not suffice."""
+    linear = sum(one.seconds.wall for one in candidates if one.name == "linear")
+    if time.monotonic() + _FIRST_POINT * linear > end:
+        return []
     order = np.random.default_rng(0).permutation(len(inspection.train))
-    curve = []
-    for share in _CURVE_SHARES:
+    curve: list[Tree] = []
+    started = time.monotonic()
+    for number, share in enumerate(_CURVE_SHARES):
         count = int(share * len(order))
         part = [inspection.train[index] for index in np.sort(order[:count])]
         if not part or (inspection.labels is not None and len({str(example.label) for example in part}) < 2):
             continue
+        done, now = sum(_CURVE_SHARES[:number]), time.monotonic()
+        if done and (now - started) / done * sum(_CURVE_SHARES[number:]) > end - now:
+            return []
         model, _ = fit_linear_model(inspection, part, settings=PLAIN)
         curve.append({"examples": count, metric: measure(model, inspection.validation).metrics.get(metric)})
     return curve
 
 
-def _cost(model: TextModel, inspection: Inspection) -> Tree:
-    examples = list(inspection.measured[:_TIMED])
+def _cost(model: TextModel, latency: float, inspection: Inspection) -> Tree:
+    count = int(1000 * _TIMED_SECONDS / max(latency, 1.0))
+    examples = list(inspection.measured[: min(_TIMED, max(10, count))])
     start, processor = time.perf_counter(), time.process_time()
     model.outputs(examples)
     wall, used = time.perf_counter() - start, time.process_time() - processor
