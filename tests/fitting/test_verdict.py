@@ -80,6 +80,15 @@ def test_more_time_is_suggested_where_it_was_missing(changes: dict[str, Any], ti
     assert [step[step.index("--time") :].removesuffix(" --out NEW") for step in steps] == times
 
 
+@pytest.mark.parametrize(("latency", "warnings"), [(1e-6, 1), (1e6, 0)])
+def test_a_latency_that_no_model_meets_is_warned_of(tmp_path: Path, latency: float, warnings: int) -> None:
+    lines = [f"{'goal' if n % 2 else 'soup'} number {n},{'sport' if n % 2 else 'food'}\n" for n in range(200)]
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(lines), encoding="utf-8")
+    result = fit([str(tmp_path / "t.csv")], tmp_path / "run", seconds=30.0, latency=latency)
+    assert result["selected"] == "linear"
+    assert sum("--latency" in line for line in result["warnings"]) == warnings
+
+
 @pytest.mark.parametrize("latency", [0.0, -1.0, float("nan")])
 def test_a_latency_that_no_model_has_is_refused(tmp_path: Path, latency: float) -> None:
     with pytest.raises(UserError, match="latency="):

@@ -334,7 +334,7 @@ class Ladder:
     def _show(self, found: Candidate) -> None:
         self.display.line(
             f"{found.title}: {self._value(found)} on {len(self.inspection.validation):,} validation examples, "
-            f"{found.latency:.2g} ms a text"
+            f"{formats.rate(found.latency)} ms a text"
         )
 
     def _value(self, found: Candidate) -> str:
@@ -347,9 +347,7 @@ class Ladder:
 
     def final(self) -> Candidate:
         """Save the selected model; linear parts are fitted again on training and validation examples together."""
-        best = self.best()
-        if best.model is None:
-            best = next(one for one in self.candidates if one.name == "linear")
+        best = self._selected()
         model = best.model
         assert model is not None
         linear = any(one.kind == "linear" for one in (model, *model.members.values()))
@@ -364,6 +362,21 @@ class Ladder:
         (self.folder / CARD).unlink(missing_ok=True)  # left by a fit that is continued, like hf/
         copy_folder(self._run(best.name) / "hf", self.folder / "hf")
         return replace(best, model=model)
+
+    def _selected(self) -> Candidate:
+        """Best model on the validation examples within the latency limit; the fastest if none is within it."""
+        models, limit = [one for one in self.candidates if one.model is not None], self.settings.latency or math.inf
+        if fast := [one for one in models if one.latency <= limit]:
+            best = self.best()
+            return best if best.model is not None else max(fast, key=lambda one: score(one.validation, self.metric))
+        fastest = min(models, key=lambda one: one.latency)
+        line = (
+            f"no model predicts a text in --latency {limit:g} ms; selected the fastest, {fastest.title}, with "
+            f"{formats.rate(fastest.latency)} ms"
+        )
+        self.inspection.warnings.append(line)
+        self.display.line(f"warning: {line}")
+        return fastest
 
     def _refit(self, linear: LinearTextModel) -> LinearTextModel:
         """Fit the linear model with the settings of its search on training and validation examples together."""

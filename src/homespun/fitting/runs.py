@@ -59,6 +59,7 @@ _PRETRAINING_SHARE, _TRAINING_SHARE = 0.5, 0.85  # shares of a model's time, and
 _LINEAR_SHARE, _LINEAR_SHARE_ALONE = 0.25, 0.75  # shares of the time of a linear tagger, with and without networks
 _MIN_SECONDS = 60.0
 _DESCRIPTION = "candidate.json"
+_LATENCY = "--latency applies to classification and regression, and was ignored"
 
 _Train = Callable[[], TaggerFit | SummarizerFit]
 
@@ -363,7 +364,7 @@ class _RunFit:
             "examples": dict(counts),
             "test_from": "files" if self.settings.test else "split",
             "decisions": self.decisions,
-            "warnings": [],
+            "warnings": [_LATENCY] if self.settings.latency is not None else [],
             "skipped": self.skipped,
             "candidates": list(rows),
             "next_best": None,
