@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from homespun.config import parse_bytes
 from homespun.errors import UserError
 from homespun.fitting.fit import fit
 from homespun.fitting.results import FitSettings, next_steps
@@ -24,6 +25,7 @@ RESULT: dict[str, Any] = {
     "next_best": None,
     "candidates": [],
     "learning_curve": [],
+    "never_predicted": [],
     "skipped": [],
     "cost": {"parameters": 12},
 }
@@ -55,7 +57,21 @@ def test_classes_of_low_recall_are_named_the_worst_first() -> None:
     names = re.findall(r"class-\d+ ", line)
     assert len(names) == 10
     assert names[:2] == ["class-2 ", "class-1 "]
-    assert "4 others" in line
+    assert "4 more" in line
+
+
+def test_long_lists_of_classes_are_cut() -> None:
+    names = [f"class-{number}" for number in range(300)]
+    result = RESULT | {"never_predicted": names, "warnings": []}
+    (line,) = problems(result)
+    assert len(re.findall(r"class-\d+", line)) == 10
+    assert "290 more" in line
+
+
+@pytest.mark.parametrize("memory", ["200MB", "8GB", "12GiB", "1536MiB", "1234567"])
+def test_a_memory_limit_is_repeated_as_it_was_given(memory: str) -> None:
+    words = FitSettings(train=["t.csv"], memory=parse_bytes(memory)).command().split()
+    assert words[words.index("--memory") + 1] == memory
 
 
 def test_commands_quote_the_folder() -> None:

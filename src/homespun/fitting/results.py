@@ -76,6 +76,7 @@ class FitSettings(Config):
         values = self.model_dump() | changes
         seconds = max(1, round(values["seconds"]))
         values["seconds"] = f"{seconds}s" if seconds % 60 else f"{seconds // 60}m"
+        values["memory"] = None if values["memory"] is None else _size(values["memory"])
         values["columns"] = None if values["columns"] is None else ",".join(values["columns"])
         words = ["homespun", "fit", *values.pop("train")]
         for name, value in values.items():
@@ -88,6 +89,16 @@ class FitSettings(Config):
     def is_stored(self, path: Path) -> bool:
         """True if a file holds these settings."""
         return path.is_file() and read_object(path) == self.model_dump(mode="json")
+
+
+def _size(size: int) -> str:
+    """Format bytes exactly, as `homespun.config.parse_bytes` reads them."""
+    units = (
+        (f"{prefix}{i}B", base**power)
+        for power, prefix in ((3, "G"), (2, "M"))
+        for i, base in (("", 1000), ("i", 1024))
+    )
+    return next((f"{size // unit}{name}" for name, unit in units if size % unit == 0), str(size))
 
 
 def open_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from homespun.config import Tree
@@ -62,16 +63,20 @@ def problems(result: Tree) -> list[str]:
     lines = []
     if names := result["never_predicted"]:
         these = "this class" if len(names) == 1 else "these classes"
-        lines.append(f"Recall 0: {formats.listed(names)}; no test example of {these} was classified correctly.")
+        lines.append(f"Recall 0: {capped(names)}; no test example of {these} was classified correctly.")
     classes = result["test"].get("per_class", {})
     recalls = sorted((values["recall"], name) for name, values in classes.items() if 0 < values["recall"] < _LOW)
     if recalls:
-        shown = [f"{name} ({metric_text(recall)})" for recall, name in recalls[:_NAMED]]
-        more = [f"{len(recalls) - _NAMED:,} others"] if len(recalls) > _NAMED else []
-        lines.append(f"Recall below {100 * _LOW:.0f} %: {formats.listed([*shown, *more])}.")
+        shown = [f"{name} ({metric_text(recall)})" for recall, name in recalls]
+        lines.append(f"Recall below {100 * _LOW:.0f} %: {capped(shown)}.")
     lines += [f"Warning: {text}." for text in result["warnings"]]
     lines += [f"Skipped: {text}." for text in result["skipped"]]
     return lines
+
+
+def capped(names: Sequence[str]) -> str:
+    """Join at most ten names, with the number of the others: ``a, b and 290 more``."""
+    return formats.listed([*names[:_NAMED], *([f"{len(names) - _NAMED:,} more"] if len(names) > _NAMED else [])])
 
 
 def commands(result: Tree, folder: Path) -> list[str]:
