@@ -1,6 +1,7 @@
 """Sentences and commands about the result of a fit."""
 
 import ast
+import random
 import re
 import shlex
 from pathlib import Path
@@ -64,14 +65,48 @@ def test_long_lists_of_classes_are_cut() -> None:
     names = [f"class-{number}" for number in range(300)]
     result = RESULT | {"never_predicted": names, "warnings": []}
     (line,) = problems(result)
-    assert len(re.findall(r"class-\d+", line)) == 10
-    assert "290 more" in line
+    step = next_steps(result, FitSettings(train=["t.csv"]))[0]
+    for text in (line, step):
+        assert len(re.findall(r"class-\d+", text)) == 10
+        assert "290 more" in text
 
 
 @pytest.mark.parametrize("memory", ["200MB", "8GB", "12GiB", "1536MiB", "1234567"])
 def test_a_memory_limit_is_repeated_as_it_was_given(memory: str) -> None:
     words = FitSettings(train=["t.csv"], memory=parse_bytes(memory)).command().split()
     assert words[words.index("--memory") + 1] == memory
+
+
+def test_metrics_of_two_classes_are_in_the_headline() -> None:
+    test = {"accuracy": 0.99, "roc_auc": 0.871, "pr_auc": 0.143, "positive": "sports"}
+    line = next(line for line in headline(RESULT | {"test": test}) if "99.0" in line)
+    assert all(found in line for found in ("87.1", "14.3", "sports"))
+    one_class = headline(RESULT | {"test": test | {"roc_auc": None, "pr_auc": None}})
+    assert not any("sports" in line for line in one_class)
+
+
+def write_rows(path: Path, rows: list[tuple[str, object]]) -> str:
+    path.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_a_model_that_is_not_better_than_the_baseline_is_warned_of(tmp_path: Path) -> None:
+    draw = random.Random(0)
+
+    def text() -> str:
+        return " ".join(draw.choice("abcdefghij") * 3 for _ in range(8))
+
+    noise = [(text(), "rare" if number % 25 == 0 else "frequent") for number in range(400)]
+    numbers = [(text(), draw.random()) for _ in range(200)]
+    topics = [(f"{text()} {'goal' if number % 2 else 'soup'}", "ab"[number % 2]) for number in range(200)]
+    found = []
+    for name, rows in (("noise", noise), ("numbers", numbers), ("topics", topics)):
+        result = fit([write_rows(tmp_path / f"{name}.csv", rows)], tmp_path / name, seconds=30.0)
+        found.append(any("baseline" in line for line in result["warnings"]))
+        if name == "noise":
+            assert result["never_predicted"] == ["rare"]
+            assert "rare" in result["next"][0]
+    assert found == [True, True, False]
 
 
 def test_commands_quote_the_folder() -> None:

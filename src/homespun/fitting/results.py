@@ -27,11 +27,13 @@ from homespun.fitting.candidates import (
 from homespun.fitting.inspection import Inspection
 from homespun.fitting.linear_plan import LinearPlan
 from homespun.fitting.task_names import TaskName
+from homespun.fitting.verdict import capped
 from homespun.io.atomic import entries, write_text
 from homespun.io.json import read_object
 from homespun.linear import PLAIN
 from homespun.metrics.classification import Metrics
 from homespun.report import formats
+from homespun.report.formats import metric_text
 from homespun.report.significance import bootstrap_interval, permutation_test, wilson_interval
 from homespun.results import VERSION
 from homespun.tasks.protocol import Measured
@@ -152,6 +154,9 @@ def summarise(
     others = [one for one in candidates if one.name != final.name]
     rivals = sorted(others, key=lambda one: -score(one.validation, metric))
     test = measured[final.name].metrics
+    parts = {"validation" if inspection.test_from == "none" else "test": (test, measured["constant"].metrics)}
+    parts.setdefault("validation", (final.validation, candidates[0].validation))
+    warned = not_better(parts, candidates[0].title, metric, inspection.task)
     end = start + (1 + _OVERRUN) * settings.seconds - _REPORT
     curve = [] if plan is not None and not plan.reads_all else _learning_curve(inspection, metric, candidates, end)
     missing = [] if curve else ["learning curve: its fits would exceed the time; give more --time"]
@@ -169,7 +174,7 @@ def summarise(
         "examples": {name: len(getattr(inspection, name)) for name in ("train", "validation", "test")},
         "test_from": inspection.test_from,
         "decisions": inspection.decisions,
-        "warnings": inspection.warnings,
+        "warnings": [*inspection.warnings, *warned],
         "skipped": [*skipped, *missing],
         "candidates": [
             _row(final if one.name == final.name else one, measured[one.name].metrics, scores, final.name)
@@ -212,6 +217,21 @@ def _row(one: Candidate, test: Metrics, scores: Mapping[str, NDArray[np.float64]
 
 def _plain(metrics: Metrics) -> Metrics:
     return {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
+
+
+def not_better(parts: Mapping[str, tuple[Metrics, Metrics]], title: str, metric: str, task: str) -> list[str]:
+    """Return a warning if the selected model is not better than the baseline ``title`` on each part.
+
+    ``parts`` are the metrics of the model and of the baseline, by name of the part. Numbers are compared by their
+    absolute error, as a baseline that predicts one number has no correlation.
+    """
+    metric, sign = ("absolute_error", -1.0) if task == "regression" else (metric, 1.0)
+    for part, (model, baseline) in parts.items():
+        if (value := baseline.get(metric)) is not None and sign * value >= sign * (model.get(metric) or 0.0):
+            shown = f"{value:.3g}" if task == "regression" else metric_text(value, task)
+            named = f"{formats.metric_title(metric)} {shown} on the {part} examples"
+            return [f"the selected model is not better than the baseline {title!r} ({named})"]
+    return []
 
 
 def never_predicted(test: Metrics) -> list[str]:
@@ -281,6 +301,8 @@ def next_steps(result: Tree, settings: FitSettings) -> list[str]:
     metric, more = result["metric"], max(600.0, 2 * settings.seconds)
     values = [one[metric] for one in result["learning_curve"][-2:]]
     gain = values[1] - values[0] if len(values) == 2 and None not in values else 0.0
+    if names := result["never_predicted"]:
+        steps.append(f"label more examples of the classes with recall 0: {capped(names)}")
     if gain > 0.01:
         raised = f"{gain:.3f}" if result["task"] == "regression" else f"{100 * gain:.1f} points"
         steps.append(

@@ -38,6 +38,7 @@ from homespun.fitting.results import (
     candidate_row,
     never_predicted,
     next_steps,
+    not_better,
     open_folder,
     write_results,
 )
@@ -207,10 +208,10 @@ class _RunFit:
         found = self._result(metric, selected, tests[selected["name"]], [*measured, *rows], counts)
         if linear.model.labels is not None:
             found["labels"] = list(linear.model.labels.names)
-        best = max(measured, key=lambda row: score(row["test"], metric), default=None)
-        if best is not None and score(best["test"], metric) >= score(selected["test"], metric):
-            value = metric_text(best["test"][metric], self.task.name)
-            found["warnings"].append(f"the selected model is not better than the baseline {best['title']!r} ({value})")
+        if measured:
+            best = max(measured, key=lambda row: score(row["test"], metric))
+            compared = {"test": (selected["test"], best["test"])}
+            found["warnings"] += not_better(compared, best["title"], metric, self.task.name)
         return found
 
     def _show(self, row: Tree) -> None:
