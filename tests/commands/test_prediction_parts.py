@@ -193,7 +193,7 @@ PREDICTION = {"label": "food", "probability": 0.75, "probabilities": {"food": 0.
 class Food:
     """A task that takes everything for food."""
 
-    data = SimpleNamespace(columns=None)
+    data = LabelledData()
 
     def predict(self, model: Any, records: Iterable[Any], *, source: str, first: int) -> Iterator[dict[str, Any]]:
         return (dict(PREDICTION) for _ in records)

@@ -30,10 +30,11 @@ from homespun.data.corpus import Progress
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics
-from homespun.tasks.protocol import AnyTask, ReadOptions, TaskData, prefix_errors
+from homespun.tasks.protocol import AnyTask, Examples, ReadOptions, TaskData, prefix_errors
 from homespun.tasks.record_models import RecordModel, find_record_model, open_record_model
 from homespun.tasks.text_models import find_text_model, measure, open_text_model
 from homespun.tasks.text_models import predict as predict_with
+from homespun.text.formats import Record
 from homespun.text.sources import ReadProgress, read_records
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def evaluate(run: str, data: Sequence[str], **options: Unpack[ReadOptions]) -> M
     Args:
         run: the model.
         data: labelled files, globs or folders.
+            Rows without a label are left out and counted in a warning, as by `homespun fit --test`.
         options: ``text``, ``label``, ``encoding``, ``columns``, ``data_set`` and ``generation``, such as
             ``{"num_beams": 4}``: see `homespun.tasks.stored_data.ReadOptions`.
 
@@ -63,7 +65,7 @@ def evaluate(run: str, data: Sequence[str], **options: Unpack[ReadOptions]) -> M
         return open_record_model(folder, **options).measure_files(data).metrics
     if find_text_model(run) is not None:
         model = open_text_model(run, **options)
-        found = model.data.read_files(data)
+        found = _read_labelled(model.data, data)
         with prefix_errors(data):
             return measure(model, found).metrics
     from homespun.hf.open import open_for_inference  # imports torch, as networks need it
@@ -71,7 +73,7 @@ def evaluate(run: str, data: Sequence[str], **options: Unpack[ReadOptions]) -> M
 
     stored = open_for_inference(run)
     task = stored_task(stored, source=run, **options)
-    examples = task.data.read_files(data)
+    examples = _read_labelled(task.data, data)
     with prefix_errors(data):
         task.stratify_by(examples)
     rows = task.rows(examples)
@@ -79,6 +81,13 @@ def evaluate(run: str, data: Sequence[str], **options: Unpack[ReadOptions]) -> M
     fields = {name: value for name, value in task.result_fields().items() if name != "labels"}
     counts: dict[str, int] = rows.counts
     return measured.metrics | counts | {"length": stored.task.get("max_length")} | fields
+
+
+def _read_labelled(data: TaskData, files: Sequence[str]) -> Examples:
+    examples, lines = data.read_labelled(files)
+    for line in lines:
+        logger.warning(line)
+    return examples
 
 
 def predict(
@@ -123,6 +132,12 @@ def predict(
         raise UserError(f"--out must end in .jsonl or .csv, not {path.name!r}")
     predictor = _open_predictor(run, stored, quantize, **options)
     _warn_of_lines(inputs)
+    empty = 0
+
+    def count_empty(record: Record) -> None:
+        nonlocal empty
+        empty += predictor.data.is_empty(record)
+
     parts = PartPredictor(
         predictor.predict,
         partial(_open_predict, quantize=quantize, options=options),
@@ -140,7 +155,9 @@ def predict(
         processes=processes,
         progress=progress,
         read_progress=read_progress,
+        visit=count_empty,
     )
+    _warn_of_empty(empty, f"{summary.rows:,} rows of {', '.join(inputs)}")
     counts = {} if predictor.labels is None else dict.fromkeys(predictor.labels.names, 0) | summary.labels
     result: dict[str, object] = {"out": str(path), "rows": summary.rows, "truncated": summary.truncated}
     result |= {"resumed_rows": resumed} if resumed else {}
@@ -169,8 +186,11 @@ def predict_files(
     processes: int | Literal["auto"] | None = None,
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
+    visit: Callable[[Record], None] | None = None,
 ) -> tuple[Summary, int]:
     """Write a prediction for each record of ``inputs`` in parts, to the .jsonl or .csv file ``path``; see `predict`.
+
+    ``visit`` is called with each record.
 
     Returns:
         Counts of the rows, and the number of those that were predicted before a kill.
@@ -185,6 +205,8 @@ def predict_files(
         processes = choose_processes(model) if processes == "auto" else processes
     reading = ReadProgress(inputs)  # runs ahead of `read_progress`
     records = read_records(inputs, encoding=encoding, columns=columns, read_progress=reading)
+    if visit is not None:
+        records = _visited(records, visit)
     parts = divide(records, digest, lambda: reading.done, max_records=predictor.part_records)
 
     def report(rows: int, bytes_read: int) -> None:
@@ -209,6 +231,12 @@ def predict_files(
         if not files:
             raise UserError(f"{source} holds no rows to predict")
         return join_parts(files, path, raw=raw), resumed
+
+
+def _visited(records: Iterable[Record], visit: Callable[[Record], None]) -> Iterator[Record]:
+    for record in records:
+        visit(record)
+        yield record
 
 
 def _open_predict(run: str, quantize: Precision | None, options: ReadOptions) -> Predict:
@@ -244,6 +272,11 @@ def _warn_of_lines(inputs: Sequence[str]) -> None:
                 )
 
 
+def _warn_of_empty(empty: int, inputs: str) -> None:
+    if empty:
+        logger.warning("%s of %s have an empty text: predicted too", f"{empty:,}", inputs)
+
+
 def predict_texts(
     run: str, texts: Sequence[str], *, quantize: Precision | None = None, **options: Unpack[ReadOptions]
 ) -> Iterator[dict[str, object]]:
@@ -261,6 +294,7 @@ def predict_texts(
     else:
         what = "pairs of texts" if kind == "pair" else "a question and its text"
         raise UserError(f"{run} reads {what}; give two texts for each prediction, not {len(texts)} in all")
+    _warn_of_empty(sum(map(predictor.data.is_empty, records)), f"{len(records):,} inputs")
     yield from predictor.predict(records, source="the texts given")
 
 

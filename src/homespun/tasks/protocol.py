@@ -280,6 +280,18 @@ class TaskData(Config, ABC):
             raise UserError(f"{', '.join(inputs)} has {self.no_examples}")
         return examples
 
+    def read_labelled(self, inputs: Sequence[str]) -> tuple[Examples, list[str]]:
+        """Read examples for an evaluation as `read_files` does, from files that may have rows without a label.
+
+        Returns:
+            Examples, and lines with the numbers of rows that are left out and of empty texts.
+        """
+        return self.read_files(inputs), []
+
+    def is_empty(self, record: Record) -> bool:
+        """True for a record of an empty text that gets a label or a number all the same."""
+        return False
+
     @abstractmethod
     def parse(self, record: Record, *, where: str) -> Examples:
         """Return the examples of a record.

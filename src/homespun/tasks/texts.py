@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from homespun.data.labels import LabelledRows, LabelNames, Labels, get_text, several_labels, single_label
+from homespun.data.labels import (
+    LabelledRows,
+    LabelNames,
+    Labels,
+    get_text,
+    label_name,
+    read_rows,
+    several_labels,
+    single_label,
+)
 from homespun.data.long_inputs import TRUNCATE, LongInputs, Truncate
 from homespun.data.rows import Rows, SubsetRows
 from homespun.errors import UserError
@@ -47,15 +56,50 @@ class TextsData(TaskData):
     label: str = Field(default="label", description="column of the label, number or rating")
     max_length: int = Field(default=128, ge=8, description="maximum tokens of an input, with special tokens")
 
-    if TYPE_CHECKING:  # a field of `LabelledData`, a property of `PairsData`
+    if TYPE_CHECKING:  # fields of `LabelledData`, properties of `PairsData`
 
         @property
         def truncation(self) -> LongInputs:
             """Treatment of texts longer than ``max_length``."""
 
+        @property
+        def multi_label(self) -> bool:
+            """True if a text may have several labels, or none."""
+
     def with_labels(self, labels: Labels) -> Self:
         """Copy for the classes of a stored model."""
         return self
+
+    def read_labelled(self, inputs: Sequence[str]) -> tuple[list[LabelledText], list[str]]:
+        """Read examples as `homespun fit --test` does: rows without a label are left out, empty texts are kept.
+
+        With several labels a text, an empty cell means no label. A record may lack the label column if it has no
+        column besides those of labelled records: another column may be the label under another name.
+        """
+        rows = list(read_rows(inputs, columns=self.columns, encoding=self.encoding))
+        known = {name for record, _ in rows if self.label in record for name in record}
+        lines, source = [], ", ".join(inputs)
+        kept = [(record, where) for record, where in rows if self.multi_label or not self._lacks_label(record, known)]
+        if rows and not kept:
+            raise UserError(f"no row of {source} has a label in column {self.label!r}; give labelled rows")
+        if unlabelled := len(rows) - len(kept):
+            lines.append(f"{unlabelled:,} of {len(rows):,} rows of {source} have no label: left out")
+        if empty := sum(self.is_empty(record) for record, _ in kept):
+            lines.append(f"{empty:,} of {len(kept):,} examples of {source} have an empty text: evaluated too")
+        examples = [example for record, where in kept for example in self.parse(record, where=where)]
+        if not examples:
+            raise UserError(f"{source} has {self.no_examples}")
+        return examples, lines
+
+    def _lacks_label(self, record: Record, known: set[str]) -> bool:
+        return not label_name(record.get(self.label)) and (self.label in record or known.issuperset(record))
+
+    def is_empty(self, record: Record) -> bool:
+        try:
+            texts = self.texts_of(record, where="")
+        except UserError:  # the record lacks a column, which `texts_of` reports with its number
+            return False
+        return not all(text.strip() for text in texts if text is not None)
 
     @abstractmethod
     def example_record(self, example: LabelledText) -> Record:
@@ -130,10 +174,10 @@ class PairsData(TextsData):
         """Truncation, since pairs are not read in chunks."""
         return TRUNCATE
 
-    def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
-        if self.first == self.second:
-            raise UserError(f"data.first and data.second are the same column, {self.first!r}; name two columns")
-        return super().read_files(inputs)
+    @property
+    def multi_label(self) -> bool:
+        """False, since a pair has one label."""
+        return False
 
     def parse(self, record: Record, *, where: str) -> list[LabelledText]:
         label = single_label(record, self.label, where=where)
@@ -152,6 +196,8 @@ class PairsData(TextsData):
         return {**self.record_of_texts([example.text, example.second or ""]), self.label: example.label}
 
     def texts_of(self, record: Record, *, where: str) -> tuple[str, str]:
+        if self.first == self.second:
+            raise UserError(f"data.first and data.second are the same column, {self.first!r}; name two columns")
         first, second = (get_text(record, paths(columns), where=where) for columns in (self.first, self.second))
         return first, second
 
