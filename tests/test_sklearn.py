@@ -1,6 +1,9 @@
 """The estimators in scikit-learn: its checks that apply to texts, cross-validation, searches, pipelines."""
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -9,6 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import estimator_checks
 
+import homespun
 from homespun.sklearn import TextClassifier, TextRegressor
 
 WORDS = {"sport": "match goal team coach", "money": "market share profit bank", "food": "soup bread salt oven"}
@@ -76,6 +80,27 @@ def test_cross_validation_grid_search_and_pipelines() -> None:
     assert clone(TextClassifier(time="7s")).get_params()["time"] == "7s"
 
 
+@pytest.mark.parametrize("kind", [None, np.random.RandomState])
+def test_each_fit_draws_a_seed_from_a_generator(kind: type | None) -> None:
+    texts, labels = examples(45)
+    classifier = TextClassifier(time="5s", random_state=None if kind is None else kind(3))
+    fits = [clone(classifier).fit(texts, labels), clone(classifier).fit(texts, labels)]
+    seeds = [classifier.fit(texts, labels).result_["settings"]["seed"] for _ in range(2)]
+    assert seeds[0] != seeds[1]
+    copies = [one.result_["settings"]["seed"] for one in fits]
+    assert (copies[0] == copies[1]) == (kind is not None)
+
+
+def test_each_fit_has_a_new_folder(tmp_path: Path) -> None:
+    texts, labels = examples(60)
+    scores = cross_val_score(TextClassifier(time="5s", folder=tmp_path / "fits"), texts, labels, cv=2)
+    assert not np.isnan(scores).any()
+    classifier = TextClassifier(time="5s", folder=str(tmp_path / "fits")).fit(texts, labels)
+    assert classifier.folder_ == tmp_path / "fits" / "fit-3"
+    assert homespun.open(classifier.folder_).predict(texts)
+    assert TextClassifier(time="5s").fit(texts, labels).folder_ is None
+
+
 def test_regressor_predicts_numbers() -> None:
     texts, labels = examples()
     numbers = [{"sport": -1.5, "money": 0.25, "food": 3.0}[label] for label in labels]
@@ -93,12 +118,39 @@ def test_regressor_predicts_numbers() -> None:
         (["a b", None, "a b", "c"], ["x", "y"] * 2, r"X\[1\] is None"),
         (["a b", "c", float("nan"), "c"], ["x", "y"] * 2, r"X\[2\] is nan"),
         ([["a", "b"], ["c", "d"]], ["x", "y"] * 2, r"shape \(2, 2\)"),
+        (["a b", "c"] * 2, ["x", "y", None, "y"], r"missing values: y\[2\] is None"),
+        (["a b", "c"] * 2, ["x", float("nan"), "x", "y"], "missing values"),
+        (["a b", "c"] * 2, pd.Series(["x", None, "x", "y"], dtype="string"), "missing values"),
+        (["a b", "c"] * 2, [0, float("nan"), 0, 1], "missing values"),
         (["a b"] * 4, [0.5, 0.25, 0.1, 0.3], "Unknown label type"),
     ],
 )
 def test_what_cannot_be_learned_is_refused(texts: object, labels: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TextClassifier(time="10s").fit(texts, labels)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "message"),
+    [
+        ("time", None, "seconds.*None"),
+        ("time", "ten", "time.*'ten'"),
+        ("random_state", -1, "Seed"),
+        ("start_from", "runs/none", "runs/none"),
+        ("start_from", Path("runs/none"), "runs/none"),
+    ],
+)
+def test_a_wrong_parameter_is_refused_in_one_line(parameter: str, value: object, message: str) -> None:
+    texts, labels = examples()
+    with pytest.raises(ValueError, match=message) as error:
+        TextClassifier(**{parameter: value}).fit(texts, labels)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("number", "message"), [(None, "missing"), (float("nan"), "missing"), (np.inf, "infinite")])
+def test_numbers_that_are_not_finite_are_refused(number: float | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TextRegressor(time="10s").fit(["a b", "c", "d"], [0.5, number, 1.5])
 
 
 def test_prediction_before_training_is_refused() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
+from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
@@ -10,16 +12,17 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import Tags
+from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 
-from homespun.config import parse_bytes, parse_duration, parse_option
+from homespun.config import parse_bytes, parse_duration, parse_option, validate
 from homespun.data.labels import Labels
 from homespun.fitting.fit import fit_examples
 from homespun.fitting.inspection import split_examples
 from homespun.fitting.results import FitSettings
 from homespun.report.console import Display
+from homespun.tasks.protocol import paths
 from homespun.tasks.text_models import open_text_model
 from homespun.tasks.text_outputs import to_predictions
 from homespun.tasks.texts import LabelledData, LabelledText
@@ -32,11 +35,11 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         self,
         *,
         time: str | float = "10m",
-        start_from: Sequence[str] = (),
-        texts: Sequence[str] = (),
+        start_from: str | Path | Sequence[str | Path] = (),
+        texts: str | Path | Sequence[str | Path] = (),
         memory: str | int | None = None,
-        folder: str | None = None,
-        random_state: int = 0,
+        folder: str | Path | None = None,
+        random_state: int | np.random.RandomState | None = 0,
         verbose: bool = False,
     ) -> None:
         self.time = time
@@ -48,22 +51,31 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         self.verbose = verbose
 
     def _train(self, texts: list[str], labels: Sequence[str], classes: Labels | None) -> None:
-        settings = FitSettings(
-            train=[],
-            texts=list(self.texts),
-            start_from=list(self.start_from),
-            seconds=parse_option(parse_duration, self.time, "time") or 0.0,
-            memory=parse_option(parse_bytes, self.memory, "memory"),
-            task="regression" if classes is None else "classification",
-            seed=self.random_state,
-        )
+        seed = self._draw_seed()
+        given = {
+            "train": [],
+            "texts": paths(self.texts),
+            "start_from": paths(self.start_from),
+            "seconds": parse_option(parse_duration, self.time, "time"),
+            "memory": parse_option(parse_bytes, self.memory, "memory"),
+            "task": "regression" if classes is None else "classification",
+            "seed": seed,
+        }
+        settings = validate(FitSettings, given, source=type(self).__name__)
         examples = [LabelledText(text, label) for text, label in zip(texts, labels, strict=True)]
-        inspection = split_examples(LabelledData(), examples, classes, seed=self.random_state)
+        inspection = split_examples(LabelledData(), examples, classes, seed=seed)
         with TemporaryDirectory() as temporary:
-            folder = Path(self.folder or f"{temporary}/fit")
+            folder = Path(temporary) if self.folder is None else _new_folder(Path(self.folder))
+            self.folder_ = None if self.folder is None else folder
             with Display(json=not self.verbose) as display:
                 self.result_ = fit_examples(inspection, folder, settings, display=display)
             self.model_ = open_text_model(folder)
+
+    def _draw_seed(self) -> int:
+        random = check_random_state(self.random_state)
+        if isinstance(self.random_state, Integral):
+            return int(self.random_state)
+        return int(random.randint(np.iinfo(np.int32).max))
 
     def _outputs(self, X: ArrayLike) -> NDArray[np.float64]:
         check_is_fitted(self, "model_")
@@ -83,15 +95,17 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
 
     Args:
         time: time limit of the training in seconds, or a string such as ``"10m"``.
-        start_from: pretrained models to try: runs, folders or hub names.
-        texts: unlabelled text files for pretraining.
+        start_from: pretrained model to try, a run, a folder or a hub name, or several.
+        texts: unlabelled text file for pretraining, or several.
         memory: memory limit of each training, such as ``"8GB"``.
-        folder: new folder for the candidates and the result; default: a temporary folder.
-        random_state: seed of the validation split and of trainings.
+        folder: folder in which each fit makes a new folder, ``fit-1``, ``fit-2``, ..., of its candidates and result;
+            default: a temporary folder.
+        random_state: seed of the validation split and of trainings; None or a generator: each fit draws another seed.
         verbose: show decisions and progress on standard error.
 
     Attributes:
         classes_: labels, sorted.
+        folder_: folder of the fit, for `homespun predict`; None without ``folder``.
         model_: the selected model.
         result_: scores of all candidates, as in ``result.json`` of `homespun fit`.
 
@@ -103,10 +117,10 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         """Train on texts ``X`` and labels ``y``.
 
         Raises:
-            ValueError: a text is missing, texts and labels have different lengths, labels are continuous numbers, or
-                there is one class.
+            ValueError: a text or label is missing, texts and labels have different lengths, labels are continuous
+                numbers, or there is one class.
         """
-        texts, labels = _texts(X), column_or_1d(y)
+        texts, labels = _texts(X), _targets(y)
         check_consistent_length(texts, labels)
         check_classification_targets(labels)
         self.classes_, indices = np.unique(labels, return_inverse=True)
@@ -130,6 +144,7 @@ class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
     """Text regressor that trains as `homespun fit` does. The arguments are those of `TextClassifier`.
 
     Attributes:
+        folder_: folder of the fit, for `homespun predict`; None without ``folder``.
         model_: the selected model.
         result_: scores of all candidates, as in ``result.json`` of `homespun fit`.
     """
@@ -138,12 +153,12 @@ class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
         """Train on texts ``X`` and numbers ``y``.
 
         Raises:
-            ValueError: a text is missing, texts and numbers have different lengths, or a number is not finite.
+            ValueError: a text or number is missing, texts and numbers have different lengths, or a number is infinite.
         """
-        texts, numbers = _texts(X), column_or_1d(y).astype(np.float64)
+        texts, numbers = _texts(X), _targets(y).astype(np.float64)
         check_consistent_length(texts, numbers)
         if not np.isfinite(numbers).all():
-            raise ValueError("y has NaN or infinity")
+            raise ValueError("y has infinite numbers; remove their rows")
         self._train(texts, [repr(float(number)) for number in numbers], None)
         return self
 
@@ -165,3 +180,26 @@ def _texts(X: ArrayLike) -> list[str]:
     if not texts:
         raise ValueError("X has no texts")
     return texts
+
+
+def _targets(y: ArrayLike) -> NDArray[np.generic]:
+    # numpy converts a missing value among texts to the text "nan"
+    for row, value in enumerate(np.asarray(y, dtype=object).ravel()):
+        if value is None or (str(value) in _MISSING and not isinstance(value, str)):
+            raise ValueError(f"y has missing values: y[{row}] is {value!r}; remove these rows, or give them a label")
+    targets: NDArray[np.generic] = column_or_1d(y)
+    return targets
+
+
+_MISSING = ("nan", "NaT", "<NA>")  # of float, numpy and pandas
+
+
+def _new_folder(parent: Path) -> Path:
+    """Make the first free folder of ``parent``; fits may run in parallel."""
+    for number in count(1):
+        try:
+            (folder := parent / f"fit-{number}").mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError
