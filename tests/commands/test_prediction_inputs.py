@@ -1,14 +1,19 @@
 """Inputs of ``predict`` and ``evaluate``: rows without a label, empty texts, texts from standard input, refusals."""
 
+import reprlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands_world import assert_refused, read_lines, run, write_csv, write_lines
 
 import homespun
+from homespun.crf import fit_crf
 from homespun.data.labels import Labels
+from homespun.errors import UserError, escape
 from homespun.linear import PLAIN, fit_linear
 from homespun.ngrams import Texts
+from homespun.tasks.taggers import LinearTagger, TaggedData
 from homespun.tasks.text_models import LinearTextModel, save_text_model
 from homespun.tasks.texts import LabelledData, PairsData, TextsData
 
@@ -86,3 +91,41 @@ def test_predict_counts_empty_texts_and_keeps_their_rows(
     caplog.clear()
     run("predict", model, "food")
     assert not caplog.messages
+
+
+NO_TEXTS = (None, float("nan"), b"food", {"text": "food"}, 3, ["food", "sport"])
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_proba"])
+@pytest.mark.parametrize("given", NO_TEXTS, ids=repr)
+def test_what_is_no_text_is_refused_with_its_row(model: str, method: str, given: object) -> None:
+    with pytest.raises(UserError, match=r"texts\[1\].*single texts") as error:
+        getattr(homespun.open(model), method)(["food", given])
+    assert escape(reprlib.repr(given)) in str(error.value)
+
+
+@pytest.mark.parametrize("given", ["food", ["food"], ["a", "b", "c"], ["food", None], {"a": 1, "b": 2}], ids=repr)
+def test_what_is_no_pair_is_refused_with_its_row(pairs: str, given: object) -> None:
+    opened = homespun.open(pairs)
+    for wanted in (("food", "sport"), ["food", "sport"], np.array(["food", "sport"])):
+        assert opened.predict([wanted])
+    with pytest.raises(UserError, match=r"texts\[1\].*pairs of texts"):
+        opened.predict([["food", "sport"], given])
+
+
+@pytest.mark.parametrize("given", [None, ["The", 3], {"a": "b"}], ids=repr)
+def test_a_tagger_reads_texts_and_lists_of_words(tmp_path: Path, given: object) -> None:
+    labels = Labels(("B-x", "O"))
+    (crf,) = fit_crf([["the", "goal"], ["the", "soup"]], [["O", "B-x"], ["O", "B-x"]], labels, epochs=1)
+    LinearTagger(crf, TaggedData()).save(tmp_path / "model")
+    opened = homespun.open(tmp_path)
+    assert len(opened.predict(["The goal", ["The", "goal"], np.array(["The", "goal"])])) == 3
+    with pytest.raises(UserError, match=r"texts\[1\]"):
+        opened.predict(["The goal", given])
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_single_file_may_be_given_without_a_list(model: str, tmp_path: Path, kind: type) -> None:
+    table = write_csv(tmp_path / "t.csv", ["text", "label"], ROWS)
+    assert homespun.evaluate(kind(model), kind(table)) == homespun.evaluate(model, [str(table)])
+    assert homespun.predict(kind(model), kind(table), tmp_path / "p.csv")["rows"] == len(ROWS)

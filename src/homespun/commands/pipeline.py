@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from homespun.commands.predict import RecordPredictor, prepare_networks, record_predictor, task_predictor
 from homespun.data.labels import LabelledRows, Labels
-from homespun.errors import UserError
+from homespun.errors import UserError, escape
 from homespun.tasks.record_models import find_record_model, open_record_model
 from homespun.tasks.text_models import TextModel, find_text_model, open_text_model, predict_examples
 from homespun.tasks.text_outputs import to_predictions
@@ -113,6 +114,9 @@ class Pipeline:
         """
         _refuse_string(texts)
         if self.predictor is not None:
+            for row, text in enumerate(texts):
+                if not isinstance(text, str):
+                    self._check_texts(row, text)
             return self.predictor.predict_inputs(texts)
         predictions = list(predict_examples(self.text_model, self._examples(texts))) if len(texts) else []
         if self.labels is None:
@@ -146,8 +150,8 @@ class Pipeline:
         """
         from homespun.inference.predict import embed_rows
 
-        _refuse_string(texts)
         bundle = self._network
+        self._refuse_other_than_strings(texts)
         if not len(texts):
             return np.zeros((0, bundle.config.backbone.hidden_size), dtype=np.float32)
         length = min(max_length, bundle.config.backbone.max_position_embeddings)
@@ -162,8 +166,8 @@ class Pipeline:
         """
         from homespun.inference.generation import TextGenerator
 
-        _refuse_string(prompts)
         generator = TextGenerator(self._network)
+        self._refuse_other_than_strings(prompts)
         return [[one.text for one in found] for found in generator.generate(prompts, **arguments)]
 
     @property
@@ -173,12 +177,29 @@ class Pipeline:
         return self.bundle
 
     def _examples(self, texts: Sequence[Text]) -> list[LabelledText]:
-        pairs = self.text_model.data.input_kind == "pair"
-        if any(isinstance(text, str) == pairs for text in texts):
-            kinds = ("pairs of texts", "single texts")
-            read, given = kinds if pairs else kinds[::-1]
-            raise UserError(f"{self.source} reads {read}; give {read}, not {given}")
+        if self.text_model.data.input_kind == "pair":
+            for row, text in enumerate(texts):
+                self._check_texts(row, text, pair=True)
+        else:
+            self._refuse_other_than_strings(texts)
         return list(map(to_example, texts))
+
+    def _refuse_other_than_strings(self, texts: Sequence[Text]) -> None:
+        _refuse_string(texts)
+        for row, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise self._wrong_input(row, text, "single texts; give a string")
+
+    def _check_texts(self, row: int, texts: Text, *, pair: bool = False) -> None:
+        """Raise `UserError` unless ``texts`` are several strings: two for a pair."""
+        several = isinstance(texts, list | tuple | np.ndarray) and all(isinstance(text, str) for text in texts)
+        if not several or (pair and len(texts) != 2):
+            raise self._wrong_input(
+                row, texts, "pairs of texts; give two strings" if pair else "a string or a list of strings"
+            )
+
+    def _wrong_input(self, row: int, text: Text, allowed: str) -> UserError:
+        return UserError(f"texts[{row}] is {escape(reprlib.repr(text))}, and {self.source} reads {allowed}")
 
 
 def _refuse_string(texts: Sequence[object]) -> None:

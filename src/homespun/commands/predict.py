@@ -30,7 +30,7 @@ from homespun.data.corpus import Progress
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics
-from homespun.tasks.protocol import AnyTask, Examples, ReadOptions, TaskData, prefix_errors
+from homespun.tasks.protocol import AnyTask, Examples, ReadOptions, TaskData, paths, prefix_errors
 from homespun.tasks.record_models import RecordModel, find_record_model, open_record_model
 from homespun.tasks.text_models import find_text_model, measure, open_text_model
 from homespun.tasks.text_models import predict as predict_with
@@ -45,12 +45,12 @@ logger = logging.getLogger(__name__)
 _BATCH = 32
 
 
-def evaluate(run: str, data: Sequence[str], **options: Unpack[ReadOptions]) -> Metrics:
+def evaluate(run: str | Path, data: str | Path | Sequence[str | Path], **options: Unpack[ReadOptions]) -> Metrics:
     """Evaluate a fine-tuned model on labelled examples.
 
     Args:
         run: the model.
-        data: labelled files, globs or folders.
+        data: a labelled file, glob or folder, or several.
             Rows without a label are left out and counted in a warning, as by `homespun fit --test`.
         options: ``text``, ``label``, ``encoding``, ``columns``, ``data_set`` and ``generation``, such as
             ``{"num_beams": 4}``: see `homespun.tasks.stored_data.ReadOptions`.
@@ -61,6 +61,7 @@ def evaluate(run: str, data: Sequence[str], **options: Unpack[ReadOptions]) -> M
     Raises:
         UserError: the model was not fine-tuned, a column or data set is missing, or a label does not occur in training.
     """
+    run, data = str(run), paths(data)
     if (folder := find_record_model(run)) is not None:
         return open_record_model(folder, **options).measure_files(data).metrics
     if find_text_model(run) is not None:
@@ -91,8 +92,8 @@ def _read_labelled(data: TaskData, files: Sequence[str]) -> Examples:
 
 
 def predict(
-    run: str,
-    inputs: Sequence[str],
+    run: str | Path,
+    inputs: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     stored: ModelBundle | None = None,
@@ -107,7 +108,7 @@ def predict(
 
     Args:
         run: the model.
-        inputs: files, globs or folders.
+        inputs: a file, glob or folder, or several.
         out: output file, written when all records are predicted.
         stored: model of ``run`` if it is open already; used only for prediction in this process.
         quantize: precision of linear layers, see `homespun.inference.quantization.quantize`; default: float32.
@@ -127,7 +128,7 @@ def predict(
         UserError: the model was not fine-tuned or cannot be quantized, a column is missing, or ``out`` is no .jsonl or
             .csv file.
     """
-    path = Path(out)
+    run, inputs, path = str(run), paths(inputs), Path(out)
     if path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"--out must end in .jsonl or .csv, not {path.name!r}")
     predictor = _open_predictor(run, stored, quantize, **options)

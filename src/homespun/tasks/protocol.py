@@ -59,7 +59,7 @@ class ReadOptions(TypedDict, total=False):
     """Generation settings that differ from training: `homespun.inference.generation.TextGenerationConfig`."""
 
 
-def paths(value: str | Sequence[str] | Path) -> list[str]:
+def paths(value: str | Path | Sequence[str | Path]) -> list[str]:
     """Convert one input or several to a list."""
     return [str(value)] if isinstance(value, str | Path) else [str(v) for v in value]
 
