@@ -1,13 +1,16 @@
 """Inputs of ``predict`` and ``evaluate``: rows without a label, empty texts, texts from standard input, refusals."""
 
+import json
 import reprlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commands_world import assert_refused, read_lines, run, write_csv, write_lines
+from typer.testing import CliRunner
 
 import homespun
+from homespun.cli import app, main
 from homespun.crf import fit_crf
 from homespun.data.labels import Labels
 from homespun.errors import UserError, escape
@@ -129,3 +132,41 @@ def test_a_single_file_may_be_given_without_a_list(model: str, tmp_path: Path, k
     table = write_csv(tmp_path / "t.csv", ["text", "label"], ROWS)
     assert homespun.evaluate(kind(model), kind(table)) == homespun.evaluate(model, [str(table)])
     assert homespun.predict(kind(model), kind(table), tmp_path / "p.csv")["rows"] == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--text-field", "foo"), ("--encoding", "utf-8"), ("--columns", "a"), ("--raw",), ("--processes", "2")],
+    ids=" ".join,
+)
+def test_options_of_files_are_refused_for_texts(model: str, option: tuple[str, ...]) -> None:
+    assert_refused(f"{option[0]} is for files", "predict", model, "food", *option)
+    assert_refused(f"{option[0]} is for files", "predict", model, "--input", "-", *option)
+
+
+def test_lines_of_standard_input_are_predicted(model: str, pairs: str, tmp_path: Path) -> None:
+    def lines(source: str, given: bytes) -> list[str]:
+        found = CliRunner().invoke(app, ["predict", source, "--input", "-", "--json"], input=given)
+        if found.exception:
+            raise found.exception
+        return [json.loads(line)["label"] for line in found.stdout.splitlines()]
+
+    assert lines(model, "food\r\nsport of \u2028 day\n\nweather\n\n".encode())[::3] == ["food", "weather"]
+    assert len(lines(pairs, b"food\nsport\n")) == 1
+    for source, given in ((model, b""), (model, b"\n"), (model, b"\xff\xfe"), (pairs, b"food\n")):
+        with pytest.raises(UserError):
+            lines(source, given)
+    assert_refused("standard input", "predict", model, "--input", "-", "--input", "x.csv", "--out", tmp_path / "p.csv")
+
+
+@pytest.mark.parametrize("command", ["predict", "serve"])
+def test_an_unknown_choice_is_refused_without_words_of_pydantic(
+    command: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["homespun", command, model, "--quantize", "int4"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert "'int4' is not one of 'bf16', 'int8'" in message
+    assert "Value error" not in message

@@ -17,6 +17,7 @@ from homespun.cli.distill import distill_app
 from homespun.cli.fit import fit, print_fit
 from homespun.cli.generate import few_shot, generate, summarize
 from homespun.cli.options import (
+    STDIN,
     Columns,
     CommandGroup,
     DataSet,
@@ -33,6 +34,7 @@ from homespun.cli.options import (
     TrainedText,
     check_choice,
     check_inputs,
+    check_inputs_or_stdin,
     check_recipe,
     check_source,
     check_start,
@@ -40,6 +42,7 @@ from homespun.cli.options import (
     print_result,
     print_run_result,
     read_options,
+    read_stdin,
     writing,
     writing_from,
 )
@@ -202,7 +205,9 @@ def predict(
     inputs: Annotated[
         list[str] | None,
         typer.Option(
-            "--input", callback=check_inputs, help="File, glob, folder, archive, URL or hub name; repeatable."
+            "--input",
+            callback=check_inputs_or_stdin,
+            help="File, glob, folder, archive, URL or hub name; repeatable. -: standard input, one text a line.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Output file for --input, .jsonl or .csv.")] = None,
@@ -228,9 +233,14 @@ def predict(
     if bool(texts) == bool(inputs):
         raise UserError("give either texts as arguments, or files with --input")
     options = read_options(text, encoding, columns, data_set, generation)
-    if texts:
+    if texts or inputs == [STDIN]:
         if out is not None:
-            raise UserError("--out needs --input; predictions of texts are printed")
+            raise UserError("--out needs --input with a file; predictions of texts are printed")
+        given: dict[str, object] = {"--text-field": text, "--encoding": encoding, "--columns": columns}
+        given |= {"--raw": raw, "--processes": processes}
+        if wrong := next((option for option, value in given.items() if value), None):
+            raise UserError(f"{wrong} is for files; leave it out, or give a file with --input and --out")
+        texts = texts or read_stdin()
         from homespun.commands.predict import predict_texts
 
         for prediction in predict_texts(run, texts, quantize=quantize, **options):
@@ -338,7 +348,8 @@ def _refuse_usage(error: typer.BadParameter) -> NoReturn:
         error.show()
         raise SystemExit(2) from None
     command = "homespun" if error.ctx is None else error.ctx.command_path
-    _refuse(f"{error.format_message().rstrip('.')}; see `{command} --help`")
+    message = error.format_message().replace("Value error, ", "", 1).rstrip(".")  # typer copies messages of pydantic
+    _refuse(f"{message}; see `{command} --help`")
 
 
 def _refuse(message: str) -> NoReturn:

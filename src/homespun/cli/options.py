@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,34 @@ def check_inputs(inputs: list[str] | None) -> list[str] | None:
 
     input_files.check_inputs(inputs or ())
     return inputs
+
+
+STDIN = "-"
+"""Input that is standard input."""
+
+
+def check_inputs_or_stdin(inputs: list[str] | None) -> list[str] | None:
+    """Refuse missing files, and standard input besides files, as the callback of an option."""
+    if STDIN not in (inputs or ()):
+        return check_inputs(inputs)
+    if inputs != [STDIN]:
+        raise UserError(f"--input - (standard input) is given with other inputs: {', '.join(inputs or ())}; give one")
+    return inputs
+
+
+def read_stdin() -> list[str]:
+    """Read the lines of standard input, without blank lines at the end.
+
+    Raises:
+        UserError: there are none, or they are not UTF-8.
+    """
+    try:
+        lines = sys.stdin.buffer.read().decode("utf-8-sig").rstrip().split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input is not UTF-8 ({error}); convert it, such as with iconv") from error
+    if lines == [""]:
+        raise UserError("standard input has no text; give one text a line")
+    return [line.removesuffix("\r") for line in lines]
 
 
 def check_source(source: str | None) -> str | None:
