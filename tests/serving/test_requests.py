@@ -66,7 +66,10 @@ def test_malformed_bodies(client: TestClient, path: str, body: bytes, status: in
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
-        ("/predict", {"texts": ["a"], "modle": "b"}, 422, "modle"),
+        ("/predict", {"texts": ["a"], "modle": "b"}, 422, "'modle'; did you mean 'model'"),
+        ("/predict", {"text": "a"}, 422, "'text'; did you mean 'texts'? (required: texts)"),
+        ("/predict", {"texts": ["a"], "xyz": 1}, 422, "'xyz'; there are: model, texts"),
+        ("/explain", {"texts": ["a"]}, 422, "'texts'; did you mean 'text'? (required: text)"),
         ("/predict", {"texts": ["a"], "model": "none"}, 404, "there are: classifier, regressor"),
         ("/v1/embeddings", {"input": "a", "model": "../../etc/passwd"}, 404, "there are: classifier, regressor"),
         ("/predict", {"texts": ["a"], "model": "decoder"}, 409, "cannot predict; it can: attention, embed, generate"),

@@ -15,6 +15,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_jsonable_python
 
+from homespun.errors import nearest
 from homespun.serving.errors import ApiError, error_responses
 from homespun.serving.models import Models, ServedModel
 from homespun.serving.settings import ServingSettings
@@ -58,11 +59,18 @@ async def read_body(request: Request, kind: type[B]) -> B:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise _body_error(error) from None
+        raise _body_error(error, kind) from None
 
 
-def _body_error(error: ValidationError) -> ApiError:
-    first, *others = error.errors(include_url=False, include_context=False, include_input=False)
+def _body_error(error: ValidationError, kind: type[BaseModel]) -> ApiError:
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    # a misspelt field is two errors: it is unknown, and the right one is missing
+    unknown = [str(one["loc"][0]) for one in errors if one["type"] == "extra_forbidden" and len(one["loc"]) == 1]
+    if unknown:
+        missing = [str(one["loc"][0]) for one in errors if one["type"] == "missing" and len(one["loc"]) == 1]
+        required = f" (required: {', '.join(missing)})" if missing else ""
+        return ApiError(422, f"unknown field {unknown[0][:100]!r}{nearest(unknown[0], kind.model_fields)}{required}")
+    first, *others = errors
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON in UTF-8: {first['msg'].removeprefix('Invalid JSON: ')}")
     return ApiError(422, describe_problem(first["loc"], first["msg"], len(others)))
@@ -71,7 +79,7 @@ def _body_error(error: ValidationError) -> ApiError:
 def describe_problem(location: tuple[int | str, ...], message: str, others: int) -> str:
     """Describe the first of several invalid fields in one line."""
     path = " ".join(".".join(map(str, location)).split())[:100] or "body"
-    return f"{path}: {message}" + (f" (and {others} more)" if others else "")
+    return f"{path}: {message.removeprefix('Value error, ')}" + (f" (and {others} more)" if others else "")
 
 
 def describe_route(kind: type[BaseModel]) -> dict[str, Any]:
