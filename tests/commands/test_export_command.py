@@ -26,7 +26,7 @@ from homespun.commands.recipe import finetune_recipe
 from homespun.config import dump
 from homespun.data.labels import Labels
 from homespun.hf import upload as uploading
-from homespun.linear import Candidate, fit_linear
+from homespun.linear import PLAIN, Candidate, fit_linear
 from homespun.metrics.calibration import DecisionRule
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
@@ -34,7 +34,7 @@ from homespun.ngrams import CHARACTERS, Ngrams, Texts
 from homespun.ngrams import WORDS as WORDS_ONLY
 from homespun.tasks.network_text_model import open_network
 from homespun.tasks.text_models import AverageTextModel, LinearTextModel, save_text_model
-from homespun.tasks.texts import LabelledData
+from homespun.tasks.texts import LabelledData, PairsData, TextsData
 from homespun.text.tokenizer import Tokenizer
 
 SIZES: dict[str, Any] = {"hidden_size": 33, "num_attention_heads": 3, "intermediate_size": 47, "num_hidden_layers": 1}
@@ -231,6 +231,20 @@ def test_a_network_is_suggested_where_a_linear_model_is_none(tmp_path: Path) -> 
     assert_refused("average .*give .*/run/model/network$", *model)
     assert_refused("homespun convert .*run --to hf --out", "export", made, "--to", "hf", "--out", out)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("data", [LabelledData(), PairsData(first="a", second="b")], ids=["regression", "pairs"])
+def test_models_that_a_folder_is_not_for_have_another_use(data: TextsData, tmp_path: Path) -> None:
+    numbers = data.kind == "texts"
+    texts = Texts(WORDS, None if numbers else WORDS)
+    labels = None if numbers else Labels(("x", "y"))
+    targets = np.arange(len(WORDS)) % 2
+    linear = LinearTextModel(fit_linear(texts, targets, labels, settings=PLAIN).model, data)
+    save_text_model(tmp_path / "linear" / "model", linear)
+    assert_refused("linear model.*homespun predict", "export", tmp_path / "linear", "--out", tmp_path / "out")
+    average = AverageTextModel({"linear": linear, "network": linear}, (0.5, 0.5))
+    save_text_model(tmp_path / "average" / "model", average)
+    assert_refused(r"average.*homespun predict.*\.onnx", "export", tmp_path / "average", "--out", tmp_path / "out")
 
 
 def test_what_a_folder_is_not_for_is_one_line(tmp_path: Path) -> None:

@@ -126,15 +126,15 @@ def _open_classifier(source: str | Path, head: str | None) -> TextModel:
     stored = open_any(source, head=head).stored
     task = stored_task(stored, source=str(source))
     if not isinstance(task, TextTask):
-        raise UserError(f"{source} does not classify single texts, which a folder is for; {_FILE}")
+        raise UserError(f"{source} does not classify single texts, which an ONNX folder is for; {_FILE}")
     return NetworkTextModel(stored, task)
 
 
 def _export_classifier(model: TextModel, out: Path, source: str | Path, quantize: bool) -> Tree:
     labels = model.labels
     if labels is None or model.data.kind != "texts":
-        file = f"; {_FILE}" if model.kind == "network" else ""
-        raise UserError(f"{source} does not classify single texts, which a folder is for{file}")
+        does = "predicts numbers" if labels is None else "classifies pairs of texts"
+        raise UserError(f"{source} {does}, and an ONNX folder is for classifiers of single texts; {_instead(model)}")
     average = cast(AverageTextModel, model) if model.kind == "average" else None
     members = [model] if average is None else list(average.members.values())
     by_kind = {one.kind: one for one in members}
@@ -168,6 +168,16 @@ def _export_classifier(model: TextModel, out: Path, source: str | Path, quantize
             report = replace(report, checked=(*report.checked, _compare_runner(made, model, linear.model)))
         result = asdict(report)
         return _quantize(result, made, Path(source), cast(AnyTask, network.task)) if quantize and network else result
+
+
+def _instead(model: TextModel) -> str:
+    """Other ways to use a model that a folder is not for."""
+    use = "use homespun predict, homespun serve or homespun.open"
+    if model.kind == "linear":
+        return f"a linear model has no other export: {use}"
+    if model.kind == "average":
+        return f"an average has no other export: {use}, or export the folder of its network alone with --out FILE.onnx"
+    return _FILE
 
 
 def _compare_runner(folder: Path, model: TextModel, linear: LinearModel) -> Comparison:
