@@ -13,6 +13,7 @@ from commands_world import World, assert_refused, read_lines, write_lines, write
 from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
+import homespun
 from homespun.cli import app
 from homespun.data.labels import Labels
 from homespun.data.reading import reading
@@ -174,7 +175,7 @@ def test_a_checkpoint_that_is_named_twice_is_one() -> None:
 
 def test_a_time_too_short_for_a_network_still_gives_the_linear_model(world: World, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    result = world.run("fit", world.train, "--time", "20s", "--out", run)
+    result = homespun.fit(world.train, run, seconds=20)
     assert result["selected"] == "linear"
     assert result["test_from"] == "split"
     assert any("own network" in reason for reason in result["skipped"])

@@ -24,17 +24,21 @@ from homespun.fitting.runs import fit_runs
 from homespun.fitting.task_names import TaskName, TextTaskName
 from homespun.io.json import read_object
 from homespun.report.console import Display
+from homespun.tasks.protocol import paths
 from homespun.text.input_files import check_output
 from homespun.training.trainer import Interrupted
 
+Inputs = str | Path | Sequence[str | Path]
+"""One input or several."""
+
 
 def fit(
-    train: Sequence[str],
+    train: Inputs,
     out: str | Path,
     *,
-    test: Sequence[str] = (),
-    texts: Sequence[str] = (),
-    start_from: Sequence[str] = (),
+    test: Inputs = (),
+    texts: Inputs = (),
+    start_from: Inputs = (),
     seconds: float = 1800.0,
     memory: int | None = None,
     task: TaskName = "auto",
@@ -55,12 +59,12 @@ def fit(
     result.
 
     Args:
-        train: labelled files, globs or folders.
+        train: a labelled file, glob or folder, or several.
         out: a new folder; with ``resume`` the folder of a stopped fit.
-        test: labelled test files; default: a fifth of ``train``, at most 10,000 examples (tags: 2,000, text to text:
-            500).
-        texts: unlabelled text files for pretraining.
-        start_from: pretrained models: runs, folders or hub names.
+        test: labelled test file or files; default: a fifth of ``train``, at most 10,000 examples (tags: 2,000, text to
+            text: 500).
+        texts: unlabelled text file or files for pretraining.
+        start_from: pretrained model or models: runs, folders or hub names.
         seconds: time limit of the fit.
         memory: memory limit of each training, in bytes.
         task: ``auto``, ``classification``, ``multi-label``, ``regression``, ``token-classification``, ``text-to-text``
@@ -79,7 +83,7 @@ def fit(
         The content of ``result.json``.
 
     Example:
-        ``fit(["train.csv"], "runs/mine", test=["test.csv"], seconds=1800)["test"]["accuracy"]``
+        ``fit("train.csv", "runs/mine", test="test.csv", seconds=1800)["test"]["accuracy"]``
 
     Raises:
         UserError: an argument is invalid, a file or column cannot be used, ``out`` has other content, or a checkpoint
@@ -87,6 +91,7 @@ def fit(
         Interrupted: Ctrl-C or SIGTERM; ``resume`` continues.
     """
     folder = Path(out)
+    train, test, texts, start_from = map(paths, (train, test, texts, start_from))
     if latency is not None and not latency > 0:
         raise UserError(f"latency={latency:g} must be positive; set --latency to milliseconds a text, such as 20")
     given = {
