@@ -1,8 +1,10 @@
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from homespun.compare.executor import Command, Executor, LocalExecutor, Outcome,
 from homespun.compare.folder import open_records
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.runner import Runner
+from homespun.compare.store import Store
 from homespun.compare.trials import trials
 from homespun.errors import UserError
 from homespun.io.lock import PATIENCE
@@ -26,7 +29,7 @@ _FAST = {"health_check_period_ms": 300, "health_check_failure_threshold": 3, "he
 
 
 @pytest.fixture
-def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two nodes of one processor, on this machine, whose stages are not trainings."""
     ray = pytest.importorskip("ray")
     import fake_on_ray  # imports Ray
@@ -37,7 +40,9 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": _FAST})
     try:
         nodes.add_node(num_cpus=1)
-        environment = {"env_vars": {"PYTHONPATH": path, "FAKE_PAUSE": "0.2"}}
+        nodes.scratch = tmp_path_factory.mktemp("scratch")
+        variables = {"PYTHONPATH": path, "FAKE_PAUSE": "0.2", "FAKE_SCRATCH": str(nodes.scratch)}
+        environment = {"env_vars": variables}
         ray.init(address=nodes.address, log_to_driver=False, logging_level="error", runtime_env=environment)
         yield nodes
     finally:
@@ -95,7 +100,10 @@ def losses(run: Path) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Ray's own processes and files
-def test_a_trial_of_a_lost_worker_is_resumed(two_nodes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("shared", [True, False], ids=["folder", "store"])
+def test_a_trial_of_a_lost_worker_is_resumed(
+    two_nodes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, shared: bool
+) -> None:
     names = ("first", "second", "third")
     recipe = comparison(
         pretrain={"recipe": "any", "settings": {"train.batch_size": 7}},
@@ -104,14 +112,23 @@ def test_a_trial_of_a_lost_worker_is_resumed(two_nodes: Any, tmp_path: Path, cap
         seeds=1,
     )
     runs = [tmp_path / "cluster/trials" / name / "seed-0/pretrain" for name in names]
-    executor = Cluster()
+    store = None if shared else Store(f"file://{tmp_path}/store", tmp_path / "cluster")
+    executor = Cluster(store=store)
     sizes = [executor.slots]
+
+    def has_checkpoint(run: Path) -> bool:
+        if shared:
+            return (run / "checkpoint.json").is_file()
+        for manifest in (tmp_path / "store" / run.relative_to(tmp_path / "cluster")).glob("*/manifest-*.json"):
+            with suppress(FileNotFoundError):  # superseded
+                return "/checkpoint.json" in manifest.read_text()
+        return False
 
     def running() -> dict[str, int]:
         """Process of the worker of a trial that has a checkpoint, by node."""
         found = {}
         for run in runs:
-            if (run / "checkpoint.json").is_file() and not (run / "result.json").is_file():
+            if has_checkpoint(run) and not (run / "result.json").is_file():
                 last = max((run.parent / "logs").glob("worker-*.txt"), key=lambda path: path.stat().st_mtime)
                 found[last.read_text()] = int(last.stem.removeprefix("worker-"))
         return found
@@ -121,7 +138,9 @@ def test_a_trial_of_a_lost_worker_is_resumed(two_nodes: Any, tmp_path: Path, cap
         (node,) = two_nodes.worker_nodes
         while node.node_id not in running():
             yield True
+        lost = running()[node.node_id]
         two_nodes.remove_node(node, allow_graceful=False)
+        shutil.rmtree(two_nodes.scratch / str(lost), ignore_errors=True)  # its process may still write there
         while executor.slots == 2:
             yield True
         sizes.append(executor.slots)
@@ -130,6 +149,7 @@ def test_a_trial_of_a_lost_worker_is_resumed(two_nodes: Any, tmp_path: Path, cap
         while not (workers := [pid for name, pid in running().items() if name != node.node_id]):
             yield True
         os.kill(workers[0], signal.SIGKILL)
+        shutil.rmtree(two_nodes.scratch / str(workers[0]), ignore_errors=True)
 
     disturbing, deadline = disturb(), time.monotonic() + 200
     feed = lambda: time.monotonic() < deadline and next(disturbing, False)  # noqa: E731

@@ -32,6 +32,10 @@ def compare(
     on_ray: Annotated[
         bool, typer.Option("--ray", help="Run trials on the Ray cluster at RAY_ADDRESS, or on a local one.")
     ] = False,
+    store: Annotated[
+        str | None,
+        typer.Option("--store", help="With --ray: URL of a folder for the runs, if machines do not share --out."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare variants under one budget.
@@ -53,6 +57,7 @@ def compare(
             max_parallel=max_parallel,
             retry_failed=retry_failed,
             on_ray=on_ray,
+            store=store,
             display=display,
         )
     if as_json:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from homespun.compare.folder import check_folder, open_folder, open_records
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.runner import Runner
 from homespun.compare.search import search_settings
+from homespun.compare.store import Store
 from homespun.compare.trials import trials
 from homespun.errors import UserError
+from homespun.io.atomic import entries
 from homespun.io.lock import locked
 from homespun.report.console import SILENT, Display
 
@@ -30,6 +34,7 @@ def run_comparison(
     max_parallel: int | None = None,
     retry_failed: bool = False,
     on_ray: bool = False,
+    store: str | None = None,
     display: Display = SILENT,
 ) -> dict[str, Any]:
     """Run the trials of ``recipe`` in the folder ``out``, and write the report.
@@ -45,6 +50,8 @@ def run_comparison(
         max_parallel: number of parallel trials, which share the threads; default: the recipe's.
         retry_failed: run failed trials again, from their checkpoints.
         on_ray: run the stages as tasks of Ray, on the cluster of ``RAY_ADDRESS`` or a local one.
+        store: with ``on_ray``, the URL of a folder of an object store for the runs, if machines do not share ``out``. A
+            missing ``out`` is restored from it.
         display: shows progress.
 
     Returns:
@@ -55,8 +62,8 @@ def run_comparison(
         ``run_comparison(compare_recipe("compare.yaml", ["seeds=5"]), "runs/which")["page"]``
 
     Raises:
-        UserError: trials that cannot be built; a folder with other content, or with another runner; the runner was
-            stopped.
+        UserError: trials that cannot be built; a folder with other content, or with another runner; a store that cannot
+            be used; the runner was stopped.
     """
     from homespun.report.comparison import write_comparison
 
@@ -64,18 +71,28 @@ def run_comparison(
         raise UserError(f"--max-parallel must be 1 or more, not {max_parallel}")
     out, started = Path(out), time.process_time()
     check_folder(out)
+    stored = None
+    if store is not None:
+        if not on_ray:
+            raise UserError(f"--store {store} is for workers of a Ray cluster; add --ray, or leave out --store")
+        out = Path(os.path.abspath(out))  # workers find its paths in the arguments of commands
+        stored = Store(store, out)
+        stored.sizes()  # before the checks, which take longer
     requested = trials(recipe)
     notes = check(recipe, requested)
     plans, unfit = plan_variants(recipe, requested)
     notes += unfit
     for note in notes:
         logger.warning("%s", note)
-    with locked(out, patience=_PATIENCE) as descriptors:
+    with locked(out, patience=_PATIENCE) as descriptors, ExitStack() as ending:
+        if stored is not None and not entries(out):
+            stored.restore_comparison()
         open_folder(out, recipe)
         if on_ray:
             from homespun.compare.cluster import Cluster
 
-            executor: Executor = Cluster(max_parallel, gpus=recipe.gpus_per_trial)
+            executor: Executor = (cluster := Cluster(max_parallel, gpus=recipe.gpus_per_trial, store=stored))
+            ending.callback(cluster.publish_records)
         else:
             slots = max_parallel or recipe.max_parallel
             executor = LocalExecutor(slots, gpus=recipe.gpus_per_trial, inherit=descriptors)
