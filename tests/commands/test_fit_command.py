@@ -324,9 +324,10 @@ def test_what_cannot_work_is_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_is_no_list_of_files(world: World, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="train"):
-        fit(str(world.train), tmp_path / "run")
+def test_an_unknown_task_is_refused(world: World, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="task"):
+        fit(world.train, tmp_path / "run", task="regresion")  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_few_numbers_are_enough_for_a_regression(tmp_path: Path) -> None:
