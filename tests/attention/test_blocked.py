@@ -60,16 +60,19 @@ def outcome(kernel: Any, mask: Mask, *, length: int = LENGTH, heads: int = HEADS
     return [values, *torch.autograd.grad(values, parts, upstream)]
 
 
-@pytest.mark.parametrize("sparse", SPARSE.values(), ids=SPARSE)
+@pytest.mark.parametrize(
+    ("sparse", "batch_global_mask"),
+    [
+        *(pytest.param(sparse, None, id=name) for name, sparse in SPARSE.items()),
+        *(pytest.param(one, CHOSEN, id=f"{name}-chosen") for name, one in SPARSE.items() if one.global_tokens),
+    ],
+)
 @pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
 @pytest.mark.parametrize("keep", [None, KEEP], ids=["whole", "padded"])
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one", "packed"])
-@pytest.mark.parametrize("batch_global_mask", [None, CHOSEN], ids=["", "batch_global_mask"])
 def test_blocked_is_dense(
     sparse: Sparse, causal: bool, keep: Tensor | None, documents: Tensor | None, batch_global_mask: Tensor | None
 ) -> None:
-    if batch_global_mask is not None and sparse.global_tokens is None:
-        pytest.skip("nothing to choose")
     assert make_layout(sparse, LENGTH, causal, torch.device("cpu")) is not None
     mask = Mask(keep, causal=causal, documents=documents, batch_global_mask=batch_global_mask)
     torch.testing.assert_close(outcome(Blocked(sparse), mask), outcome(DotProduct(sparse), mask))
