@@ -273,8 +273,7 @@ def _read_examples(
     examples: list[LabelledText] = []
     unlabelled = []
     for record, where in read_rows(files, columns=data.columns, encoding=data.encoding):
-        lacking = not label_name(record.get(data.label)) and (data.label in record or names.issuperset(record))
-        if kind != "multi-label" and lacking:
+        if kind != "multi-label" and data.lacks_label(record, names):
             unlabelled.append(" ".join(text for text in data.texts_of(record, where=where) if text))
         else:
             examples += data.parse(record, where=where)

@@ -79,7 +79,7 @@ class TextsData(TaskData):
         rows = list(read_rows(inputs, columns=self.columns, encoding=self.encoding))
         known = {name for record, _ in rows if self.label in record for name in record}
         lines, source = [], ", ".join(inputs)
-        kept = [(record, where) for record, where in rows if self.multi_label or not self._lacks_label(record, known)]
+        kept = [(record, where) for record, where in rows if self.multi_label or not self.lacks_label(record, known)]
         if rows and not kept:
             raise UserError(f"no row of {source} has a label in column {self.label!r}; give labelled rows")
         if unlabelled := len(rows) - len(kept):
@@ -91,7 +91,8 @@ class TextsData(TaskData):
             raise UserError(f"{source} has {self.no_examples}")
         return examples, lines
 
-    def _lacks_label(self, record: Record, known: set[str]) -> bool:
+    def lacks_label(self, record: Record, known: set[str]) -> bool:
+        """True for an empty label, or for a record without the label column that has only columns of ``known``."""
         return not label_name(record.get(self.label)) and (self.label in record or known.issuperset(record))
 
     def is_empty(self, record: Record) -> bool:
