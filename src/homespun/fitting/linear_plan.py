@@ -88,9 +88,8 @@ def bound_plan(plan: LinearPlan, inspection: Inspection, seconds: float) -> tupl
         more than ``seconds`` if even the smallest plan is too slow.
     """
     started, lengths = time.monotonic(), _lengths(inspection.train)
-    predicted = float(
-        _lengths([*inspection.validation, *inspection.test, *inspection.test]).sum()
-    )  # test: metrics, time
+    # the test texts are predicted twice: for metrics and for the time
+    predicted = float(_lengths([*inspection.validation, *inspection.test, *inspection.test]).sum())
     classes = 1 if inspection.labels is None else len(inspection.labels)
     if ((5 + classes) * lengths.sum() + 2 * predicted) * _WORD_COST < _SMALL * seconds:
         return plan, plan.seconds
