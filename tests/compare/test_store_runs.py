@@ -24,7 +24,8 @@ from fsspec.registry import known_implementations
 from homespun import cli
 from homespun.compare import cluster
 from homespun.compare import comparison as comparison_module
-from homespun.compare.executor import LocalExecutor
+from homespun.compare.executor import Command, LocalExecutor
+from homespun.compare.progress import share_of_run
 from homespun.compare.store import Store
 from homespun.errors import UserError
 
@@ -147,6 +148,27 @@ def test_the_folder_of_the_comparison_is_complete_and_restored_from_the_store(
     for name, content in contents(store.out).items():
         if not name.endswith("trial.json"):  # its overhead has grown
             assert content == before[name]
+
+
+def test_a_running_stage_is_downloaded_for_the_progress(
+    here: Here, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cluster, "_REFRESH", 0.0)
+    monkeypatch.setattr(here, "wait", lambda references, timeout: ([], references))
+    store.out.mkdir()
+    run = store.out / UNIT
+    arguments = ("pretrain", "any", "train.batch_size=7", "--out", str(run), "--resume")
+    command = Command(arguments, run.parent / "logs" / "pretrain.log", {}, tmp_path, 1)
+    task = cluster.Cluster(store=store).start(command)
+    assert task.poll() is None
+    assert share_of_run(run) == 1.0
+    monkeypatch.setattr(Store, "restore", refuse)
+    assert task.poll() is None
+    assert "the network is down" in caplog.text
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise UserError("the network is down")
 
 
 def test_a_stopped_comparison_goes_on_from_the_store(here: Here, store: Store) -> None:

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 _POLL, _PUBLISH = 0.2, 1.0  # seconds between polls of a process, and between searches for new files to publish
 _RESTARTS = 3  # restarts of a stage whose worker or machine was lost
+_REFRESH = 60.0  # seconds between downloads of a running stage, for the progress of the comparison
 _LEASE = "120"  # seconds after which a file server releases the locks of a lost machine
 
 
@@ -134,6 +135,7 @@ class _Remote:
         self._ray, self._submit, self._command, self._store = ray, submit, command, store
         self._reference = submit({})
         self._restarts = _RESTARTS
+        self._refreshed = time.monotonic()
 
     def poll(self) -> Outcome | None:
         """Return the outcome, or None while the task runs or waits for a worker.
@@ -143,6 +145,12 @@ class _Remote:
         """
         done, _ = self._ray.wait([self._reference], timeout=0)
         if not done:
+            if time.monotonic() >= self._refreshed + _REFRESH:
+                try:
+                    self._restore()
+                except UserError as error:  # only the progress line needs it
+                    logger.warning("%s", error)
+                self._refreshed = time.monotonic()
             return None
         errors = self._ray.exceptions
         try:
@@ -156,9 +164,13 @@ class _Remote:
             if isinstance(getattr(error, "cause", None), UserError | RuntimeError):  # an error of the worker process
                 raise refusal(error) from error
             return Outcome(why=f"{type(error).__name__} of Ray: {last_line(str(error)) or 'without a message'}")
+        self._restore()
+        return outcome
+
+    def _restore(self) -> None:
+        """Download the newest version of the stage from the store."""
         if self._store is not None:
             self._store.restore(self._store.unit(self._command), self._store.out, checkpoints=False)
-        return outcome
 
     def stop(self) -> None:
         """Cancel the task; its command writes a checkpoint."""
