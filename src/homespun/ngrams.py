@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,18 +91,15 @@ class Tfidf:
         """Compute sparse (texts, features), with the values of scikit-learn's ``TfidfVectorizer``."""
         from scipy.sparse import csr_matrix
 
-        columns, counts, ends = array("i"), array("i"), [0]
-        known = self._columns
+        columns, ends = array("i"), [0]
+        known = self._columns.get
         for text in texts:
-            found = Counter(known[name] for name in self.ngrams.split(text) if name in known)
-            columns.extend(found.keys())
-            counts.extend(found.values())
+            columns.extend(column for column in map(known, self.ngrams.split(text)) if column is not None)
             ends.append(len(columns))
-        values = np.array(counts, dtype=np.float64)
-        table = csr_matrix((values, np.array(columns), ends), shape=(len(ends) - 1, len(self.names)))
-        table.sort_indices()
+        table = csr_matrix((np.ones(len(columns)), np.array(columns), ends), shape=(len(ends) - 1, len(self.names)))
+        table.sum_duplicates()
         values = (np.log(table.data) + 1.0) * self.idf[table.indices]
-        rows = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+        rows = np.repeat(np.arange(len(ends) - 1), np.diff(table.indptr))
         table.data = values / np.sqrt(np.bincount(rows, weights=values * values))[rows]
         return table
 
