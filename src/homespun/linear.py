@@ -89,10 +89,15 @@ class LinearModel:
 
     def outputs(self, texts: Texts) -> Floats:
         """Compute (texts, classes) logits, or (texts,) numbers."""
+        from scipy.sparse import csr_matrix
+
         found = features(self.vectorizers, texts)
-        # a product with all weights copies them, which takes 20 ms for 6 million
-        used = np.unique(found.indices) if found.nnz < found.shape[1] else slice(None)
-        values: Floats = (found[:, used] @ self.weights[:, used].T).astype(np.float64) + self.biases
+        weights = self.weights
+        if found.nnz < found.shape[1]:  # products with all weights copy them, 20 ms for 6 million
+            used, columns = np.unique(found.indices, return_inverse=True)
+            found = csr_matrix((found.data, columns, found.indptr), shape=(found.shape[0], len(used)))
+            weights = weights[:, used]
+        values: Floats = (found @ weights.T).astype(np.float64) + self.biases
         if self.labels is not None:
             return values
         return values[:, 0] if self.bounds is None else np.clip(values[:, 0], *self.bounds)
