@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from homespun.text.formats import Record
 
 if TYPE_CHECKING:
     from homespun.models.bundle import ModelBundle
+
+logger = logging.getLogger(__name__)
 
 TEXT_KINDS = ("texts", "sentence_pairs")
 TEXT_COUNTS = {
@@ -70,26 +73,38 @@ class TextsData(TaskData):
         """Copy for the classes of a stored model."""
         return self
 
+    def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
+        """Read examples; rows without a label are left out, as by `homespun fit`, with a warning."""
+        examples, lines = self._read_kept(inputs)
+        for line in lines:
+            logger.warning(line)
+        return examples
+
     def read_labelled(self, inputs: Sequence[str]) -> tuple[list[LabelledText], list[str]]:
-        """Read examples as `homespun fit --test` does: rows without a label are left out, empty texts are kept.
+        examples, lines = self._read_kept(inputs)
+        if empty := sum(not all(text.strip() for text in (e.text, e.second) if text is not None) for e in examples):
+            lines.append(
+                f"{empty:,} of {len(examples):,} examples of {', '.join(inputs)} have an empty text: evaluated too"
+            )
+        return examples, lines
+
+    def _read_kept(self, inputs: Sequence[str]) -> tuple[list[LabelledText], list[str]]:
+        """Return the examples of the rows with a label, and a line with the number of the other rows.
 
         With several labels a text, an empty cell means no label. A record may lack the label column if it has no
         column besides those of labelled records: another column may be the label under another name.
         """
         rows = list(read_rows(inputs, columns=self.columns, encoding=self.encoding))
         known = {name for record, _ in rows if self.label in record for name in record}
-        lines, source = [], ", ".join(inputs)
+        source = ", ".join(inputs)
         kept = [(record, where) for record, where in rows if self.multi_label or not self.lacks_label(record, known)]
         if rows and not kept:
             raise UserError(f"no row of {source} has a label in column {self.label!r}; give labelled rows")
-        if unlabelled := len(rows) - len(kept):
-            lines.append(f"{unlabelled:,} of {len(rows):,} rows of {source} have no label: left out")
-        if empty := sum(self.is_empty(record) for record, _ in kept):
-            lines.append(f"{empty:,} of {len(kept):,} examples of {source} have an empty text: evaluated too")
         examples = [example for record, where in kept for example in self.parse(record, where=where)]
         if not examples:
             raise UserError(f"{source} has {self.no_examples}")
-        return examples, lines
+        left_out = len(rows) - len(kept)
+        return examples, [f"{left_out:,} of {len(rows):,} rows of {source} have no label: left out"] if left_out else []
 
     def lacks_label(self, record: Record, known: set[str]) -> bool:
         """True for an empty label, or for a record without the label column that has only columns of ``known``."""
