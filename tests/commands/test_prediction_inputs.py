@@ -66,6 +66,31 @@ def test_evaluate_leaves_out_records_that_lack_the_label_column(model: str, tmp_
     assert_refused("no row of .* has a label in column 'label'", "evaluate", model, "--data", unlabelled)
 
 
+@pytest.fixture
+def class_folders(tmp_path: Path) -> str:
+    """Texts in a folder for each topic, and a text without a topic."""
+    for topic in (*TOPICS, "unsup"):
+        (tmp_path / "texts" / topic).mkdir(parents=True)
+        (tmp_path / "texts" / topic / "1.txt").write_text(f"{topic} number 3")
+    return str(tmp_path / "texts")
+
+
+def test_class_folders_are_evaluated_and_predicted(model: str, class_folders: str, tmp_path: Path) -> None:
+    metrics = run("evaluate", model, "--data", class_folders)
+    assert (metrics["rows"], metrics["accuracy"]) == (3, 1.0)
+    run("predict", model, "--input", class_folders, "--out", tmp_path / "out.jsonl")
+    found = [(row["label"], row["predicted_label"]) for row in read_lines(tmp_path / "out.jsonl")]
+    assert len(found) == 4
+    assert set(zip(TOPICS, TOPICS, strict=True)) <= set(found)
+
+
+def test_training_examples_are_the_rows_with_a_label(class_folders: str, caplog: pytest.LogCaptureFixture) -> None:
+    examples = LabelledData(train=class_folders).read("train")
+    assert examples is not None
+    assert [example.label for example in examples] == list(TOPICS)
+    assert "1 of 4 rows" in caplog.text
+
+
 def test_a_text_without_any_of_several_labels_is_evaluated(tmp_path: Path) -> None:
     several = save_model(tmp_path, LabelledData(multi_label=True))
     table = write_csv(tmp_path / "t.csv", ["text", "label"], ROWS)

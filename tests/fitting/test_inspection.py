@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.fitting.inspection import Inspection, inspect
 from homespun.fitting.ladder import Ladder
@@ -42,6 +43,21 @@ def test_columns_and_task_are_found(tmp_path: Path) -> None:
 def test_a_label_without_a_known_name_is_found_by_its_repeated_values(tmp_path: Path) -> None:
     found = inspect([table(tmp_path / "t.csv", ("words", "kind"), classes())])
     assert (found.data.label, found.data.texts_of({"words": "w"}, where="")[0]) == ("kind", "w")
+
+
+def test_the_folders_of_texts_are_their_classes(tmp_path: Path) -> None:
+    for row, (text, label) in enumerate(classes()):
+        for part in ("train", "test"):
+            path = tmp_path / part / label / f"{row}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text} of the {part}", encoding="utf-8")
+    (tmp_path / "train" / "unsup").mkdir()
+    (tmp_path / "train" / "unsup" / "0.txt").write_text("a text without a class", encoding="utf-8")
+    found = inspect([str(tmp_path / "train")], [str(tmp_path / "test")])
+    assert (found.task, found.labels) == ("classification", Labels(("a", "b")))
+    assert (len(found.train), len(found.validation), len(found.test)) == (51, 9, 60)
+    assert found.unlabelled == ["a text without a class"]
+    assert any("folders a and b" in line and "--task language-model" in line for line in found.decisions)
 
 
 def test_a_label_wins_over_a_rating(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import zstandard
 
 from homespun.errors import UserError
 from homespun.text import formats
-from homespun.text.input_files import digest_files
+from homespun.text.input_files import class_names, digest_files
 from homespun.text.sources import Document, ReadProgress, read_documents, read_records
 
 ROWS = [
@@ -150,6 +150,32 @@ def test_folders_and_globs_are_sorted_and_recursive(tmp_path: Path) -> None:
     odd = tmp_path / "odd [1].jsonl"  # a name that is also a pattern
     odd.write_text('{"text": "odd"}')
     assert read(odd) == [{"text": "odd"}]
+
+
+@pytest.mark.parametrize(
+    ("files", "labels"),
+    [
+        ("neg/0_3.txt pos/0_9.txt unsup/0_0.txt labeledBow.feat urls_pos.txt", ["neg", "pos", "", ""]),
+        ("a.b/1001 c.d/1002 c.d/1003", ["a.b", "c.d", "c.d"]),
+        ("a/1.txt.gz b/1.TXT README.md", ["", "a", "b"]),
+        ("a/1.txt b/1.txt b/.hidden.txt .c/1.txt b/note.docx", ["a", "b"]),
+        ("a/1.txt b/1.txt 2.txt 3.txt 4.txt", None),
+        ("a/1.txt a/2.txt", None),
+        ("a/1.txt b/1.txt b/c/1.txt", None),
+        ("a/1.md b/1.md", None),
+        ("train/1.txt test/1.txt", None),
+        ("a/1.txt b/1.txt c.jsonl", None),
+    ],
+)
+def test_texts_in_class_folders_have_a_label(files: str, labels: list[str] | None, tmp_path: Path) -> None:
+    for name in files.split():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        content = b'{"text": "words"}' if name.endswith(".jsonl") else b"words"
+        (tmp_path / name).write_bytes(COMPRESS[".gz"](content) if name.endswith(".gz") else content)
+    records = read(tmp_path)
+    assert {record["text"] for record in records} == {"words"}
+    assert [record.get("label") for record in records] == (labels or [None] * len(records))
+    assert class_names(str(tmp_path)) == sorted(set(labels or ()) - {""})
 
 
 def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:

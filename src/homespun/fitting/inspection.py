@@ -26,10 +26,12 @@ from homespun.fitting.columns import (
     no_header,
 )
 from homespun.fitting.task_names import TextTaskName
+from homespun.fitting.verdict import capped
 from homespun.metrics.classification import check_memory
 from homespun.tasks.text_outputs import numbers_of_examples, targets_of
 from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData, labels_of, readable_texts
 from homespun.text.clean import find_near_duplicates, split_words
+from homespun.text.input_files import class_names
 from homespun.text.sources import read_records
 
 _NUMBER_NAMES = ("score", "similarity", "rating", "stars")
@@ -100,6 +102,11 @@ def inspect(
     if not sample:
         raise UserError(f"{source} holds no rows; give a file with a text and a label in each row")
     check_columns(sample, [*([] if label is None else [label]), *text], source)
+    folders = [class_names(entry) for entry in train]
+    if label is None and all(folders):
+        classes = capped(sorted({name for found in folders for name in found}))
+        decisions.append(f"labels: folders {classes} of {source}; for texts without labels give --task language-model")
+        label, text = "label", text or ["text"]
     label = find_label_column(sample, label, text, source, decisions)
     texts = find_text_columns(sample, label, text, source, decisions)
     values = [record.get(label) for record in read_records(train, encoding=encoding, columns=columns)]

@@ -20,6 +20,8 @@ from homespun.text.formats import READERS
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
 _ARCHIVES = (".zip", ".tar")
 _WEB = ("http://", "https://")
+_UNLABELLED = ("unsup", "unsupervised", "unlabeled", "unlabelled")  # folders of texts without a class, as IMDb has
+_PARTS = ("train", "training", "validation", "valid", "val", "dev", "test")  # folders of parts of a data set
 # owner/name, owner/name/configuration, and either with :split
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<configuration>[\w.-]+))?(:(?P<split>[\w.-]+))?")
 
@@ -29,6 +31,7 @@ class InputFile(NamedTuple):
 
     name: str
     open: Callable[[], BinaryIO]
+    label: str | None = None  # name of its class folder, empty outside of one; None: the input has no class folders
 
 
 def check_inputs(inputs: Sequence[str]) -> None:
@@ -106,10 +109,25 @@ def check_output(out: str | Path, inputs: Iterable[str]) -> None:
 
 
 def local_files(entry: str) -> Iterator[InputFile]:
-    """Yield the files of a path, folder or glob, sorted by name. Raises `UserError` if there are none."""
+    """Yield the files of a path, folder or glob, sorted by name, with their labels if the folder has class folders.
+
+    Class folders are the layout of scikit-learn's ``load_files``: two or more subfolders, one for each class, with text
+    files (``.txt``, ``.text``, or names that are a number, as in 20 newsgroups). At most as many text files may lie
+    outside of them, and no files of other formats. Those files, and the ones in a folder ``unsup`` or ``unlabeled``,
+    have an empty label. Folders of parts (``train``, ``test`` ...) are no class folders.
+
+    Raises:
+        UserError: there are no files.
+    """
     path = Path(entry).expanduser()
+    labels: Sequence[str] | None = None
     if path.is_dir():
-        paths = sorted(p for p in _inside(path) if not is_hidden(Path(p.name)) and _is_known(p.name))
+        paths = sorted(
+            p for p in _inside(path) if not is_hidden(Path(p.name)) and (_is_known(p.name) or p.name.isdecimal())
+        )
+        labels = _class_labels(path, paths)
+        if labels is None:
+            paths = [p for p in paths if _is_known(p.name)]
         if not paths:
             raise UserError(f"the folder {entry} has no file of a known kind ({known_kinds()})")
     elif path.exists():
@@ -122,8 +140,32 @@ def local_files(entry: str) -> Iterator[InputFile]:
             raise UserError(f"the pattern {entry} matches {kinds}; correct it")
     else:
         raise UserError(f"{entry}: no such file or folder; a data set on the hub is named owner/name")
-    for path in paths:
-        yield InputFile(str(path), functools.partial(_open, path))
+    for path, label in zip(paths, labels or itertools.repeat(None, len(paths)), strict=True):
+        yield InputFile(str(path), functools.partial(_open, path), label)
+
+
+def class_names(entry: str) -> list[str]:
+    """Return the sorted names of the classes of an input of class folders (`local_files`); empty for other inputs."""
+    if not is_local(entry) or not Path(entry).expanduser().is_dir():
+        return []
+    return sorted({file.label for file in local_files(entry) if file.label})
+
+
+def _class_labels(root: Path, paths: Sequence[Path]) -> list[str] | None:
+    """Return the label of each of the ``paths`` in ``root``; None if these are no class folders, see `local_files`."""
+    parts = [path.parts[len(root.parts) :] for path in paths]
+    folders = {part[0] for part in parts if len(part) > 1}
+    outside = sum(len(part) == 1 for part in parts)
+    if len(folders) < 2 or outside > len(folders) or any(folder.lower() in _PARTS for folder in folders):
+        return None
+    if not all(len(part) <= 2 and _is_text(part[-1], in_folder=len(part) == 2) for part in parts):
+        return None
+    return ["" if len(part) == 1 or part[0].lower() in _UNLABELLED else part[0] for part in parts]
+
+
+def _is_text(name: str, *, in_folder: bool) -> bool:
+    suffix = suffixes(name)[0]
+    return suffix in (".txt", ".text") or (name.isdecimal() if in_folder else suffix == ".md")
 
 
 def _inside(root: Path) -> Iterator[Path]:

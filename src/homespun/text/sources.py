@@ -82,7 +82,8 @@ def read_records(
     - a file: ``.txt .text .md`` (one record, ``{"text": ...}``), ``.csv``, ``.tsv``, ``.json`` (an array of objects, or
       an object), ``.jsonl .ndjson``, ``.parquet``, CoNLL, each also compressed: ``.gz .xz .bz2 .zst``;
     - a ``.zip`` or ``.tar`` archive of such files (``.tar.gz``, ``.tgz`` ...), read without unpacking it;
-    - a folder with its subfolders, or a glob (``data/**/*.csv``): files of other kinds are skipped;
+    - a folder with its subfolders, or a glob (``data/**/*.csv``): files of other kinds are skipped. Texts in class
+      folders (`homespun.text.input_files.local_files`) have the name of their folder under ``label``;
     - a URL: ``https://...``, or any that `fsspec` supports, such as ``hf://``;
     - a data set on the Hugging Face hub, ``owner/name`` or ``owner/name/configuration``, with ``:split`` (default
       ``train``).
@@ -194,7 +195,7 @@ def _files_records(entry: str, options: ReadOptions, read_progress: ReadProgress
     for file in remote_files(entry) if "://" in entry else local_files(entry):
         try:
             with contextlib.closing(file.open()) as stream:
-                records = _file_records(file.name, stream, options)
+                records = _file_records(file.name, stream, options, label=file.label)
                 if read_progress is None or not read_progress.total:
                     yield from records
                     continue
@@ -214,17 +215,20 @@ def _files_records(entry: str, options: ReadOptions, read_progress: ReadProgress
 
 
 def _file_records(
-    name: str, stream: BinaryIO, options: ReadOptions, *, member: str | None = None
+    name: str, stream: BinaryIO, options: ReadOptions, *, member: str | None = None, label: str | None = None
 ) -> Iterator[_Located]:
-    """Yield the records of a file, or of the ``member`` of an archive in ``stream``."""
+    """Yield the records of a file, or of the ``member`` of an archive in ``stream``; ``label`` is added to a text."""
     suffix, compressions = suffixes(name if member is None else member)
+    if label is not None:
+        suffix = suffix or ".txt"
     for compression in compressions:
         stream = DECOMPRESSORS[compression](stream)
     direct = not compressions and member is None
     if suffix in READERS:
         is_text_file = READERS[suffix] is read_text
         with _seekable(stream, direct=direct) if suffix == ".parquet" else contextlib.nullcontext(stream) as content:
-            for number, values in READERS[suffix](content, name, options):
+            for number, record in READERS[suffix](content, name, options):
+                values = record if label is None else {**record, "label": label}
                 yield _Located(values, name if is_text_file else f"{name}:{number}", is_text_file)
     elif suffix == ".zip" and member is None:
         with _seekable(stream, direct=direct) as seekable, zipfile.ZipFile(seekable) as archive:
