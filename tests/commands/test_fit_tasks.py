@@ -48,18 +48,24 @@ def test_numbers_of_pairs(world: World, tmp_path: Path) -> None:
         world.run("predict", out, *texts, "one more")
 
 
-def test_several_labels(world: World, tmp_path: Path) -> None:
-    draw, lines = random.Random(1), []
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_several_labels(one_hot: bool, world: World, tmp_path: Path) -> None:
+    draw, lines, rows = random.Random(1), [], []
     for _ in range(200):
         topics = [topic for topic in WORDS if draw.random() < 0.5]
-        lines.append({"text": " ".join(sentence(topic, draw) for topic in topics) or "the a of in", "topics": topics})
-    path = write_lines(tmp_path / "t.jsonl", lines)
-    result = world.run("fit", path, "--label-field", "topics", "--time", "20s", "--out", tmp_path / "run")
+        text = " ".join(sentence(topic, draw) for topic in topics) or "the a of in"
+        lines.append({"text": text, "topics": topics})
+        rows.append({"text": text} | {topic: int(topic in topics) for topic in WORDS})
+    path = write_lines(tmp_path / "t.jsonl", rows if one_hot else lines)
+    fields = () if one_hot else ("--label-field", "topics")
+    result = world.run("fit", path, *fields, "--time", "20s", "--out", tmp_path / "run")
     assert result["task"] == "multi-label"
     assert result["test"]["micro_f1"] > 0.8
     assert result["learning_curve"][-1]["micro_f1"] > 0.8
     found = world.run("predict", tmp_path / "run", "The soup and the bread and the salt of the dinner with butter")
     assert "food" in found["label"]
+    metrics = world.run("evaluate", tmp_path / "run", "--data", path)
+    assert metrics["micro_f1"] > 0.8
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ def test_records_have_label_and_location(tmp_path: Path) -> None:
     found = list(read_rows(write(tmp_path, [{"x": 1, "y": 2.0}, {"x": "a", "y": "b"}])))
     assert [(record["x"], single_label(record, "y", where="")) for record, _ in found] == [(1, "2"), ("a", "b")]
     assert found[1][1].startswith("row 2 of ")
-    with pytest.raises(UserError, match=r"row 1 of .* no label .*'y'"):
+    with pytest.raises(UserError, match=r"no row of .* label .*'y'"):
         PairsData(label="y").read_files(write(tmp_path, [{"y": " "}]))
 
 

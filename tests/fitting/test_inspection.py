@@ -152,6 +152,35 @@ def test_several_labels_of_a_text(separator: str, tmp_path: Path) -> None:
     assert {example.label for example in found.train} == {("a",), ("b",), ("a", "b"), ()}
 
 
+ONE_HOT = [(f"{n:x}", text, n % 2, int(n > 20), int(n == 40)) for n, (text, _) in enumerate(classes())]
+
+
+@pytest.mark.parametrize("given", [(), ("toxic", "insult", "threat")])
+def test_columns_of_0_and_1_are_a_label_each(given: tuple[str, ...], tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", ("id", "comment_text", "toxic", "insult", "threat"), ONE_HOT)
+    found = inspect([path], [path], label=given)
+    assert (found.task, found.labels) == ("multi-label", Labels(("insult", "threat", "toxic"), multi_label=True))
+    assert found.data.label == ["toxic", "insult", "threat"]
+    assert [found.test[n].label for n in (0, 40, 41)] == [(), ("insult", "threat"), ("toxic", "insult")]
+    record = {"comment_text": "t", "toxic": 0, "insult": 1, "threat": 1}
+    assert found.data.example_record(found.data.parse(record, where="")[0]) == record
+
+
+def test_a_label_or_another_candidate_wins_over_columns_of_0_and_1(tmp_path: Path) -> None:
+    names = ("id", "text", "reply", "label", "seen")
+    path = table(tmp_path / "t.csv", names, [(*row[:3], "ab"[row[3]], row[4]) for row in ONE_HOT])
+    assert (inspect([path]).data.label, inspect([path], label="reply").data.label) == ("label", "reply")
+    with pytest.raises(UserError, match="--task regression takes one label column, not 2"):
+        inspect([path], label=["reply", "seen"], task="regression")
+
+
+@pytest.mark.parametrize("value", ["-1", "", "2", "x"])
+def test_values_besides_0_and_1_are_refused(value: str, tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", ("id", "text", "p", "q", "r"), [*ONE_HOT, ("z", "a text", 1, value, 0)])
+    with pytest.raises(UserError, match=rf"row 61 of .*'{value}' in the label column 'q'"):
+        inspect([path], label=["p", "q"])
+
+
 def test_labels_that_contain_a_separator_are_classes(tmp_path: Path) -> None:
     rows = [(f"{TEXTS[row % 4]} {row}", ["Albany, NY", "Austin, TX"][row % 2]) for row in range(80)]
     found = inspect([table(tmp_path / "t.csv", ("text", "label"), rows)])
@@ -245,9 +274,9 @@ def test_the_split_depends_on_the_seed_alone(tmp_path: Path) -> None:
             "--columns text,label",
         ),
         (
-            ("text", "p", "q", "r"),
-            [(t, n % 2, n // 2 % 2, n // 4 % 2) for n, (t, _) in enumerate(classes())],
-            "semicolon",
+            ("text", "p", "q", "kind"),
+            [(t, n % 2, n // 2 % 2, n % 3) for n, (t, _) in enumerate(classes())],
+            "--label-field, or each of several columns of 0 and 1",
         ),
         (("text", "label"), [(TEXTS[0], label) for _, label in classes()], "1 different texts"),
         (("text", "label"), [(text, "a") for text, _ in classes()], "one class"),

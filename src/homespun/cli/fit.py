@@ -55,7 +55,10 @@ def fit(
         list[str] | None,
         typer.Option("--text-field", help="Text column; default: detected. Repeatable; columns are joined."),
     ] = None,
-    label: Annotated[str | None, typer.Option("--label-field", help="Label column; default: detected.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label-field", help="Label column; default: detected. Repeatable, for columns of 0 and 1."),
+    ] = None,
     encoding: Encoding = None,
     columns: Columns = None,
     latency: Annotated[
@@ -86,7 +89,7 @@ def fit(
             memory=bytes_,
             task=kind,
             text=text or (),
-            label=label,
+            label=label or (),
             columns=split_list(columns),
             encoding=encoding,
             seed=seed,

@@ -23,6 +23,7 @@ LabelNames = Sequence[str] | Sequence[tuple[str, ...]]
 """A name for each text, or a tuple of names if multi-label."""
 
 _CHUNK = 8192  # texts encoded at a time; only their ids are Python objects
+_FLAGS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 _INTEGER = re.compile(r"(-?\d+)\.0+|-?\d+")
 
 
@@ -305,6 +306,29 @@ def several_labels(record: Record, column: str, *, separator: str, where: str) -
     value = get_field(record, column, where=where)
     parts = value if isinstance(value, Sequence) and not isinstance(value, str) else label_name(value).split(separator)
     return tuple(dict.fromkeys(name for name in map(label_name, parts) if name))
+
+
+def one_hot_labels(record: Record, columns: Sequence[str], *, where: str) -> tuple[str, ...]:
+    """Return the names of the ``columns`` of a record that are 1; the others must be 0 (`parse_flag`).
+
+    Raises:
+        UserError: a missing column, or another value; the message begins with ``where``.
+    """
+    names = []
+    for column in columns:
+        flag = parse_flag(value := get_field(record, column, where=where))
+        if flag is None:
+            raise UserError(
+                f"{where} has {value!r} in the label column {column!r}; each of several label columns must be 0 or 1; "
+                f"correct it, or leave the row out"
+            )
+        names += [column] * flag
+    return tuple(names)
+
+
+def parse_flag(value: object) -> bool | None:
+    """Return the truth of a label of 0 or 1, ``false`` or ``true``; None for other values."""
+    return _FLAGS.get(label_name(value).lower())
 
 
 def get_text(record: Record, columns: Sequence[str], *, where: str) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from itertools import permutations
 
-from homespun.data.labels import label_name
+from homespun.data.labels import label_name, parse_flag
 from homespun.errors import UserError
 from homespun.report import formats
 from homespun.text.clean import split_words
@@ -30,6 +30,7 @@ _SIDES = (("1", "2"), (r"(?<![a-z])a(?![a-z])", "b"), ("first", "second"), ("pre
 """Differences between the names of the two texts of a pair."""
 MAX_CLASSES = 50  # distinct whole numbers that are still taken for classes
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d\d?[./]\d\d?[./]\d{2,4}")
+_FLAGS = ({False}, {False, True})  # values of the columns of several labels
 _LONG = 40  # characters of a column name from which it is taken for a text
 
 
@@ -63,16 +64,18 @@ def no_header(sample: Sequence[Record], value: str, source: str, label: str | No
     )
 
 
-def find_label_column(
-    sample: Sequence[Record], given: str | None, text: Sequence[str], source: str, decisions: list[str]
-) -> str:
-    """Return the label column, ``given`` or found; the reason is appended to ``decisions``.
+def find_label_columns(
+    sample: Sequence[Record], given: Sequence[str], text: Sequence[str], source: str, decisions: list[str]
+) -> list[str]:
+    """Return the label column, or several columns of 0 and 1; the reason is appended to ``decisions``.
+
+    Columns of 0 and 1 are the labels if no other column looks like one. Those with only 0 in the sample are among them.
 
     Raises:
         UserError: no column, or several columns, look like a label.
     """
-    if given is not None:
-        return given
+    if given:
+        return list(given)
     names = column_names(sample)
     others = [name for name in names if name not in text]
     tiers = ([name for name in others if name.lower() in tier] for tier in LABEL_NAMES)
@@ -83,16 +86,19 @@ def find_label_column(
     if len(found) == 1:
         reason = "by its name" if named else "few distinct values" if repeated else "numbers"
         decisions.append(f"label column: {found[0]!r} ({reason})")
-        return found[0]
+        return found
     if not found:
         raise UserError(
             f"{source} has no column that looks like a label; name it with --label-field, out of {', '.join(names)}; "
             f"for texts without labels give --task language-model, for sources and targets --task text-to-text"
         )
-    flags = len(found) > 2 and all(set(_numbers(columns[name]) or ()) <= {0, 1} for name in found)
+    flags = [name for name, values in columns.items() if {parse_flag(value) for value in values} in _FLAGS]
+    if not named and set(found) <= set(flags):
+        decisions.append(f"label columns: {_quoted(flags)} (0 and 1)")
+        return flags
+    several = ", or each of several columns of 0 and 1" if len(set(found) & set(flags)) > 1 else ""
     raise UserError(
-        f"which column of {source} is the label? {_quoted(found)} could be; name it with --label-field"
-        + ("; for several labels a text, write them into one column, separated by semicolons" if flags else "")
+        f"which column of {source} is the label? {_quoted(found)} could be; name it with --label-field{several}"
     )
 
 
@@ -135,7 +141,7 @@ def _has_fractions(values: Sequence[object]) -> bool:
 
 
 def find_text_columns(
-    sample: Sequence[Record], label: str, given: Sequence[str], source: str, decisions: list[str]
+    sample: Sequence[Record], labels: Sequence[str], given: Sequence[str], source: str, decisions: list[str]
 ) -> list[str]:
     """Return the text columns, ``given`` or found; the reason is appended to ``decisions``.
 
@@ -145,8 +151,8 @@ def find_text_columns(
     if given:
         return list(given)
     names = column_names(sample)
-    lower = {name.lower(): name for name in names if name != label}
-    columns = {name: [record.get(name) for record in sample] for name in names if name != label}
+    lower = {name.lower(): name for name in names if name not in labels}
+    columns = {name: [record.get(name) for record in sample] for name in names if name not in labels}
     texts = [name for name, values in columns.items() if _is_text(values, distinct=name.lower() not in TEXT_NAMES)]
     words = [name for name, values in columns.items() if _numbers(values) is None]
     pairs = [pair for pair in permutations(words, 2) if is_pair(pair)]

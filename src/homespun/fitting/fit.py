@@ -43,7 +43,7 @@ def fit(
     memory: int | None = None,
     task: TaskName = "auto",
     text: Sequence[str] = (),
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     encoding: str | None = None,
     seed: int = 0,
@@ -70,7 +70,7 @@ def fit(
         task: ``auto``, ``classification``, ``multi-label``, ``regression``, ``token-classification``, ``text-to-text``
             or ``language-model``.
         text: columns of the text; detected by default.
-        label: column of the label; detected by default.
+        label: column of the label, or several columns of 0 and 1, one for each label; detected by default.
         columns: column names of a csv without a header.
         encoding: character encoding of the files; detected by default.
         seed: seed of splits and trainings.
@@ -119,7 +119,9 @@ def fit(
         with _resumable(folder):
             return fit_runs(run_task, folder, settings, resume=resume, display=display, start=start)
     kind = cast(TextTaskName, task)  # the other tasks have returned
-    inspection = inspect(train, test, text=text, label=label, columns=columns, encoding=encoding, task=kind, seed=seed)
+    inspection = inspect(
+        train, test, text=text, label=settings.label, columns=columns, encoding=encoding, task=kind, seed=seed
+    )
     with _resumable(folder):
         return fit_examples(inspection, folder, settings, resume=resume, display=display, start=start)
 

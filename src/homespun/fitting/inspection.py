@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,37 +12,31 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.labels import Labels, label_name, read_rows
+from homespun.data.labels import Labels, read_rows
 from homespun.data.splits import stratified_split
 from homespun.errors import UserError
 from homespun.fitting.columns import (
-    MAX_CLASSES,
     check_columns,
     column_names,
-    find_label_column,
+    find_label_columns,
     find_text_columns,
     is_pair,
-    no_header,
 )
+from homespun.fitting.label_values import check_values, find_separator, find_task, one_hot_task
 from homespun.fitting.task_names import TextTaskName
 from homespun.fitting.verdict import capped
 from homespun.metrics.classification import check_memory
+from homespun.tasks.protocol import paths
 from homespun.tasks.text_outputs import numbers_of_examples, targets_of
 from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData, labels_of, readable_texts
 from homespun.text.clean import find_near_duplicates, split_words
 from homespun.text.input_files import class_names
 from homespun.text.sources import read_records
 
-_NUMBER_NAMES = ("score", "similarity", "rating", "stars")
 _SAMPLE = 2_000  # records that columns are judged by
-_SEPARATORS = (";", "|", ",")  # of several labels in a cell
-_WORDS = 3  # of a column name that is a text, if the name of the label column is a label
-_COMMA = re.compile(",").search
-_NUMBER_WITH_UNIT = re.compile(r"\W{0,2}\d[\d.,' ]*\W{0,2}")
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.15
 _MAX_TEST, _MAX_VALIDATION = 10_000, 2_000
 _RARE = 20  # examples of a class, below which it is named
-_REPEATS = 9  # mean examples of a class number; with fewer, a class would lack a validation example
 _NAMED = 10  # classes that a warning names
 
 
@@ -83,7 +76,7 @@ def inspect(
     test: Sequence[str] = (),
     *,
     text: Sequence[str] = (),
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     encoding: str | None = None,
     task: TextTaskName = "auto",
@@ -101,28 +94,24 @@ def inspect(
     source = ", ".join(train)
     if not sample:
         raise UserError(f"{source} holds no rows; give a file with a text and a label in each row")
-    check_columns(sample, [*([] if label is None else [label]), *text], source)
+    given_label = paths(label or ())
+    check_columns(sample, [*given_label, *text], source)
     folders = [class_names(entry) for entry in train]
-    if label is None and all(folders):
+    if not given_label and all(folders):
         classes = capped(sorted({name for found in folders for name in found}))
         decisions.append(f"labels: folders {classes} of {source}; for texts without labels give --task language-model")
-        label, text = "label", text or ["text"]
-    label = find_label_column(sample, label, text, source, decisions)
-    texts = find_text_columns(sample, label, text, source, decisions)
-    values = [record.get(label) for record in read_records(train, encoding=encoding, columns=columns)]
-    labelled = [name for value in values if (name := label_name(value))]
-    if not labelled:
-        raise UserError(
-            f"column {label!r} of {source} is empty in all {len(values):,} rows; name another column with "
-            f"--label-field, or for texts without labels give --task language-model"
-        )
-    if label in labelled and any(len(name.split()) >= _WORDS for name in texts):
-        raise no_header(sample, label, source, label)
-    if task == "auto":
-        _check_numbers(label, labelled)
-    separator = _label_separator(values) if task in ("auto", "multi-label") else None
-    kind = _task_of(values, label, task, separator, decisions)
-    data = _data_config(texts, label, kind, separator, train, columns, encoding)
+        given_label, text = ["label"], text or ["text"]
+    labels_in = find_label_columns(sample, given_label, text, source, decisions)
+    texts = find_text_columns(sample, labels_in, text, source, decisions)
+    separator = None
+    if len(labels_in) > 1:
+        kind = one_hot_task(labels_in, task, decisions)
+    else:
+        values = [record.get(labels_in[0]) for record in read_records(train, encoding=encoding, columns=columns)]
+        check_values(values, labels_in[0], texts, sample, source)
+        separator = find_separator(values) if task in ("auto", "multi-label") else None
+        kind = find_task(values, labels_in[0], task, separator, decisions)
+    data = _data_config(texts, labels_in, kind, separator, train, columns, encoding)
     names = set(column_names(sample))
     examples, unlabelled = _read_examples(data, train, kind, names, decisions)
     examples = _without_empty(examples, source, decisions)
@@ -162,103 +151,17 @@ def split_examples(
     return Inspection(data, labels, learned, validation, [], "none", decisions)
 
 
-def _check_numbers(label: str, names: Sequence[str]) -> None:
-    """Raise `UserError` for numbers in a form that is not read, which would be taken for classes."""
-    if all(re.fullmatch(r"-?\d+(,\d+)?", name) for name in names) and (pair := next(filter(_COMMA, names), None)):
-        raise UserError(
-            f"is {pair!r} in column {label!r} a number or two labels? write numbers with a decimal point, or give "
-            f"--task multi-label"
-        )
-    others, classes = [name for name in names if not _is_number(name)], "or for classes give --task classification"
-    if len(set(names)) <= MAX_CLASSES or not others:
-        return
-    values = f"column {label!r} holds values such as {others[0]!r}"
-    if len(others) < len(names) / 2:
-        raise UserError(f"{values} besides numbers; leave the cells of missing numbers empty, {classes}")
-    if all(map(_NUMBER_WITH_UNIT.fullmatch, names)):
-        raise UserError(f"{values}; write numbers as 1234.56, without a unit, {classes}")
-
-
-def _is_number(name: str) -> bool:
-    try:
-        return bool(np.isfinite(float(name)))
-    except ValueError:
-        return False
-
-
-def _label_separator(values: Sequence[object]) -> str | None:
-    """Return the separator of several labels in a cell, by which the distinct cells have fewer distinct parts."""
-    names = {label_name(value) for value in values if not isinstance(value, list | tuple)}
-    for separator in _SEPARATORS:
-        parts = {part.strip() for name in names for part in name.split(separator)}
-        if len(parts - {""}) < len(names - {""}):
-            return separator
-    return None
-
-
-def _task_of(
-    values: Sequence[object], label: str, given: TextTaskName, separator: str | None, decisions: list[str]
-) -> TextTaskName:
-    if given != "auto":
-        return given
-    if separator is not None:
-        decisions.append(
-            f"task: multi-label classification ({label!r} holds labels separated by {separator!r}; for one label per "
-            f"text give --task classification)"
-        )
-        return "multi-label"
-    if any(isinstance(value, list | tuple) for value in values):
-        several = {label_name(one) for value in values if isinstance(value, list | tuple) for one in value}
-        _check_repeats(label, len(several), len(values))
-        decisions.append("task: multi-label classification (a row holds a list of labels)")
-        return "multi-label"
-    names = [name for value in values if (name := label_name(value))]
-    try:
-        numbers = np.array([float(name) for name in names])
-    except ValueError:
-        numbers = np.array([])
-    distinct = len(set(names))
-    finite = numbers[np.isfinite(numbers)]  # nan may be the name of a class
-    if (finite != np.round(finite)).any():
-        decisions.append(f"task: regression ({label!r} holds numbers with fractions)")
-        return "regression"
-    rated = label.lower() in _NUMBER_NAMES
-    if len(numbers) and distinct > (10 if rated else MAX_CLASSES) and (rated or not _are_class_numbers(numbers)):
-        hint = "; for classes give --task classification" if distinct <= len(numbers) / 2 else ""
-        decisions.append(f"task: regression ({label!r} holds {distinct} distinct numbers{hint})")
-        return "regression"
-    _check_repeats(label, distinct, len(names))
-    ordered = "; for numbers give --task regression" if len(numbers) and distinct > 2 else ""
-    decisions.append(f"task: classification ({distinct} distinct labels{ordered})")
-    return "classification"
-
-
-def _are_class_numbers(numbers: NDArray[np.float64]) -> bool:
-    """True for whole numbers from 0 or 1 without a gap that repeat often, as class numbers do."""
-    distinct = np.unique(numbers)
-    without_gap = bool(distinct[0] in (0, 1) and distinct[-1] - distinct[0] == len(distinct) - 1)
-    return without_gap and len(numbers) >= _REPEATS * len(distinct)
-
-
-def _check_repeats(label: str, distinct: int, rows: int) -> None:
-    """Raise `UserError` for labels of which most occur once."""
-    if distinct > max(MAX_CLASSES, rows / 2):
-        raise UserError(
-            f"{label!r} holds {distinct:,} distinct labels in {rows:,} rows, so it is no column of classes; name "
-            f"another with --label-field, or give --task text-to-text"
-        )
-
-
 def _data_config(
     texts: Sequence[str],
-    label: str,
+    label: Sequence[str],
     kind: TextTaskName,
     separator: str | None,
     train: Sequence[str],
     columns: Sequence[str] | None,
     encoding: str | None,
 ) -> TextsData:
-    read = {"train": list(train), "label": label, "columns": columns and list(columns), "encoding": encoding}
+    named = label[0] if len(label) == 1 else list(label)
+    read = {"train": list(train), "label": named, "columns": columns and list(columns), "encoding": encoding}
     if is_pair(texts) and kind != "multi-label":
         return PairsData.model_validate(read | {"first": texts[0], "second": texts[1]})
     text = texts[0] if len(texts) == 1 else list(texts)

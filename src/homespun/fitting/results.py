@@ -11,7 +11,7 @@ from typing import Annotated, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from homespun.config import Config, Tree
 from homespun.errors import UserError
@@ -36,7 +36,7 @@ from homespun.report import formats
 from homespun.report.formats import metric_text
 from homespun.report.significance import bootstrap_interval, permutation_test, wilson_interval
 from homespun.results import VERSION
-from homespun.tasks.protocol import Measured
+from homespun.tasks.protocol import Measured, paths
 from homespun.tasks.text_models import TextModel, measure, measure_all
 from homespun.tasks.text_outputs import measure_outputs
 from homespun.tasks.texts import readable_texts
@@ -60,14 +60,14 @@ class FitSettings(Config):
     train: list[str]
     test: list[str] = Field(default_factory=list)
     texts: list[str] = Field(default_factory=list)
-    start_from: Annotated[list[str], AfterValidator(lambda paths: list(dict.fromkeys(paths)))] = Field(
+    start_from: Annotated[list[str], AfterValidator(lambda given: list(dict.fromkeys(given)))] = Field(
         default_factory=list
     )
     seconds: float = 1800.0
     memory: int | None = None
     task: TaskName = "auto"
     text: list[str] = Field(default_factory=list)
-    label: str | None = None
+    label: Annotated[list[str], BeforeValidator(lambda label: paths(label or ()))] = Field(default_factory=list)
     columns: list[str] | None = None
     encoding: str | None = None
     seed: int = Field(default=0, ge=0, lt=2**32)

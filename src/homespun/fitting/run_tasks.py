@@ -86,6 +86,10 @@ def find_run_task(settings: FitSettings) -> RunTask | None:
     """
     if settings.task not in ("auto", *get_args(RunTaskName)):
         return None
+    if len(settings.label) > 1:
+        if settings.task == "auto":
+            return None
+        raise UserError(f"--task {settings.task} takes one --label-field, not {len(settings.label)}; name one")
     records = read_records(settings.train, encoding=settings.encoding, columns=settings.columns)
     sample = list(islice(records, _SAMPLE))
     if not sample:
@@ -109,7 +113,7 @@ def find_run_task(settings: FitSettings) -> RunTask | None:
 def _find_tags(record: Record, names: Mapping[str, str], settings: FitSettings) -> RunTask | None:
     """Task of a ``record`` with a list of words and a list of as many tags; ``names`` are columns by lower case."""
     words = settings.text[0] if settings.text else next((names[name] for name in WORD_NAMES if name in names), "")
-    tags = settings.label or next((names[name] for name in TAG_NAMES if name in names), "")
+    tags = "".join(settings.label) or next((names[name] for name in TAG_NAMES if name in names), "")
     text = record.get("text")
     if len(names) == 1 and isinstance(text, str) and _is_conll(text):
         return RunTask("token-classification", ("words",), "tags", "each line holds a word and its tag")
@@ -132,7 +136,7 @@ def _is_conll(text: str) -> bool:
 
 def _find_pair(names: Mapping[str, str], settings: FitSettings) -> RunTask | None:
     """Task of source and target: of given columns, or of known names without a column that looks like a label."""
-    text, label, given = tuple(settings.text), settings.label, settings.task == "text-to-text"
+    text, label, given = tuple(settings.text), "".join(settings.label), settings.task == "text-to-text"
     if given and text and label:
         return RunTask("text-to-text", text, label, f"from {formats.listed(text)!r} to {label!r}")
     pair = next((pair for pair in SOURCE_TARGET_NAMES if all(name in names for name in pair)), None)
@@ -147,7 +151,7 @@ def _find_pair(names: Mapping[str, str], settings: FitSettings) -> RunTask | Non
 
 def _find_texts(names: Mapping[str, str], settings: FitSettings) -> RunTask | None:
     """Task of unlabelled texts: of given columns, the only column, or the column ``text``."""
-    if settings.label is not None or (settings.task == "auto" and len(names) > 1):
+    if settings.label or (settings.task == "auto" and len(names) > 1):
         return None
     only = tuple(names.values()) if len(names) == 1 else ()
     columns = tuple(settings.text) or only or tuple(name for key, name in names.items() if key == "text")

@@ -115,10 +115,11 @@ def training_examples(data: TextsData, run: Path) -> Iterator[LabelledText]:
     """
     files, columns, encoding = _training_files(run)
     for record, where in read_rows(files, columns=columns, encoding=encoding):
+        if data.multi_label:
+            yield from data.parse(record, where=where)
+            continue
         text, second = data.texts_of(record, where=where)
-        label = get_field(record, data.label, where=where)
-        several = isinstance(label, list | tuple)
-        yield LabelledText(text, tuple(map(label_name, label)) if several else label_name(label), second)
+        yield LabelledText(text, label_name(get_field(record, data.label_columns[0], where=where)), second)
 
 
 def _training_files(run: Path) -> tuple[list[str], list[str] | None, str | None]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from homespun.data.labels import (
     LabelledRows,
@@ -18,6 +18,7 @@ from homespun.data.labels import (
     Labels,
     get_text,
     label_name,
+    one_hot_labels,
     read_rows,
     several_labels,
     single_label,
@@ -56,7 +57,7 @@ class TextsData(TaskData):
 
     default_objective = "classification"
 
-    label: str = Field(default="label", description="column of the label, number or rating")
+    label: str | list[str] = Field(default="label", description="column of the label, number or rating")
     max_length: int = Field(default=128, ge=8, description="maximum tokens of an input, with special tokens")
 
     if TYPE_CHECKING:  # fields of `LabelledData`, properties of `PairsData`
@@ -68,6 +69,11 @@ class TextsData(TaskData):
         @property
         def multi_label(self) -> bool:
             """True if a text may have several labels, or none."""
+
+    @property
+    def label_columns(self) -> list[str]:
+        """Column of the label, or several columns of 0 and 1."""
+        return paths(self.label)
 
     def with_labels(self, labels: Labels) -> Self:
         """Copy for the classes of a stored model."""
@@ -95,7 +101,7 @@ class TextsData(TaskData):
         column besides those of labelled records: another column may be the label under another name.
         """
         rows = list(read_rows(inputs, columns=self.columns, encoding=self.encoding))
-        known = {name for record, _ in rows if self.label in record for name in record}
+        known = {name for record, _ in rows if self._has_label_columns(record) for name in record}
         source = ", ".join(inputs)
         kept = [(record, where) for record, where in rows if self.multi_label or not self.lacks_label(record, known)]
         if rows and not kept:
@@ -108,7 +114,11 @@ class TextsData(TaskData):
 
     def lacks_label(self, record: Record, known: set[str]) -> bool:
         """True for an empty label, or for a record without the label column that has only columns of ``known``."""
-        return not label_name(record.get(self.label)) and (self.label in record or known.issuperset(record))
+        has_label = any(label_name(record.get(column)) for column in self.label_columns)
+        return not has_label and (self._has_label_columns(record) or known.issuperset(record))
+
+    def _has_label_columns(self, record: Record) -> bool:
+        return all(column in record for column in self.label_columns)
 
     def is_empty(self, record: Record) -> bool:
         try:
@@ -139,19 +149,34 @@ class LabelledData(TextsData):
 
     kind: Literal["texts"] = "texts"
     text: str | list[str] = Field(default="text", description="column of the text; several are joined with a space")
+    label: str | list[str] = Field(
+        default="label",
+        description="column of the label, number or rating; several columns of 0 and 1 are a label each",
+    )
     multi_label: bool = Field(default=False, description="a text may have several labels, or none")
     separator: str | None = Field(default=None, min_length=1, description="separator of labels; a comma by default")
     truncation: LongInputs = Field(default=TRUNCATE, description="treatment of longer texts")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_one_hot(cls, values: object) -> object:
+        """Set ``multi_label`` for several label columns."""
+        if isinstance(values, Mapping) and isinstance(label := values.get("label"), list) and len(label) > 1:
+            return {**values, "multi_label": True}
+        return values
 
     def with_labels(self, labels: Labels) -> Self:
         return self.model_copy(update={"multi_label": labels.multi_label})
 
     def parse(self, record: Record, *, where: str) -> list[LabelledText]:
         text = get_text(record, paths(self.text), where=where)
+        first, *others = self.label_columns
+        if others:
+            return [LabelledText(text, one_hot_labels(record, [first, *others], where=where))]
         if self.multi_label:
             separator = self.separator or ","
-            return [LabelledText(text, several_labels(record, self.label, separator=separator, where=where))]
-        return [LabelledText(text, single_label(record, self.label, where=where))]
+            return [LabelledText(text, several_labels(record, first, separator=separator, where=where))]
+        return [LabelledText(text, single_label(record, first, where=where))]
 
     def record_of(self, text: str) -> Record:
         """Return the record of a single text."""
@@ -160,8 +185,10 @@ class LabelledData(TextsData):
 
     def example_record(self, example: LabelledText) -> Record:
         """Return the record from which an example is read: its text in the first column."""
-        label = list(example.label) if isinstance(example.label, tuple) else example.label
-        return {**self.record_of(example.text), self.label: label}
+        first, *others = self.label_columns
+        label: object = list(example.label) if isinstance(example.label, tuple) else example.label
+        labels = {name: int(name in example.label) for name in (first, *others)} if others else {first: label}
+        return {**self.record_of(example.text), **labels}
 
     def texts_of(self, record: Record, *, where: str) -> tuple[str, str | None]:
         return get_text(record, paths(self.text), where=where), None
@@ -182,6 +209,7 @@ class PairsData(TextsData):
     input_kind = "pair"
 
     kind: Literal["sentence_pairs"] = "sentence_pairs"
+    label: str = Field(default="label", description="column of the label, number or rating")
     first: str | list[str] = Field(default="first", description="column of the first text; several are joined")
     second: str | list[str] = Field(default="second", description="column of the second text; several are joined")
 
