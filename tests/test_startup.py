@@ -100,6 +100,14 @@ def test_linear_models_predict_without_torch_and_scikit_learn(linear: Path) -> N
     assert "torch" not in found[2][1]
 
 
+@pytest.mark.parametrize("option", ["--text-field", "--label-field"])
+def test_missing_columns_of_a_fit_are_refused_without_torch(option: str, linear: Path) -> None:
+    fit = ["fit", str(linear / "texts.csv"), "--out", str(linear / "fit"), option, "nosuch"]
+    ((status, modules),) = run_all([fit])
+    assert status == 2
+    assert not modules & (HEAVY - {"numpy", "pyarrow"})
+
+
 def test_linear_taggers_predict_without_torch_and_scikit_learn(tmp_path: Path) -> None:
     sentences, tags = [["good", "bread"], ["bad", "soup"]], [["A", "N"], ["A", "N"]]
     (model,) = fit_crf(sentences, tags, Labels(("A", "N")), epochs=1)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from itertools import permutations
+from itertools import islice, permutations
 
 from homespun.data.labels import label_name, parse_flag
 from homespun.errors import UserError
 from homespun.report import formats
 from homespun.text.clean import split_words
 from homespun.text.formats import Record
+from homespun.text.input_files import is_local
+from homespun.text.sources import read_records
 
 LABEL_NAMES = (
     ("label", "labels", "class", "target"),
@@ -28,6 +30,7 @@ TEXT_NAMES = (
 _TITLE_NAMES = ("title", "subject", "headline")
 _SIDES = (("1", "2"), (r"(?<![a-z])a(?![a-z])", "b"), ("first", "second"), ("premise", "hypothesis"))
 """Differences between the names of the two texts of a pair."""
+SAMPLE = 2_000  # records that columns are judged by
 MAX_CLASSES = 50  # distinct whole numbers that are still taken for classes
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d\d?[./]\d\d?[./]\d{2,4}")
 _FLAGS = ({False}, {False, True})  # values of the columns of several labels
@@ -47,7 +50,24 @@ def check_columns(sample: Sequence[Record], given: Sequence[str], source: str) -
         raise no_header(sample, data_like[0], source)
     for name in given:
         if name not in names:
-            raise UserError(f"{source} has no column {name!r}; there are: {', '.join(names)}")
+            several = "; repeat the option for several columns" if set(name.split(",")) <= set(names) else ""
+            raise UserError(f"{source} has no column {name!r}; there are: {', '.join(names)}{several}")
+
+
+def check_fields(
+    files: Sequence[str], given: Sequence[str], *, encoding: str | None = None, columns: Sequence[str] | None = None
+) -> None:
+    """Check that local ``files`` have columns of the ``given`` names, before torch is imported; see `check_columns`.
+
+    Files of plain texts are not checked: their columns depend on the task.
+
+    Raises:
+        UserError: a missing column, or files that cannot be read.
+    """
+    if given and all(map(is_local, files)):
+        sample = list(islice(read_records(files, encoding=encoding, columns=columns), SAMPLE))
+        if column_names(sample) != ["text"]:
+            check_columns(sample, given, ", ".join(files))
 
 
 def no_header(sample: Sequence[Record], value: str, source: str, label: str | None = None) -> UserError:

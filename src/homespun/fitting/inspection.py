@@ -16,6 +16,7 @@ from homespun.data.labels import Labels, read_rows
 from homespun.data.splits import stratified_split
 from homespun.errors import UserError
 from homespun.fitting.columns import (
+    SAMPLE,
     check_columns,
     column_names,
     find_label_columns,
@@ -33,7 +34,6 @@ from homespun.text.clean import find_near_duplicates, split_words
 from homespun.text.input_files import class_names
 from homespun.text.sources import read_records
 
-_SAMPLE = 2_000  # records that columns are judged by
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.15
 _MAX_TEST, _MAX_VALIDATION = 10_000, 2_000
 _RARE = 20  # examples of a class, below which it is named
@@ -90,7 +90,7 @@ def inspect(
         UserError: files that cannot be read, columns that are missing or ambiguous, one class, too few examples.
     """
     decisions: list[str] = []
-    sample = list(islice(read_records(train, encoding=encoding, columns=columns), _SAMPLE))
+    sample = list(islice(read_records(train, encoding=encoding, columns=columns), SAMPLE))
     source = ", ".join(train)
     if not sample:
         raise UserError(f"{source} holds no rows; give a file with a text and a label in each row")
