@@ -268,6 +268,7 @@ def test_undecodable_bytes_are_named_with_their_offset(tmp_path: Path) -> None:
     ("name", "content", "rows"),
     [
         ("a.csv", "label;text\n\n3;a, b\n", [{"label": "3", "text": "a, b"}]),
+        ("a.csv", "v1 , v2,,\nspam, a b,,\n", [{"v1": "spam", "v2": " a b", "": ""}]),
         ("a.csv", 'label,text\r\n3,"x\r\ny"\r\n', [{"label": "3", "text": "x\ny"}]),
         ("a.csv", f"text,label\n{'z' * 500_000},3\n", [{"text": "z" * 500_000, "label": "3"}]),  # csv's own limit
         (
@@ -278,7 +279,7 @@ def test_undecodable_bytes_are_named_with_their_offset(tmp_path: Path) -> None:
         ("a.tsv", 'text\tlabel\n"a\tand\n""b"""\t3\n', [{"text": 'a\tand\n"b"', "label": "3"}]),  # as pandas writes it
         ("a.tsv", 'text\n"one\ntwo"\nlast\n', [{"text": "one\ntwo"}, {"text": "last"}]),  # one column has no tab
     ],
-    ids=["semicolons", "line ends", "long", "quotes", "pandas", "one column"],
+    ids=["semicolons", "names", "line ends", "long", "quotes", "pandas", "one column"],
 )
 def test_dialects_of_tables(tmp_path: Path, name: str, content: str, rows: list[dict[str, str]]) -> None:
     (tmp_path / name).write_bytes(content.encode())
@@ -360,6 +361,7 @@ def test_a_json_array_is_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("a.jsonl", '{"text": ""}\n{"text": null}', {}, "no text"),
         ("a.jsonl", '{"text": "a"}\n\n{"text": \n', {}, "line 3 is not JSON"),
         ("a.jsonl", '{"text": "a"}\n[3]\n', {}, "line 2 is a JSON list"),
+        ("a.jsonl", '[{"text": "a"}]', {}, ".json"),
         ("a.json", "[]", {}, "empty"),
         ("a.json", '[{"text": "a"}', {}, "truncated"),
         ("a.json", '[{"text": "a"} {"text": "b"}]', {}, "comma"),

@@ -176,7 +176,7 @@ def read_jsonl(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[Nu
                     value = _as_text(value)
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{name}, line {number} is not JSON: {error}") from error
-            yield number, _object(value, f"{name}, line {number}")
+            yield number, _object(value, f"{name}, line {number}", "; name a file of one array .json")
 
 
 def read_json(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
@@ -313,8 +313,9 @@ def _table(
             if not row:
                 continue
             if header is None:
-                header = row
-                if repeated := [cell for i, cell in enumerate(row) if cell in row[:i]]:
+                header = [cell.strip() for cell in row]
+                # Excel writes empty names for columns that were once used
+                if repeated := [cell for i, cell in enumerate(header) if cell and cell in header[:i]]:
                     raise UserError(f"{name} has two columns {repeated[0]!r}; rename one, or set {_COLUMNS}")
                 continue
             if len(row) != len(header):
@@ -403,9 +404,10 @@ def _skip(text: str, at: int, characters: str) -> int:
     return at
 
 
-def _object(value: object, where: str) -> Record:
+def _object(value: object, where: str, hint: str = "") -> Record:
     if not isinstance(value, dict):
-        raise UserError(f"{where} is a JSON {type(value).__name__}; a record must be an object such as {{'text': ...}}")
+        found = f"{where} is a JSON {type(value).__name__}"
+        raise UserError(f"{found}; a record must be an object such as {{'text': ...}}{hint}")
     return value
 
 
