@@ -209,6 +209,15 @@ def test_unreadable_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(read(tmp_path)) == 2
 
 
+@pytest.mark.parametrize("names", [["dataset_dict.json"], ["state.json", "dataset_info.json"]])
+def test_arrow_folders_of_hugging_face_are_refused(names: list[str], tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    assert "to_parquet" in problem(tmp_path)
+    (tmp_path / names[0]).rename(tmp_path / "other.json")
+    assert "to_parquet" not in problem(tmp_path, text_field="text")
+
+
 def test_the_state_of_files_is_that_of_the_local_ones(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("words")
@@ -382,7 +391,8 @@ def test_missing_empty_and_unknown(tmp_path: Path) -> None:
     assert "matches nothing" in problem(tmp_path / "*.csv")
     assert "no file of a known kind" in problem(tmp_path)
     (tmp_path / "a.docx").write_text("x")
-    assert "unknown kind of file; save it as .txt; known are .txt" in problem(tmp_path / "a.docx")
+    assert "unknown kind of file; save .docx files as .txt; known are .txt" in problem(tmp_path / "a.docx")
+    assert "known kind; save .docx files as .txt" in problem(tmp_path)
     assert "other kinds" in problem(tmp_path / "*.docx")
     for suffix in (".txt", ".csv", ".json", ".jsonl"):
         (tmp_path / f"empty{suffix}").write_bytes(b"")

@@ -343,7 +343,10 @@ def get_text(record: Record, columns: Sequence[str], *, where: str) -> str:
         if value is None or value != value:  # tables have NaN for a missing value
             continue
         if not isinstance(value, str | int | float):
-            raise UserError(f"{where}: column {column!r} is a {type(value).__name__}; name a column of text")
+            raise UserError(
+                f"{where}: column {column!r} is a {type(value).__name__}; name a column of text, or write a record for "
+                f"each text, such as with pandas.json_normalize or DataFrame.to_json(orient='records')"
+            )
         parts.append(str(value).strip())
     return " ".join(part for part in parts if part)
 

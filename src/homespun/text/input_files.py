@@ -19,6 +19,14 @@ from homespun.text.formats import READERS
 
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
 _ARCHIVES = (".zip", ".tar")
+_SAVE_AS = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods", ".xml"), ".csv"),
+    **dict.fromkeys((".pdf", ".docx", ".doc", ".rtf", ".html", ".htm"), ".txt"),
+    **dict.fromkeys((".arrow", ".feather", ".pkl", ".pickle"), ".parquet"),
+    **dict.fromkeys((".rar", ".7z"), ".zip"),
+}
+"""Formats that are not read: suffix to save a file with."""
+_ARROW_FOLDERS = (("dataset_dict.json",), ("dataset_info.json", "state.json"))  # files of `save_to_disk`
 _WEB = ("http://", "https://")
 _UNLABELLED = ("unsup", "unsupervised", "unlabeled", "unlabelled")  # folders of texts without a class, as IMDb has
 _PARTS = ("train", "training", "validation", "valid", "val", "dev", "test")  # folders of parts of a data set
@@ -129,7 +137,13 @@ def local_files(entry: str) -> Iterator[InputFile]:
         if labels is None:
             paths = [p for p in paths if _is_known(p.name)]
         if not paths:
-            raise UserError(f"the folder {entry} has no file of a known kind ({known_kinds()})")
+            remedy = next(filter(None, (save_as(p.name) for p in _inside(path))), "")
+            raise UserError(f"the folder {entry} has no file of a known kind{remedy} ({known_kinds()})")
+        if any(all((path / name).is_file() for name in names) for names in _ARROW_FOLDERS):
+            raise UserError(
+                f"{entry} is a data set in Arrow files (save_to_disk of Hugging Face datasets), which are not read; "
+                f"save each part as parquet: datasets.load_from_disk(PART).to_parquet('train.parquet')"
+            )
     elif path.exists():
         paths = [path]
     elif glob.has_magic(entry):
@@ -217,6 +231,21 @@ def remote_files(entry: str) -> Iterator[InputFile]:
 def _is_known(name: str) -> bool:
     suffix = suffixes(name)[0]
     return suffix in READERS or suffix in _ARCHIVES
+
+
+def save_as(name: str) -> str:
+    """Return the end of an error about a file in a format that is not read: the format to save it in, if known."""
+    suffix = suffixes(name)[0]
+    return f"; save {suffix} files as {_SAVE_AS[suffix]}" if suffix in _SAVE_AS else ""
+
+
+def find_parts(entry: str) -> tuple[str, str] | None:
+    """Return the paths of the training and of the test part of a local folder that has both."""
+    folder = Path(entry).expanduser()
+    if not is_local(entry) or not folder.is_dir():
+        return None
+    stems = {path.name.lower().split(".")[0]: str(path) for path in sorted(folder.glob("*"))}
+    return (stems["train"], stems["test"]) if {"train", "test"} <= stems.keys() else None
 
 
 def is_hidden(path: Path | PurePosixPath) -> bool:

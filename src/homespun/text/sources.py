@@ -25,11 +25,9 @@ from homespun.text.input_files import (
     known_kinds,
     local_files,
     remote_files,
+    save_as,
     suffixes,
 )
-
-_SAVE_AS = dict.fromkeys((".xlsx", ".xls", ".ods"), ".csv") | dict.fromkeys((".pdf", ".docx", ".doc", ".rtf"), ".txt")
-"""Formats that office programs write: suffix to save a file with."""
 
 
 @dataclass(frozen=True)
@@ -252,8 +250,7 @@ def _file_records(
         while stream.read(1 << 20):  # detects a compressed archive that is truncated after its last member
             pass
     else:
-        remedy = f"; save it as {_SAVE_AS[suffix]}" if suffix in _SAVE_AS else ""
-        raise UserError(f"{name}: unknown kind of file{remedy}; known are {known_kinds()}")
+        raise UserError(f"{name}: unknown kind of file{save_as(name)}; known are {known_kinds()}")
 
 
 def _is_readable_member(name: str) -> bool:
