@@ -324,6 +324,15 @@ def test_what_cannot_work_is_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("parts", [("train.csv", "test.csv"), ("train/a.csv", "test/a.csv")])
+def test_a_folder_of_both_parts_is_refused(parts: tuple[str, str], tmp_path: Path) -> None:
+    for part in parts:
+        (tmp_path / "data" / part).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / part).write_text("text,label\na b,c\n")
+    train, test = (tmp_path / "data" / part.split("/")[0] for part in parts)
+    assert_refused(f"give {train} --test {test}", "fit", tmp_path / "data", "--out", tmp_path / "run")
+
+
 def test_an_unknown_task_is_refused(world: World, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="task"):
         fit(world.train, tmp_path / "run", task="regresion")  # type: ignore[arg-type]

@@ -129,6 +129,21 @@ def test_whole_numbers_that_a_csv_writes_with_a_fraction_are_the_same_classes(tm
         assert {example.label for example in (*found.train, *found.test)} == {"0", "1"}
 
 
+def test_a_column_named_text_may_have_numbers(tmp_path: Path) -> None:
+    rows = [(1000 + number, label) for number, (_, label) in enumerate(classes())]
+    data = inspect([table(tmp_path / "t.csv", ("text", "label"), rows)]).data
+    assert (data.kind, data.label, data.texts_of({"text": "7"}, where="")[0]) == ("texts", "label", "7")
+
+
+def test_nested_texts_are_refused_with_a_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    rows = [{"id": n, "data": {"text": text}, "label": label} for n, (text, label) in enumerate(classes())]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for text in ([], ["data"]):
+        with pytest.raises(UserError, match="json_normalize"):
+            inspect([str(path)], text=text)
+
+
 def test_a_column_named_text_may_have_single_words(tmp_path: Path) -> None:
     rows = [(f"word{row}", "ab"[row % 2]) for row in range(60)]
     found = inspect([table(tmp_path / "t.csv", ("text", "label"), rows)])

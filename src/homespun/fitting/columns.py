@@ -179,9 +179,12 @@ def find_text_columns(
     if len(pairs) == 1:
         decisions.append(f"texts: pairs of {pairs[0][0]!r} and {pairs[0][1]!r} (by their names)")
         return list(pairs[0])
-    texts = texts or [name for name in words if name.lower() in TEXT_NAMES]  # of single words
+    for single in (words, columns):  # texts of single words, or of numbers
+        texts = texts or [name for name in single if name.lower() in TEXT_NAMES]
     if not texts:
-        raise UserError(f"{source} has no column of text; name it with --text-field, out of {', '.join(names)}")
+        nested = [name for name, values in columns.items() if any(isinstance(value, dict) for value in values)]
+        hint = f"; fields of {nested[0]!r} must be columns, such as by pandas.json_normalize" if nested else ""
+        raise UserError(f"{source} has no column of text; name it with --text-field, out of {', '.join(names)}{hint}")
     if len(texts) == 1:
         decisions.append(f"text column: {texts[0]!r} (the only text)")
         return texts

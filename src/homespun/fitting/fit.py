@@ -25,7 +25,7 @@ from homespun.fitting.task_names import TaskName, TextTaskName
 from homespun.io.json import read_object
 from homespun.report.console import Display
 from homespun.tasks.protocol import paths
-from homespun.text.input_files import check_output
+from homespun.text.input_files import check_output, find_parts
 from homespun.training.trainer import Interrupted
 
 Inputs = str | Path | Sequence[str | Path]
@@ -113,6 +113,8 @@ def fit(
     if resume and (folder / RESULT).is_file() and settings.is_stored(folder / SETTINGS):
         return read_object(folder / RESULT)
     check_output(folder, (*train, *test, *texts))
+    if task != "language-model" and (parts := next(filter(None, map(find_parts, train)), None)):
+        raise UserError(f"{', '.join(train)} has training and test files; give {parts[0]} --test {parts[1]}")
     start = time.monotonic()
     if (run_task := find_run_task(settings)) is not None:
         display = display or Display(json=True)

@@ -188,7 +188,8 @@ def _read_examples(
         else:
             examples += data.parse(record, where=where)
     if not examples:
-        raise UserError(f"no row of {', '.join(files)} has a label in column {data.label!r}; give labelled rows")
+        hint = "" if files == data.train else ", or leave --test out to hold out training rows"
+        raise UserError(f"no row of {', '.join(files)} has a label in column {data.label!r}; give labelled rows{hint}")
     if unlabelled:
         rows = len(examples) + len(unlabelled)
         decisions.append(f"{len(unlabelled):,} of {rows:,} rows of {', '.join(files)} have no label: left out")
