@@ -1,6 +1,7 @@
 """Inspection of labelled files: columns, task, splits, refusals."""
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from homespun.data.labels import Labels
 from homespun.errors import UserError
+from homespun.fitting import inspection
 from homespun.fitting.inspection import Inspection, inspect
 from homespun.fitting.ladder import Ladder
 from homespun.fitting.results import FitSettings
@@ -274,6 +276,20 @@ def test_the_split_depends_on_the_seed_alone(tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv", ("text", "label"), classes())
     assert all_texts(inspect([path], seed=3)) == all_texts(inspect([path], seed=3))
     assert all_texts(inspect([path], seed=3)) != all_texts(inspect([path], seed=4))
+
+
+def test_the_split_is_that_of_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = table(tmp_path / "t.csv", ("text", "label"), [*classes(), *classes()[::3]])
+    here = all_texts(inspect([path]))
+    monkeypatch.setattr(inspection, "hash", lambda text: -hash(text), raising=False)  # keys in another order
+    assert all_texts(inspect([path])) == here
+
+
+def test_the_progress_of_reading_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "_REPORTED", 1)
+    stream = io.StringIO()
+    inspect([table(tmp_path / "t.csv", ("text", "label"), classes())], display=Display(stream=stream))
+    assert "reading: 100 %" in stream.getvalue()
 
 
 @pytest.mark.parametrize(

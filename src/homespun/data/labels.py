@@ -16,7 +16,7 @@ from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.text.formats import Record
-from homespun.text.sources import read_records
+from homespun.text.sources import ReadProgress, read_records
 from homespun.text.tokenizer import TokenIds, Tokenizer
 
 LabelNames = Sequence[str] | Sequence[tuple[str, ...]]
@@ -255,10 +255,15 @@ def _cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def read_rows(
-    inputs: Sequence[str], *, columns: Sequence[str] | None = None, encoding: str | None = None
+    inputs: Sequence[str],
+    *,
+    columns: Sequence[str] | None = None,
+    encoding: str | None = None,
+    read_progress: ReadProgress | None = None,
 ) -> Iterator[tuple[Record, str]]:
     """Yield each record of ``inputs`` (see `homespun.text.sources.read_records`) and its location for errors."""
-    for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
+    records = read_records(inputs, encoding=encoding, columns=columns, read_progress=read_progress)
+    for number, record in enumerate(records, start=1):
         yield record, f"row {number} of {', '.join(inputs)}"
 
 

@@ -42,6 +42,11 @@ def column_names(sample: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(str(name) for record in sample for name in record))
 
 
+def as_columns(given: str | Sequence[str] | None) -> list[str]:
+    """Convert one column, several or none to a list."""
+    return [given] if isinstance(given, str) else list(given or ())
+
+
 def check_columns(sample: Sequence[Record], given: Sequence[str], source: str) -> None:
     """Raise `UserError` for a first row of data instead of names, or if there is no column of a ``given`` name."""
     names = column_names(sample)

@@ -23,7 +23,7 @@ from homespun.fitting.run_tasks import find_run_task
 from homespun.fitting.runs import fit_runs
 from homespun.fitting.task_names import TaskName, TextTaskName
 from homespun.io.json import read_object
-from homespun.report.console import Display
+from homespun.report.console import SILENT, Display
 from homespun.tasks.protocol import paths
 from homespun.text.input_files import check_output, find_parts
 from homespun.training.trainer import Interrupted
@@ -49,7 +49,7 @@ def fit(
     seed: int = 0,
     latency: float | None = None,
     resume: bool = False,
-    display: Display | None = None,
+    display: Display = SILENT,
 ) -> Tree:
     """Train several models on labelled files or texts within a time limit, and select the best.
 
@@ -117,12 +117,19 @@ def fit(
         raise UserError(f"{', '.join(train)} has training and test files; give {parts[0]} --test {parts[1]}")
     start = time.monotonic()
     if (run_task := find_run_task(settings)) is not None:
-        display = display or Display(json=True)
         with _resumable(folder):
             return fit_runs(run_task, folder, settings, resume=resume, display=display, start=start)
     kind = cast(TextTaskName, task)  # the other tasks have returned
     inspection = inspect(
-        train, test, text=text, label=settings.label, columns=columns, encoding=encoding, task=kind, seed=seed
+        train,
+        test,
+        text=text,
+        label=settings.label,
+        columns=columns,
+        encoding=encoding,
+        task=kind,
+        seed=seed,
+        display=display,
     )
     with _resumable(folder):
         return fit_examples(inspection, folder, settings, resume=resume, display=display, start=start)
@@ -147,7 +154,7 @@ def fit_examples(
     settings: FitSettings,
     *,
     resume: bool = False,
-    display: Display | None = None,
+    display: Display = SILENT,
     start: float | None = None,
 ) -> Tree:
     """Train and select a model on examples in memory; see `fit`.
@@ -155,7 +162,7 @@ def fit_examples(
     Of ``settings``, time, texts and pretrained models are used; with ``resume`` they must be those of the stopped fit
     in ``folder``. The time starts at ``start``, by `time.monotonic`; now by default.
     """
-    display, start = display or Display(json=True), time.monotonic() if start is None else start
+    start = time.monotonic() if start is None else start
     sources = [open_source(path, inspection) for path in settings.start_from]
     open_folder(folder, settings, resume=resume)
     for line in inspection.decisions:

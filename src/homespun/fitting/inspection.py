@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from homespun.data.splits import stratified_split
 from homespun.errors import UserError
 from homespun.fitting.columns import (
     SAMPLE,
+    as_columns,
     check_columns,
     column_names,
     find_label_columns,
@@ -27,16 +28,20 @@ from homespun.fitting.label_values import check_values, find_separator, find_tas
 from homespun.fitting.task_names import TextTaskName
 from homespun.fitting.verdict import capped
 from homespun.metrics.classification import check_memory
-from homespun.tasks.protocol import paths
+from homespun.report.console import SILENT, Display, counter
 from homespun.tasks.text_outputs import numbers_of_examples, targets_of
 from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData, labels_of, readable_texts
 from homespun.text.clean import find_near_duplicates, split_words
 from homespun.text.input_files import class_names
-from homespun.text.sources import read_records
+from homespun.text.sources import ReadProgress, read_records
+
+_R = TypeVar("_R")
 
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.15
 _MAX_TEST, _MAX_VALIDATION = 10_000, 2_000
+_MEASURED = 10_000  # training texts whose words are counted, at least
 _RARE = 20  # examples of a class, below which it is named
+_REPORTED = 10_000  # records read between reports of progress
 _NAMED = 10  # classes that a warning names
 
 
@@ -71,6 +76,22 @@ class Inspection:
         return self.data.model_copy(update={"max_length": length})
 
 
+class _Counter:
+    """Counts records and shows how much of ``inputs`` has been read; small files are read before anything is shown."""
+
+    def __init__(self, display: Display, inputs: Sequence[str]) -> None:
+        self.bytes = ReadProgress(inputs)
+        self._report, self._records = counter(display, "reading", self.bytes), 0
+
+    def __call__(self, records: Iterable[_R]) -> Iterator[_R]:
+        """Yield the records."""
+        for record in records:
+            self._records += 1
+            if self._records % _REPORTED == 0:
+                self._report(0, self._records)
+            yield record
+
+
 def inspect(
     train: Sequence[str],
     test: Sequence[str] = (),
@@ -81,20 +102,22 @@ def inspect(
     encoding: str | None = None,
     task: TextTaskName = "auto",
     seed: int = 0,
+    display: Display = SILENT,
 ) -> Inspection:
     """Read labelled files, find their columns and the task where not given, and divide the examples.
 
-    The arguments are those of `homespun.fitting.fit.fit`.
+    The arguments are those of `homespun.fitting.fit.fit`; ``display`` shows the progress of reading.
 
     Raises:
         UserError: files that cannot be read, columns that are missing or ambiguous, one class, too few examples.
     """
     decisions: list[str] = []
+    counted = _Counter(display, [*train, *train, *test])
     sample = list(islice(read_records(train, encoding=encoding, columns=columns), SAMPLE))
     source = ", ".join(train)
     if not sample:
         raise UserError(f"{source} holds no rows; give a file with a text and a label in each row")
-    given_label = paths(label or ())
+    given_label = as_columns(label)
     check_columns(sample, [*given_label, *text], source)
     folders = [class_names(entry) for entry in train]
     if not given_label and all(folders):
@@ -107,13 +130,14 @@ def inspect(
     if len(labels_in) > 1:
         kind = one_hot_task(labels_in, task, decisions)
     else:
-        values = [record.get(labels_in[0]) for record in read_records(train, encoding=encoding, columns=columns)]
+        records = read_records(train, encoding=encoding, columns=columns, read_progress=counted.bytes)
+        values = [record.get(labels_in[0]) for record in counted(records)]
         check_values(values, labels_in[0], texts, sample, source)
         separator = find_separator(values) if task in ("auto", "multi-label") else None
         kind = find_task(values, labels_in[0], task, separator, decisions)
     data = _data_config(texts, labels_in, kind, separator, train, columns, encoding)
     names = set(column_names(sample))
-    examples, unlabelled = _read_examples(data, train, kind, names, decisions)
+    examples, unlabelled = _read_examples(data, train, kind, names, decisions, counted)
     examples = _without_empty(examples, source, decisions)
     labels = None if kind == "regression" else _collect_labels(examples, kind, len(unlabelled))
     examples = _with_names(examples, labels)
@@ -123,7 +147,7 @@ def inspect(
         check_memory(labels, len(examples))
     given = None
     if test:
-        given, _ = _read_examples(data, test, kind, names, decisions)
+        given, _ = _read_examples(data, test, kind, names, decisions, counted)
         given = _with_names(given, labels)
         try:
             targets_of(given, labels)
@@ -170,7 +194,7 @@ def _data_config(
 
 
 def _read_examples(
-    data: TextsData, files: Sequence[str], kind: TextTaskName, names: set[str], decisions: list[str]
+    data: TextsData, files: Sequence[str], kind: TextTaskName, names: set[str], decisions: list[str], counted: _Counter
 ) -> tuple[list[LabelledText], list[str]]:
     """Read the labelled examples, and the texts of the rows without a label.
 
@@ -182,7 +206,8 @@ def _read_examples(
     """
     examples: list[LabelledText] = []
     unlabelled = []
-    for record, where in read_rows(files, columns=data.columns, encoding=data.encoding):
+    rows = read_rows(files, columns=data.columns, encoding=data.encoding, read_progress=counted.bytes)
+    for record, where in counted(rows):
         if kind != "multi-label" and data.lacks_label(record, names):
             unlabelled.append(" ".join(text for text in data.texts_of(record, where=where) if text))
         else:
@@ -191,8 +216,8 @@ def _read_examples(
         hint = "" if files == data.train else ", or leave --test out to hold out training rows"
         raise UserError(f"no row of {', '.join(files)} has a label in column {data.label!r}; give labelled rows{hint}")
     if unlabelled:
-        rows = len(examples) + len(unlabelled)
-        decisions.append(f"{len(unlabelled):,} of {rows:,} rows of {', '.join(files)} have no label: left out")
+        total = len(examples) + len(unlabelled)
+        decisions.append(f"{len(unlabelled):,} of {total:,} rows of {', '.join(files)} have no label: left out")
     return examples, [text for text in unlabelled if text]
 
 
@@ -208,8 +233,11 @@ def _with_names(examples: list[LabelledText], labels: Labels | None) -> list[Lab
     """Return examples whose labels are written as the names of their classes: ``1`` for ``1.0``."""
     if labels is None or labels.multi_label:
         return examples
-    names = {str(example.label): labels.name_of(str(example.label)) for example in examples}
-    return [dataclasses.replace(example, label=names[str(example.label)]) for example in examples]
+    names = {label: labels.name_of(label) for label in {str(example.label) for example in examples}}
+    return [
+        example if (name := names[str(example.label)]) == example.label else dataclasses.replace(example, label=name)
+        for example in examples
+    ]
 
 
 def _without_empty(examples: Sequence[LabelledText], source: str, decisions: list[str]) -> list[LabelledText]:
@@ -229,46 +257,52 @@ def _split(
     decisions: list[str],
 ) -> tuple[list[LabelledText], list[LabelledText], list[LabelledText]]:
     """Divide examples; repeated texts stay together."""
-    rest, held_out = list(examples), list(test or ())
+    pool = _Pool(np.array(_keys(examples)), _strata(examples, labels), labels)
+    rows, held_out = np.arange(len(examples)), list(test or ())
     if test is None:
-        rest, held_out = _hold_out(rest, labels, min(_TEST_SHARE, _MAX_TEST / len(rest)), seed, "test")
+        rows, chosen = pool.hold_out(rows, min(_TEST_SHARE, _MAX_TEST / len(rows)), seed, "test")
+        held_out = [examples[row] for row in chosen.tolist()]
         decisions.append(f"test: {len(held_out):,} examples held out, none was given with --test")
-    learned, validation = _hold_out(
-        rest, labels, min(_VALIDATION_SHARE, _MAX_VALIDATION / len(rest)), seed, "validation"
-    )
+    rows, chosen = pool.hold_out(rows, min(_VALIDATION_SHARE, _MAX_VALIDATION / len(rows)), seed, "validation")
+    learned, validation = [examples[row] for row in rows.tolist()], [examples[row] for row in chosen.tolist()]
     decisions.append(f"train {len(learned):,}, validation {len(validation):,}, test {len(held_out):,} examples")
-    words = [len(split_words(text)) for text in readable_texts(learned)]
+    measured = learned[:: max(1, len(learned) // _MEASURED)]
+    words = [len(split_words(text)) for text in readable_texts(measured)]
     median, most = (f"{value:,.0f}" for value in np.percentile(words, (50, 95)))
     decisions.append(f"texts: {median} words in the median, {most} or fewer in 95 % of them")
     return learned, validation, held_out
 
 
-def _hold_out(
-    examples: Sequence[LabelledText], labels: Labels | None, share: float, seed: int, part: str
-) -> tuple[list[LabelledText], list[LabelledText]]:
-    groups: dict[str, list[int]] = defaultdict(list)
-    for index, key in enumerate(_keys(examples)):
-        groups[key].append(index)
-    firsts = np.array([rows[0] for rows in groups.values()])
-    try:
-        kept, held_out = stratified_split(_strata(examples, labels)[firsts], share, seed)
-    except UserError as error:
-        classes = "" if labels is None else f" of {len(labels)} classes"
-        texts = f" with {len(groups):,} different texts" if len(groups) < len(examples) else ""
-        raise UserError(
-            f"{len(examples):,} examples{classes}{texts} are too few to hold out {share:.0%} for {part}; give more "
-            f"examples" + (", or test examples with --test" if part == "test" else "")
-        ) from error
-    members = list(groups.values())
-    return tuple(  # type: ignore[return-value]
-        [examples[index] for index in sorted(row for group in chosen for row in members[group])]
-        for chosen in (kept, held_out)
-    )
+@dataclass(frozen=True)
+class _Pool:
+    """Examples to divide: (examples,) keys of `_keys`, and targets whose proportions the parts keep."""
+
+    keys: NDArray[np.int64]
+    strata: NDArray[np.int64]
+    labels: Labels | None
+
+    def hold_out(
+        self, rows: NDArray[np.int64], share: float, seed: int, part: str
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Divide ascending ``rows`` into the kept ones and ``share`` for ``part``."""
+        _, firsts, groups = np.unique(self.keys[rows], return_index=True, return_inverse=True)
+        order = np.argsort(firsts)  # keys differ from process to process
+        try:
+            _, chosen = stratified_split(self.strata[rows[firsts[order]]], share, seed)
+        except UserError as error:
+            classes = "" if self.labels is None else f" of {len(self.labels)} classes"
+            texts = f" with {len(firsts):,} different texts" if len(firsts) < len(rows) else ""
+            raise UserError(
+                f"{len(rows):,} examples{classes}{texts} are too few to hold out {share:.0%} for {part}; give more "
+                f"examples" + (", or test examples with --test" if part == "test" else "")
+            ) from error
+        held_out = np.isin(groups, order[chosen])
+        return rows[~held_out], rows[held_out]
 
 
-def _keys(examples: Sequence[LabelledText]) -> list[str]:
-    """Return each text without case and repeated spaces; equal keys are repeated texts."""
-    return [" ".join(text.lower().split()) for text in readable_texts(examples)]
+def _keys(examples: Sequence[LabelledText]) -> list[int]:
+    """Return a hash of each text without case and repeated spaces; equal keys are repeated texts."""
+    return [hash(" ".join(text.lower().split())) for text in readable_texts(examples)]
 
 
 def _strata(examples: Sequence[LabelledText], labels: Labels | None) -> NDArray[np.int64]:
@@ -278,7 +312,7 @@ def _strata(examples: Sequence[LabelledText], labels: Labels | None) -> NDArray[
 
 def _warnings(found: Inspection) -> list[str]:
     warnings = []
-    labels: dict[str, set[object]] = defaultdict(set)
+    labels: dict[int, set[object]] = defaultdict(set)
     for example, key in zip(found.train, _keys(found.train), strict=True):
         labels[key].add(example.label)
     if repeated := len(found.train) - len(labels):

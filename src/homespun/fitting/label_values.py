@@ -73,6 +73,11 @@ def find_separator(values: Sequence[object]) -> str | None:
 def find_task(
     values: Sequence[object], label: str, given: TextTaskName, separator: str | None, decisions: list[str]
 ) -> TextTaskName:
+    """Return the task, ``given`` or found from the ``values`` of ``label``; the reason is appended to ``decisions``.
+
+    Raises:
+        UserError: numbers in a form that is not read, or labels of which most occur once.
+    """
     if given != "auto":
         return given
     names = [name for value in values if (name := label_name(value))]

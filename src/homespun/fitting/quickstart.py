@@ -16,7 +16,7 @@ from homespun.fitting.fit import fit
 from homespun.io.atomic import entries
 from homespun.io.cores import available_cores
 from homespun.io.json import write_lines
-from homespun.report.console import Display
+from homespun.report.console import SILENT, Display
 from homespun.text.clean import sentence_spans
 from homespun.text.pydocs import python_documentation
 from homespun.text.sources import Document
@@ -38,7 +38,7 @@ _ALIASES = {
 }
 
 
-def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | None = None) -> Tree:
+def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display = SILENT) -> Tree:
     """Collect the documentation, label its passages with their packages, and fit a classifier.
 
     Args:
@@ -52,7 +52,6 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
     Raises:
         UserError: ``out`` is not a new folder, or there is too little time or documentation.
     """
-    display = display or Display(json=True)
     out, start = Path(out), time.monotonic()
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; give --out a new folder")

@@ -24,6 +24,7 @@ from homespun.fitting.candidates import (
     fit_linear_model,
     score,
 )
+from homespun.fitting.columns import as_columns
 from homespun.fitting.inspection import Inspection
 from homespun.fitting.linear_plan import LinearPlan
 from homespun.fitting.task_names import TaskName
@@ -36,7 +37,7 @@ from homespun.report import formats
 from homespun.report.formats import metric_text
 from homespun.report.significance import bootstrap_interval, permutation_test, wilson_interval
 from homespun.results import VERSION
-from homespun.tasks.protocol import Measured, paths
+from homespun.tasks.protocol import Measured
 from homespun.tasks.text_models import TextModel, measure, measure_all
 from homespun.tasks.text_outputs import measure_outputs
 from homespun.tasks.texts import readable_texts
@@ -67,7 +68,7 @@ class FitSettings(Config):
     memory: int | None = None
     task: TaskName = "auto"
     text: list[str] = Field(default_factory=list)
-    label: Annotated[list[str], BeforeValidator(lambda label: paths(label or ()))] = Field(default_factory=list)
+    label: Annotated[list[str], BeforeValidator(as_columns)] = Field(default_factory=list)
     columns: list[str] | None = None
     encoding: str | None = None
     seed: int = Field(default=0, ge=0, lt=2**32)
