@@ -91,6 +91,14 @@ def test_no_description_is_cut(group: str) -> None:
     assert "..." not in listed
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_usage_has_one_ellipsis_an_argument(verb: str) -> None:
+    usage = CliRunner().invoke(app, [*verb.split(), "--help"], env={"COLUMNS": "80"}).output.partition("\n\n")[0]
+    assert "[OPTIONS]" in usage
+    assert "...]..." not in usage
+    assert "...}..." not in usage
+
+
 def test_help_lists_every_command_in_one_section() -> None:
     listed = [name for names in SECTIONS.values() for name in names]
     assert sorted(listed) == sorted(name for name in COMMANDS if " " not in name)

@@ -200,7 +200,7 @@ def evaluate(
 def predict(
     run: Model,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; for a model of pairs, two a pair.")
+        list[str] | None, typer.Argument(metavar="TEXT", help="Texts; for a model of pairs, two a pair.")
     ] = None,
     inputs: Annotated[
         list[str] | None,

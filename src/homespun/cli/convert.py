@@ -62,9 +62,7 @@ def convert(
 
 def export(
     source: Source,
-    out: Annotated[
-        Path, typer.Option("--out", help="Output folder, or a file .onnx or .gguf without tokenizer and labels.")
-    ],
+    out: Annotated[Path, typer.Option("--out", help="Output folder, or file: .onnx (the graph alone) or .gguf.")],
     to: Annotated[
         str,
         typer.Option(

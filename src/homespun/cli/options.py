@@ -117,9 +117,7 @@ MaxCharacters = Annotated[
 ]
 Recipe = Annotated[str, typer.Argument(help="Recipe name or .yaml file.")]
 Out = Annotated[Path, typer.Option("--out", help="Output folder.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the recipe to change.")
-]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings of the recipe to change.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume a stopped run, or extend its budget.")]
 DataSet = Annotated[
     str | None,

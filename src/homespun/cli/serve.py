@@ -15,7 +15,7 @@ from homespun.errors import UserError
 def serve(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL [NAME=MODEL]...", help="Run, model folder, Hugging Face folder or hub name."),
+        typer.Argument(metavar="[NAME=]MODEL", help="Run, model folder, Hugging Face folder or hub name."),
     ],
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0: all addresses of this machine.")
