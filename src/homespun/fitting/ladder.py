@@ -26,6 +26,7 @@ from homespun.fitting.card import CARD
 from homespun.fitting.inspection import Inspection
 from homespun.fitting.linear_plan import LinearPlan, bound_plan, plan_linear
 from homespun.fitting.networks import (
+    MAX_LENGTH,
     MIN_CHARACTERS,
     MIN_LENGTH,
     Source,
@@ -148,15 +149,17 @@ class Ladder:
         longest = source.length
         source = self._affordable(source, seconds)
         reason = (
-            "which hold 95 % of the training texts or are the most that is read"
+            f"the 95th percentile of the training texts, at most {MAX_LENGTH}"
             if source.length == longest
-            else f"as {longest} leave no time to train"
+            else f"because {longest} would leave no time to train"
         )
-        self.display.line(f"{name}: inputs of {source.length} tokens, {reason}; {source.texts_per_second:.0f} texts/s")
+        self.display.line(
+            f"{name}: maximum length {source.length} tokens, {reason}; {source.texts_per_second:.0f} texts/s"
+        )
         if source.tokens_per_word > _MANY_TOKENS:
             self.display.line(
-                f"warning: {name} splits a word into {source.tokens_per_word:.1f} tokens, as a model of other texts "
-                f"or of another language does"
+                f"warning: {name} splits a word into {source.tokens_per_word:.1f} tokens on average; it was probably "
+                "trained on another language or domain"
             )
         started = time.monotonic()
         rate = source.texts_per_second

@@ -344,7 +344,7 @@ def finetune_source(
         train = recipe.train
         display.line(
             f"fine-tuning: at most {train.budget.epochs:g} epochs in batches of {train.batch_size}, learning rate "
-            f"{train.optimizer.learning_rate:g}; of four validations in an epoch the best is kept"
+            f"{train.optimizer.learning_rate:g}; the best checkpoint of four validations per epoch is kept"
         )
         with removed_if_too_slow(run):
             finetune(recipe, run, start_from=source.path, resume=resume, display=display)

@@ -66,8 +66,8 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display = SI
     unseen = [document for document in documents if not _is_test(document)]
     write_lines(data / "documents.jsonl", ({"text": d.text, "package": d.label, "source": d.source} for d in unseen))
     display.line(
-        f"{len(documents):,} texts of documentation; the classes are the {CLASSES} packages with the most, whose names "
-        "are hidden in the passages"
+        f"{len(documents):,} texts of documentation; classes: the {CLASSES} packages with the most documentation; "
+        "their names are masked in the passages"
     )
     return fit(
         [str(data / "train.jsonl")],
