@@ -5,7 +5,7 @@ from rich.console import Console
 
 from homespun.report import console, formats
 from homespun.report.console import Display, rich_table
-from homespun.report.document import Column, Table
+from homespun.report.document import Column, Table, texts
 
 
 class Clock:
@@ -127,3 +127,14 @@ def test_numbers_are_not_broken_and_wide_tables_stand_on_their_side(
         assert max(map(len, shown)) <= int(width)
         assert sum(" 1 m 23 s" in line for line in shown) == 1
         assert any(" 1 m 23 s" in line and " 1 m 29 s" in line for line in shown) == (width == "120")
+
+
+def test_no_column_of_a_wide_table_is_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = (*texts(*(f"column {i}" for i in range(7))), Column("count", lambda value: f"{value:,}"))
+    rows = tuple((*[f"row {number}, cell {i}" for i in range(7)], number) for number in range(1_000, 1_011))
+    monkeypatch.setenv("COLUMNS", "80")
+    console.print_tables(Table("t", "T", columns, rows, note="a note"))
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.count("a note") == 1
+    assert all(f" {number:,} " in shown for number in range(1_000, 1_011))

@@ -58,11 +58,15 @@ def _widths(table: Table, cells: list[list[str]]) -> list[int]:
 
 
 def print_tables(*tables: Table) -> None:
-    """Print tables with rows to standard output; a table too wide for the terminal is transposed."""
+    """Print tables with rows to standard output; a table too wide for the terminal is transposed and divided."""
     console = Console()
     for table in (table for table in tables if table.rows):
         least = sum(_widths(table, table.cells())) + 2 * len(table.columns) + 3 * bool(table.marked)
-        console.print(rich_table(table if least <= console.width else _transposed(table)))
+        parts = [table] if least <= console.width else _divided(_transposed(table), console.width)
+        for number, part in enumerate(parts):
+            if number:
+                console.print()
+            console.print(rich_table(part))
         if table.note:
             console.print(Text(_plain(table.note), style="dim"))
         console.print()
@@ -75,6 +79,21 @@ def _transposed(table: Table) -> Table:
     heads = texts(table.columns[0].title, *(mark + row[0] for mark, row in zip(marks, cells, strict=True)))
     rows = tuple((column.title, *(row[i + 1] for row in cells)) for i, column in enumerate(table.columns[1:]))
     return Table(table.name, table.title, heads, rows, table.note)
+
+
+def _divided(table: Table, width: int) -> list[Table]:
+    """Divide a table into tables of the first column and as many others as ``width`` holds, at least one."""
+    cells = table.cells()
+    widest = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
+    first, *widths = (max(least, min(most, 20)) + 2 for least, most in zip(_widths(table, cells), widest, strict=True))
+    groups, used = list[list[int]](), width
+    for index, needed in enumerate(widths, start=1):
+        if used + needed > width:
+            groups.append([])
+            used = first
+        groups[-1].append(index)
+        used += needed
+    return [table.keep((0, *group)) for group in groups]
 
 
 class Display:

@@ -100,13 +100,14 @@ class Table:
 
     def without_empty_columns(self) -> Table:
         """Return the table without columns in which every value is missing."""
-        return self._keep(i for i in range(len(self.columns)) if any(row[i] is not None for row in self.rows))
+        return self.keep(i for i in range(len(self.columns)) if any(row[i] is not None for row in self.rows))
 
     def without(self, *titles: str) -> Table:
         """Return the table without the columns of these titles."""
-        return self._keep(i for i, column in enumerate(self.columns) if column.title not in titles)
+        return self.keep(i for i, column in enumerate(self.columns) if column.title not in titles)
 
-    def _keep(self, kept: Iterable[int]) -> Table:
+    def keep(self, kept: Iterable[int]) -> Table:
+        """Return the table with only the columns of these indices."""
         kept = list(kept)
         columns = tuple(self.columns[i] for i in kept)
         return replace(self, columns=columns, rows=tuple(tuple(row[i] for i in kept) for row in self.rows))
