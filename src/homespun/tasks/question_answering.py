@@ -103,7 +103,7 @@ class QuestionAnswering(TaskObjective):
     count_titles: ClassVar[Mapping[str, str]] = {
         "answers_realigned": "Answers moved to their nearest occurrence",
         "answers_dropped": "Questions whose answer is not in the text, left out of training",
-        "questions_truncated": "Questions truncated to the length of the model",
+        "questions_truncated": "Questions truncated to the maximum length",
         "empty_contexts": "Questions about an empty text",
     }
     metrics = tuple(f"{part}{name}" for part in ("", "has_answer_", "no_answer_") for name in ANSWER_METRICS)

@@ -85,7 +85,7 @@ class SentenceClassification(ClassTraining):
     description = "sentence classification"
     count_titles: ClassVar[Mapping[str, str]] = {
         "windows_beyond_one": "Windows beyond the first one of a document",
-        "sentences_cut": "Sentences truncated to the length of the model",
+        "sentences_cut": "Sentences truncated to the maximum length",
         "empty_documents": "Documents without a sentence",
     }
     metrics = ("accuracy", "macro_f1", "weighted_f1", "log_loss", "f1", "roc_auc", "pr_auc")

@@ -52,7 +52,7 @@ class TextToText(TaskObjective):
     data_kinds = ("source_target",)
     description = "text to text"
     count_titles: ClassVar[Mapping[str, str]] = {
-        "truncated": "Inputs truncated to the length of the model",
+        "truncated": "Inputs truncated to the maximum length",
         "targets_truncated": "Targets truncated in training",
         "empty": "Pairs without a source or a target, left out",
     }

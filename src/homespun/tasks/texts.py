@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 TEXT_KINDS = ("texts", "sentence_pairs")
 TEXT_COUNTS = {
-    "truncated": "Inputs truncated to the length of the model",
+    "truncated": "Inputs truncated to the maximum length",
     "chunked": "Texts read in chunks",
     "one_sided": "Pairs with an empty side, left out of training",
 }
