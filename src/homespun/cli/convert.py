@@ -55,7 +55,7 @@ def convert(
         "written": result["out"],
         "model": target,
         "parameters": f"{result['parameters']:,}",
-        "checked": f"{check['compared']} of {len(check['lengths'])} texts differ by {check['largest_difference']:.1g}",
+        "checked": _difference(check),
     }
     print_result(facts, as_json)
 
@@ -100,6 +100,11 @@ def export(
     print_result(result, as_json)
 
 
+def _difference(check: Tree) -> str:
+    texts = f"{check['compared']} of {len(check['lengths'])} texts"
+    return f"{texts}, largest difference {check['largest_difference']:.1g}"
+
+
 def _onnx_facts(result: Tree) -> dict[str, str]:
     largest = max(check["largest_difference"] for check in result["checked"])
     facts = {"written": result["file"]}
@@ -108,7 +113,7 @@ def _onnx_facts(result: Tree) -> dict[str, str]:
     facts["output"] = result["output"]
     if result["inputs"]:
         facts["tokens"] = f"exactly {result['length']}" if result["length"] else f"up to {result['max_length']}"
-    facts["checked"] = f"{len(result['checked'])} batches differ by {largest:.1g}"
+    facts["checked"] = f"{len(result['checked'])} batches, largest difference {largest:.1g}"
     if quantization := result.get("quantization"):
         size, accuracy, kind = quantization["bytes"], quantization["accuracy"], quantization["type"]
         facts["bytes"] = f"{size['before']:,} in float32, {size['after']:,} in {kind}"
@@ -126,7 +131,7 @@ def _encoder_facts(result: Tree) -> dict[str, str]:
         "written": result["folder"],
         "model": f"{result['architecture']}, {result['pooling']} of the tokens",
         "tokens": f"up to {result['max_length']}",
-        "checked": f"{check['compared']} of {len(check['lengths'])} texts differ by {check['largest_difference']:.1g}",
+        "checked": _difference(check),
     }
 
 

@@ -45,7 +45,7 @@ _WITHOUT_NETWORK = {  # `homespun.tasks.text_models`
 }
 _CLASSIFIERS = ("linear.json", "average.json")
 _CLASSIFIER_USES = (
-    "predict and evaluate use it, and export --to onnx --out FOLDER, where FOLDER does not end in .onnx; fit with "
+    "use it with predict, evaluate, serve or export --to onnx --out FOLDER (no file .onnx), or fit with "
     "--from CHECKPOINT for a network"
 )
 _DROPPED_HEAD = "a head, and the model is opened without it"
@@ -119,7 +119,7 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
         return open_huggingface(folder, head=head)
     for candidate, (name, title) in itertools.product((folder, folder / "model"), _WITHOUT_NETWORK.items()):
         if (candidate / name).is_file():
-            use = _CLASSIFIER_USES if name in _CLASSIFIERS else "predict and evaluate use it"
+            use = _CLASSIFIER_USES if name in _CLASSIFIERS else "use it with predict or evaluate"
             raise UserError(f"{folder} holds {title}; {_suggest_networks(folder, candidate) or use}")
     if (folder / _FIT).is_file():
         finished = [f", or give {path.parent}" for path in sorted(folder.glob("candidates/*/model"))]
