@@ -21,6 +21,7 @@ from homespun.config import Config, override
 from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.objectives.config import PretrainingObjective
 from homespun.recipes import comparison_names, recipe_names
+from homespun.results import RunResult
 from homespun.tasks.texts import LabelledData
 from homespun.training.config import AdamW, LinearSchedule, TrainConfig
 
@@ -201,6 +202,11 @@ def test_the_page_on_python_has_every_public_name(name: str) -> None:
     reference = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
     assert f"::: {public.__module__}.{public.__qualname__}\n" in reference
     assert f"`{name}`" in read_page("python.md")
+
+
+def test_the_page_on_design_has_every_field_of_a_result() -> None:
+    design = read_page("design.md")
+    assert {name for name in RunResult.model_fields if f"`{name}`" not in design} == set()
 
 
 RESULTS = sorted((ROOT / "results").glob("*.md"))
