@@ -64,6 +64,13 @@ def run(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Any
     return trained
 
 
+def test_a_folder_with_a_run_is_refused_before_the_checks(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("kind: pretrain\n", encoding="utf-8")
+    with pytest.raises(UserError, match="--resume"):
+        run("spun-decoder", "data.corpus=missing", "train.budget.steps=2")
+
+
 def train(**tree: Any) -> TrainConfig:
     return TrainConfig.model_validate(tree)
 

@@ -45,7 +45,7 @@ from homespun.planning.rates import flops_per_token
 from homespun.report.console import SILENT, Display
 from homespun.training.config import TrainConfig
 from homespun.training.devices import DistributedContext
-from homespun.training.run import Run
+from homespun.training.run import Run, holds_run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import evaluate_loss
 from homespun.vectors.embedding_init import EmbeddingCoverage, init_embeddings, init_embeddings_from_cooccurrence
@@ -104,6 +104,8 @@ def pretrain(
     context = DistributedContext.join()
     check_processes(recipe.objective, context.world_size)
     recipe = restore_settings(recipe, out, main=context.is_main) if resume else recipe
+    if context.is_main:
+        holds_run(Path(out), resume=resume)  # before the checks, which take a minute on a slow machine
     inputs = _read_inputs(recipe, start_from, changes, generator, vectors)
     machine = functools.cache(Machine.here if recipe.train.budget.memory else Machine.timed)
     setup = _build(recipe, inputs, machine, display)
