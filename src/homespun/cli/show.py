@@ -55,11 +55,11 @@ def show_attention(
     depth = result["all_reach_all"]
     shares = [percent(layer["share"]) for layer in result["layers"]]
     facts = {
-        "picture": result["out"],
+        "plot": result["out"],
         **({} if result["stack"] is None else {"stack": result["stack"]}),
         "tokens": result["length"],
-        "pairs seen by layer": ", ".join(shares),
-        "all reach all": "not within the model" if depth is None else f"after layer {depth}",
+        "attended pairs by layer": ", ".join(shares),
+        "all tokens connected": "not within the model" if depth is None else f"after layer {depth}",
     }
     print_result(facts, as_json)
 
@@ -84,7 +84,7 @@ def show_alignment(
         return
     tokens = {"source": len(result["source"]), "target": len(result["target"])}
     written = {} if result["written"] is None else {"written": result["written"]}
-    print_result({"picture": result["out"], "tokens": tokens} | written, as_json)
+    print_result({"plot": result["out"], "tokens": tokens} | written, as_json)
 
 
 @show_app.command("batch", short_help="Print the first batch of a recipe as text.")
