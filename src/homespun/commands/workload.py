@@ -21,7 +21,7 @@ from homespun.commands.adaptation import Start, open_start
 from homespun.commands.recipe import PretrainRecipe
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.data.loader import Collate, Loader, Order
-from homespun.data.rows import Row, Rows, UnsegmentedRows
+from homespun.data.rows import Rows, SubsetRows, UnsegmentedRows
 from homespun.data.stream_rows import StreamRows, split_shards
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
@@ -134,22 +134,7 @@ def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows
 def _unsegmented(recipe: PretrainRecipe, rows: Rows, validation: Rows) -> tuple[Rows, Rows]:
     if mixes_documents(recipe):
         rows, validation = UnsegmentedRows(rows), UnsegmentedRows(validation)
-    return rows, FirstRows(validation, recipe.data.validation_rows)
-
-
-class FirstRows:
-    """First ``count`` rows, or all if there are fewer."""
-
-    def __init__(self, rows: Rows, count: int) -> None:
-        self.rows = rows
-        self.lengths: np.ndarray = rows.lengths[:count]
-        self._count = min(count, len(rows))
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Row:
-        return self.rows[index]
+    return rows, SubsetRows(validation, np.arange(min(recipe.data.validation_rows, len(validation))))
 
 
 MADE_UP_VOCABULARY = 30_522  # BERT's vocabulary size, for recipes without model.vocab_size
