@@ -40,7 +40,7 @@ from homespun.data.shards import ShardBuffer, encode_documents
 from homespun.errors import UserError
 from homespun.io.atomic import entries, write_text
 from homespun.io.cluster import connect, refusal
-from homespun.text.clean import ExactDuplicates, NearDuplicates
+from homespun.text.clean import ExactDuplicates, NearDuplicates, splitmix64
 from homespun.text.sources import Document, ReadProgress
 from homespun.text.tokenizer import Tokenizer
 
@@ -230,7 +230,7 @@ def _hash_units(batch: Hashes, job: _Job, buckets: int) -> Iterator[Hashes]:
 
 
 def _shared(rows: Hashes) -> Hashes:
-    """Of the rows of a bucket, those whose hash several documents have, with a number of the set of these documents."""
+    """Select the rows of a bucket whose hash several documents have, with a number that identifies these documents."""
     near, hashes, checks = rows["near"], rows["hash"], rows["check"]
     order = np.lexsort((rows["document"], checks, hashes, near))
     same = np.ones(len(order) + 1, dtype=bool)  # whether a row begins a group
@@ -274,11 +274,8 @@ def _unique(tables: list[Hashes]) -> Hashes:
 
 
 def _mix(numbers: NDArray[np.generic]) -> NDArray[np.uint64]:
-    """Hashes of numbers, by the finalizer of SplitMix64 (Steele et al. 2014): the sum of a set identifies it."""
-    mixed = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    """Hashes of numbers; the sum of a set identifies it."""
+    return splitmix64(numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
 
 
 def resolve(documents: NDArray[np.int64], groups: NDArray[np.int64], near: NDArray[np.bool_]) -> NDArray[np.int64]:
