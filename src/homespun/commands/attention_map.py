@@ -147,7 +147,7 @@ def _through(attention: MultiHead, length: int) -> str:
 
 
 def _pooled(tables: Iterable[dict[str, Tensor]], length: int, through: str = "") -> AttentionMap:
-    """A few rows at a time, the tables become cells, shares and bits."""
+    """Pool tables of a few rows each to cells, shares of all pairs, and packed bits."""
     pooled: dict[str, list[np.ndarray]] = {}
     unions, counts = [], []
     for parts in tables:

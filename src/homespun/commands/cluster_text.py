@@ -109,7 +109,7 @@ def draw_texts(text: SharedText, unit: int, characters: int) -> tuple[int, list[
     At most ``characters`` and the longest document are held at a time.
     """
     draw, held = random.Random(unit), 0
-    heap: list[tuple[float, int, str]] = []  # last drawn first
+    heap: list[tuple[float, int, str]] = []  # random key, position, text; smallest key first
     for position, document in enumerate(text.documents(unit)):
         heapq.heappush(heap, (draw.random(), position, document.text))
         held += len(document.text)

@@ -212,7 +212,7 @@ def predict_parts(
     """
     files: list[Path] = []
     rows = bytes_read = resumed = 0
-    other = False
+    warned = False
     waiting: deque[tuple[Part, Path, Callable[[], bytes] | None]] = deque()
 
     def finish() -> None:
@@ -228,8 +228,8 @@ def predict_parts(
         digest = _digest_of(file)
         if digest == part.digest:
             resumed += len(part.records)
-        elif digest is not None and not other:
-            other = True
+        elif digest is not None and not warned:
+            warned = True
             logger.warning("%s has parts of another input, model or option, which are predicted again", folder)
         files.append(file)
         waiting.append((part, file, None if digest == part.digest else submit(part)))
