@@ -205,7 +205,7 @@ def test_a_text_may_hold_what_ends_a_line_elsewhere(tmp_path: Path) -> None:
     truths = [*texts[:-1], "another"]
     predictions = [{"truth": truth, "predicted": text} for truth, text in zip(truths, texts, strict=True)]
     write_run_predictions(tmp_path, "model", np.arange(5), predictions)
-    trial = Trial("seed-0", 0, 0, None, ["one two"], texts, None, np.arange(5), [])
+    trial = Trial("seed-0", 0, 0, 0, ["one two"], texts, None, np.arange(5), [])
     task: Any = SimpleNamespace(texts=list)
     output = summarize_leakage({0: NearDuplicatePairs((1,), (0,), (1.0,), 5)}, task, [trial], [tmp_path])
     assert (output.all, output.unseen) == (0.8, 0.75)
@@ -214,7 +214,7 @@ def test_a_text_may_hold_what_ends_a_line_elsewhere(tmp_path: Path) -> None:
 def test_worst_and_most_confident_predictions() -> None:
     pairs = [("a", "b", 3.0), ("a", "a", 0.5), ("b", "a", 5.0), ("b", "b", 0.1), (None, "b", 0.0)]
     predictions = [{"truth": truth, "predicted": predicted, "loss": loss} for truth, predicted, loss in pairs]
-    trial = Trial("seed-0", 0, 0, None, [], [f"text {i}" for i in range(5)], None, np.arange(10, 15), [])
+    trial = Trial("seed-0", 0, 0, 0, [], [f"text {i}" for i in range(5)], None, np.arange(10, 15), [])
     task: Any = SimpleNamespace(texts=list)
     found = notable_predictions(task, trial, predictions)
     assert [one["row"] for one in found["top_errors"]] == [12, 10]

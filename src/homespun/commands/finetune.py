@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from homespun.commands.error_analysis import describe_leakage, find_leakage, summarize_leakage
@@ -20,6 +21,7 @@ from homespun.commands.trials import (
     average_metrics,
     copy_model,
     group_baselines,
+    largest_trials,
     plan_trials,
     write_run_predictions,
 )
@@ -97,7 +99,7 @@ def finetune(
     if recipe.baselines:
         line = display.task("baselines", total=1.0)
         baselines = _measure_baselines(inputs, run.path)
-        result["baselines"] = baselines[inputs.most]
+        result["baselines"] = baselines[inputs.largest[0].size]
         line.update(1.0)
     if recipe.train_sizes is not None:
         result["curve"] = _curve(inputs.trials, trained, baselines)
@@ -116,15 +118,10 @@ class FinetuningInputs:
     coverage: EmbeddingCoverage | None  # tokens that have a word vector; None without word vectors
     identities: RunInputs  # names and digests of the initial weights, by option
 
-    @property
-    def most(self) -> int:
-        """Largest number in ``train_sizes`` of the recipe; 0 without ``train_sizes``."""
-        return max(trial.size or 0 for trial in self.trials)
-
-    @property
+    @cached_property
     def largest(self) -> list[Trial]:
         """Trials with the most training examples."""
-        return [trial for trial in self.trials if (trial.size or 0) == self.most]
+        return largest_trials(self.trials)
 
     def folder(self, run: Path, trial: Trial) -> Path:
         """Run directory of a trial: that of the run if there is one trial."""
@@ -183,7 +180,7 @@ def _summarise(
 ) -> Tree:
     """Metrics of the trials with the most examples; model, calibration and worst predictions of the best of them."""
     task, test, first = inputs.task, inputs.test, inputs.largest[0]
-    chosen = [result for trial, result in zip(inputs.trials, trained, strict=True) if (trial.size or 0) == inputs.most]
+    chosen = [result for trial, result in zip(inputs.trials, trained, strict=True) if trial.size == first.size]
     best = max(chosen, key=lambda result: result.score)
     if len(trained) > 1:
         copy_model(run.path, run.path / "trials" / best.trial)
@@ -221,7 +218,7 @@ def _measure_baselines(inputs: FinetuningInputs, run: Path) -> dict[int, dict[st
         for trial in group:
             for name, baseline in report.items():
                 write_run_predictions(inputs.folder(run, trial), name, trial.measured_rows, baseline.predictions)
-        measured.setdefault(group[0].size or 0, []).append(report)
+        measured.setdefault(group[0].size, []).append(report)
     return {size: average_baselines(reports) for size, reports in measured.items()}
 
 
@@ -230,7 +227,7 @@ def _curve(
 ) -> list[Tree]:
     """Metrics of models and baselines for each number of training examples."""
     curve = []
-    for size in sorted({trial.size or 0 for trial in trials}):
+    for size in sorted({trial.size for trial in trials}):
         measured = [result.test for trial, result in zip(trials, results, strict=True) if trial.size == size]
         lines = {name: _without_tables(metrics) for name, metrics in baselines.get(size, {}).items()}
         curve.append(

@@ -39,7 +39,7 @@ class Trial:
     name: str
     seed: int
     fold: int
-    size: int | None  # number of training examples, by train_sizes; None without train_sizes
+    size: int  # number of training examples, by train_sizes; 0 without train_sizes
     training: Sequence[object]
     validation: Sequence[object]
     test: Sequence[object] | None
@@ -95,13 +95,14 @@ def _trials(
     sizes = _sizes(recipe, min(len(training) for training, _ in splits))
     for fold, ((_, fold_rows), (training, chosen)) in enumerate(zip(folds, splits, strict=True)):
         validation_examples = list(validation or ()) if share is None else _take(everything, chosen)
-        measured = chosen if fold_rows is None and test is None else np.arange(len(test or ()))
-        test_examples = test if fold_rows is None else _take(everything, fold_rows)
+        test_examples, measured_rows = test, chosen if test is None else np.arange(len(test))
+        if fold_rows is not None:
+            test_examples, measured_rows = _take(everything, fold_rows), fold_rows
         for size, count in sizes.items():
             for seed in range(first, first + recipe.seeds):
                 rows = _subset(training, strata, count, seed)
                 names = [f"fold-{fold}"] if recipe.folds is not None else []
-                names += [f"examples-{size}"] if size is not None else []
+                names += [f"examples-{size}"] if size else []
                 complete = len(rows) == len(training) and test_examples is not None and share is not None
                 yield Trial(
                     name="-".join([*names, f"seed-{seed}"]),
@@ -111,7 +112,7 @@ def _trials(
                     training=_take(everything, rows),
                     validation=validation_examples,
                     test=test_examples,
-                    measured_rows=measured if fold_rows is None else fold_rows,
+                    measured_rows=measured_rows,
                     baseline_examples=[*_take(everything, rows), *(validation_examples if complete else ())],
                 )
 
@@ -125,14 +126,14 @@ def _take(examples: Sequence[object], rows: Rows) -> list[object]:
     return [examples[row] for row in rows.tolist()]
 
 
-def _sizes(recipe: FinetuneRecipe, available: int) -> dict[int | None, int | None]:
+def _sizes(recipe: FinetuneRecipe, available: int) -> dict[int, int | None]:
     """Number of examples to draw from a fold, by size; None: all."""
     if recipe.train_sizes is None:
-        return {None: None}
+        return {0: None}
     numbers = sorted({size for size in recipe.train_sizes if isinstance(size, int)})
     if numbers and numbers[-1] > available:
         raise UserError(f"train_sizes={numbers[-1]} exceeds the {available} training examples; lower it, or use all")
-    sizes: dict[int | None, int | None] = {size: size for size in numbers}
+    sizes: dict[int, int | None] = {size: size for size in numbers}
     if "all" in recipe.train_sizes:
         sizes[available] = None
     return sizes
@@ -142,6 +143,12 @@ def _subset(rows: Rows, strata: Rows, size: int | None, seed: int) -> Rows:
     if size is None or size == len(rows):
         return rows
     return np.sort(rows[stratified_order(strata[rows], seed)[:size]])
+
+
+def largest_trials(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials with the most training examples."""
+    most = max(trial.size for trial in trials)
+    return [trial for trial in trials if trial.size == most]
 
 
 def average_metrics(measured: Sequence[Metrics]) -> Metrics:
@@ -201,8 +208,7 @@ def measure_baselines(recipe: FinetuneRecipe, out: str | Path, *, start_from: st
     task = data.task(recipe.objective, open_for_inference(start_from), everything)
     trials = plan_trials(recipe, task, everything, data.read("validation"), test)
     run = Run.create(out, recipe, resume=resume)
-    largest = max(trial.size or 0 for trial in trials)
-    groups, reports = zip(*group_baselines(task, [t for t in trials if (t.size or 0) == largest]), strict=True)
+    groups, reports = zip(*group_baselines(task, largest_trials(trials)), strict=True)
     rows = [group[0].measured_rows for group in groups]
     for name in reports[0]:
         predictions = [line for report in reports for line in report[name].predictions]
