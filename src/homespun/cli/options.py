@@ -93,8 +93,10 @@ def check_recipe(recipe: str, overrides: Sequence[str], kind: str | None = None)
 
 def check_start(kind: str, start_from: str | None) -> None:
     """Refuse a recipe for fine-tuning without a checkpoint."""
-    if kind == "finetune" and start_from is None:
-        raise UserError("--from is missing: fine-tuning needs a model; give a run, a model folder or a hub name")
+    from homespun.recipes import require_start
+
+    if kind == "finetune":
+        require_start(start_from)
 
 
 Input = Annotated[

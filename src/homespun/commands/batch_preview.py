@@ -18,7 +18,7 @@ from homespun.data.labels import Labels
 from homespun.data.loader import Collate, Loader, Order
 from homespun.data.rows import Rows
 from homespun.errors import UserError
-from homespun.recipes import split_overrides
+from homespun.recipes import require_start, split_overrides
 from homespun.report.console import SILENT
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
@@ -55,9 +55,7 @@ def show_batch(recipe: str, overrides: Sequence[str] = (), *, start_from: str | 
     if isinstance(loaded, PretrainRecipe):
         source = _pretraining_source(loaded, start_from, changes)
     else:
-        if changes:
-            raise UserError("model.KEY=VALUE cannot change the model of a fine-tuning; leave it out")
-        source = _finetuning_source(loaded, start_from)
+        source = _finetuning_source(loaded, require_start(start_from, changes))
     batch = source.first_batch(loaded.train)
     decoder = _Decoder(batch, source.tokenizer, source.labels)
     return {
@@ -96,9 +94,7 @@ def _pretraining_source(recipe: PretrainRecipe, start_from: str | None, changes:
     return _Source(rows, objective.collate(corpus.tokenizer), objective.row_order, corpus.tokenizer, None)
 
 
-def _finetuning_source(recipe: FinetuneRecipe, start_from: str | None) -> _Source:
-    if start_from is None:
-        raise UserError("--from is missing: fine-tuning needs a model; give a run, a model folder or a hub name")
+def _finetuning_source(recipe: FinetuneRecipe, start_from: str) -> _Source:
     budget = recipe.train.budget.model_copy(update={"memory": None})  # no step is made
     recipe = with_train(recipe, budget=budget)
     inputs = read_inputs(recipe, start_from, None)

@@ -24,6 +24,7 @@ from homespun.hf.open import open_model
 from homespun.planning.budget import BudgetForecast, DatasetSize, epochs_warning, forecast_budget, step_warning
 from homespun.planning.predict import Choice, Prediction, Workload, choose
 from homespun.planning.tracer import StepTracer
+from homespun.recipes import require_start
 from homespun.report.console import SILENT, Display
 from homespun.training.config import Budget
 
@@ -118,10 +119,7 @@ def recipe_work(recipe: Recipe, *, start_from: str | None, changes: Mapping[str,
         UserError: the recipe is invalid.
     """
     if isinstance(recipe, FinetuneRecipe):
-        if changes:
-            raise UserError("model.KEY=VALUE cannot change the model of a fine-tuning; leave it out")
-        if start_from is None:
-            raise UserError("--from is missing: fine-tuning needs a model; give a run, a model folder or a hub name")
+        start_from = require_start(start_from, changes)
         everything = recipe.data.read("train")
         assert everything is not None
         stored = open_model(start_from)

@@ -119,6 +119,15 @@ def split_overrides(overrides: Sequence[str] | None, *, has_checkpoint: bool) ->
     return [one for one in overrides if one not in of_model], changes
 
 
+def require_start(start_from: str | None, changes: Mapping[str, object] | None = None) -> str:
+    """Return the checkpoint of a fine-tuning; refuses a missing one, and ``changes`` to it."""
+    if changes:
+        raise UserError("model.KEY=VALUE cannot change the model of a fine-tuning; leave it out")
+    if start_from is None:
+        raise UserError("--from is missing: fine-tuning needs a model; give a run, a model folder or a hub name")
+    return start_from
+
+
 def refuse_other_kind(name: str, given: str, kind: str) -> None:
     """Refuse a recipe of kind ``given`` where one of ``kind`` is needed.
 
