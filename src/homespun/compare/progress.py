@@ -27,31 +27,29 @@ def seconds_left(records: Sequence[Record], *, slots: int, to_come: int = 0) -> 
         Seconds, None if no stage has progressed far enough; names of the stages without an estimate, which are left
         out.
     """
-    takes: dict[str, list[float]] = defaultdict(list)
-    rest: dict[tuple[Path, str], float] = {}
+    totals: dict[tuple[Path, str], float] = {}  # estimated seconds of stages that have progressed
+    by_stage: dict[str, list[float]] = defaultdict(list)
     for record in records:
         for stage in record.trial.stages:
-            share, seconds = _share_of_stage(record, stage), record.stage(stage.name).seconds or 0.0
-            if share >= _MIN_SHARE and record.stage(stage.name).shared_with is None:
-                takes[stage.name].append(seconds / share)
-                rest[record.folder, stage.name] = seconds * (1 / share - 1)
-    mean = {name: fmean(every) for name, every in takes.items()}
+            known, share = record.stage(stage.name), _share_of_stage(record, stage)
+            if share >= _MIN_SHARE and known.shared_with is None:
+                totals[record.folder, stage.name] = (known.seconds or 0.0) / share
+                by_stage[stage.name].append(totals[record.folder, stage.name])
+    means = {name: fmean(each) for name, each in by_stage.items()}
     unknown: dict[str, None] = {}
     waits: list[float] = []
     for record in (record for record in records if record.status not in _ENDED):
         waits.append(0.0)
         for stage in record.trial.stages:
             known = record.stage(stage.name)
-            if known.finished or known.shared_with is not None:
-                continue
-            left = rest.get((record.folder, stage.name))
-            if left is None and stage.name in mean:
-                left = max(0.0, mean[stage.name] - (known.seconds or 0.0))
-            if left is None:
-                unknown[stage.name] = None
-            waits[-1] += left or 0.0
-    waits += [sum(mean.values())] * to_come
-    return max(sum(waits) / slots, max(waits, default=0.0)) if mean else None, list(unknown)
+            if not known.finished and known.shared_with is None:
+                expected = totals.get((record.folder, stage.name), means.get(stage.name))
+                if expected is None:
+                    unknown[stage.name] = None
+                else:
+                    waits[-1] += max(0.0, expected - (known.seconds or 0.0))
+    waits += [sum(means.values())] * to_come
+    return max(sum(waits) / slots, max(waits, default=0.0)) if means else None, list(unknown)
 
 
 def share_of_trial(record: Record) -> float:
