@@ -73,7 +73,7 @@ class Range(Config):
     integer: bool = Field(default=False, description="integers only")
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Range:
+    def _check_ends(self) -> Range:
         if not self.low < self.high:
             raise ValueError(f"low={self.low:g} must be below high={self.high:g}; change them")
         if self.log and self.low <= 0:
@@ -164,13 +164,17 @@ class CompareRecipe(Config):
     gpus_per_trial: int = Field(default=1, ge=1, description="GPUs that share each step of a training")
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> CompareRecipe:
+    def _check_stages(self) -> CompareRecipe:
         if self.pretrain is None and not self.finetune:
             raise ValueError("nothing to compare: give pretrain, or finetune with a task, or both")
         if self.pretrain is not None and self.start_from is not None:
             raise ValueError("start_from is a model to fine-tune without pretraining; leave out pretrain or start_from")
-        keys = [*(("grid", key) for key in self.grid), *(("search.space", key) for key in self._space())]
-        for where, key in keys:
+        return self
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> CompareRecipe:
+        space = {} if self.search is None else self.search.space
+        for where, key in [*(("grid", key) for key in self.grid), *(("search.space", key) for key in space)]:
             if not key.startswith(_GRID_KEYS):
                 raise ValueError(f"{where} key {key!r} must begin with pretrain., finetune. or tasks.TASK.")
             stage, task = key.split(".")[:2]
@@ -178,12 +182,14 @@ class CompareRecipe(Config):
                 raise ValueError(f"{where} key {key!r}: no task {task!r}{nearest(task, self.finetune)}")
             if (stage == "pretrain" and self.pretrain is None) or (stage == "finetune" and not self.finetune):
                 raise ValueError(f"{where} key {key!r} needs {stage}; leave it out, or give {stage}")
-        for key, values in self.grid.items():
-            if not values:
-                raise ValueError(f"grid key {key!r} has no values; give a list, or leave it out")
-        twice = sorted(set(self.grid) & set(self._space()))
-        if twice:
+        if empty := [key for key, values in self.grid.items() if not values]:
+            raise ValueError(f"grid key {empty[0]!r} has no values; give a list, or leave it out")
+        if twice := sorted(self.grid.keys() & space.keys()):
             raise ValueError(f"{', '.join(twice)} is in grid and in search; leave it in one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _check_searched(self) -> CompareRecipe:
         if self.search is not None and self.search.task and self.search.task not in self.finetune:
             raise ValueError(f"search.task={self.search.task!r} is no task; there are: {', '.join(self.finetune)}")
         return self
@@ -193,9 +199,6 @@ class CompareRecipe(Config):
         """Stage whose validation a search optimises."""
         given = "" if self.search is None else self.search.task
         return given or next(iter(self.finetune), "pretrain")
-
-    def _space(self) -> Sequence[str]:
-        return () if self.search is None else tuple(self.search.space)
 
 
 def compare_recipe(name: str, overrides: Sequence[str] = ()) -> CompareRecipe:
