@@ -22,7 +22,7 @@ _RECIPE, _RECORD = "comparison.yaml", "trial.json"
 
 @dataclass(eq=False)
 class Record:
-    """Trial and its ``trial.json``, which docs/design.md describes under "comparing"."""
+    """Trial and its ``trial.json``, which docs/design.md describes."""
 
     folder: Path
     trial: Trial

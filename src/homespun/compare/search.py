@@ -90,7 +90,7 @@ class SettingsSearch:
             except Exception as error:  # each database has its own
                 raise UserError(f"search.storage={storage} cannot be used: {error}") from error
         failed = (optuna.trial.TrialState.FAIL,) if retry_failed else ()
-        self._forgiven = {name: len(study.get_trials(False, failed)) for name, study in self._studies.items()}
+        self._failed = {name: len(study.get_trials(False, failed)) for name, study in self._studies.items()}
 
     def reopen(self) -> list[Record]:
         """Return the trials of this folder: open ones, which continue, and ended ones, whose runs may be shared."""
@@ -121,7 +121,7 @@ class SettingsSearch:
     def ask(self) -> Record | None:
         """Create a trial of the study with the fewest trials; None if all were started, here or elsewhere."""
         started = {name: len(study.get_trials(deepcopy=False)) for name, study in self._studies.items()}
-        counted = {name: count - self._forgiven[name] for name, count in started.items()}
+        counted = {name: count - self._failed[name] for name, count in started.items()}
         name = min(counted, key=lambda name: counted[name])
         if counted[name] >= self.search.trials:
             return None

@@ -139,7 +139,7 @@ def _pretraining(trial: Trial) -> list[Stage]:
     settings = _joined(parts, recipe.budget)
     name = _argument(settings, "recipe", base.recipe)
     start_from, vectors = (_optional_argument(settings, key, getattr(base, key)) for key in ("start_from", "vectors"))
-    return [Stage("pretrain", "pretrain", name, start_from, _closed(settings, trial.seed, recipe.budget), vectors)]
+    return [Stage("pretrain", "pretrain", name, start_from, _assignments(settings, trial.seed, recipe.budget), vectors)]
 
 
 def _finetuning(trial: Trial, task: str) -> Stage:
@@ -155,8 +155,8 @@ def _finetuning(trial: Trial, task: str) -> Stage:
     settings = _joined(parts, budget)
     name = _argument(settings, "recipe", base.recipe)
     # baselines are measured once for all trials with the same examples
-    closed = (*_closed(settings, trial.seed, budget), "baselines=false")
-    return Stage(task, "finetune", name, start_from, closed)
+    assignments = (*_assignments(settings, trial.seed, budget), "baselines=false")
+    return Stage(task, "finetune", name, start_from, assignments)
 
 
 def _argument(settings: dict[str, JsonValue], key: str, default: JsonValue) -> str:
@@ -190,7 +190,7 @@ def _joined(parts: Sequence[Settings], budget: Budget | None) -> dict[str, JsonV
     return joined
 
 
-def _closed(settings: Settings, seed: int, budget: Budget | None) -> tuple[str, ...]:
+def _assignments(settings: Settings, seed: int, budget: Budget | None) -> tuple[str, ...]:
     """Convert settings to assignments, with the seed and budget of the comparison last."""
     own: dict[str, object] = {"train.seed": seed}
     if budget is not None:
