@@ -43,6 +43,7 @@ CAUSAL: Defaults = {"is_decoder": False}
 CAUSAL_NAMES = {"causal": "is_decoder"}
 CAUSAL_FIXED: Fixed = {"is_decoder": (None, True, False)}
 
+DROPPED_HEAD = "a head, and the model is opened without it"
 NO_POOLER = "transformers adds a pooler with random weights (pooler_output); last_hidden_state is unaffected"
 
 
@@ -166,7 +167,7 @@ def annotated(
 
 def headless(name: str, prefix: str, *drops: Drop, notes: Notes = no_notes) -> Architecture:
     """Build a class without a head, which drops tensors outside ``prefix`` and those of ``drops``."""
-    heads = Drop(rf"(?!{re.escape(prefix)}).*", "a head, and the model is opened without it")
+    heads = Drop(rf"(?!{re.escape(prefix)}).*", DROPPED_HEAD)
     return Architecture(
         name,
         kind=None,

@@ -10,11 +10,11 @@ from pathlib import Path
 from homespun.config import Tree
 from homespun.errors import UserError, first_line
 from homespun.hf import check_source
-from homespun.hf.builders import NO_POOLER
+from homespun.hf.builders import DROPPED_HEAD, NO_POOLER
 from homespun.hf.engine import Table, UnusedTensor, Weights, from_hf, hf_name
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import STORED, Family, read_labels
-from homespun.hf.weights import FILES, has_weights, modernize_name, read_weights
+from homespun.hf.weights import SAFETENSORS_FILES, TORCH_FILES, has_weights, modernize_name, read_weights
 from homespun.io.json import read_object, read_optional
 from homespun.models.bundle import (
     ModelBundle,
@@ -48,7 +48,6 @@ _CLASSIFIER_USES = (
     "use it with predict, evaluate, serve or export --to onnx --out FOLDER (no file .onnx), or fit with "
     "--from CHECKPOINT for a network"
 )
-_DROPPED_HEAD = "a head, and the model is opened without it"
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ def _open_native(folder: Path, head: str | None) -> OpenedModel:
         bare = Model(stored.model.backbone).eval()
         stored = ModelBundle(bare, stored.config.model_copy(update={"head": None}), stored.tokenizer, None, stored.task)
         backbone = weights_of(bare).keys()
-        unused = tuple(UnusedTensor(name, _DROPPED_HEAD) for name in names if name not in backbone)
+        unused = tuple(UnusedTensor(name, DROPPED_HEAD) for name in names if name not in backbone)
         names = [name for name in names if name in backbone]
     elif head not in (STORED, kind):
         raise UserError(f"{folder} has {f'the head {kind!r}' if kind else 'no head'}, not {head!r}")
@@ -321,14 +320,11 @@ def download(name: str) -> Path:
 
     try:
         # only files that are read; torch files only if there are no others
-        best, *others = FILES
-        top = [_HUGGING_FACE, _GENERATION, "*token*.json", *VOCABULARIES, "spm.model", "spiece.model", *best]
-        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=top, ignore_patterns=["*/*"]))
-        for files in others:
-            if not has_weights(folder):
-                folder = Path(
-                    huggingface_hub.snapshot_download(name, allow_patterns=list(files), ignore_patterns=["*/*"])
-                )
+        texts = [_HUGGING_FACE, _GENERATION, "*token*.json", *VOCABULARIES, "spm.model", "spiece.model"]
+        for files in ([*texts, *SAFETENSORS_FILES], [*TORCH_FILES]):
+            folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=files, ignore_patterns=["*/*"]))
+            if has_weights(folder):
+                break
     except Exception as error:  # the classes of network errors depend on the version of the client
         raise UserError(
             f"there is no folder {name}, and it could not be downloaded from the Hugging Face hub: {first_line(error)}"

@@ -17,9 +17,8 @@ from homespun.io.json import read_object
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 _INDEX = ".index.json"
 _MAX_NAME = 200  # characters of a file name; shards usually have at most 60
-_SAFE_FILES = ("model*.safetensors", SAFETENSORS + _INDEX)
-_TORCH_FILES = ("pytorch_model*.bin", TORCH + _INDEX)
-FILES = (_SAFE_FILES, _TORCH_FILES)  # patterns of each format, the preferred one first
+SAFETENSORS_FILES = ("model*.safetensors", SAFETENSORS + _INDEX)
+TORCH_FILES = ("pytorch_model*.bin", TORCH + _INDEX)
 
 
 def has_weights(folder: Path) -> bool:

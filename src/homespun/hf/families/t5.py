@@ -28,7 +28,6 @@ from homespun.hf.family import Architecture, Defaults, Family, Infer, activation
 from homespun.models.encoder import EncoderConfig
 
 _WORDS, _OUTPUT = "shared.weight", "lm_head.weight"
-_DROPPED_HEAD = "a head, and the model is opened without it"
 # not in config.json; reported by `_notes`
 _UNSUPPORTED = ("attention_probs_dropout_prob", "initializer_range")
 
@@ -235,7 +234,7 @@ def _of_two(
 
 T5 = _of_two(
     "",
-    builders.headless("T5Model", "", Drop(r"lm_head\.weight", _DROPPED_HEAD)),
+    builders.headless("T5Model", "", Drop(r"lm_head\.weight", builders.DROPPED_HEAD)),
     _conditional_lm(tied=True, scaled=True),
     _conditional_lm(tied=False, scaled=False),
     _conditional_lm(tied=True, scaled=False),
@@ -266,7 +265,7 @@ T5_ENCODER = Family(
             "T5EncoderModel",
             _INSIDE,
             Drop(r"transformer\.decoder\..*", "the decoder, and the model is opened without it"),
-            Drop(r"transformer\.lm_head\.weight", _DROPPED_HEAD),
+            Drop(r"transformer\.lm_head\.weight", builders.DROPPED_HEAD),
         ),
         builders.token_classification("T5ForTokenClassification"),
         notes=_notes,
