@@ -283,49 +283,41 @@ def _differences(first: Candidate, second: Candidate, warnings: list[str]) -> tu
     return np.array([first.rows.scores[row] - second.rows.scores[row] for row in shared]), unit
 
 
+Pair = tuple[str, str]
+Error = tuple[float, int]  # standard error of a difference, and its degrees of freedom
+
+
 def _test_pairs(
     ranked: Sequence[Candidate], warnings: list[str]
-) -> tuple[dict[tuple[str, str], SignificanceTest], dict[str, dict[str, SignificanceTest]]]:
+) -> tuple[dict[Pair, SignificanceTest], dict[str, dict[str, SignificanceTest]]]:
     """Test every pair, the lower against the higher; with different baselines also every model against its own.
 
-    The best model is selected by the same numbers, so p-values are corrected for all pairs: with correction only for
-    pairs of the best, ten equal models would differ significantly three times as often as claimed. Intervals are of
-    pairs with the best.
+    Intervals are of pairs with the best, and of models with their own baselines.
     """
     several = len({c.baseline_set for c in ranked}) > 1
     spread = significance.pooled_variance([c.values for c in ranked if c.kind == "model"])
-    between: dict[tuple[str, str], SignificanceTest] = {}
+    tests: dict[Pair, tuple[SignificanceTest, list[Error]]] = {}
     own_pairs: list[tuple[Candidate, Candidate]] = []
-    tested: dict[tuple[str, str], float] = {}
-    errors: dict[tuple[str, str], list[tuple[float, int]]] = {}  # standard errors and degrees of freedom
     for first, second in itertools.combinations(ranked, 2):
-        paired = _differences(first, second, warnings)
-        texts = None if paired is None else significance.permutation_test(*paired)
-        certain = first.kind == "baseline", second.kind == "baseline"
-        seeds = (
-            None if all(certain) else significance.seed_test(first.values, second.values, spread, deterministic=certain)
-        )
-        pair = first.name, second.name
-        if (p := significance.combine(texts, seeds)) is not None:
-            tested[pair] = p
-        errors[pair] = [] if paired is None or len(paired[0]) < 2 else [significance.mean_error(paired[0])]
-        if seeds is not None:
-            error = significance.seed_error(first.values, second.values, spread[0], deterministic=certain)
-            errors[pair].append((error, spread[1]))
         is_own = several and first.kind != second.kind and first.baseline_set == second.baseline_set
         own_pairs += [(first, second)] * is_own
-        gap, interval = fmean(second.values) - fmean(first.values), None
-        if paired is not None:
-            gap = -float(paired[0].mean())
+        errors: list[Error] = []
+        gap, interval, texts = fmean(second.values) - fmean(first.values), None, None
+        if (paired := _differences(first, second, warnings)) is not None:
+            scores, unit = paired
+            gap, texts = -float(scores.mean()), significance.permutation_test(scores, unit)
+            errors += [significance.mean_error(scores)] if len(scores) > 1 else []
             if is_own or first is ranked[0]:
-                low, high = significance.bootstrap_interval(paired[0])
+                low, high = significance.bootstrap_interval(scores)
                 interval = -high, -low
-        between[pair] = SignificanceTest(not_worse=True, gap=gap, interval=interval, texts=texts, trainings=seeds)
-    for pair, p in zip(tested, significance.holm(list(tested.values())), strict=True):
-        known = (significance.detectable_difference(*error, pairs=len(tested)) for error in errors[pair])
-        between[pair] = between[pair].model_copy(
-            update={"not_worse": p > significance.LEVEL, "adjusted": p, "detectable": max(known, default=None)}
-        )
+        fixed, seeds = (first.kind == "baseline", second.kind == "baseline"), None
+        if spread[1] and not all(fixed):
+            seeds = significance.seed_test(first.values, second.values, spread, deterministic=fixed)
+            error = significance.seed_error(first.values, second.values, spread[0], deterministic=fixed)
+            errors.append((error, spread[1]))
+        test = SignificanceTest(not_worse=True, gap=gap, interval=interval, texts=texts, trainings=seeds)
+        tests[first.name, second.name] = test, errors
+    between = _corrected(tests)
     own: dict[str, dict[str, SignificanceTest]] = {}
     for first, second in own_pairs:
         found = between[first.name, second.name]
@@ -336,7 +328,24 @@ def _test_pairs(
     return between, own
 
 
-def compare_seeds(values: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], SignificanceTest]:
+def _corrected(tests: Mapping[Pair, tuple[SignificanceTest, Sequence[Error]]]) -> dict[Pair, SignificanceTest]:
+    """Complete tests by p-values that are corrected for all pairs, verdicts and detectable differences.
+
+    The best model is selected by the same numbers: with correction only for pairs of the best, ten equal models would
+    differ significantly three times as often as claimed.
+    """
+    known = {pair: significance.combine(test.texts, test.trainings) for pair, (test, _) in tests.items()}
+    tested = {pair: p for pair, p in known.items() if p is not None}
+    corrected = {pair: test for pair, (test, _) in tests.items()}
+    for pair, p in zip(tested, significance.holm(list(tested.values())), strict=True):
+        test, errors = tests[pair]
+        detectable = max((significance.detectable_difference(*e, pairs=len(tested)) for e in errors), default=None)
+        update = {"not_worse": p > significance.LEVEL, "adjusted": p, "detectable": detectable}
+        corrected[pair] = test.model_copy(update=update)
+    return corrected
+
+
+def compare_seeds(values: Mapping[str, Sequence[float]]) -> dict[Pair, SignificanceTest]:
     """Test every pair of variants over seeds, by a number of each training such as its held-out loss.
 
     Args:
@@ -346,18 +355,10 @@ def compare_seeds(values: Mapping[str, Sequence[float]]) -> dict[tuple[str, str]
         By pair, the lower mean first: ``gap`` is the second minus the first. Empty if no variant was trained twice.
     """
     order = sorted((name for name in values if values[name]), key=lambda name: fmean(values[name]))
-    pooled = significance.pooled_variance([values[name] for name in order])
-    pairs = list(itertools.combinations(order, 2)) if pooled[1] else []
-    found = [significance.seed_test(values[a], values[b], pooled) for a, b in pairs]
-    adjusted = significance.holm([p for p in found if p is not None])
+    variance, freedom = significance.pooled_variance([values[name] for name in order])
     tests = {}
-    for (a, b), p, corrected in zip(pairs, found, adjusted, strict=True):
-        error = significance.seed_error(values[a], values[b], pooled[0])
-        tests[a, b] = SignificanceTest(
-            not_worse=corrected > significance.LEVEL,
-            gap=fmean(values[b]) - fmean(values[a]),
-            trainings=p,
-            adjusted=corrected,
-            detectable=significance.detectable_difference(error, pooled[1], pairs=len(pairs)),
-        )
-    return tests
+    for a, b in itertools.combinations(order, 2) if freedom else ():
+        p = significance.seed_test(values[a], values[b], (variance, freedom))
+        test = SignificanceTest(not_worse=True, gap=fmean(values[b]) - fmean(values[a]), trainings=p)
+        tests[a, b] = test, [(significance.seed_error(values[a], values[b], variance), freedom)]
+    return _corrected(tests)
