@@ -309,7 +309,8 @@ def ablations(comparison: Comparison, values: Mapping[str, Sequence[float]], sta
     All else includes what a stage starts from (recipe, model, word vectors), which is never the varied setting.
     ``values`` are the metric of each training by variant; the settings are those of ``stages``.
     """
-    done = {v.name: v.done[0] for v in comparison.variants if values.get(v.name) and v.done}
+    points = {v.name: p for v in comparison.variants if v.done and (p := mean_and_deviation(values.get(v.name, ())))}
+    done = {v.name: v.done[0] for v in comparison.variants if v.name in points}
     settings = {name: _settings(trial, stages) for name, trial in done.items()}
     written = {
         name: {key: formats.text(value) for key, value in (_start_settings(trial, stages) | settings[name]).items()}
@@ -326,9 +327,7 @@ def ablations(comparison: Comparison, values: Mapping[str, Sequence[float]], sta
             if key in tree:
                 shared = written[name]
                 rest = ", ".join(f"{words[k]} {shared[k]}" for k in varied if k != key and k in shared)
-                point = mean_and_deviation(values[name])
-                assert point is not None
-                lines.setdefault(rest, []).append((tree[key], *point))
+                lines.setdefault(rest, []).append((tree[key], *points[name]))
         kept = {rest: _in_order(line) for rest, line in lines.items() if len({repr(v) for v, *_ in line}) > 1}
         if kept:
             found.append(Ablation(key, kept))
