@@ -156,22 +156,20 @@ def _events(path: Path) -> Iterator[Event]:
 
 
 def _read_metrics(record: RunRecord, path: Path) -> None:
-    own: dict[str, Series] = {key: [] for key in ("learning_rate", "seconds", "tokens", "epoch")}
-    steps: Series = []  # time of each step
+    own: dict[str, Series] = {key: [] for key in ("time", "learning_rate", "seconds", "tokens", "epoch")}
     parameters = peak = None
     for event in _events(path):
         match event.event:
             case "start" | "resume":
                 record.end = None
                 parameters = event.number("parameters") or parameters
-                for series in (*record.train.values(), *record.validation.values(), *own.values(), steps):
+                for series in (*record.train.values(), *record.validation.values(), *own.values()):
                     series[:] = [point for point in series if point.step <= event.step]
             case "step":
                 _add_losses(record.train, event)
                 for key, series in own.items():
                     if (value := event.number(key)) is not None:
                         series.append(Point(event.step, event.time, value))
-                steps.append(Point(event.step, event.time, event.time))
             case "validation":
                 _add_losses(record.validation, event)
             case "memory":
@@ -179,12 +177,13 @@ def _read_metrics(record: RunRecord, path: Path) -> None:
             case "end":
                 record.end = str(event.reason)
     record.learning_rate = own["learning_rate"]
+    last = {key: series[-1] for key, series in own.items() if series}
     known: dict[str, float | None] = {
         "parameters": parameters,
-        "steps": steps[-1].step if steps else None,
-        "tokens": own["tokens"][-1].value if own["tokens"] else None,
-        "epochs": own["epoch"][-1].value if own["epoch"] else None,
-        "seconds": steps[-1].seconds if steps else None,
+        "steps": last["time"].step if "time" in last else None,
+        "tokens": last["tokens"].value if "tokens" in last else None,
+        "epochs": last["epoch"].value if "epoch" in last else None,
+        "seconds": last["time"].value if "time" in last else None,
         "seconds_per_step": median(point.value for point in own["seconds"]) if own["seconds"] else None,
         "peak_bytes": peak,
     }
