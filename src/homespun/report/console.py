@@ -164,18 +164,15 @@ class ProgressTask:
     def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
         """Report ``done`` of the total; ``rate`` and ``left`` (seconds) replace the computed values."""
         now = time.monotonic()
-        if self._first is None:
-            # an immediate first report is of work before a resume; a later one is work of this task
-            self._first = (now, done) if now - self._started < 0.5 else (self._started, 0.0)
-        then, before = self._first
-        speed = (done - before) / (now - then) if now > then and done > before else 0.0
+        speed = self._speed(done, now)
         if rate is None:
             rate = f"{formats.rate(speed)} {self._unit}/s" if speed and self._unit else ""
         if left is None and speed and self._total is not None:
             left = max(0.0, self._total - done) / speed
-        remaining = "" if left is None else f"{formats.duration(left)} left"
-        percent = f"{min(100.0, 100 * done / self._total):.0f} %" if self._total else ""
-        share, rate, note = percent or f"{formats.count(done)} {self._unit}", _plain(rate), _plain(note)
+        share = f"{formats.count(done)} {self._unit}"
+        if self._total:
+            share = f"{min(100.0, 100 * done / self._total):.0f} %"
+        remaining, rate, note = "" if left is None else f"{formats.duration(left)} left", _plain(rate), _plain(note)
         if self._bars is not None and self._bar is not None:
             self._bars.update(self._bar, completed=done, share=share, rate=rate, left=remaining, note=note)
         elif self._lines is not None:
@@ -184,6 +181,14 @@ class ProgressTask:
                 self._printed, self._finished = now, complete
                 parts = [share, rate, formats.duration(now - self._started), "" if complete else remaining, note]
                 print(f"{self._description}: {', '.join(filter(None, parts))}", file=self._lines, flush=True)
+
+    def _speed(self, done: float, now: float) -> float:
+        """Return the work in a second since the first report."""
+        if self._first is None:
+            # an immediate first report is of work before a resume; a later one is work of this task
+            self._first = (now, done) if now - self._started < 0.5 else (self._started, 0.0)
+        then, before = self._first
+        return (done - before) / (now - then) if now > then and done > before else 0.0
 
 
 def _make_bars(stream: TextIO) -> Progress:
