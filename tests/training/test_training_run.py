@@ -94,7 +94,7 @@ def test_processes_that_are_not_the_main_one_write_nothing(tmp_path):
     run = Run.create(tmp_path / "run", train_config(), resume=False, main=False)
     run.log("start", time=0.0)
     save(run, 1)
-    run.rewind(None)
+    run.rewind(None, keep=2)
     run.write_result({})
     assert not run.path.exists()
 
@@ -185,7 +185,7 @@ def test_a_checkpoint_half_written_is_none(run, monkeypatch):
     (run.path / "checkpoints" / ".tmp-11-step-7").mkdir()  # of a process that was killed
     checkpoint = run.latest_checkpoint()
     assert checkpoint.step == 3
-    run.rewind(checkpoint)
+    run.rewind(checkpoint, keep=2)
     assert steps(run) == ["step-3"]
     save(run, 7)
     assert run.latest_checkpoint().step == 7
@@ -198,10 +198,10 @@ def test_rewinding_cuts_the_metrics_to_what_they_were(run):
     save(run, 2)
     run.log("end", time=0.2)
     damage("cut", run.path / "checkpoints" / "step-2")
-    run.rewind(run.latest_checkpoint())
+    run.rewind(run.latest_checkpoint(), keep=2)
     assert [line["step"] for line in events(run.path)] == [1]
     assert steps(run) == ["step-1"]
-    run.rewind(None)
+    run.rewind(None, keep=2)
     assert events(run.path) == []
     assert steps(run) == []
 

@@ -160,6 +160,8 @@ class OneSidedSoap(torch.optim.AdamW):
         return result
 
     def _update_rotated(self, parameters: list[Tensor], group: Group) -> None:
+        if not parameters:
+            return
         stacks = self._stacks(parameters)
         bases, rotated, updates = [], [], []
         for matrices in stacks:
@@ -170,24 +172,23 @@ class OneSidedSoap(torch.optim.AdamW):
             rotated.append(product.to(gradient.dtype))
             updates.append(torch.zeros_like(rotated[-1]))
         states = [self.state[matrix] for matrices in stacks for matrix in matrices]
-        if states:
-            adamw_update(
-                [update for stack in updates for update in _split(stack)],
-                [gradient for stack in rotated for gradient in _split(stack)],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                [state["step"] for state in states],
-                foreach=False,
-                fused=group["fused"],
-                amsgrad=False,
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                lr=group["lr"],
-                weight_decay=0.0,
-                eps=group["eps"],
-                maximize=False,
-            )
+        adamw_update(
+            [update for stack in updates for update in _split(stack)],
+            [gradient for stack in rotated for gradient in _split(stack)],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            foreach=False,
+            fused=group["fused"],
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=0.0,
+            eps=group["eps"],
+            maximize=False,
+        )
         for matrices, basis, update in zip(stacks, bases, updates, strict=True):
             back = update @ basis.mT if is_tall(update) else basis @ update
             for matrix, change in zip(matrices, _split(back), strict=True):

@@ -228,7 +228,7 @@ class Run:
         scored = self._by_score()
         return self._first_valid(scored + [f for f in reversed(self._folders()) if f not in scored])
 
-    def rewind(self, checkpoint: Checkpoint | None, *, keep: int | None = None) -> None:
+    def rewind(self, checkpoint: Checkpoint | None, *, keep: int) -> None:
         """Reset the folder to its state after ``checkpoint``, or to a new run for ``None``.
 
         ``keep`` is as in `save_checkpoint`: a process can be killed before it removes older checkpoints.
@@ -240,8 +240,7 @@ class Run:
         for folder in self._folders():
             if checkpoint is None or _step(folder) > checkpoint.step:
                 self._remove(folder)
-        if keep is not None:
-            self._remove_old(keep)
+        self._remove_old(keep)
         metrics = self.path / _METRICS
         logged = checkpoint.state["metrics_bytes"] if checkpoint is not None else 0
         if metrics.exists() and metrics.stat().st_size > logged:
