@@ -63,7 +63,7 @@ def count_pairs(
     *,
     window: int,
     workers: int | None = None,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda share: None,
 ) -> Cooccurrence:
     """Count co-occurrences within ``window`` words in a document, each as 1 / distance.
 
@@ -86,8 +86,7 @@ def count_pairs(
             futures += [pool.submit(counted, piece) for piece in islice(queue, 1)]
             runs.add(keys, sums)
             done += 1
-            if on_progress is not None:
-                on_progress(0.7 * done / len(pieces))
+            on_progress(0.7 * done / len(pieces))
     sorted_runs = runs.finish()
     total = 2 * sum(len(keys) for keys, _ in sorted_runs)
     blocks = min(max(BLOCKS, -(-total // CELLS)), count)
@@ -96,8 +95,7 @@ def count_pairs(
     num_cells = 0
     for number in range(blocks):
         num_cells += _write_block(folder, number, count, blocks)
-        if on_progress is not None:
-            on_progress(0.85 + 0.15 * (number + 1) / blocks)
+        on_progress(0.85 + 0.15 * (number + 1) / blocks)
     return Cooccurrence(folder, count, num_cells, blocks)
 
 

@@ -123,7 +123,7 @@ def train_word2vec(
     *,
     seed: int,
     workers: int | None = None,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda share: None,
 ) -> NDArray[np.float32]:
     """Train (words, size) vectors by word2vec, with a temporary file of 2 to 7 bytes per word in ``folder``.
 
@@ -169,13 +169,12 @@ def train_word2vec(
 class _Epochs:
     """Callback of gensim that reports progress."""
 
-    def __init__(self, total: int, on_progress: OnProgress | None) -> None:
+    def __init__(self, total: int, on_progress: OnProgress) -> None:
         self.total, self.on_progress, self.done = total, on_progress, 0
 
     def on_epoch_end(self, model: object) -> None:
         self.done += 1
-        if self.on_progress is not None:
-            self.on_progress(self.done / self.total)
+        self.on_progress(self.done / self.total)
 
     def on_epoch_begin(self, model: object) -> None: ...
     def on_train_begin(self, model: object) -> None: ...

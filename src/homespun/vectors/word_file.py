@@ -59,7 +59,7 @@ class WordFile:
 
 
 def write_words(
-    corpus: Corpus, path: str | Path, config: WordsConfig, *, on_progress: OnProgress | None = None
+    corpus: Corpus, path: str | Path, config: WordsConfig, *, on_progress: OnProgress = lambda share: None
 ) -> WordFile:
     """Write the word ids of ``corpus`` to the file ``path``.
 
@@ -74,7 +74,7 @@ def write_words(
         reader = _Tokens(corpus)
     else:
         reader = _Text(corpus, lowercase=config.lowercase)
-    counts = reader.count(_half_progress(on_progress, 0))
+    counts = reader.count(lambda share: on_progress(share / 2))
     kept = [(word, count) for word, count in counts.items() if count >= config.min_count]
     if len(kept) < 2:
         raise UserError(
@@ -88,15 +88,11 @@ def write_words(
     ends = np.zeros(len(corpus), np.int64)
     written = 0
     with open(path, "wb") as stream:
-        for number, ids in enumerate(reader.documents(index, _half_progress(on_progress, 1))):
+        for number, ids in enumerate(reader.documents(index, lambda share: on_progress((1 + share) / 2))):
             stream.write(ids.astype(np.int32).tobytes())
             written += len(ids)
             ends[number] = written
     return WordFile(Path(path), [w for w, _ in kept], np.array([c for _, c in kept], np.int64), ends)
-
-
-def _half_progress(on_progress: OnProgress | None, half: int) -> OnProgress:
-    return (lambda share: None) if on_progress is None else (lambda share: on_progress((half + share) / 2))
 
 
 class _Tokens:
