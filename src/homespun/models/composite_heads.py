@@ -22,6 +22,7 @@ from homespun.models.sequence_heads import (
     SequenceHead,
     SequenceHeadConfig,
     gather_chunks,
+    mean_token,
 )
 from homespun.nn.layers import Dropout, FeedForward, Layer, PreNorm
 from homespun.nn.masks import Mask
@@ -77,8 +78,7 @@ class ChunkPoolHead(nn.Module):
         mask = Mask(keep)
         for layer in self.layers:
             values = layer(values, mask)
-        values = self.norm(values).masked_fill(~keep[..., None], 0.0)
-        pooled = values.sum(dim=1) / keep.sum(dim=1, keepdim=True)  # (texts, width)
+        pooled = mean_token(self.norm(values), keep)  # (texts, width)
         return self.head.classifier(self.head.dropout(pooled))
 
 

@@ -51,10 +51,7 @@ class SequenceHead(nn.Module):
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
         """Map (batch, seq, hidden) to (batch, labels) logits, or (texts, labels) means over ``chunks``."""
         logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
-        if chunks is None:
-            return logits
-        gathered, keep = gather_chunks(logits, chunks)
-        return gathered.sum(dim=1) / keep.sum(dim=1, keepdim=True)
+        return logits if chunks is None else mean_token(*gather_chunks(logits, chunks))
 
 
 def gather_chunks(values: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
