@@ -18,7 +18,7 @@ from homespun.models.encoder import (
     initialise,
     name_presets,
 )
-from homespun.models.generation.settings import SpecialTokens
+from homespun.models.generation.settings import SpecialTokens, TokenId
 from homespun.models.layer_parts import PositionsConfig
 from homespun.models.presets import default_kind, expand_preset
 from homespun.models.recurrent import AdditiveAttentionConfig, NoAttentionConfig, RecurrentConfig
@@ -26,8 +26,6 @@ from homespun.models.recurrent import AdditiveAttentionConfig, NoAttentionConfig
 # fields that a decoder does not inherit from its encoder
 _NOT_INHERITED = ("kind", "attention", "causal", "bidirectional")
 _STACKS: dict[str, type[EncoderConfig | RecurrentConfig]] = {"encoder": EncoderConfig, "recurrent": RecurrentConfig}
-TokenId = Annotated[int, Field(ge=0)]
-
 
 StackConfig = Annotated[EncoderConfig | RecurrentConfig, Field(discriminator="kind"), BeforeValidator(default_kind)]
 
