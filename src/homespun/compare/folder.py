@@ -53,6 +53,11 @@ class Record:
         """``waiting``, ``running``, ``done`` or ``failed``."""
         return self.result.status
 
+    @property
+    def ended(self) -> bool:
+        """True if the trial is done or has failed."""
+        return self.status in ("done", "failed")
+
     def stage(self, name: str) -> TrialStage:
         """Return the result of a stage."""
         return self.result.stages[name]

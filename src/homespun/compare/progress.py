@@ -14,7 +14,6 @@ from homespun.config import read_yaml
 
 _TAIL = 8192  # bytes: a few lines
 _MIN_SHARE = 0.02  # share of a stage, below which start-up, such as reading data, dominates its time
-_ENDED = ("done", "failed")
 
 
 def seconds_left(records: Sequence[Record], *, slots: int, to_come: int = 0) -> tuple[float | None, list[str]]:
@@ -38,7 +37,7 @@ def seconds_left(records: Sequence[Record], *, slots: int, to_come: int = 0) -> 
     means = {name: fmean(each) for name, each in by_stage.items()}
     unknown: dict[str, None] = {}
     waits: list[float] = []
-    for record in (record for record in records if record.status not in _ENDED):
+    for record in (record for record in records if not record.ended):
         waits.append(0.0)
         for stage in record.trial.stages:
             known = record.stage(stage.name)
@@ -54,7 +53,7 @@ def seconds_left(records: Sequence[Record], *, slots: int, to_come: int = 0) -> 
 
 def share_of_trial(record: Record) -> float:
     """Return the finished share of a trial, 0 to 1; all stages have equal weight."""
-    if record.status in _ENDED:
+    if record.ended:
         return 1.0
     return min(0.99, fmean(_share_of_stage(record, stage) for stage in record.trial.stages))
 

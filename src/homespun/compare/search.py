@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FINISHED = ("done", "failed")
 _PATIENCE, _UNKNOWN = 2.0, 3600.0  # times the longest trial so far; seconds if none has ended
 _POLL = 1.0  # seconds between polls of trials on other machines
 
@@ -104,13 +103,13 @@ class SettingsSearch:
                     record = self._record(name, trial.number, trial.params)
                     if running:
                         self._open.append(_OpenTrial(study, trial.number, record))
-                    if running or record.status in _FINISHED:
+                    if running or record.ended:
                         records.append(record)
         return records
 
     def tell(self) -> None:
         """Report ended trials to the studies."""
-        for entry in [entry for entry in self._open if entry.record.status in _FINISHED]:
+        for entry in [entry for entry in self._open if entry.record.ended]:
             self._open.remove(entry)
             score = math.nan if entry.record.status == "failed" else self._score(entry.record)
             if math.isnan(score):
