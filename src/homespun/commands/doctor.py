@@ -75,7 +75,7 @@ def _torch() -> Iterator[Check]:
     import torch
 
     numbers = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    detail = f"{torch.__version__}, {torch.get_num_threads()} threads"
+    detail = f"{torch.__version__}, threads {torch.get_num_threads()}"
     yield _judge("torch", numbers >= (2, 11), detail, "pip install 'torch>=2.11'", "fail")
 
 
