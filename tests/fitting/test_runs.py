@@ -122,6 +122,20 @@ def test_inputs_that_cannot_be_fitted(tmp_path: Path, records: Any, settings: An
         fit_runs(task, tmp_path / "run", fit, resume=False, display=Display(json=True), start=0.0)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("__label__pos a film\n\n__label__neg a bore\n", "fastText"), ("ham\tsee you\nspam\twin now\n", "to .tsv")],
+)
+def test_labelled_lines_are_not_taken_for_plain_text(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "t.txt"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        find_run_task(FitSettings(train=[str(path)]))
+    found = find_run_task(FitSettings(train=[str(path)], task="language-model"))
+    assert found is not None
+    assert found.name == "language-model"
+
+
 def test_a_decoder_of_few_positions_reads_source_and_target(tmp_path: Path) -> None:
     pairs = [SourceTargetPair(" ".join(["word"] * 90), (" ".join(["word"] * 90),))] * 8
     backbone = SimpleNamespace(causal=True, has_decoder=False, max_position_embeddings=128)

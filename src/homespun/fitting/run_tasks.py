@@ -98,7 +98,7 @@ def find_run_task(settings: FitSettings) -> RunTask | None:
     finders: dict[str, Callable[[Mapping[str, str], FitSettings], RunTask | None]] = {
         "token-classification": partial(_find_tags, sample[0]),
         "text-to-text": _find_pair,
-        "language-model": _find_texts,
+        "language-model": partial(_find_texts, sample[0]),
     }
     tried = finders.values() if settings.task == "auto" else [finders[settings.task]]
     found = next(filter(None, (find(names, settings) for find in tried)), None)
@@ -149,13 +149,28 @@ def _find_pair(names: Mapping[str, str], settings: FitSettings) -> RunTask | Non
     return RunTask("text-to-text", (source,), target, f"columns {source!r} and {target!r}")
 
 
-def _find_texts(names: Mapping[str, str], settings: FitSettings) -> RunTask | None:
+def _find_texts(record: Record, names: Mapping[str, str], settings: FitSettings) -> RunTask | None:
     """Task of unlabelled texts: of given columns, the only column, or the column ``text``."""
     if settings.label or (settings.task == "auto" and len(names) > 1):
         return None
+    if settings.task == "auto" and isinstance(text := record.get("text"), str):
+        _check_unlabelled(text, ", ".join(settings.train))
     only = tuple(names.values()) if len(names) == 1 else ()
     columns = tuple(settings.text) or only or tuple(name for key, name in names.items() if key == "text")
     return RunTask("language-model", columns, "", "texts without labels") if columns else None
+
+
+def _check_unlabelled(text: str, source: str) -> None:
+    """Raise `UserError` for a plain text whose lines are labelled texts."""
+    lines = [line for line in text.splitlines()[:_SAMPLE] if line.strip()]
+    ending = "for texts without labels give --task language-model"
+    if lines and all(line.startswith("__label__") for line in lines):
+        raise UserError(f"{source} has the format of fastText; write a csv with the columns text and label; {ending}")
+    if len(lines) > 1 and {line.count("\t") for line in lines} == {1}:
+        raise UserError(
+            f"each line of {source} has two columns separated by a tab; rename it to .tsv, and without a header name "
+            f"its columns, as --columns label,text; {ending}"
+        )
 
 
 def texts_of_example(example: Example) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ class Monitor:
     def __init__(self, queue_length: Callable[[], int]) -> None:
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
-            "homespun_requests", "Requests by method, route and status", ("method", "route", "status"), registry=registry
+            "homespun_requests", "Requests by method, route, status", ("method", "route", "status"), registry=registry
         )
         self._seconds = Histogram(
             "homespun_request_seconds", "Latency of requests by route", ("route",), buckets=_SECONDS, registry=registry
