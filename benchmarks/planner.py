@@ -3,7 +3,8 @@
 Each case is a small recipe on synthetic text: a kind of attention, of network or of residual connection. It is
 predicted from its config alone; then probed with micro-batches of a quarter and of half its size, in separate
 processes; then measured at its own size, in a third. Nothing was fitted to any case: the memory of a process without
-tensors and the speed of the machine are measured with a model of two layers of 128 and single operators.
+tensors and the speed of the machine are measured with a model of two layers of 128 and single operators. Times are
+processor time of the main thread.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from typing import Any
 
 from homespun.commands.plan import plan
-from homespun.commands.probe import Clock, ProbeJob, run_probe
+from homespun.commands.probe import ProbeJob, run_probe
 from homespun.commands.recipe import PretrainRecipe
 from homespun.config import validate
 
@@ -88,22 +89,20 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks planner", description=__doc__)
     parser.add_argument("--only", default="", help="names of cases, separated by semicolons; default: all")
     parser.add_argument("--times", type=int, default=1, help="factor of the rows (default: %(default)s)")
-    parser.add_argument("--wall", action="store_true", help="wall-clock time, on a quiet machine, not processor time")
     options = parser.parse_args(arguments)
-    clock: Clock = "wall" if options.wall else "process"
     names = [part.strip() for part in options.only.split(";") if part.strip()] or list(CASES)
     recipes = {name: recipe_of(name, options.times) for name in names}  # all of them before the first is measured
     cases = []
     for name, recipe in recipes.items():
-        cases.append(_case(name, recipe, clock))
+        cases.append(_case(name, recipe))
         print(_line(cases[-1]), file=sys.stderr, flush=True)
-    return {"cases": cases, "clock": clock, "deviations": _deviations(cases)}
+    return {"cases": cases, "deviations": _deviations(cases)}
 
 
-def _case(name: str, recipe: PretrainRecipe, clock: Clock) -> dict[str, Any]:
-    planned = plan(recipe, probe=True, clock=clock)
+def _case(name: str, recipe: PretrainRecipe) -> dict[str, Any]:
+    planned = plan(recipe, probe=True)
     rows = planned["chosen"]["micro_batch_size"]
-    measured = run_probe(ProbeJob(recipe=recipe.model_dump(mode="json"), rows=rows, clock=clock))
+    measured = run_probe(ProbeJob(recipe=recipe.model_dump(mode="json"), rows=rows))
     seconds = measured.seconds + measured.update_seconds
     return {
         "case": name,

@@ -12,7 +12,7 @@ from accelerate.utils import broadcast_object_list
 from pydantic import JsonValue
 
 from homespun.commands.parallel import choose_parallel
-from homespun.commands.probe import CLOCKS, Clock, ProbeJob, run_probe
+from homespun.commands.probe import ProbeJob, run_probe
 from homespun.commands.recipe import PretrainRecipe
 from homespun.commands.workload import Work
 from homespun.errors import UserError
@@ -44,21 +44,21 @@ class Machine:
     rates: Rates
 
     @classmethod
-    def here(cls, *, clock: Clock = "wall") -> Machine:
+    def here(cls) -> Machine:
         """Measure rates and process memory in about ten seconds, or read them from the user's cache folder."""
-        machine = cls.timed(clock=clock)
+        machine = cls.timed()
         if machine.device.type == "cpu" and not machine.rates.base:
             # peak memory of a tiny model less its tensors
-            small = run_probe(ProbeJob(recipe=_SMALL, rows=2, clock=clock, predict=True))
+            small = run_probe(ProbeJob(recipe=_SMALL, rows=2, predict=True))
             base = float(max(0, small.peak_bytes - (small.predicted_bytes or 0)))
             machine = cls(machine.device, save_rates(machine.device, dataclasses.replace(machine.rates, base=base)))
         return machine
 
     @classmethod
-    def timed(cls, *, clock: Clock = "wall") -> Machine:
+    def timed(cls) -> Machine:
         """Measure the rates alone, in about two seconds, for plans without a memory limit."""
         device = DistributedContext.join().device
-        return cls(device, machine_rates(device, clock=CLOCKS[clock]))
+        return cls(device, machine_rates(device))
 
     def choose(self, workload: Workload, memory: int | None) -> Choice:
         """Choose micro-batches within ``memory`` bytes, see `homespun.planning.predict.choose`."""

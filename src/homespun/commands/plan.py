@@ -14,7 +14,7 @@ from pydantic_core import to_jsonable_python
 from homespun.commands.machine import Machine, WorkFactory, choice_to_dict, size_to_dict, with_precision, with_size
 from homespun.commands.parallel import Cluster, plan_parallel, training_totals
 from homespun.commands.preflight import check_pretraining, training_warnings
-from homespun.commands.probe import Clock, LinearFit, ProbeJob, ProbeResult, probe_sizes, run_probe
+from homespun.commands.probe import LinearFit, ProbeJob, ProbeResult, probe_sizes, run_probe
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, with_train
 from homespun.commands.trials import plan_trials
 from homespun.commands.workload import Work, finetuning_work, made_up_corpus, open_data, pretraining_work
@@ -43,7 +43,6 @@ def plan(
     changes: Mapping[str, object] | None = None,
     cluster: Cluster | None = None,
     display: Display = SILENT,
-    clock: Clock = "wall",
 ) -> Tree:
     """Predict memory, time and number of tokens of a training, and choose micro-batches.
 
@@ -60,7 +59,6 @@ def plan(
         changes: changes to its backbone, as in `homespun.commands.pretrain.pretrain`.
         cluster: devices to plan for as well; ``memory`` is then the limit of each.
         display: where progress is shown; nowhere by default.
-        clock: ``wall``, or ``process`` on a busy machine, with one thread.
 
     Returns:
         Plain values, described in ``docs/planning.md``.
@@ -75,7 +73,7 @@ def plan(
     recipe = with_train(recipe, budget=budget)
     if cluster is not None:
         cluster.check_batch(recipe.train.batch_size)
-    machine = Machine.here(clock=clock)
+    machine = Machine.here()
     line = display.task("planning", total=None, unit="passes")
     passes = itertools.count(1)
     with ExitStack() as stack:
@@ -98,7 +96,7 @@ def plan(
         if cluster is not None:
             shared = plan_parallel(work, cluster, machine.rates, machine.device, budget.memory)
         result = (
-            _correct(recipe, work, choice, machine, _probe(recipe, choice, start_from, changes, clock))
+            _correct(recipe, work, choice, machine, _probe(recipe, choice, start_from, changes))
             if probe
             else _describe(recipe, work, choice, machine)
         )
@@ -218,7 +216,7 @@ def _expected(budget: Budget, work: Work, prediction: Prediction, step_seconds: 
 
 
 def _probe(
-    recipe: Recipe, choice: Choice, start_from: str | None, changes: Mapping[str, object] | None, clock: Clock
+    recipe: Recipe, choice: Choice, start_from: str | None, changes: Mapping[str, object] | None
 ) -> list[ProbeResult]:
     """Measure one or two sizes of micro-batches, in new processes."""
     tree, chosen = recipe.model_dump(mode="json"), choice_to_dict(choice)
@@ -231,7 +229,6 @@ def _probe(
                 start_from=start_from,
                 changes=to_jsonable_python(changes),
                 accumulate=choice.accumulation > 1,
-                clock=clock,
             )
         )
         for rows in probe_sizes(choice.rows)

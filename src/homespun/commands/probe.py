@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from pydantic import BaseModel, JsonValue
 
 from homespun.errors import UserError, last_line
 
-Clock = Literal["wall", "process"]
-CLOCKS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "process": time.process_time}
 _TIMEOUT = 600  # seconds
 
 
@@ -26,7 +22,6 @@ class ProbeJob(BaseModel):
     start_from: str | None = None  # a run or model to continue from
     changes: dict[str, JsonValue] | None = None  # changes to its backbone
     accumulate: bool = False  # make two micro-batches per step instead of one
-    clock: Clock = "wall"  # `process` on a busy machine, with one thread
     predict: bool = False  # also predict the memory of the tensors
 
 

@@ -14,25 +14,25 @@ from accelerate import Accelerator
 
 import homespun.commands.finetune  # noqa: F401  a run has it loaded, and its memory counts
 from homespun.commands.plan import recipe_work
-from homespun.commands.probe import CLOCKS, Clock, ProbeJob, ProbeResult
+from homespun.commands.probe import ProbeJob, ProbeResult
 from homespun.commands.recipe import as_recipe
 from homespun.errors import UserError
 from homespun.planning.predict import Workload, predict
-from homespun.planning.rates import machine_rates, synchronize
+from homespun.planning.rates import clock_of, machine_rates, synchronize
 from homespun.training.devices import DistributedContext, PeakMemory, disable_malloc_trim
 from homespun.training.step import TrainingStep
 
 _STEPS, _MAX_SECONDS = 5, 20.0  # no step starts after the seconds
 
 
-def measure(workload: Workload, rows: int, *, accumulate: bool, clock: Clock) -> ProbeResult:
+def measure(workload: Workload, rows: int, *, accumulate: bool) -> ProbeResult:
     """Measure a few steps in this process, which must be new: its peak memory is measured.
 
     Raises:
         UserError: the steps do not fit into memory.
     """
-    seconds = CLOCKS[clock]
     context = DistributedContext.join()
+    seconds = clock_of(context.device)
     if context.device.type == "cpu":
         disable_malloc_trim()
     torch.manual_seed(workload.train.seed)
@@ -70,7 +70,7 @@ def main() -> int:
     job = ProbeJob.model_validate_json(sys.stdin.read())
     try:
         with recipe_work(as_recipe(job.recipe), start_from=job.start_from, changes=job.changes) as work:
-            result = measure(work.workload, job.rows, accumulate=job.accumulate, clock=job.clock)
+            result = measure(work.workload, job.rows, accumulate=job.accumulate)
             if job.predict:
                 device = DistributedContext.join().device
                 rates = machine_rates(device)

@@ -30,8 +30,6 @@ from homespun.planning.tracer import Arguments, Keywords, Operation, Shape, Type
 from homespun.training.devices import disable_malloc_trim, has_bf16, trim_malloc
 from homespun.training.run import processor_name
 
-Clock = Callable[[], float]
-
 # names of operators, without the underscore of those that work in place
 _FAMILIES = {
     "unary": r"(gelu|silu|tanh|sigmoid)(_backward)?|exp|erf|log|sin|cos|pow|softplus|logsumexp|_(log_)?softmax(_.*)?",
@@ -159,10 +157,10 @@ def _family(name: str) -> str:
     return next((family for family, names in _FAMILIES.items() if re.fullmatch(names, name.rstrip("_"))), "")
 
 
-def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, remeasure: bool = False) -> Rates:
+def machine_rates(device: torch.device, *, remeasure: bool = False) -> Rates:
     """Read the rates from the user's cache folder, or measure them in about two seconds and cache them.
 
-    ``clock`` returns seconds; ``remeasure`` measures again, but keeps ``base``.
+    ``remeasure`` measures again, but keeps ``base``.
     """
     cached = None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -170,7 +168,7 @@ def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, rem
         cached = Rates(**{field.name: float(values[field.name]) for field in fields(Rates)})
     if cached is not None and not remeasure:
         return cached
-    rates = replace(_measure(device, clock), base=0.0 if cached is None else cached.base)
+    rates = replace(_measure(device), base=0.0 if cached is None else cached.base)
     if device.type == "cpu":
         trim_malloc()
     return save_rates(device, rates)
@@ -183,7 +181,8 @@ def save_rates(device: torch.device, rates: Rates) -> Rates:
     return rates
 
 
-def _measure(device: torch.device, clock: Clock) -> Rates:
+def _measure(device: torch.device) -> Rates:
+    clock = clock_of(device)
     if device.type == "cpu":
         disable_malloc_trim()  # trainings do the same
 
@@ -233,6 +232,15 @@ def _measure(device: torch.device, clock: Clock) -> Rates:
         sorted=flat.numel() / seconds(lambda: flat.argsort(), repeats=2),
         call=seconds(small_steps) / 200,  # forward and backward
     )
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Return the clock that times work on ``device``, in seconds.
+
+    On a CPU it is the processor time of the calling thread, which takes part in every parallel operation: on an idle
+    machine that is the time on the wall clock, and time in which other programs have the core does not count.
+    """
+    return time.thread_time if device.type == "cpu" else time.perf_counter
 
 
 def synchronize(device: torch.device) -> None:
