@@ -376,6 +376,8 @@ def test_a_json_array_is_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("a.json", '[{"text": "a"} {"text": "b"}]', {}, "comma"),
         ("a.json", '[{"text": "a"}] x', {}, "text after"),
         ("a.json", '[{"text": "a"}, 3]', {}, "value 2 is a JSON int"),
+        ("a.json", '[{"text": "a"}, null, {"text": "b"}]', {}, "value 2 is a JSON NoneType"),
+        ("a.json", '[null, {"text": "b"}]', {}, "value 1 is a JSON NoneType"),
         ("a.json", '{"text": "a"', {}, "truncated"),
         ("a.json", "[" * 200_000, {}, "value 1"),
     ],

@@ -186,16 +186,13 @@ def read_json(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[Num
     ``records``.
     """
     values = _json_values(decode_stream(stream, name, options.encoding), name, options._replace(skipped=None))
-    first = next(values, None)
-    if first is None:
-        return
-    second = next(values, None)
-    records = itertools.chain([first] if second is None else [first, second], values)
-    if second is None and isinstance(first, dict):
-        lists = {key: value for key, value in first.items() if value and isinstance(value, list)}
+    head = list(itertools.islice(values, 2))
+    records = itertools.chain(head, values)
+    if len(head) == 1 and isinstance(only := head[0], dict):
+        lists = {key: value for key, value in only.items() if value and isinstance(value, list)}
         arrays = [key for key, items in lists.items() if all(isinstance(item, dict) for item in items)]
-        if len(arrays) == 1 and (len(first) == 1 or arrays[0] in ("data", "rows", "records")):
-            records = iter(first[arrays[0]])
+        if len(arrays) == 1 and (len(only) == 1 or arrays[0] in ("data", "rows", "records")):
+            records = iter(only[arrays[0]])
     for number, value in enumerate(records, start=1):
         where = f"{name}, value {number}"
         try:
