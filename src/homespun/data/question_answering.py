@@ -17,9 +17,7 @@ from homespun.data.rows import Row, pad
 from homespun.data.token_labels import window_starts
 from homespun.errors import UserError
 from homespun.text.formats import Record
-from homespun.text.tokenizer import TokenIds, Tokenizer
-
-_CHUNK = 1024  # texts encoded at a time
+from homespun.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +182,7 @@ class QuestionRows:
                 f"must exceed data.stride={stride}; raise it, or lower data.stride or data.max_question_length"
             )
         contexts = list(dict.fromkeys(one.context for one in questions))
-        self._texts: dict[str, tuple[TokenIds, NDArray[np.int64]]] = {}
-        for start in range(0, len(contexts), _CHUNK):
-            part = contexts[start : start + _CHUNK]
-            self._texts |= zip(part, tokenizer.encode_with_offsets(part), strict=True)
+        self._texts = dict(zip(contexts, tokenizer.encode_with_offsets(contexts), strict=True))
         self._answers = [self._tokens_of_answer(one) for one in questions]
         self.windows: list[Window] = []
         for number, one in enumerate(questions):

@@ -18,8 +18,6 @@ from homespun.text.tokenizer import TokenIds, Tokenizer
 IGNORE_INDEX = -100
 """Label of tokens without a tag: later pieces of a word, special tokens, unknown tags."""
 
-_CHUNK = 1024  # sentences encoded at a time
-
 
 @dataclass(frozen=True, slots=True)
 class TaggedWords:
@@ -97,11 +95,9 @@ class TokenLabelRows:
         self._numbers = {name: number for number, name in enumerate(names.names)}
         self._rows: list[tuple[int, TokenIds, NDArray[np.int64], NDArray[np.int64]]] = []
         self.counts = {"empty_sentences": 0, "words_without_pieces": 0, "windowed": 0, "unseen_tags": 0}
-        for start in range(0, len(sentences), _CHUNK):
-            part = sentences[start : start + _CHUNK]
-            encoded = tokenizer.encode_with_offsets([" ".join(sentence.words) for sentence in part])
-            for place, (ids, offsets) in enumerate(encoded, start=start):
-                self._add(place, ids, offsets, room, room - stride)
+        encoded = tokenizer.encode_with_offsets([" ".join(sentence.words) for sentence in sentences])
+        for number, (ids, offsets) in enumerate(encoded):
+            self._add(number, ids, offsets, room, room - stride)
         self.lengths: NDArray[np.int64] = np.array([len(ids) + special for _, ids, _, _ in self._rows], dtype=np.int64)
 
     def _add(self, sentence: int, ids: TokenIds, offsets: NDArray[np.int64], room: int, step: int) -> None:

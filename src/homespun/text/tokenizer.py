@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
@@ -204,19 +204,19 @@ class Tokenizer:
                 cut.append(len(encoded) > length)
         return ids, np.array(cut, dtype=np.bool_)
 
-    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[TokenIds, NDArray[np.int64]]]:
-        """Encode as `encode_batch`, with the (tokens, 2) start and end of each token in characters.
+    def encode_with_offsets(self, texts: Sequence[str]) -> Iterator[tuple[TokenIds, NDArray[np.int64]]]:
+        """Encode as `encode_batch`, in chunks, with the (tokens, 2) start and end of each token in characters.
 
         Leading white space is not part of a token's span; a token of white space has an empty span.
         """
-        encoded = []
-        for text, encoding in zip(texts, self._encodings(self._engine.encode_batch, texts), strict=True):
-            offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-            for place, (start, end) in enumerate(encoding.offsets):
-                if text[start:end][:1].isspace():
-                    offsets[place, 0] = end - len(text[start:end].lstrip())
-            encoded.append((np.array(encoding.ids, dtype=self.dtype), offsets))
-        return encoded
+        for first in range(0, len(texts), _CHUNK):
+            part = texts[first : first + _CHUNK]
+            for text, encoding in zip(part, self._encodings(self._engine.encode_batch, part), strict=True):
+                offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+                for position, (start, end) in enumerate(encoding.offsets):
+                    if text[start:end][:1].isspace():
+                        offsets[position, 0] = end - len(text[start:end].lstrip())
+                yield np.array(encoding.ids, dtype=self.dtype), offsets
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Decode ``ids``."""
