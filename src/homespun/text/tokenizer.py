@@ -106,10 +106,7 @@ class Tokenizer:
         if vocab_size <= len(SPECIAL_TOKENS):
             raise UserError(f"vocab_size={vocab_size} must exceed the {len(SPECIAL_TOKENS)} special tokens; raise it")
         stream = TextStream(texts, max_characters)
-        content = LEARN[kind](stream, vocab_size, lowercase)
-        if stream.characters == 0:
-            raise UserError("there is no text to train a tokenizer on; give files with text")
-        tokenizer = cls(content, dict(zip(ROLES, SPECIAL_TOKENS, strict=False)))
+        tokenizer = cls(LEARN[kind](stream, vocab_size, lowercase), dict(zip(ROLES, SPECIAL_TOKENS, strict=False)))
         if tokenizer.vocab_size < vocab_size:
             raise VocabularyTooLarge(
                 f"vocab_size={vocab_size} is larger than the text allows: {stream.characters:,} characters give "

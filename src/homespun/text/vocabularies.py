@@ -162,9 +162,10 @@ def _trained(engine: Engine, trainer: Any, stream: TextStream) -> str:
     except (UserError, OSError):  # raised by the reader of the texts
         raise
     except Exception as error:  # `tokenizers` raises bare Exception, for example for too large an alphabet
-        if stream.characters == 0:
-            raise UserError("there is no text to train a tokenizer on; give files with text") from error
-        raise UserError(f"no tokenizer of vocab_size={trainer.vocab_size} could be trained: {error}") from error
+        if stream.characters:
+            raise UserError(f"no tokenizer of vocab_size={trainer.vocab_size} could be trained: {error}") from error
+    if not stream.characters:
+        raise UserError("there is no text to train a tokenizer on; give files with text")
     return _with_template(engine)
 
 
