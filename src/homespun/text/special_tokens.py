@@ -11,7 +11,7 @@ from tokenizers import Encoding, models
 from tokenizers import Tokenizer as Engine
 
 from homespun.config import Tree
-from homespun.io.json import read_json
+from homespun.io.json import read_optional
 from homespun.text.vocabularies import CLS, MASK, PAD, SEP, UNK
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
@@ -56,9 +56,9 @@ def _read_roles(folder: Path) -> dict[str, str]:
     """Read roles from the files next to a tokenizer.json, where values are the token or an object with its content."""
     roles: dict[str, str] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        config = read_json(folder / name) if (folder / name).is_file() else {}
+        config = read_optional(folder / name)
         for role in ROLES:
-            value = config.get(f"{role}_token") if isinstance(config, dict) else None
+            value = config.get(f"{role}_token")
             token = value.get("content") if isinstance(value, dict) else value
             if isinstance(token, str):
                 roles.setdefault(role, token)

@@ -269,7 +269,7 @@ def _wordpiece(folder: Path, name: str) -> Engine:
     path = folder / name
     tokens = _text(path).split("\n")
     tokens = tokens[:-1] if tokens[-1] == "" else tokens
-    vocabulary = {str(token): number for token, number in unique([(t, n) for n, t in enumerate(tokens)], path).items()}
+    vocabulary = unique([(token, number) for number, token in enumerate(tokens)], path)
     config = read_optional(folder / _CONFIG)
     unknown = config.get("unk_token", "[UNK]")
     unknown = unknown.get("content") if isinstance(unknown, dict) else unknown
