@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from homespun.errors import UserError
 from homespun.text.clean import find_near_duplicates, similarity
 
 
@@ -60,8 +59,3 @@ def test_most_similar_text_across_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_similarity_is_of_words_in_a_row() -> None:
     assert similarity("a b c d e f", "a b c d e g") == pytest.approx(1 / 3)
     assert similarity("a b c d e", "A, b c d e.") == 1.0
-
-
-def test_refuses_a_threshold_that_is_none() -> None:
-    with pytest.raises(UserError, match=" 0 and 1"):
-        find_near_duplicates(["a"], ["b"], threshold=1.0)

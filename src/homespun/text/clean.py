@@ -91,6 +91,10 @@ def _find(table: array[int], key: int) -> int:
     return slot
 
 
+THRESHOLD = 0.8
+"""Jaccard similarity from which texts are near-duplicates."""
+
+
 class NearDuplicates:
     """Near-duplicate filter: MinHash (Broder 1997) over shingles of five words, ignoring case and punctuation.
 
@@ -106,7 +110,7 @@ class NearDuplicates:
         UserError: ``threshold`` is not between 0 and 1.
     """
 
-    def __init__(self, threshold: float = 0.8, *, capacity: int = 1_000_000) -> None:
+    def __init__(self, threshold: float = THRESHOLD, *, capacity: int = 1_000_000) -> None:
         if not 0.0 < threshold < 1.0:
             raise UserError(f"threshold={threshold} must be between 0 and 1, exclusive; set it to 0.8")
         self._bands, self._rows = _banding(threshold)
@@ -199,7 +203,6 @@ def splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-THRESHOLD = 0.8
 _SAME = 1.0
 _TRAINING_CHUNK = 4096  # training texts compared at a time; memory grows with the test texts only
 
@@ -219,18 +222,13 @@ class NearDuplicatePairs:
         return sum(value >= _SAME for value in self.similarity)
 
 
-def find_near_duplicates(
-    training: Sequence[str], test: Sequence[str], *, threshold: float = THRESHOLD
-) -> NearDuplicatePairs:
-    """Find test texts whose Jaccard similarity to a training text is at least ``threshold``. Blank texts are skipped.
+def find_near_duplicates(training: Sequence[str], test: Sequence[str]) -> NearDuplicatePairs:
+    """Find test texts whose Jaccard similarity to a training text is at least `THRESHOLD`. Blank texts are skipped.
 
     Candidates come from `NearDuplicates`, which misses a few near the threshold; each is then compared exactly. Memory
     is about 140 bytes a test text.
-
-    Raises:
-        UserError: ``threshold`` is not between 0 and 1.
     """
-    near = NearDuplicates(threshold, capacity=1)
+    near = NearDuplicates(THRESHOLD, capacity=1)
     rows = [row for row, text in enumerate(test) if text.strip()]
     if not rows:
         return NearDuplicatePairs((), (), (), 0)
@@ -246,7 +244,7 @@ def find_near_duplicates(
             if row in best and best[row][0] >= _SAME:
                 continue
             score = similarity(training[part[index]], test[rows[row]])
-            if score >= threshold and score > best.get(row, (0.0, 0))[0]:
+            if score >= THRESHOLD and score > best.get(row, (0.0, 0))[0]:
                 best[row] = (score, part[index])
     found = sorted(best)
     return NearDuplicatePairs(
