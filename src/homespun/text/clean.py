@@ -303,8 +303,7 @@ _BEFORE_NUMBERS = _words(
 )
 # abbreviations that end a sentence only if the next word is in _STARTERS
 _AMBIGUOUS = _words(
-    "inc ltd co corp llc plc bros jr sr etc u.s u.k u.n e.u d.c a.m p.m am pm ph.d m.d b.a m.a b.sc m.sc ave "
-    "blvd rd est"
+    "inc ltd co corp llc plc jr sr etc u.s u.k u.n e.u d.c a.m p.m am pm ph.d m.d b.a m.a b.sc m.sc ave blvd rd est"
 )
 _STARTERS = _words(
     "the a an this that these those it its he she they we i you his her their our my your in on at by for from to with "
