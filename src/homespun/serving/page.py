@@ -100,8 +100,6 @@ class FileJobs:
             folder.mkdir()
             _store(content, folder / "input.csv")
             job.rows = sum(1 for _ in read_records([str(folder / "input.csv")]))
-            if not job.rows:
-                raise ApiError(422, "the file has no rows below its header")
             self._pool.submit(self._run, job, model, folder, column)
         except BaseException as error:
             with self._lock:
