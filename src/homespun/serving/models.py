@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -210,7 +209,6 @@ class Models:
         self._open: dict[str, ServedModel] = {}
         self._signatures: dict[str, Signature] = {}
         self._changing: dict[str, Signature] = {}
-        self._lock = threading.Lock()
 
     @property
     def names(self) -> list[str]:
@@ -256,21 +254,20 @@ class Models:
         line and does not replace the old one.
         """
         replaced = []
-        with self._lock:
-            for name, source in self._sources.items():
-                signature = read_signature(source)
-                stable = self._changing.get(name) == signature
-                self._changing[name] = signature
-                if not stable or signature == self._signatures.get(name) or not signature:
-                    continue
-                self._signatures[name] = signature
-                try:
-                    self._open[name] = ServedModel.open(name, source, quantize=self._quantize)
-                except Exception as error:  # a damaged file may raise anything
-                    logger.warning("model %s was not replaced: %s", name, first_line(error))
-                    continue
-                replaced.append(name)
-                logger.warning("model %s was replaced", name)
+        for name, source in self._sources.items():
+            signature = read_signature(source)
+            stable = self._changing.get(name) == signature
+            self._changing[name] = signature
+            if not stable or signature == self._signatures.get(name) or not signature:
+                continue
+            self._signatures[name] = signature
+            try:
+                self._open[name] = ServedModel.open(name, source, quantize=self._quantize)
+            except Exception as error:  # a damaged file may raise anything
+                logger.warning("model %s was not replaced: %s", name, first_line(error))
+                continue
+            replaced.append(name)
+            logger.warning("model %s was replaced", name)
         return replaced
 
 
