@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from homespun.commands.pipeline import to_example
 from homespun.data.labels import LabelledRows
-from homespun.data.long_inputs import pad_chunks
+from homespun.data.rows import pad
 from homespun.errors import UserError
 from homespun.serving.errors import ApiError
 from homespun.serving.models import ServedModel
@@ -59,7 +59,7 @@ def text_attention(bundle: ModelBundle, example: LabelledText, layer: int, *, ma
         pairs=second_texts([example]),
         segments=bundle.config.has_segments,
     )
-    batch = pad_chunks([rows[0]], pad_id=bundle.tokenizer.pad_id).to(next(bundle.model.parameters()).device)
+    batch = pad([rows[0]], bundle.tokenizer.pad_id).to(next(bundle.model.parameters()).device)
     weights = attention_weights(bundle.model, layer, batch.input_ids, batch.context).cpu().float().numpy().round(4)
     tokens = token_names(bundle.tokenizer, batch.input_ids[0].tolist())
     sizes = {"layers": layers, "heads": len(weights), "layer": layer}
