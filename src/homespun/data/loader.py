@@ -7,6 +7,7 @@ import dataclasses
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from itertools import count
 from typing import Any, Literal, Protocol, TypeVar
 from weakref import WeakSet
@@ -92,7 +93,7 @@ class Loader:
         Batches are equal in all processes and have ``micro_batch_size`` rows, or ``batch_size`` without it.
         """
         size = self.micro_batch_size or self.batch_size
-        return self._prefetched(self._batch_in_order, range(-(-len(self.rows) // size)))
+        return self._prefetched(partial(self._batch_from, size=size), range(0, len(self.rows), size))
 
     def with_micro_batch_size(self, size: int) -> Loader:
         """Return a loader of the same steps, split into micro-batches of ``size`` rows."""
@@ -132,9 +133,8 @@ class Loader:
         row_seeds = [RowSeed(self.seed, epoch, number) for number in numbers]
         return self.collate([self.rows[number] for number in numbers], row_seeds)
 
-    def _batch_in_order(self, number: int) -> Batch:
-        size = self.micro_batch_size or self.batch_size
-        return self._batch(range(number * size, min((number + 1) * size, len(self.rows))), 0)
+    def _batch_from(self, start: int, *, size: int) -> Batch:
+        return self._batch(range(start, min(start + size, len(self.rows))), 0)
 
     def _prefetched(self, read: Callable[[int], T], numbers: Iterable[int]) -> Iterator[T]:
         if not self.workers:
