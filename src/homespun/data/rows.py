@@ -109,7 +109,6 @@ class NextSentenceRows:
         # (rows, 7): document, start, end of A; document, start, end of B; label
         self._spans = np.frombuffer(flat, np.uint32).reshape(-1, 7)
         a, b = self._spans[:, 2] - self._spans[:, 1], self._spans[:, 5] - self._spans[:, 4]
-        self.length = length
         self.lengths = (a + b).astype(np.int64) + 3
         self._cls, self._sep = corpus.tokenizer.cls_id, corpus.tokenizer.sep_id
 
@@ -194,7 +193,6 @@ class SentenceRows:
         table = np.frombuffer(flat, np.uint32).reshape(-1, 4)
         self._spans = table[:, :3]  # (rows, 3): document, start, end
         self.sentences = table[:, 3]  # (rows,) sentences, also partial ones; 0: unknown
-        self.length = length
         self.lengths = (self._spans[:, 2] - self._spans[:, 1]).astype(np.int64) + special
 
     def __len__(self) -> int:
