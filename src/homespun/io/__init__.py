@@ -1,1 +1,1 @@
-"""Atomic writes, digests of files, and JSON files."""
+"""Files: atomic writes, digests, locks, JSON; processor cores, signals and the Ray cluster."""
