@@ -169,6 +169,31 @@ def test_several_labels_of_a_text(separator: str, tmp_path: Path) -> None:
     assert {example.label for example in found.train} == {("a",), ("b",), ("a", "b"), ()}
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_the_only_example_of_a_class_is_trained_on(several: bool, tmp_path: Path) -> None:
+    rows = [{"text": text, "label": [label] if several else label} for text, label in classes()]
+    if several:
+        rows[7]["label"] = ["b", "rare"]
+    else:  # the split keeps repeated texts together, and their proportions are those of the first
+        rows.append({"text": rows[7]["text"], "label": "rare"})
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    sizes = set()
+    for seed in range(20):
+        found = inspect([str(path)], seed=seed)
+        assert any("rare" in example.label for example in found.train)
+        sizes.add((len(found.validation), len(found.test)))
+    assert len(sizes) > 1  # some seeds drew it for another part
+
+
+def test_examples_that_each_have_a_class_of_their_own_are_refused(tmp_path: Path) -> None:
+    rows = [{"text": text, "label": [label, f"tag{n}"]} for n, (text, label) in enumerate(classes())]
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    with pytest.raises(UserError, match="60 examples of 62 classes are too few to hold out 20% for test"):
+        inspect([str(path)], task="multi-label")
+
+
 ONE_HOT = [(f"{n:x}", text, n % 2, int(n > 20), int(n == 40)) for n, (text, _) in enumerate(classes())]
 
 

@@ -284,11 +284,16 @@ class _Pool:
     def hold_out(
         self, rows: NDArray[np.int64], share: float, seed: int, part: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Divide ascending ``rows`` into the kept ones and ``share`` for ``part``."""
+        """Divide ascending ``rows`` into the kept ones and ``share`` for ``part``; each class keeps an example."""
         _, firsts, groups = np.unique(self.keys[rows], return_index=True, return_inverse=True)
         order = np.argsort(firsts)  # keys differ from process to process
         try:
             _, chosen = stratified_split(self.strata[rows[firsts[order]]], share, seed)
+            held_out = np.isin(groups, order[chosen])
+            # labels of multi-label examples, or of a repeated text, are not stratified
+            held_out &= ~np.isin(groups, groups[self._of_missing_classes(rows, rows[~held_out])])
+            if not held_out.any():
+                raise UserError("each example is the only one of a class")
         except UserError as error:
             classes = "" if self.labels is None else f" of {len(self.labels)} classes"
             texts = f" with {len(firsts):,} different texts" if len(firsts) < len(rows) else ""
@@ -296,8 +301,14 @@ class _Pool:
                 f"{len(rows):,} examples{classes}{texts} are too few to hold out {share:.0%} for {part}; give more "
                 f"examples" + (", or test examples with --test" if part == "test" else "")
             ) from error
-        held_out = np.isin(groups, order[chosen])
         return rows[~held_out], rows[held_out]
+
+    def _of_missing_classes(self, rows: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return a (rows,) mask of the examples with a class that no example of ``kept`` has."""
+        if self.strata.ndim == 1:
+            return ~np.isin(self.strata[rows], self.strata[kept])
+        missing = np.flatnonzero(~self.strata[kept].any(axis=0))
+        return np.asarray(self.strata[np.ix_(rows, missing)].any(axis=1))
 
 
 def _keys(examples: Sequence[LabelledText]) -> list[int]:
