@@ -169,6 +169,13 @@ def test_several_labels_of_a_text(separator: str, tmp_path: Path) -> None:
     assert {example.label for example in found.train} == {("a",), ("b",), ("a", "b"), ()}
 
 
+def test_an_odd_number_is_named_by_its_row_in_the_file(tmp_path: Path) -> None:
+    rows = [(text, n / 7) for n, (text, _) in enumerate(classes())]
+    rows[3:5], rows[6] = [("", 0.5), ("a text", "")], ("another text", "n/a")
+    with pytest.raises(UserError, match="row 7 has label 'n/a'"):
+        inspect([table(tmp_path / "t.csv", ("text", "price"), rows)], label="price", task="regression")
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_the_only_example_of_a_class_is_trained_on(several: bool, tmp_path: Path) -> None:
     rows = [{"text": text, "label": [label] if several else label} for text, label in classes()]

@@ -1,6 +1,7 @@
 """Numbers and ratings: the layers that learn them, by hand; and that the stored head says the same."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -8,14 +9,24 @@ import torch
 from pydantic import ValidationError
 
 from homespun.batch import Batch, RowSeed
-from homespun.data.labels import RegressionRows, parse_numbers
+from homespun.data.labels import RegressionRows
 from homespun.data.long_inputs import ChunkMean, ChunkPool
 from homespun.data.rows import Row, SubsetRows
 from homespun.errors import UserError
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.tasks.number_training import RegressionCollator, RegressionLoss
-from homespun.tasks.ordinal_regression import OrdinalHead, OrdinalRegression, log_likelihood, rating_probabilities
-from homespun.tasks.regression import Regression
+from homespun.tasks.ordinal_regression import (
+    OrdinalHead,
+    OrdinalRegression,
+    OrdinalRegressionTask,
+    log_likelihood,
+    rating_probabilities,
+)
+from homespun.tasks.protocol import paths
+from homespun.tasks.regression import Regression, RegressionTask
+from homespun.tasks.text_outputs import numbers_of_examples
+from homespun.tasks.texts import LabelledData, LabelledText
 
 SIZES = {"hidden_size": 14, "num_attention_heads": 2, "intermediate_size": 22, "num_hidden_layers": 1}
 CONFIG = ModelConfig.model_validate(
@@ -203,12 +214,22 @@ def test_levels_are_those_given_or_those_of_the_training() -> None:
         OrdinalRegression().find_levels(np.arange(51.0))
 
 
-def test_numbers_are_read_and_rows_chosen() -> None:
-    assert parse_numbers(["3", "-0.5", "1e2"]).tolist() == [3.0, -0.5, 100.0]
-    for odd in ("x", "", "nan", "inf"):
-        with pytest.raises(UserError, match="row 2 has"):
-            parse_numbers(["3", odd])
+@pytest.mark.parametrize("odd", ["x", "nan", "inf", "9"])
+def test_an_odd_number_is_named_by_its_row_in_the_file(odd: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"text,label\na,3\nb,\nc,{odd}\nd,-0.5\ne,1e2\n")
+    data = LabelledData(train=str(tmp_path / "t.csv"))
+    examples, stored = data.read_files(paths(data.train)), cast(ModelBundle, None)
+    number = RegressionTask(data, stored, bounds=(-1, 5))
+    rating = OrdinalRegressionTask(data, stored, levels=(3.0, 4.0), method="squared", out_of_range="refuse")
+    for task in (number, rating):
+        with pytest.raises(UserError, match="row 3 has"):
+            task.stratify_by(examples)
+    assert numbers_of_examples([examples[0], *examples[2:]]).tolist() == [3.0, -0.5, 100.0]
+    with pytest.raises(UserError, match="row 2 has label 'x'"):
+        numbers_of_examples([LabelledText("a", "1"), LabelledText("b", "x")])
 
+
+def test_numbered_rows_are_chosen() -> None:
     class Plain(list[Row]):
         lengths = np.array([3, 4, 5, 6, 7])
 

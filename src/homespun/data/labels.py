@@ -378,21 +378,6 @@ def label_name(value: object) -> str:
     return str(value).strip()
 
 
-def parse_numbers(labels: Sequence[str]) -> NDArray[np.float64]:
-    """Parse ``labels`` as (labels,) finite numbers. Raises `UserError` that names the row of an invalid label."""
-    numbers = np.empty(len(labels))
-    for index, label in enumerate(labels):
-        try:
-            numbers[index] = float(label)
-        except ValueError:
-            numbers[index] = math.nan
-        if not math.isfinite(numbers[index]):
-            raise UserError(
-                f"row {index + 1} has label {str(label)!r}, which is no number; correct it, or name another column"
-            )
-    return numbers
-
-
 class RegressionRows:
     """Rows with (rows,) ``numbers`` as labels, NaN if unknown, and the counts of a result file."""
 

@@ -207,11 +207,11 @@ def _read_examples(
     examples: list[LabelledText] = []
     unlabelled = []
     rows = read_rows(files, columns=data.columns, encoding=data.encoding, read_progress=counted.bytes)
-    for record, where in counted(rows):
+    for row, (record, where) in enumerate(counted(rows), start=1):
         if kind != "multi-label" and data.lacks_label(record, names):
             unlabelled.append(" ".join(text for text in data.texts_of(record, where=where) if text))
         else:
-            examples += data.parse(record, where=where)
+            examples += (dataclasses.replace(example, row=row) for example in data.parse(record, where=where))
     if not examples:
         hint = "" if files == data.train else ", or leave --test out to hold out training rows"
         raise UserError(f"no row of {', '.join(files)} has a label in column {data.label!r}; give labelled rows{hint}")

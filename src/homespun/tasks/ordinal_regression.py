@@ -234,8 +234,8 @@ class OrdinalRegressionTask(NumberTask):
             for index in np.flatnonzero(outside)[:1]:
                 names = ", ".join(f"{level:g}" for level in self.levels)
                 raise UserError(
-                    f"row {index + 1} has the rating {numbers[index]:g}, which is none of {names}; add it to "
-                    f"objective.levels, {CORRECT_OR_LEAVE_OUT}"
+                    f"{examples[index].location(index)} has the rating {numbers[index]:g}, which is none of {names}; "
+                    f"add it to objective.levels, {CORRECT_OR_LEAVE_OUT}"
                 )
         return ranks
 

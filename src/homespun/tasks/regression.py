@@ -102,8 +102,8 @@ class RegressionTask(NumberTask):
             low, high = self.bounds
             for index in np.flatnonzero(self._outside(numbers))[:1]:
                 raise UserError(
-                    f"row {index + 1} has {numbers[index]:g}, which is outside objective.range, {low:g} to {high:g}; "
-                    f"{CORRECT_OR_LEAVE_OUT}"
+                    f"{examples[index].location(index)} has {numbers[index]:g}, which is outside objective.range, "
+                    f"{low:g} to {high:g}; {CORRECT_OR_LEAVE_OUT}"
                 )
         return np.zeros((len(examples), 0), dtype=np.int64)
 

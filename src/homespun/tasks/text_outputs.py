@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.labels import Labels, parse_numbers
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.metrics.calibration import DEFAULT_RULE, DecisionRule, measure_calibration, probabilities, row_losses
 from homespun.metrics.classification import classification_metrics, classify
@@ -80,14 +81,24 @@ def numbers_of_examples(examples: Sequence[LabelledText]) -> NDArray[np.float64]
     """Parse the labels as (examples,) numbers.
 
     Raises:
-        UserError: a label is not a number, or a text has several labels.
+        UserError: a label is not a finite number, or a text has several labels.
     """
-    labels = labels_of(examples)
-    if labels and isinstance(labels[0], tuple):
-        raise UserError(
-            "data.multi_label=true gives several labels a text, but regression needs one number; leave it out"
-        )
-    return parse_numbers([str(label) for label in labels])
+    numbers = np.empty(len(examples))
+    for index, example in enumerate(examples):
+        if isinstance(example.label, tuple):
+            raise UserError(
+                "data.multi_label=true gives several labels a text, but regression needs one number; leave it out"
+            )
+        try:
+            numbers[index] = float(example.label)
+        except ValueError:
+            numbers[index] = math.nan
+        if not math.isfinite(numbers[index]):
+            raise UserError(
+                f"{example.location(index)} has label {example.label!r}, which is no number; correct it, or name "
+                f"another column"
+            )
+    return numbers
 
 
 def measure_outputs(

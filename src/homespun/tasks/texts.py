@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Self, cast
 
 import numpy as np
@@ -50,6 +50,11 @@ class LabelledText:
     text: str
     label: str | tuple[str, ...]
     second: str | None = None
+    row: int = field(default=0, compare=False)  # number of its record in the files, from 1; 0: not from a file
+
+    def location(self, index: int) -> str:
+        """Return the row for an error message; for an example that is not from a file, by its ``index`` in a list."""
+        return f"row {self.row or index + 1}"
 
 
 class TextsData(TaskData):
@@ -103,10 +108,14 @@ class TextsData(TaskData):
         rows = list(read_rows(inputs, columns=self.columns, encoding=self.encoding))
         known = {name for record, _ in rows if self._has_label_columns(record) for name in record}
         source = ", ".join(inputs)
-        kept = [(record, where) for record, where in rows if self.multi_label or not self.lacks_label(record, known)]
+        kept = [
+            (row, record, where)
+            for row, (record, where) in enumerate(rows, start=1)
+            if self.multi_label or not self.lacks_label(record, known)
+        ]
         if rows and not kept:
             raise UserError(f"no row of {source} has a label in column {self.label!r}; give labelled rows")
-        examples = [example for record, where in kept for example in self.parse(record, where=where)]
+        examples = [replace(one, row=row) for row, record, where in kept for one in self.parse(record, where=where)]
         if not examples:
             raise UserError(f"{source} has {self.no_examples}")
         left_out = len(rows) - len(kept)
