@@ -180,16 +180,16 @@ class NumberObjective(TaskObjective):
         """Wrap loss and collate for adversarial training, if configured."""
         if self.adversarial is None:
             return loss, collate
-        distance = cast(NumberHead, loss.model.head).distance
-        wrapped = AdversarialObjective(loss, self.adversarial, distance)
+        wrapped = AdversarialObjective(loss, self.adversarial, loss.head.distance)
         return wrapped, WithTargetCounts(collate, {TERM: self.adversarial.like})
 
-    def setup(self, loss: RegressionLoss, training: RegressionRows, collate: Collate) -> TrainingSetup:
-        """Set up the training of a loss on the rows with a number and with both texts."""
-        module, collate = self.wrap(loss, collate)
+    def setup(
+        self, loss: RegressionLoss, training: RegressionRows, pad_id: int, weights: tuple[float, ...] | None = None
+    ) -> TrainingSetup:
+        """Set up the training of a loss on the rows with a number and with both texts; ``weights`` are (ranks,)."""
+        module, collate = self.wrap(loss, RegressionCollator(pad_id, loss.head.measured, weights))
         rows = rows_without(training, left_out(training))
-        from_metrics = cast(NumberHead, loss.model.head).loss_from_metrics
-        return TrainingSetup(module, rows, collate, loss_from_metrics=from_metrics)
+        return TrainingSetup(module, rows, collate, loss_from_metrics=loss.head.loss_from_metrics)
 
 
 @dataclass(frozen=True)
@@ -226,16 +226,20 @@ class RegressionLoss(TextLoss):
         super().__init__(Model(model.backbone, head, reader=config.reader), config, frozen=frozen)
         self.register_buffer("weights", None if weights is None else torch.tensor(weights), persistent=False)
 
+    @property
+    def head(self) -> NumberHead:
+        """Head of the model."""
+        return cast(NumberHead, self.model.head)
+
     def compute(self, hidden: Tensor, logits: Tensor, batch: Batch, labels: Tensor) -> Loss:
-        head = cast(NumberHead, self.model.head)
-        loss, measured = head.terms(logits, labels)
+        loss, measured = self.head.terms(logits, labels)
         weights = torch.ones_like(loss) if self.weights is None else self.weights[labels.long()]
         term = Term((weights * loss).sum(), weights.sum())
-        return Loss({"loss": term, head.measured: Term(measured.sum(), len(measured), weight=0.0)})
+        return Loss({"loss": term, self.head.measured: Term(measured.sum(), len(measured), weight=0.0)})
 
     def export_model(self) -> tuple[Model, ModelConfig]:
         """Return the model with an ordinary head that gives the same logits, and its config."""
-        head, config = cast(NumberHead, self.model.head).merge(self.config)
+        head, config = self.head.merge(self.config)
         return Model(self.model.backbone, head, reader=config.reader), config
 
 

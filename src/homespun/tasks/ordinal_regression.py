@@ -28,7 +28,6 @@ from homespun.tasks.number_training import (
     CORRECT_OR_LEAVE_OUT,
     NumberObjective,
     NumberTask,
-    RegressionCollator,
     RegressionLoss,
     StandardizedHead,
     classifier_of,
@@ -255,8 +254,7 @@ class OrdinalRegressionTask(NumberTask):
         weights = objective.weights(known, len(self.levels))
         model, long_inputs = copy.deepcopy(stored.model), self.data.truncation
         loss = objective.build(model, stored.config, known, self.levels, weights=weights, long_inputs=long_inputs)
-        measured = "absolute_error" if self.method == "squared" else "accuracy"
-        return objective.setup(loss, training, RegressionCollator(stored.tokenizer.pad_id, measured, weights))
+        return objective.setup(loss, training, stored.tokenizer.pad_id, weights)
 
     def measure(self, model: Model, rows: RegressionRows, *, batch_size: int) -> Measured:
         """Compute `ordinal_regression_metrics`; the ``score`` of an example is its negative absolute error."""

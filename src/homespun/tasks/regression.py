@@ -23,7 +23,6 @@ from homespun.tasks.number_training import (
     CORRECT_OR_LEAVE_OUT,
     NumberObjective,
     NumberTask,
-    RegressionCollator,
     RegressionLoss,
     StandardizedHead,
     known_mask,
@@ -119,7 +118,7 @@ class RegressionTask(NumberTask):
     def training_setup(self, objective: Regression, stored: ModelBundle, training: RegressionRows) -> TrainingSetup:
         known = known_numbers(training)
         loss = objective.build(copy.deepcopy(stored.model), stored.config, known, long_inputs=self.data.truncation)
-        return objective.setup(loss, training, RegressionCollator(stored.tokenizer.pad_id, "absolute_error"))
+        return objective.setup(loss, training, stored.tokenizer.pad_id)
 
     def measure(self, model: Model, rows: RegressionRows, *, batch_size: int) -> Measured:
         """Compute `regression_metrics`; the ``score`` of an example is its negative absolute error."""
