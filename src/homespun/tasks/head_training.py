@@ -108,8 +108,8 @@ class ClassTraining(TaskObjective):
     def weights(self, labels: Labels, targets: NDArray[np.int64]) -> tuple[float, ...] | None:
         """Compute the weight of each class, in the order of ``labels``, from the ``targets`` of the training rows.
 
-        ``balanced`` is ``rows / (classes * rows of the class)`` as in scikit-learn. In multi-label training, the
-        positives of each label have the same total weight as its negatives. Classes without a weight have 1.
+        ``balanced`` is as in `balanced_weights`. In multi-label training, the positives of each label have the same
+        total weight as its negatives. Classes without a weight have 1.
 
         Raises:
             UserError: a weight for an unknown class.
@@ -121,12 +121,15 @@ class ClassTraining(TaskObjective):
                 if name not in labels.names:
                     raise UserError(f"class_weights has no class {name!r}{nearest(name, labels.names)}")
             return tuple(self.class_weights.get(name, 1.0) for name in labels.names)
-        rows, classes = len(targets), len(labels)
-        if labels.multi_label:
-            positives = targets.sum(axis=0).clip(min=1)
-            return tuple(((rows - positives) / positives).clip(min=1 / rows).tolist())
-        counts = np.bincount(targets, minlength=classes).clip(min=1)
-        return tuple((rows / (classes * counts)).tolist())
+        if not labels.multi_label:
+            return balanced_weights(targets, len(labels))
+        rows, positives = len(targets), targets.sum(axis=0).clip(min=1)
+        return tuple(((rows - positives) / positives).clip(min=1 / rows).tolist())
+
+
+def balanced_weights(targets: NDArray[np.int64], classes: int) -> tuple[float, ...]:
+    """Return ``rows / (classes * rows of the class)`` for each class of (rows,) ``targets``, as in scikit-learn."""
+    return tuple((len(targets) / (classes * np.bincount(targets, minlength=classes).clip(min=1))).tolist())
 
 
 def count_targets(labels: Sequence[int] | NDArray[np.int64], weights: tuple[float, ...] | None) -> dict[str, float]:

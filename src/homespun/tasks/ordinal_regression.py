@@ -23,7 +23,7 @@ from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.objectives.adversarial import symmetric_kl
-from homespun.tasks.head_training import build_text_head, check_text_head
+from homespun.tasks.head_training import balanced_weights, build_text_head, check_text_head
 from homespun.tasks.number_training import (
     CORRECT_OR_LEAVE_OUT,
     NumberObjective,
@@ -102,10 +102,7 @@ class OrdinalRegression(NumberObjective):
 
     def weights(self, ranks: NDArray[np.int64], levels: int) -> tuple[float, ...] | None:
         """Compute the (levels,) class weights from the ``ranks`` of the training."""
-        if self.class_weights is None:
-            return None
-        counts = np.bincount(ranks, minlength=levels).clip(min=1)
-        return tuple((len(ranks) / (levels * counts)).tolist())
+        return None if self.class_weights is None else balanced_weights(ranks, levels)
 
     def build(
         self,
