@@ -248,7 +248,6 @@ class Ladder:
             lambda: distil_student(
                 self._run(teacher.name),
                 limit / teacher.latency,
-                self.inspection,
                 self._run("student"),
                 seconds=0.85 * seconds,
                 memory=self.settings.memory,

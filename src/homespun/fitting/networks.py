@@ -354,7 +354,6 @@ def finetune_source(
 def distil_student(
     teacher: Path,
     share: float,
-    inspection: Inspection,
     run: Path,
     *,
     seconds: float,
