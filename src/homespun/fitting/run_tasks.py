@@ -187,7 +187,7 @@ def divide(task: RunTask, settings: FitSettings, decisions: list[str]) -> dict[s
         UserError: too few examples, or too many different tags.
     """
     examples, most = task.read(settings.train, settings, decisions), _MOST[task.name]
-    random = np.random.default_rng(settings.seed)
+    given, random = len(examples), np.random.default_rng(settings.seed)
     parts: dict[str, list[Example]] = {}
     if settings.test:
         parts["test"] = task.read(settings.test, settings, decisions)
@@ -196,9 +196,7 @@ def divide(task: RunTask, settings: FitSettings, decisions: list[str]) -> dict[s
     count = min(most, round(_VALIDATION_SHARE * len(examples)))
     parts["train"], parts["validation"] = _hold_out(examples, count, random)
     if not all(parts.values()):
-        raise UserError(
-            f"{len(examples)} examples are too few to hold some out; give more, or test examples with --test"
-        )
+        raise UserError(f"{given} examples are too few to hold some out; give more, or test examples with --test")
     if tagged := [example for example in parts["train"] if isinstance(example, TaggedWords)]:
         collect_tags(tagged)
     return parts
