@@ -30,10 +30,10 @@ def answer_scores(predicted: str, references: Sequence[str]) -> dict[str, float]
     Follows SQuAD's script (Rajpurkar et al. 2016, section 6.1; 2018). References that are empty once normalised are
     skipped; without others, the empty answer is right.
     """
-    truths = [text for text in references if normalise_answer(text)] or [""]
+    answer, truths = normalise_answer(predicted), list(filter(None, map(normalise_answer, references))) or [""]
     return {
-        "exact_match": max(float(normalise_answer(predicted) == normalise_answer(truth)) for truth in truths),
-        "f1": max(_f1(normalise_answer(predicted).split(), normalise_answer(truth).split()) for truth in truths),
+        "exact_match": float(answer in truths),
+        "f1": max(_f1(answer.split(), truth.split()) for truth in truths),
     }
 
 
