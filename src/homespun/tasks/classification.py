@@ -67,8 +67,7 @@ class Classification(ClassTraining):
     """Classification by cross-entropy, or by binary cross-entropy of each label if `Labels.multi_label`.
 
     The default head is ELECTRA's: it is better than a linear layer if the pretraining did not train [CLS], and costs
-    little.
-    ``frozen`` trains only the head; the encoder is then in evaluation mode.
+    little. ``frozen`` trains only the head; the encoder is then in evaluation mode.
     """
 
     data_kinds = TEXT_KINDS
@@ -100,8 +99,7 @@ class Classification(ClassTraining):
 
     def task(self, data: TextsData, stored: ModelBundle, training: Sequence[LabelledText]) -> ClassificationTask:
         check_text_head(self, data, stored)
-        multi_label = any(isinstance(example.label, tuple) for example in training[:1])
-        labels = Labels.collect(labels_of(training), multi_label=multi_label)
+        labels = Labels.collect(labels_of(training), multi_label=data.multi_label)
         check_memory(labels, len(training))
         return ClassificationTask(data, labels, stored)
 
