@@ -22,7 +22,7 @@ from homespun.data.sentence_documents import CONTEXT, LabelledDocument, Sentence
 from homespun.errors import UserError
 from homespun.inference.predict import forward_logits
 from homespun.metrics.calibration import probabilities
-from homespun.metrics.classification import check_memory, classification_metrics, classify
+from homespun.metrics.classification import check_memory, classification_metrics, classify, log_loss
 from homespun.models.bundle import ModelBundle
 from homespun.models.composite_heads import Layers
 from homespun.models.config import ModelConfig
@@ -33,7 +33,6 @@ from homespun.tasks.protocol import Measured, TaskData, TrainingSetup, check_len
 from homespun.text.formats import Record
 
 _CHUNK = 256  # documents read ahead in prediction
-_LEAST = np.finfo(np.float32).eps
 
 
 class SentencesData(TaskData):
@@ -273,9 +272,8 @@ class SentenceClassificationTask:
                 prediction["score"] = float((truth == labels).mean())
             if table is not None:
                 prediction["probability"] = table[start:end].tolist()
-            if table is not None and end > start:
-                likelihoods = table[start:end][np.arange(end - start), truth]
-                prediction["loss"] = float(-np.log(np.clip(likelihoods, _LEAST, None)).mean())
+                if end > start:
+                    prediction["loss"] = log_loss(truth, table[start:end])
             predictions.append(prediction)
         return predictions
 
