@@ -32,7 +32,7 @@ from homespun.fitting.verdict import capped
 from homespun.io.atomic import entries, write_text
 from homespun.io.json import read_object
 from homespun.linear import PLAIN
-from homespun.metrics.classification import Metrics
+from homespun.metrics.classification import Metrics, scalars
 from homespun.report import formats
 from homespun.report.formats import metric_text
 from homespun.report.significance import bootstrap_interval, permutation_test, wilson_interval
@@ -206,7 +206,7 @@ def candidate_row(name: str, title: str, parameters: int, spent: Clock, **furthe
 
 def _row(one: Candidate, test: Metrics, scores: Mapping[str, NDArray[np.float64]], selected: str) -> Tree:
     parameters, latency = 0 if one.model is None else one.model.parameters, round(one.latency, 2)
-    metrics = {"validation": _plain(one.validation), "test": _plain(test)}
+    metrics = {"validation": scalars(one.validation), "test": scalars(test)}
     row = candidate_row(one.name, one.title, parameters, one.seconds, latency=latency, **metrics)
     if one.name != selected:
         differences = scores[selected] - scores[one.name]
@@ -214,10 +214,6 @@ def _row(one: Candidate, test: Metrics, scores: Mapping[str, NDArray[np.float64]
         row["difference_interval"] = bootstrap_interval(differences)
         row["p"] = permutation_test(differences, 1.0 if np.isin(differences, (-1, 0, 1)).all() else None)
     return row
-
-
-def _plain(metrics: Metrics) -> Metrics:
-    return {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
 
 
 def not_better(parts: Mapping[str, tuple[Metrics, Metrics]], title: str, metric: str, task: str) -> list[str]:

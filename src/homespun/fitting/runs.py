@@ -47,7 +47,7 @@ from homespun.fitting.summarizer import SummarizerFit, SummarizerPlan, fit_summa
 from homespun.hf.open import open_model
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object
-from homespun.metrics.classification import Metrics
+from homespun.metrics.classification import Metrics, scalars
 from homespun.models.bundle import ModelBundle
 from homespun.report import formats
 from homespun.report.console import Display
@@ -200,9 +200,9 @@ class _RunFit:
             shutil.rmtree(self.folder / "hf", ignore_errors=True)  # left by a fit that is continued
         tests[linear.name] = linear.measure("test")
         for row in rows:
-            row["test"] = _plain(tests[row["name"]])
+            row["test"] = scalars(tests[row["name"]])
         measured = [
-            candidate_row(name, name.replace("-", " "), 0, Clock(), validation={}, test=_plain(metrics))
+            candidate_row(name, name.replace("-", " "), 0, Clock(), validation={}, test=scalars(metrics))
             for name, metrics in linear.baselines().items()
         ]
         found = self._result(metric, selected, tests[selected["name"]], [*measured, *rows], counts)
@@ -232,7 +232,7 @@ class _RunFit:
             found = train()
         found.model.save(self.folder / "candidates" / found.name / "model")
         self.reserved = spent.wall  # wall time of the last training
-        validation = _plain(found.measure("validation"))
+        validation = scalars(found.measure("validation"))
         return found, candidate_row(found.name, title, found.model.parameters, spent, validation=validation)
 
     def _tagger(self, parts: Mapping[str, Sequence[Example]], seconds: float) -> tuple[TaggerPlan, _Train]:
@@ -277,7 +277,7 @@ class _RunFit:
             except (StepTooLong, NotFinite) as error:
                 self._skip(f"{title}: {error}")
                 continue
-            validation = _plain(evaluate(str(run), [str(files["validation"])]))
+            validation = scalars(evaluate(str(run), [str(files["validation"])]))
             yield candidate_row(name, title, result["parameters"], spent, validation=validation), run, result
 
     def _candidate(
@@ -407,7 +407,3 @@ def _length(stored: ModelBundle, texts: Sequence[str], least: int, most: int) ->
 
 def _losses(loss: float) -> Tree:
     return {"loss": loss, "perplexity": math.exp(min(loss, 50.0))}
-
-
-def _plain(metrics: Mapping[str, object]) -> Tree:
-    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}

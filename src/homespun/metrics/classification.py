@@ -20,7 +20,7 @@ and multi-label `rows`, `accuracy` (all labels of a text are right), `micro_f1`,
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,6 +149,11 @@ def log_loss(truth: NDArray[np.int64], probabilities: Floats) -> float:
         return float(-np.log(likely[np.arange(len(truth)), truth]).mean())
     unlikely = np.clip(1.0 - probabilities.astype(np.float64), np.finfo(np.float32).eps, None)
     return float(-np.where(truth == 1, np.log(likely), np.log(unlikely)).mean())
+
+
+def scalars(metrics: Mapping[str, Any]) -> Metrics:
+    """Select the metrics that are a number, or ``None`` if undefined, without tables such as ``confusion``."""
+    return {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
 
 
 def summarise(runs: Sequence[Metrics]) -> dict[str, Metrics]:

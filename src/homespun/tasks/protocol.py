@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypedDict, TypeVar
@@ -23,7 +23,7 @@ from homespun.config import Config
 from homespun.data.labels import Labels, read_rows
 from homespun.data.rows import Rows
 from homespun.errors import UserError
-from homespun.metrics.classification import Metrics
+from homespun.metrics.classification import Metrics, scalars
 from homespun.tasks.calibration import Calibration
 from homespun.text.formats import Record
 
@@ -398,18 +398,14 @@ def validate(
     from homespun.data.loader import Loader
     from homespun.training.validation import EvalResult, evaluate_loss
 
-    evaluated = None
-    if setup.loss_from_metrics is None:
-        labelled = rows if setup.labelled_rows is None else setup.labelled_rows(rows)
-        loader = Loader(labelled, setup.collate, batch_size=batch_size, seed=0)
-        evaluated = evaluate_loss(setup.objective, loader.once(), next(setup.objective.parameters()).device)
     metrics = task.measure(setup.objective.model, rows, batch_size=batch_size).metrics if objective.metrics else {}
-    numbers = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
-    if evaluated is not None:
-        return EvalResult(evaluated.loss, evaluated.losses, numbers)
-    assert setup.loss_from_metrics is not None
-    loss = setup.loss_from_metrics(metrics)
-    return EvalResult(loss, {"loss": loss}, numbers)
+    if setup.loss_from_metrics is not None:
+        loss = setup.loss_from_metrics(metrics)
+        return EvalResult(loss, {"loss": loss}, scalars(metrics))
+    labelled = rows if setup.labelled_rows is None else setup.labelled_rows(rows)
+    loader = Loader(labelled, setup.collate, batch_size=batch_size, seed=0)
+    evaluated = evaluate_loss(setup.objective, loader.once(), next(setup.objective.parameters()).device)
+    return replace(evaluated, metrics=scalars(metrics))
 
 
 def check_length(name: str, length: int, limit: int, hint: str = "") -> None:
