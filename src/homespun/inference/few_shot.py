@@ -101,7 +101,7 @@ class Prompts:
             raise UserError("a question has no tokens; the template needs text besides {text}")
         begins, _ = tokenizer.template
         return cls(
-            np.concatenate([np.array(begins, dtype=np.int64), before]).astype(np.int64),
+            np.concatenate([begins, before], dtype=np.int64, casting="unsafe"),
             [ids.astype(np.int64) for ids in questions],
             [ids.astype(np.int64) for ids in encoded],
         )

@@ -211,7 +211,7 @@ def cross_val_predict(rows: int, find: Callable[[Rows], Callable[[Rows], NDArray
     ``find`` maps training rows to a function that maps test rows to their predictions.
     """
     parts = np.arange(rows) % _FOLDS
-    np.random.Generator(np.random.PCG64(0)).shuffle(parts)
+    np.random.default_rng(0).shuffle(parts)
     folds = [fold for part in range(_FOLDS) if len(fold := np.flatnonzero(parts == part))]
     values = np.concatenate([find(np.setdiff1d(np.arange(rows), fold))(fold) for fold in folds])
     return values[np.argsort(np.concatenate(folds))]

@@ -326,5 +326,5 @@ def span_baselines(
         words = [match.span() for match in re.finditer(r"\S+", text)] or [(0, 0)]
         count = min(draw.choice(lengths) if lengths else 1, len(words))
         first = draw.randrange(len(words) - count + 1)
-        drawn.append((words[first][0], words[first + max(count, 1) - 1][1]))
+        drawn.append((words[first][0], words[first + count - 1][1]))
     return {"tfidf-sentence": similar, "random-span": drawn}
