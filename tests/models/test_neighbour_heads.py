@@ -104,6 +104,8 @@ def test_nothing_is_fitted_where_weights_are_not_drawn() -> None:
         ({"positions": {"kind": "none"}}, "neighbour_heads=0"),
         ({"positions": {"kind": "rotary"}, "attention_bias": False}, "attention_bias=true"),
         ({"attention": {"kind": "lsh"}}, "neighbour_heads=0"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads=0"),
+        ({"positions": {"kind": "rotary"}, "num_key_value_heads": 2}, "num_key_value_heads=0"),
     ],
 )
 def test_positions_that_have_no_neighbours_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -51,14 +51,19 @@ def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int 
         step: distance between tokens that a head can see: 2 in windows of dilation 2.
 
     Raises:
-        UserError: other positions, rotary positions without biases, or shared queries and keys (LSH).
+        UserError: other positions, rotary positions without biases, grouped keys, or shared queries and keys (LSH).
     """
     modules = list(encoder.layers[0].modules())
     biases = [module for module in modules if isinstance(module, RelativeBias)]
     if biases:
         _raise_neighbours(biases[0], step, causal=encoder.causal)
         return
-    rotary = [module for module in modules if isinstance(module, MultiHeadAttention) and module.rotary is not None]
+    attentions = [module for module in modules if isinstance(module, MultiHeadAttention)]
+    if any(attention.num_key_value_heads != attention.num_attention_heads for attention in attentions):
+        raise UserError(
+            "neighbour_heads needs keys of each head; set model.num_key_value_heads=0, or model.neighbour_heads=0"
+        )
+    rotary = [attention for attention in attentions if attention.rotary is not None]
     if rotary:
         for attention in rotary:
             _set_biases(attention, step)
@@ -126,10 +131,10 @@ def fit_neighbour_heads(tensor: Tensor, encoder: Encoder, *, deviation: float, s
 def _set_biases(attention: MultiHeadAttention, step: int) -> None:
     """Set biases of queries and keys so that their product is ``sum_w a^2 cos(w (j - i - offset))`` after rotation."""
     query, key = attention.query.bias, attention.key.bias
-    if query is None or key is None or attention.num_key_value_heads != attention.num_attention_heads:
+    if query is None or key is None:
         raise UserError(
-            "neighbour_heads with rotary positions needs model.attention_bias=true and model.num_key_value_heads=0; "
-            "set both, or model.neighbour_heads=0"
+            "neighbour_heads with rotary positions needs biases; set model.attention_bias=true, or "
+            "model.neighbour_heads=0"
         )
     if query.is_meta:
         return
