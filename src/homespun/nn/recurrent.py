@@ -223,9 +223,10 @@ class Packing:
         ``before`` is the state of rows with one text each; a row without tokens keeps its state.
         """
         batch, seq = hidden.shape[:2]
-        if not len(self.tokens):  # networks need a token: run one row of zeros, without gradient
+        if not len(self.tokens):  # networks need a token: run one row, without gradient and effect
             length, rows = torch.ones(1, dtype=torch.int64), hidden.new_zeros(1, dtype=torch.int64)
-            return Packing(rows, length, rows).run(network, hidden * 0.0, before)
+            vectors, ends = Packing(rows, length, rows).run(network, hidden, before)
+            return vectors * 0.0, before or tuple(end * 0.0 for end in ends)
         packed = PackedSequence(hidden.flatten(0, 1).index_select(0, self.tokens), self.batch_sizes)
         initial = None if before is None else tuple(part.index_select(0, self.rows) for part in before)
         vectors, ends = network(packed, initial)
