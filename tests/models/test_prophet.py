@@ -51,8 +51,9 @@ def test_each_stream_sees_exactly_the_tokens_that_it_predicts_from(residual: dic
             assert moved[stream].tolist() == expected, f"stream {stream}, token {place}"
 
 
-def test_streams_differ_and_the_first_is_what_decoding_gives() -> None:
-    model, ids = build(), some_ids(2, SEQ)
+@pytest.mark.parametrize("positions", ["learned", "none"])
+def test_streams_differ_and_the_first_is_what_decoding_gives(positions: str) -> None:
+    model, ids = build(encoder=ENCODER | {"positions": {"kind": positions}}), some_ids(2, SEQ)
     source = model.encode(some_ids(2, SOURCE, seed=2))
     streams = model.ngram_streams(ids, source)
     torch.testing.assert_close(streams[:, 0], model.decode(ids, source))

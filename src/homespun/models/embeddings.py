@@ -334,7 +334,7 @@ class NgramStreams(nn.Module):
         main = embeddings(input_ids, start=start)  # (batch, seq, embedding)
         length = input_ids.shape[1]
         next_ids = torch.arange(start + 1, start + length + 1, device=input_ids.device).clamp(max=self.last)
-        positions = embeddings.positions(next_ids[None], length)  # (1, seq, embedding)
-        predicting = embeddings.norm(self.embedding.weight[:streams, None] + positions)  # (streams, seq, embedding)
-        predicting = embeddings.dropout(predicting.expand(len(main), -1, -1, -1))
+        positions = embeddings.positions(next_ids[None], length)  # (1, seq or 1, embedding or 1)
+        predicting = embeddings.norm(self.embedding.weight[:streams, None] + positions)  # (streams, seq or 1, ...)
+        predicting = embeddings.dropout(predicting.expand(len(main), -1, length, -1))
         return torch.cat([main[:, None], predicting], 1)
