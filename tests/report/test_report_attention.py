@@ -140,6 +140,8 @@ def test_local_attention_is_no_matter_of_content() -> None:
     ("attention", "through"),
     [
         ({"kind": "linformer", "k": 17}, "17 projections"),
+        ({"kind": "linformer", "k": 100, "projection": "pooled"}, "4 projections"),
+        ({"kind": "linformer", "k": 100, "projection": "convolved"}, "4 projections"),
         ({"kind": "performer", "num_features": 19}, "19 random features"),
         ({"kind": "paragraphs"}, "a vector a head\nand paragraph"),
     ],

@@ -130,7 +130,10 @@ class Linformer(nn.Module):
 
     def bottleneck(self, length: int) -> str:
         """Describe the vectors that represent all ``length`` keys."""
-        return f"{self.key_projection(torch.zeros(1, 1, length, 1), None).shape[2]} projections"
+        projection = self.key_projection
+        if isinstance(projection, LinearProjection):
+            return f"{projection.weight.shape[1]} projections"
+        return f"{-(-length // projection.window)} projections"
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}"
