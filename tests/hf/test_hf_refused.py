@@ -59,7 +59,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "bert-classification": [
         ({"id2label": {"0": "a"}, "num_labels": 1}, "one class"),
-        ({"id2label": {}, "problem_type": None}, "regression of several numbers"),
+        ({"id2label": {}, "problem_type": None}, "0 classes"),
+        ({"id2label": None, "num_labels": "two"}, "'two' classes"),
         ({"problem_type": "regression"}, "regression of several numbers"),
         ({"id2label": {"0": "a", "2": "b"}}, "the classes"),
         ({"id2label": {"0": "a", "1": "a"}}, "the classes"),

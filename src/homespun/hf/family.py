@@ -314,12 +314,10 @@ def classification(kind: str, *, dropout: str = "classifier_dropout", **fields: 
 def _num_labels(tree: Tree) -> int:
     """Number of classes; makes no names, because the number is not yet checked against the weights."""
     table, problem = tree.get("id2label"), tree.get("problem_type")
-    if table is None:
-        count = tree.get("num_labels", 2)
-        count = count if isinstance(count, int) else 0
-    else:
-        count = len(_label_names(table))
-    if count < 1 or (problem == "regression" and count > 1):
+    count = tree.get("num_labels", 2) if table is None else len(_label_names(table))
+    if not isinstance(count, int) or count < 1:
+        raise UserError(f"config.json has {count!r} classes, by id2label or num_labels; one is the minimum")
+    if problem == "regression" and count > 1:
         raise UserError("config.json has a regression of several numbers; only one is supported")
     if problem == "single_label_classification" and count < 2:
         raise UserError("config.json has a classification with one class; set problem_type to regression")
