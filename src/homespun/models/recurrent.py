@@ -15,7 +15,7 @@ from homespun.models.encoder import StackSettings, check_row_length, check_vocab
 from homespun.models.layer_parts import NoPositionsConfig
 from homespun.nn.layers import SequentialStack
 from homespun.nn.positions import NoPositions
-from homespun.nn.recurrent import STATES, Bridge, DirectionStack, IndependentDirections, RecurrentLayer
+from homespun.nn.recurrent import STATES, Bridge, IndependentDirections, RecurrentLayer
 
 
 class AdditiveAttentionConfig(AttentionSettings):
@@ -177,7 +177,7 @@ class RecurrentConfig(StackSettings):
             embeddings,
             layers,
             input_size=embeddings.embedding_size,
-            layer_stack=DirectionStack() if self.independent_directions else SequentialStack(),
+            layer_stack=SequentialStack(copies=2 if self.independent_directions else 1),
             final_norm=nn.Identity(),
             layer_norm_eps=self.layer_norm_eps,
             causal=self.causal,

@@ -278,17 +278,23 @@ class LayerStack(Protocol):
 
 
 class SequentialStack:
-    """`LayerStack` of post-norm or pre-norm layers."""
+    """`LayerStack` that applies layer after layer.
 
-    copies = 1
+    Args:
+        copies: 1, or 2 for `homespun.nn.recurrent.IndependentDirections`, which both read the input.
+    """
+
     calls_layers = True
 
+    def __init__(self, copies: int = 1) -> None:
+        self.copies = copies
+
     def expand(self, hidden: Tensor) -> Tensor:
-        """Transform (batch, seq, hidden), keeping the shape."""
-        return hidden
+        """Map (batch, seq, hidden) to (batch, seq, copies * hidden)."""
+        return hidden if self.copies == 1 else torch.cat([hidden] * self.copies, -1)
 
     def run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask, *, recompute: bool) -> Tensor:
-        """Transform (batch, seq, hidden), keeping the shape."""
+        """Transform (batch, seq, copies * hidden), keeping the shape."""
         for layer in layers:
             hidden = checkpoint(layer, hidden, mask, use_reentrant=False) if recompute else layer(hidden, mask)
         return hidden

@@ -7,7 +7,7 @@ truncated backpropagation through time (Williams and Peng 1990).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import cast
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from homespun.nn.layers import Dropout, SequentialStack
+from homespun.nn.layers import Dropout
 from homespun.nn.masks import Mask, Source
 
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
@@ -291,21 +291,6 @@ def _similar_lengths(lengths: list[int]) -> Groups:
         else:
             groups.append((1, length))
     return tuple(groups)
-
-
-class DirectionStack:
-    """`LayerStack` of `IndependentDirections`, which both read the input."""
-
-    copies = 2
-    calls_layers = True
-
-    def expand(self, hidden: Tensor) -> Tensor:
-        """Map (batch, seq, size) to (batch, seq, 2 * size)."""
-        return torch.cat([hidden, hidden], dim=-1)
-
-    def run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask, *, recompute: bool) -> Tensor:
-        """Transform (batch, seq, 2 * size), keeping the shape."""
-        return SequentialStack().run(layers, hidden, mask, recompute=recompute)
 
 
 class IndependentDirections(nn.Module):
