@@ -146,7 +146,7 @@ def _scaled_weights(weights: Weights, backbone: EncoderDecoderConfig) -> Weights
 def _has_last_bias(backbone: EncoderConfig) -> bool:
     """True if the stack ends with a norm that has a bias."""
     plain = backbone.residual.kind == "pre" and not backbone.residual.final_dropout
-    return plain and backbone.norm == "layer_norm" and backbone.norm_weight and backbone.norm_bias
+    return plain and backbone.norm == "layer_norm" and backbone.norm_has_bias
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

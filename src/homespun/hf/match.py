@@ -47,14 +47,14 @@ def _match_architecture(config: ModelConfig) -> tuple[ArchitectureMatch | None, 
     match = bare[0]
     if match.differences:
         nearest = f"the nearest, {match.family.model_type}, has {'; '.join(match.differences)}"
-        return None, (f"no family of Hugging Face models has this encoder: {nearest}",)
+        return None, (f"no family of Hugging Face models has this backbone: {nearest}",)
     notes = []
     if config.head is not None:
         with_head = _rank_matches(config, [other.family for other in bare if not other.differences])
         if with_head and not with_head[0].differences:
             match = with_head[0]
         else:
-            why = " is in no class of transformers with this encoder"
+            why = " is in no class of transformers with this backbone"
             if with_head:
                 why = f": {with_head[0].architecture.name} has {'; '.join(with_head[0].differences)}"
             notes.append(f"head {config.head.kind!r}{why}; the backbone was exported without it")
@@ -147,8 +147,7 @@ def _task(head: HeadConfig) -> str | None:
 
 def _pools_full_context(architecture: Architecture, config: ModelConfig) -> bool:
     """True if the class classifies by a token that attends to the full text, as fine-tuning does."""
-    causal = config.backbone.kind == "encoder" and config.backbone.causal
-    return not causal or not architecture.classifies or architecture.kind == "last"
+    return not config.backbone.causal or not architecture.classifies or architecture.kind == "last"
 
 
 def _fitting(family: Family, architecture: Architecture, tree: Tree, config: ModelConfig) -> Iterator[Tree]:
