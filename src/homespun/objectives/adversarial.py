@@ -59,7 +59,7 @@ class SiftConfig(Config):
     """
 
     kind: Literal["sift"] = "sift"
-    like: ClassVar[str | None] = None
+    like: ClassVar[str | None] = None  # term with the same number of targets; None: the texts
     alpha: float = Field(default=5.0, gt=0, description="weight of the term")
     init_perturbation: float = Field(default=1e-2, gt=0, description="deviation of the initial perturbation")
     step_size: float = Field(default=1e-4, gt=0, description="size of the ascent step; the maximum of each token")
@@ -88,7 +88,7 @@ class PlainAdversarialConfig(Config):
     """Adversarial training (Miyato et al. 2017): the classification loss on perturbed embeddings."""
 
     kind: Literal["plain"] = "plain"
-    like: ClassVar[str | None] = "loss"
+    like: ClassVar[str | None] = "loss"  # see `SiftConfig`
     alpha: float = Field(default=1.0, gt=0, description="weight of the term")
     epsilon: float = Field(default=1.0, gt=0, description="L2 norm of the perturbation of a sequence")
 
