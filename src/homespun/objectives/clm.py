@@ -149,4 +149,4 @@ class AuxiliaryLM(nn.Module):
         """Compute the term ``causal`` from (sequences, seq, hidden) hidden states."""
         positions, labels = find_next_tokens(batch)
         prediction = self.head.predict(gather_positions(hidden, positions), labels)
-        return Term(prediction.loss, torch.tensor(float(len(labels))), weight=self.weight)
+        return Term(prediction.loss, len(labels), weight=self.weight)

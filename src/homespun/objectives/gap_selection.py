@@ -211,7 +211,6 @@ class SentenceSelector(Protocol):
 
     def __call__(self, ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:
         """Select (number,) ascending sentences of (seq,) ids with (sentences,) ends."""
-        ...
 
 
 def select_random(ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:

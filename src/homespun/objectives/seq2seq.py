@@ -161,7 +161,7 @@ def build_seq2seq_config(
     model: ModelConfig,
     kind: str,
     *,
-    tokens: Mapping[str, int | None] | None = None,
+    tokens: Mapping[str, int | None],
     head: CausalLMHeadConfig | None = None,
 ) -> ModelConfig:
     """Build the config of an encoder-decoder with other ``tokens`` of the backbone, by the names in `NAMED_TOKENS`.
@@ -176,7 +176,7 @@ def build_seq2seq_config(
             f"objective {kind} needs an encoder-decoder, and this model is one stack; take one such as "
             f"model.preset=bart-mini, or objective clm for a causal stack"
         )
-    backbone = model.backbone.model_copy(update=dict(tokens or {}))
+    backbone = model.backbone.model_copy(update=dict(tokens))
     return reuse_head(ModelConfig(backbone=backbone, head=model.head), head or CausalLMHeadConfig())
 
 
