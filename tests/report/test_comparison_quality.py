@@ -183,7 +183,7 @@ def test_validation_scores_are_labelled(tmp_path: Path) -> None:
     limitation = "on an independent test set: its scores are on the validation set, which also selected the checkpoints"
     assert f"one {limitation} and, in the search, the settings;" in text
     assert f"two {limitation};" in text
-    assert "700 test examples" not in text
+    assert "test examples" not in text
     (first, _) = evaluate(kept)
     quality = tables.quality(first)
     assert "validation examples" in [column.title for column in quality.columns]

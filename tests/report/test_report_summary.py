@@ -179,6 +179,13 @@ def test_models_are_ranked_only_with_equal_budgets(
     assert words in first
 
 
+def test_a_ranking_on_validation_examples_is_labelled(tmp_path: Path, finetuning: Make) -> None:
+    paths = [finetuning(tmp_path / name, measured_on="validation") for name in "ab"]
+    first = summary(read_runs(paths))[0]
+    assert "on 1,800 validation examples" in first
+    assert "test" not in first
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

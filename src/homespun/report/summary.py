@@ -141,8 +141,10 @@ def _ranking(records: Sequence[RunRecord]) -> list[str]:
         if group[0].names_classes and examples:
             interval = difference_interval(best[1], others[0][1], examples)
         write = "percent" if group[0].names_classes else "share"
+        part = "validation" if group[0].result.measured_on == "validation" else "test"
         values = {"metric": metric_title(metric), "write": write, "scores": [best, *others], "interval": interval}
-        sentences.append(fill("summary", "ranking", examples=examples, budget=_budget(group[0]), **values))
+        where = {"examples": examples, "part": part, "budget": _budget(group[0])}
+        sentences.append(fill("summary", "ranking", **where, **values))
     return sentences
 
 
