@@ -193,6 +193,19 @@ def test_validation_scores_are_labelled(tmp_path: Path) -> None:
     assert "validation" not in tested
 
 
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ({"time": 5400.0, "clock": "wall", "memory": 8e9}, "(1 h 30 m)"),
+        ({"time": 90.0, "clock": "processor", "steps": 1}, "(1 m 30 s of processor time and 1 step)"),
+    ],
+)
+def test_limits_name_the_budget(tmp_path: Path, budget: dict[str, Any], words: str) -> None:
+    models = {"a": [(1.0, [{"predicted": 1}])]}
+    text = summary_text(compared(tmp_path / "limited", "accuracy", models, budget=budget))
+    assert f"other budgets than the one used {words};" in text
+
+
 def test_baselines_without_models_make_no_claim_about_models(tmp_path: Path) -> None:
     right, wrong = [{"predicted": 1}] * 97, [{"predicted": 0}] * 97
     lines = {"tfidf": (0.8, right), "majority": (0.3, wrong)}

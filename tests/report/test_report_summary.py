@@ -186,6 +186,12 @@ def test_a_ranking_on_validation_examples_is_labelled(tmp_path: Path, finetuning
     assert "test" not in first
 
 
+def test_budgets_of_another_clock_are_not_ranked(tmp_path: Path, finetuning: Make) -> None:
+    settings = {"train": {"budget": {"time": 60.0, "clock": "processor"}}}
+    paths = [finetuning(tmp_path / "wall"), finetuning(tmp_path / "processor", settings=settings)]
+    assert not summary(read_runs(paths))[0].startswith("Best of")
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

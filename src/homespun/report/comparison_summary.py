@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from homespun.comparison_results import SignificanceTest
-from homespun.report import formats
 from homespun.report.comparison_quality import Candidate, TaskComparison, compare_seeds
 from homespun.report.comparison_records import STATUSES, Comparison, Variant, comparable_variants
 from homespun.report.document import fill
 from homespun.report.formats import FURTHER_METRICS, metric_title, number
 from homespun.report.records import as_tree
-from homespun.report.summary import compare_with_unigram_baseline
+from homespun.report.summary import compare_with_unigram_baseline, describe_budget
 from homespun.results import mean_and_deviation
 
 _FEW = 500  # test examples, below which only large differences are significant
@@ -124,7 +123,7 @@ def certainty(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
 def limits(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
     """Describe the limits of the comparison."""
     recipe = comparison.recipe
-    search, budget = as_tree(recipe.get("search")), as_tree(recipe.get("budget"))
+    search = as_tree(recipe.get("search"))
     return _sentence(
         "limits",
         variants=comparison.variants,
@@ -133,7 +132,7 @@ def limits(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
         searched=search.get("task") or next(iter(comparison.tasks), "") if search else None,
         without_baseline=[found for task in tasks if (found := _without_baselines(task))],
         inference=any(row.length for trial in comparison.trials for row in trial.inference),
-        budget=" and ".join(f"{key} {formats.text(value)}" for key, value in budget.items() if value is not None),
+        budget=describe_budget(as_tree(recipe.get("budget"))),
     )
 
 

@@ -245,10 +245,15 @@ def _data(record: RunRecord) -> tuple[str | None, tuple[float, float | None] | N
 
 
 def _budget(record: RunRecord) -> str | None:
-    budget: Tree = as_tree(as_tree(record.config.get("train")).get("budget"))
+    return describe_budget(as_tree(as_tree(record.config.get("train")).get("budget")))
+
+
+def describe_budget(budget: Tree) -> str | None:
+    """Describe the limits of a ``train.budget`` except its memory: ``2 h 00 m and 500 steps``; None without any."""
+    seconds = "of processor time" if budget.get("clock") == "processor" else ""
     written = {"time": formats.duration, "tokens": formats.count, "steps": formats.integer, "epochs": formats.text}
     parts = [
-        write(value) if key == "time" else f"{write(value)} {key if value != 1 else key[:-1]}"
+        f"{write(value)} {seconds if key == 'time' else key if value != 1 else key[:-1]}".rstrip()
         for key, write in written.items()
         if (value := formats.number(budget.get(key))) is not None
     ]
