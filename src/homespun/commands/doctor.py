@@ -154,7 +154,7 @@ def _extras() -> Iterator[Check]:
     for extra, (module, purpose) in EXTRAS.items():
         found = importlib.util.find_spec(module) is not None
         detail = f"{'installed' if found else 'not installed'}: {purpose}"
-        yield _judge(f"extra {extra}", found, detail, f"pip install {module}")
+        yield _judge(f"extra {extra}", found, detail, f"pip install 'homespun[{extra}]'")
 
 
 def _matmul() -> Iterator[Check]:
