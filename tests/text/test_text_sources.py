@@ -23,6 +23,7 @@ import zstandard
 from homespun.errors import UserError
 from homespun.text import formats
 from homespun.text.input_files import class_names, digest_files
+from homespun.text.quoting import SAMPLE_LINES
 from homespun.text.sources import Document, ReadProgress, read_documents, read_records
 
 ROWS = [
@@ -308,11 +309,32 @@ def test_columns_of_a_table_without_a_header(tmp_path: Path) -> None:
     assert read(tmp_path / "a.csv", columns=["label", "text"]) == rows
 
 
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        ("first,second,score", "a,b,1"),
+        ("score, second,first", "1,b,a"),
+        ("first,second", "a,b"),
+        ("n,score,first", "0,1,a"),
+    ],
+)
+def test_a_header_of_the_given_columns_is_read_as_one(header: str, row: str, tmp_path: Path) -> None:
+    """Files for a model that was trained on a file without a header may have one, in another order."""
+    (tmp_path / "a.csv").write_text(f"{header}\n{row}\n", encoding="utf-8")
+    expected = [dict(zip([name.strip() for name in header.split(",")], row.split(","), strict=True))]
+    assert read(tmp_path / "a.csv", columns=["first", "second", "score"]) == expected
+
+
+def test_a_value_that_is_one_of_the_given_columns_is_no_header(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("spam,Buy now\nham,Hello\n", encoding="utf-8")
+    assert [row["spam"] for row in read(tmp_path / "a.csv", columns=["spam", "text"])] == ["spam", "ham"]
+
+
 def test_tsv_keeps_quotes_beyond_the_sample(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
-    rows = [f'"{i}\n{i + 1}"\t{i}' for i in range(formats.SAMPLE_LINES)]  # the sample ends within a cell
+    rows = [f'"{i}\n{i + 1}"\t{i}' for i in range(SAMPLE_LINES)]  # the sample ends within a cell
     path.write_text("text\tlabel\n" + "\n".join(rows))
-    assert len(read(path)) == formats.SAMPLE_LINES
+    assert len(read(path)) == SAMPLE_LINES
     path.write_text('text\tlabel\n"stray\t3\n' + "plain\t5\n" * 2003)
     assert len(read(path)) == 2004
 
@@ -321,7 +343,7 @@ def test_tsv_quotations_over_several_rows_do_not_join_them(tmp_path: Path) -> No
     path = tmp_path / "a.tsv"
     rows = [("plain one", "pos"), ('"I am here.', "pos"), ('You are not."', "neg"), ("last", "pos")]
     expected = [{"text": text, "label": label} for text, label in rows]
-    for before in (0, formats.SAMPLE_LINES - 3):  # the sample may end within the quotation
+    for before in (0, SAMPLE_LINES - 3):  # the sample may end within the quotation
         lines = ["text\tlabel", *["plain\tpos"] * before, *("\t".join(row) for row in rows)]
         path.write_text("\n".join(lines))
         assert read(path)[before:] == expected

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from homespun.errors import UserError
+from homespun.text.quoting import SAMPLE_LINES, is_quoted
 
 Record = Mapping[str, Any]  # values by column
 NumberedRecord = tuple[int, Record]  # line number, or record number in formats without lines, from 1
@@ -47,7 +48,6 @@ FIELD_LIMIT = 1 << 27  # characters of a csv cell; a longer one is an unclosed q
 # the option of a command, the setting of a recipe, and the argument in Python
 _SET_ENCODING = "give its encoding, such as cp1252, by --encoding, data.encoding or encoding="
 _COLUMNS = "--columns, data.columns or columns="
-SAMPLE_LINES = 1000  # lines of a tsv file that decide whether its cells are quoted
 
 _BYTE_ORDER_MARKS = (  # UTF-32 first: its marks begin with those of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -163,7 +163,7 @@ def read_tsv(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[Numb
     """Read cells between tabs, verbatim unless the first lines seem quoted."""
     rows = _lines(stream, name, options._replace(skipped=None))
     sample = list(itertools.islice(rows, SAMPLE_LINES))
-    return _table(itertools.chain(sample, rows), name, options.columns, delimiter="\t", quoted=_is_quoted(sample))
+    return _table(itertools.chain(sample, rows), name, options.columns, delimiter="\t", quoted=is_quoted(sample))
 
 
 def read_jsonl(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
@@ -299,24 +299,34 @@ def _checked(encoding: str) -> str:
 def _table(
     rows: Iterable[str], name: str, columns: Sequence[str] | None, *, delimiter: str, quoted: bool
 ) -> Iterator[NumberedRecord]:
+    """Yield a record for each row of a table.
+
+    The first row has the names of the columns unless ``columns`` are given: then it is a header only if it has these
+    names, since other files of a model that was trained without a header may have one.
+
+    Raises:
+        UserError: two columns of one name, a row with more or fewer cells than the others, or a stray quote.
+    """
     csv.field_size_limit(FIELD_LIMIT)
     lines = (f"{row}\n" for row in rows)
     reader = csv.reader(
         lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE, strict=True
     )
-    header = None if columns is None else list(columns)
+    header: list[str] | None = None
+    names = "the header"
     try:
         for row in reader:
             if not row:
                 continue
-            if header is None:
+            if header is None and columns is not None and not _is_header(row, columns):
+                header, names = list(columns), "columns"
+            elif header is None:
                 header = [cell.strip() for cell in row]
                 # Excel writes empty names for columns that were once used
                 if repeated := [cell for i, cell in enumerate(header) if cell and cell in header[:i]]:
                     raise UserError(f"{name} has two columns {repeated[0]!r}; rename one, or set {_COLUMNS}")
                 continue
             if len(row) != len(header):
-                names = "columns" if columns is not None else "the header"
                 raise UserError(
                     f"{name}, line {reader.line_num} has {len(row)} cells, {names} has {len(header)} "
                     f"({', '.join(header)}); correct the line, or set {_COLUMNS} for a file without a header"
@@ -326,28 +336,13 @@ def _table(
         raise UserError(f"{name}, line {reader.line_num}: {error}; double each quote inside a quoted cell") from error
 
 
-def _is_quoted(sample: Sequence[str]) -> bool:
-    """True if the lines of a tsv file were written by a program that quotes cells."""
-    if not any(cell.startswith('"') for line in sample for cell in line.split("\t")):
-        return False
-    reader = csv.reader((f"{line}\n" for line in sample), delimiter="\t", strict=True)
-    widths, finished, spanning, doubled = set(), 0, False, False
-    try:
-        for row in reader:
-            widths.add(len(row))
-            spanning |= reader.line_num > finished + 1
-            doubled |= any('"' in cell for cell in row)
-            finished = reader.line_num
-    except csv.Error:
-        # the sample may end within a cell of a few lines; after a stray quote the cell has many more
-        if len(sample) < SAMPLE_LINES or reader.line_num < len(sample) or len(sample) - finished > 20:
-            return False
-        spanning = True
-    # quoted speech may span rows too; quoting programs leave lines of other widths, or doubled quotes
-    unquoted_widths = {len(line.split("\t")) for line in sample if line}
-    if spanning and not doubled and len(unquoted_widths) == 1 and unquoted_widths != {1}:
-        return False
-    return len(widths - {0}) == 1
+def _is_header(row: Sequence[str], columns: Sequence[str]) -> bool:
+    """True for a first row of the names ``columns``, or with several of them.
+
+    One name among other cells may be a value, such as the label ``spam`` in a column ``spam``.
+    """
+    cells = [cell.strip() for cell in row]
+    return cells == list(columns) or len(set(cells) & set(columns)) > 1
 
 
 def _json_values(texts: Iterator[str], name: str, options: ReadOptions) -> Iterator[Any]:
