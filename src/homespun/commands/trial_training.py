@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -16,20 +16,21 @@ from homespun.commands.result import summarise, watch
 from homespun.commands.trials import Trial, write_run_predictions
 from homespun.commands.workload import finetuning_work, training_loader, typical_batch
 from homespun.config import Tree
+from homespun.data.loader import Loader
 from homespun.hf.export import export_run
-from homespun.metrics.classification import Metrics
+from homespun.metrics.classification import Metrics, scalars
 from homespun.metrics.registry import check_best_metric
 from homespun.models.bundle import ModelBundle, load_weights, save_model
 from homespun.models.composite_heads import summarize_mix
 from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
-from homespun.tasks.protocol import CalibratedTask, Task, TaskRows, TrainingSetup, validate
+from homespun.tasks.protocol import CalibratedTask, Task, TaskObjective, TaskRows, TrainingSetup
 from homespun.training.config import TrainConfig
 from homespun.training.devices import DistributedContext
 from homespun.training.run import Run
 from homespun.training.step import check_sharding
 from homespun.training.trainer import Trainer
-from homespun.training.validation import EvalResult
+from homespun.training.validation import EvalResult, evaluate_loss
 
 
 class TrialResult(BaseModel):
@@ -101,7 +102,7 @@ def train_trial(
 
     def evaluate() -> EvalResult:
         rows, objective = prepared.parts[1], prepared.recipe.objective
-        return validate(task, objective, setup, rows, batch_size=rows_that_fit(trainer))
+        return _validate(task, objective, setup, rows, batch_size=rows_that_fit(trainer))
 
     trainer = Trainer(setup.objective, loader, config, run, validate=evaluate)
     watch(trainer, display, f"fine-tuning {run.path.name}")
@@ -155,3 +156,17 @@ def _evaluate(
         counts={name: sum(rows.counts[name] for rows in parts) for name in parts[0].counts},
         **notable_predictions(task, trial, measured.predictions),
     )
+
+
+def _validate(
+    task: Task[object, TaskRows], objective: TaskObjective, setup: TrainingSetup, rows: TaskRows, *, batch_size: int
+) -> EvalResult:
+    """Compute the loss and, if the objective has any, the metrics on the validation rows, to select the checkpoint."""
+    metrics = task.measure(setup.objective.model, rows, batch_size=batch_size).metrics if objective.metrics else {}
+    if setup.loss_from_metrics is not None:
+        loss = setup.loss_from_metrics(metrics)
+        return EvalResult(loss, {"loss": loss}, scalars(metrics))
+    labelled = rows if setup.labelled_rows is None else setup.labelled_rows(rows)
+    loader = Loader(labelled, setup.collate, batch_size=batch_size, seed=0)
+    evaluated = evaluate_loss(setup.objective, loader.once(), next(setup.objective.parameters()).device)
+    return replace(evaluated, metrics=scalars(metrics))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypedDict, TypeVar
@@ -23,7 +23,7 @@ from homespun.config import Config
 from homespun.data.labels import Labels, read_rows
 from homespun.data.rows import Rows
 from homespun.errors import UserError
-from homespun.metrics.classification import Metrics, scalars
+from homespun.metrics.classification import Metrics
 from homespun.tasks.calibration import Calibration
 from homespun.text.formats import Record
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # imported late: linear models need no torch
     from homespun.models.bundle import ModelBundle
     from homespun.models.model import Model
     from homespun.objectives.protocol import Objective, WrappedClassifier
-    from homespun.training.validation import EvalResult
 
 Part = Literal["train", "validation", "test"]
 InputKind = Literal["text", "pair", "question", "sentences"]
@@ -389,23 +388,6 @@ class TaskObjective(Config, ABC):
 def task_metadata(kind: str, data: TaskData, learned: Mapping[str, object] | None = None) -> dict[str, object]:
     """Return the ``task`` of a stored model: kinds of objective and data, settings of the data, and learned values."""
     return {"kind": kind, "data": data.kind} | ({"learned": learned} if learned else {}) | data.stored_settings()
-
-
-def validate(
-    task: Task[Any, RowsOfTask], objective: TaskObjective, setup: TrainingSetup, rows: RowsOfTask, *, batch_size: int
-) -> EvalResult:
-    """Compute the loss and, if the objective has any, the metrics on the validation rows, to select the checkpoint."""
-    from homespun.data.loader import Loader
-    from homespun.training.validation import EvalResult, evaluate_loss
-
-    metrics = task.measure(setup.objective.model, rows, batch_size=batch_size).metrics if objective.metrics else {}
-    if setup.loss_from_metrics is not None:
-        loss = setup.loss_from_metrics(metrics)
-        return EvalResult(loss, {"loss": loss}, scalars(metrics))
-    labelled = rows if setup.labelled_rows is None else setup.labelled_rows(rows)
-    loader = Loader(labelled, setup.collate, batch_size=batch_size, seed=0)
-    evaluated = evaluate_loss(setup.objective, loader.once(), next(setup.objective.parameters()).device)
-    return replace(evaluated, metrics=scalars(metrics))
 
 
 def check_length(name: str, length: int, limit: int, hint: str = "") -> None:
