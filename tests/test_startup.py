@@ -12,9 +12,12 @@ from homespun.commands.recipe import load_recipe, settings_schema
 from homespun.crf import fit_crf
 from homespun.data.labels import Labels
 from homespun.errors import UserError
+from homespun.extractive import fit_ranker
 from homespun.linear import PLAIN, fit_linear
 from homespun.ngrams import Texts
 from homespun.recipes import check_recipe, recipe_names
+from homespun.tasks.seq2seq_data import TextPairsData
+from homespun.tasks.summarizers import ExtractiveSummarizer
 from homespun.tasks.taggers import LinearTagger, TaggedData
 from homespun.tasks.text_models import LinearTextModel, save_text_model
 from homespun.tasks.texts import LabelledData
@@ -113,6 +116,15 @@ def test_linear_taggers_predict_without_torch_and_scikit_learn(tmp_path: Path) -
     (model,) = fit_crf(sentences, tags, Labels(("A", "N")), epochs=1)
     LinearTagger(model, TaggedData()).save(tmp_path / "model")
     ((status, modules),) = run_all([["predict", str(tmp_path), "good soup"]])
+    assert status == 0
+    assert not modules & (HEAVY - {"numpy", "scipy", "pyarrow"})
+
+
+def test_extractive_summarizers_predict_without_torch(tmp_path: Path) -> None:
+    sources = ["Bread rose. Soup boiled.", "Soup cooled. Bread burned."]
+    ranker = fit_ranker(sources, [["Bread rose."], ["Bread burned."]])
+    ExtractiveSummarizer(ranker, TextPairsData()).save(tmp_path / "model")
+    ((status, modules),) = run_all([["predict", str(tmp_path), "Bread rose. Soup boiled."]])
     assert status == 0
     assert not modules & (HEAVY - {"numpy", "scipy", "pyarrow"})
 

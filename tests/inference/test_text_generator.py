@@ -14,9 +14,10 @@ from homespun.commands.generate import generate, generator
 from homespun.data.rows import Row
 from homespun.errors import UserError, escape_controls
 from homespun.hf.open import load, open_model
-from homespun.inference.generation import TextGenerationConfig, TextGenerator, TextPieces, generate_batch
+from homespun.inference.generation import TextGenerator, TextPieces, generate_batch
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
+from homespun.models.generation.settings import TextGenerationConfig
 from homespun.text.tokenizer import Tokenizer
 
 TEXTS = [

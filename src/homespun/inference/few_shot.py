@@ -19,8 +19,9 @@ from torch import Tensor
 from homespun.config import Config
 from homespun.data.rows import Row, pad
 from homespun.errors import UserError
-from homespun.inference.generation import TextGenerationConfig, generate_batch
+from homespun.inference.generation import generate_batch
 from homespun.models.backbone import Backbone
+from homespun.models.generation.settings import TextGenerationConfig
 from homespun.models.heads import LanguageModelHead
 from homespun.models.model import Model
 from homespun.nn.cache import Cache, NoCacheError

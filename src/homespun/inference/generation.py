@@ -9,14 +9,12 @@ from typing import Unpack
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from homespun.config import Config
 from homespun.data.rows import Row, pad
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
 from homespun.models.generation.search import Ends
-from homespun.models.generation.settings import GenerationArguments
+from homespun.models.generation.settings import GenerationArguments, TextGenerationConfig
 from homespun.models.generation.write import generate, stream
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
@@ -211,17 +209,6 @@ class TextGenerator:
 def _overlap(text: str, string: str) -> int:
     """Return the length of the longest suffix of ``text`` that is a proper prefix of ``string``."""
     return next((size for size in range(min(len(string) - 1, len(text)), 0, -1) if text.endswith(string[:size])), 0)
-
-
-class TextGenerationConfig(Config):
-    """Settings of generation, named as in `Model.generate`."""
-
-    num_beams: int = Field(default=1, ge=1, description="beams of beam search; 1: greedy search")
-    length_penalty: float = Field(
-        default=1.0, allow_inf_nan=False, description="a beam's score is its log-probability / length^this"
-    )
-    no_repeat_ngram_size: int = Field(default=3, ge=0, description="length of n-grams that may not repeat; 0: no limit")
-    min_new_tokens: int = Field(default=0, ge=0, description="minimum number of tokens")
 
 
 def generate_batch(

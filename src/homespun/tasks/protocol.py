@@ -55,7 +55,7 @@ class ReadOptions(TypedDict, total=False):
     data_set: str | None
     """One of several data sets that the model learned from, each with its prefix."""
     generation: Mapping[str, object] | None
-    """Generation settings that differ from training: `homespun.inference.generation.TextGenerationConfig`."""
+    """Generation settings that differ from training: `homespun.models.generation.settings.TextGenerationConfig`."""
 
 
 def paths(value: str | Path | Sequence[str | Path]) -> list[str]:

@@ -13,6 +13,8 @@ from homespun.crf import is_crf
 from homespun.data.labels import Labels
 from homespun.extractive import is_extractive
 from homespun.tasks.protocol import Measured, ReadOptions, TaskData
+from homespun.tasks.summarizers import open_summarizer
+from homespun.tasks.taggers import open_tagger
 from homespun.text.formats import Record
 
 
@@ -57,10 +59,4 @@ def open_record_model(folder: Path, **options: Unpack[ReadOptions]) -> RecordMod
     Raises:
         UserError: a file is damaged, or an option does not apply to the model.
     """
-    if is_extractive(folder):
-        from homespun.tasks.summarizers import open_summarizer  # imports torch
-
-        return open_summarizer(folder, **options)
-    from homespun.tasks.taggers import open_tagger
-
-    return open_tagger(folder, **options)
+    return open_summarizer(folder, **options) if is_extractive(folder) else open_tagger(folder, **options)

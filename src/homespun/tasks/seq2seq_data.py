@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,10 +12,12 @@ from homespun.config import Config
 from homespun.data.labels import read_rows
 from homespun.data.source_target import BREAK, Listed, Paragraphs, SourceTargetPair, parse_pair
 from homespun.errors import UserError, nearest
-from homespun.inference.generation import TextGenerationConfig
-from homespun.models.config import ModelConfig
+from homespun.models.generation.settings import TextGenerationConfig
 from homespun.tasks.protocol import Part, TaskData, check_length, files_of, paths
 from homespun.text.formats import Record
+
+if TYPE_CHECKING:  # extractive summarizers need no torch
+    from homespun.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
 

@@ -37,6 +37,17 @@ class SpecialTokens:
 GENERATION_TOKENS = {field.name for field in fields(SpecialTokens)}
 
 
+class TextGenerationConfig(Config):
+    """Settings of generation, named as in `Model.generate`."""
+
+    num_beams: int = Field(default=1, ge=1, description="beams of beam search; 1: greedy search")
+    length_penalty: float = Field(
+        default=1.0, allow_inf_nan=False, description="a beam's score is its log-probability / length^this"
+    )
+    no_repeat_ngram_size: int = Field(default=3, ge=0, description="length of n-grams that may not repeat; 0: no limit")
+    min_new_tokens: int = Field(default=0, ge=0, description="minimum number of tokens")
+
+
 class GenerationArguments(TypedDict, total=False):
     """Keyword arguments of `Model.generate`, see `GenerationConfig`."""
 
