@@ -66,6 +66,14 @@ def test_evaluate_leaves_out_records_that_lack_the_label_column(model: str, tmp_
     assert_refused("no row of .* has a label in column 'label'", "evaluate", model, "--data", unlabelled)
 
 
+def test_text_fields_of_a_file_with_a_header(tmp_path: Path) -> None:
+    """The names of the columns of training are those of a file without a header."""
+    model = save_model(tmp_path, LabelledData(columns=["text", "label"]))
+    table = write_csv(tmp_path / "t.csv", ["topic", "body"], [["food", "food number 3"]])
+    run("predict", model, "--input", table, "--text-field", "body", "--out", tmp_path / "p.jsonl")
+    assert [row["label"] for row in read_lines(tmp_path / "p.jsonl")] == ["food"]
+
+
 @pytest.fixture
 def class_folders(tmp_path: Path) -> str:
     """Texts in a folder for each topic, and a text without a topic."""

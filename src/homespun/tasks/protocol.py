@@ -304,9 +304,14 @@ class TaskData(Config, ABC):
         """Return the fields of this config for other columns; no ``text`` or ``label=None`` keeps the columns."""
 
     def with_columns(self, options: ReadOptions) -> Self:
-        """Copy for other files, with their columns, if given, and their encoding."""
-        files = {"columns": list(options.get("columns") or ()) or self.columns, "encoding": options.get("encoding")}
-        return self.model_copy(update=self.rename_columns(options.get("text") or (), options.get("label")) | files)
+        """Copy for other files, with their columns, if given, and their encoding.
+
+        Texts of other columns than those of training are in files with a header.
+        """
+        text = options.get("text") or ()
+        columns = list(options.get("columns") or ()) or (self.columns if set(text) <= set(self.columns or ()) else None)
+        files = {"columns": columns, "encoding": options.get("encoding")}
+        return self.model_copy(update=self.rename_columns(text, options.get("label")) | files)
 
     def record_of(self, text: str) -> Record:
         """Return the record of a single text, for prediction.
