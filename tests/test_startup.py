@@ -111,6 +111,22 @@ def test_missing_columns_of_a_fit_are_refused_without_torch(option: str, linear:
     assert not modules & (HEAVY - {"numpy", "pyarrow"})
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("evaluate", "--data"), ("evaluate --text-field body", "--data"), ("predict --out o.csv", "--input")],
+)
+def test_missing_columns_are_refused_before_a_network_is_opened(command: str, name: str, tmp_path: Path) -> None:
+    """The folder has no weights: the check reads only the description of the model."""
+    described = {"format": 1, "task": {"kind": "classification", "data": "texts", "text": "text", "label": "label"}}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "homespun.json").write_text(json.dumps(described), encoding="utf-8")
+    (tmp_path / "new.csv").write_text("body,topic\na,b\n", encoding="utf-8")
+    words = command.split()
+    ((status, modules),) = run_all([[words[0], str(tmp_path), name, str(tmp_path / "new.csv"), *words[1:]]])
+    assert status == 2
+    assert not modules & (HEAVY - {"numpy", "scipy", "pyarrow"})
+
+
 def test_linear_taggers_predict_without_torch_and_scikit_learn(tmp_path: Path) -> None:
     sentences, tags = [["good", "bread"], ["bad", "soup"]], [["A", "N"], ["A", "N"]]
     (model,) = fit_crf(sentences, tags, Labels(("A", "N")), epochs=1)

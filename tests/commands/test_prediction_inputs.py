@@ -66,6 +66,20 @@ def test_evaluate_leaves_out_records_that_lack_the_label_column(model: str, tmp_
     assert_refused("no row of .* has a label in column 'label'", "evaluate", model, "--data", unlabelled)
 
 
+def test_missing_columns_are_refused_with_the_option_that_names_them(model: str, pairs: str, tmp_path: Path) -> None:
+    table = write_csv(tmp_path / "t.csv", ["body", "topic"], [["food", "food"]])
+    assert_refused("no column 'text'; .* body, topic; .* --text-field", "evaluate", model, "--data", table)
+    label = ("evaluate", model, "--data", table, "--text-field", "body")
+    assert_refused("no column 'label'; .* --label-field", *label)
+    assert_refused("no column 'one'; .* --text-field, given 2 times", "evaluate", pairs, "--data", table)
+    out = ("--out", tmp_path / "p.csv")
+    assert_refused("no column 'text'; .* --text-field", "predict", model, "--input", table, *out)
+    # a file of rows without a label, besides files with one
+    labelled = write_csv(tmp_path / "labelled.csv", ["text", "label"], [["food", "food"], ["sport", "sport"]])
+    unlabelled = write_csv(tmp_path / "unlabelled.csv", ["text"], [["food"]])
+    assert run("evaluate", model, "--data", unlabelled, "--data", labelled)["rows"] == 2
+
+
 def test_text_fields_of_a_file_with_a_header(tmp_path: Path) -> None:
     """The names of the columns of training are those of a file without a header."""
     model = save_model(tmp_path, LabelledData(columns=["text", "label"]))

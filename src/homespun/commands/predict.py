@@ -30,6 +30,7 @@ from homespun.data.corpus import Progress
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics
+from homespun.tasks.input_columns import check_input_columns
 from homespun.tasks.protocol import AnyTask, Examples, ReadOptions, TaskData, paths, prefix_errors
 from homespun.tasks.record_models import RecordModel, find_record_model, open_record_model
 from homespun.tasks.text_models import find_text_model, measure, open_text_model
@@ -62,6 +63,7 @@ def evaluate(run: str | Path, data: str | Path | Sequence[str | Path], **options
         UserError: the model was not fine-tuned, a column or data set is missing, or a label does not occur in training.
     """
     run, data = str(run), paths(data)
+    check_input_columns(run, data, labelled=True, **options)
     if (folder := find_record_model(run)) is not None:
         return open_record_model(folder, **options).measure_files(data).metrics
     if find_text_model(run) is not None:
@@ -131,6 +133,8 @@ def predict(
     run, inputs, path = str(run), paths(inputs), Path(out)
     if path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"--out must end in .jsonl or .csv, not {path.name!r}")
+    if stored is None:
+        check_input_columns(run, inputs, **options)
     predictor = _open_predictor(run, stored, quantize, **options)
     _warn_of_lines(inputs)
     empty = 0

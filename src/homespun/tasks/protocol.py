@@ -8,7 +8,7 @@ a split; *rows* are inputs of the model, more (windows of a long text) or fewer 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -244,6 +244,10 @@ class TaskData(Config, ABC):
     """Settings that baselines ignore: lengths of inputs, and generation."""
     input_kind: ClassVar[InputKind] = "text"
     """Input of a prediction."""
+    text_settings: ClassVar[tuple[str, ...]] = ()
+    """Settings of the columns that a prediction reads; none: another format has other columns."""
+    label_settings: ClassVar[tuple[str, ...]] = ("label",)
+    """Settings of the columns that an evaluation reads too."""
 
     kind: str
     train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
@@ -312,6 +316,11 @@ class TaskData(Config, ABC):
         columns = list(options.get("columns") or ()) or (self.columns if set(text) <= set(self.columns or ()) else None)
         files = {"columns": columns, "encoding": options.get("encoding")}
         return self.model_copy(update=self.rename_columns(text, options.get("label")) | files)
+
+    def missing_columns(self, names: Collection[str], *, labelled: bool) -> list[str]:
+        """Return the columns of a prediction, or of an evaluation if ``labelled``, that are not among ``names``."""
+        settings = (*self.text_settings, *(self.label_settings if labelled else ()))
+        return [name for setting in settings for name in paths(getattr(self, setting)) if name not in names]
 
     def record_of(self, text: str) -> Record:
         """Return the record of a single text, for prediction.

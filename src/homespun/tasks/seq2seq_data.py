@@ -44,6 +44,7 @@ class TextPairsData(TaskData):
     default_objective = "seq2seq"
     not_stored = ("sets", "limit", "encoding")
     not_for_baselines = ("max_source_length", "max_target_length", "prefix", "separator", "generation")
+    text_settings, label_settings = ("source",), ("target",)
 
     kind: Literal["source_target"] = "source_target"
     source: str | list[str] = Field(default="source", description="column of the source; several are joined")

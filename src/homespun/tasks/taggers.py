@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Unpack, cast
@@ -40,6 +40,7 @@ class TaggedData(TaskData):
     from_heads = ("token_classification",)
     not_stored = ("encoding",)
     not_for_baselines = ("max_length", "stride")
+    text_settings, label_settings = ("words",), ("tags",)
 
     kind: Literal["token_labels"] = "token_labels"
     words: str = Field(default="words", description="column of the words; in a CoNLL file the first column")
@@ -61,6 +62,12 @@ class TaggedData(TaskData):
         if len(text) > 1:
             raise UserError(f"--text-field is given {len(text)} times; give the one column of the words")
         return {"words": text[0] if text else self.words, "tags": label or self.tags}
+
+    def missing_columns(self, names: Collection[str], *, labelled: bool) -> list[str]:
+        """Return missing columns; a column of texts is predicted too, and a text file is evaluated as CoNLL."""
+        if "text" in names and (not labelled or len(names) == 1):
+            return []
+        return super().missing_columns(names, labelled=labelled)
 
     def split(self, record: Record, *, where: str) -> tuple[str, list[tuple[int, int]]]:
         """Return the text of a record, and the start and end of each word in characters.

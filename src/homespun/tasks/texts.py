@@ -155,6 +155,7 @@ class LabelledData(TextsData):
     missing = "which labelled texts? give data.train=FILE, with data.text=COLUMN and data.label=COLUMN"
     not_stored = ("multi_label",)  # stored with the labels
     not_for_baselines = ("max_length", "truncation")
+    text_settings = ("text",)
 
     kind: Literal["texts"] = "texts"
     text: str | list[str] = Field(default="text", description="column of the text; several are joined with a space")
@@ -216,6 +217,7 @@ class PairsData(TextsData):
 
     missing = "which pairs? give data.train=FILE, with data.first=COLUMN, data.second=COLUMN and data.label=COLUMN"
     input_kind = "pair"
+    text_settings = ("first", "second")
 
     kind: Literal["sentence_pairs"] = "sentence_pairs"
     label: str = Field(default="label", description="column of the label, number or rating")
