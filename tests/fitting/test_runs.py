@@ -122,9 +122,23 @@ def test_inputs_that_cannot_be_fitted(tmp_path: Path, records: Any, settings: An
         fit_runs(task, tmp_path / "run", fit, resume=False, display=Display(json=True), start=0.0)
 
 
+def test_one_text_is_too_few_for_a_language_model(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("a word or two\n" * 2_000)
+    fit = FitSettings(train=[str(tmp_path / "book.txt")])
+    task = find_run_task(fit)
+    assert task is not None
+    with pytest.raises(UserError, match=r"hold one text.*\.tsv"):
+        fit_runs(task, tmp_path / "run", fit, resume=False, display=Display(json=True), start=0.0)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("__label__pos a film\n\n__label__neg a bore\n", "fastText"), ("ham\tsee you\nspam\twin now\n", "to .tsv")],
+    [
+        ("__label__pos a film\n\n__label__neg a bore\n", "fastText"),
+        ("ham\tsee you\nspam\twin now\n", "2 columns .* to .tsv"),
+        ("same\tid\tfirst\tsecond\n1\t8\ta b\tb a\n", "4 columns .* label,text,column3,column4"),
+    ],
 )
 def test_labelled_lines_are_not_taken_for_plain_text(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "t.txt"

@@ -16,7 +16,7 @@ import numpy as np
 from homespun.data.source_target import SourceTargetPair
 from homespun.data.token_labels import TaggedWords
 from homespun.errors import UserError
-from homespun.fitting.columns import LABEL_NAMES, column_names
+from homespun.fitting.columns import LABEL_NAMES, check_columns, column_names
 from homespun.fitting.results import FitSettings
 from homespun.fitting.task_names import RunTaskName
 from homespun.io.json import write_lines
@@ -95,6 +95,8 @@ def find_run_task(settings: FitSettings) -> RunTask | None:
     if not sample:
         return None
     names = {name.lower(): name for name in column_names(sample)}
+    if settings.task != "auto" and (given := [*settings.label, *settings.text]) and list(names) != ["text"]:
+        check_columns(sample, given, ", ".join(settings.train))
     finders: dict[str, Callable[[Mapping[str, str], FitSettings], RunTask | None]] = {
         "token-classification": partial(_find_tags, sample[0]),
         "text-to-text": _find_pair,
@@ -166,10 +168,12 @@ def _check_unlabelled(text: str, source: str) -> None:
     ending = "for texts without labels give --task language-model"
     if lines and all(line.startswith("__label__") for line in lines):
         raise UserError(f"{source} has the format of fastText; write a csv with the columns text and label; {ending}")
-    if len(lines) > 1 and {line.count("\t") for line in lines} == {1}:
+    tabs = {line.count("\t") for line in lines}
+    if len(lines) > 1 and len(tabs) == 1 and (columns := tabs.pop() + 1) > 1:
+        names = ["label", "text", *(f"column{number}" for number in range(3, columns + 1))]
         raise UserError(
-            f"each line of {source} has two columns separated by a tab; rename it to .tsv, and without a header name "
-            f"its columns, as --columns label,text; {ending}"
+            f"each line of {source} has {columns} columns separated by a tab; rename it to .tsv, and without a header "
+            f"name its columns, as --columns {','.join(names)}; {ending}"
         )
 
 

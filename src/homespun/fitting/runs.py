@@ -389,12 +389,17 @@ def _kind(stored: ModelBundle) -> str:
 
 
 def _check_amount(texts: Iterable[str]) -> None:
-    """Raise `UserError` for too little text to pretrain on."""
+    """Raise `UserError` for too little text to pretrain on, or for one text, of which none can be held out."""
     characters = 0
-    for text in texts:
+    for number, text in enumerate(texts, start=1):
         characters += len(text)
-        if characters >= MIN_CHARACTERS:
+        if characters >= MIN_CHARACTERS and number > 1:
             return
+    if characters >= MIN_CHARACTERS:
+        raise UserError(
+            "the files hold one text, and some texts are held out; divide it into several .txt files, or name it .tsv "
+            "and give --columns text, so that each line is a text"
+        )
     raise UserError(
         f"the texts have {characters:,} characters, and pretraining needs {MIN_CHARACTERS:,}; give more text with "
         f"--texts, or a checkpoint with --from"
