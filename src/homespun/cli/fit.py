@@ -76,10 +76,7 @@ def fit(
     seconds = parse_option(parse_duration, time, "--time") or 0.0
     bytes_ = parse_option(parse_bytes, memory, "--memory")
     kind = check_choice(task, TASKS, "--task")
-    from homespun.fitting.columns import check_fields
-
-    check_fields(train, [*(label or ()), *(text or ())], encoding=encoding, columns=split_list(columns))
-    from homespun.fitting.fit import fit as command  # imports torch, after the options are checked
+    from homespun.fitting.fit import fit as command
 
     with writing(out, as_json) as display:
         result = command(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from itertools import islice, permutations
+from itertools import permutations
 
 from homespun.data.labels import label_name, parse_flag
 from homespun.errors import UserError
 from homespun.report import formats
 from homespun.text.clean import split_words
 from homespun.text.formats import Record
-from homespun.text.input_files import is_local
-from homespun.text.sources import read_records
 
 LABEL_NAMES = (
     ("label", "labels", "class", "target"),
@@ -57,22 +55,6 @@ def check_columns(sample: Sequence[Record], given: Sequence[str], source: str) -
         if name not in names:
             several = "; repeat the option for several columns" if set(name.split(",")) <= set(names) else ""
             raise UserError(f"{source} has no column {name!r}; there are: {', '.join(names)}{several}")
-
-
-def check_fields(
-    files: Sequence[str], given: Sequence[str], *, encoding: str | None = None, columns: Sequence[str] | None = None
-) -> None:
-    """Check that local ``files`` have columns of the ``given`` names, before torch is imported; see `check_columns`.
-
-    Files of plain texts are not checked: their columns depend on the task.
-
-    Raises:
-        UserError: a missing column, or files that cannot be read.
-    """
-    if given and all(map(is_local, files)):
-        sample = list(islice(read_records(files, encoding=encoding, columns=columns), SAMPLE))
-        if column_names(sample) != ["text"]:
-            check_columns(sample, given, ", ".join(files))
 
 
 def no_header(sample: Sequence[Record], value: str, source: str, label: str | None = None) -> UserError:

@@ -1,4 +1,7 @@
-"""Fit: train and select a model on files within a time limit."""
+"""Fit: train and select a model on files within a time limit.
+
+torch is imported when the files have been read, so that errors in them are printed at once.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,18 @@ from typing import cast
 
 import numpy as np
 
-from homespun.commands.trials import write_run_predictions
 from homespun.config import Tree, validate
 from homespun.errors import UserError
 from homespun.fitting.card import write_card
 from homespun.fitting.inspection import Inspection, inspect
-from homespun.fitting.ladder import Ladder
-from homespun.fitting.networks import open_source
 from homespun.fitting.page import write_page
-from homespun.fitting.results import RESULT, SETTINGS, FitSettings, open_folder, summarise, write_results
+from homespun.fitting.results import RESULT, SETTINGS, FitSettings, check_folder, open_folder, summarise, write_results
 from homespun.fitting.run_tasks import find_run_task
-from homespun.fitting.runs import fit_runs
 from homespun.fitting.task_names import TaskName, TextTaskName
 from homespun.io.json import read_object
 from homespun.report.console import SILENT, Display
 from homespun.tasks.protocol import paths
 from homespun.text.input_files import check_output, find_parts
-from homespun.training.trainer import Interrupted
 
 Inputs = str | Path | Sequence[str | Path]
 """One input or several."""
@@ -112,11 +110,14 @@ def fit(
     settings = validate(FitSettings, given, source="fit")
     if resume and (folder / RESULT).is_file() and settings.is_stored(folder / SETTINGS):
         return read_object(folder / RESULT)
+    check_folder(folder, settings, resume=resume)
     check_output(folder, (*train, *test, *texts))
     if task != "language-model" and (parts := next(filter(None, map(find_parts, train)), None)):
         raise UserError(f"{', '.join(train)} has training and test files; give {parts[0]} --test {parts[1]}")
     start = time.monotonic()
     if (run_task := find_run_task(settings)) is not None:
+        from homespun.fitting.runs import fit_runs
+
         with _resumable(folder):
             return fit_runs(run_task, folder, settings, resume=resume, display=display, start=start)
     kind = cast(TextTaskName, task)  # the other tasks have returned
@@ -138,6 +139,8 @@ def fit(
 @contextmanager
 def _resumable(folder: Path) -> Iterator[None]:
     """Raise `Interrupted` with the way to continue, and the finished candidates, if the block is interrupted."""
+    from homespun.training.trainer import Interrupted
+
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as error:
@@ -162,6 +165,10 @@ def fit_examples(
     Of ``settings``, time, texts and pretrained models are used; with ``resume`` they must be those of the stopped fit
     in ``folder``. The time starts at ``start``, by `time.monotonic`; now by default.
     """
+    from homespun.commands.trials import write_run_predictions
+    from homespun.fitting.ladder import Ladder
+    from homespun.fitting.networks import open_source
+
     start = time.monotonic() if start is None else start
     sources = [open_source(path, inspection) for path in settings.start_from]
     open_folder(folder, settings, resume=resume)

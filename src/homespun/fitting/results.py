@@ -105,7 +105,14 @@ def _size(size: int) -> str:
 
 
 def open_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:
-    """Create the folder of a fit, or check that it holds the same fit.
+    """Create the folder of a fit, or remove the result of the same fit; see `check_folder`."""
+    check_folder(folder, settings, resume=resume)
+    (folder / RESULT).unlink(missing_ok=True)
+    write_text(folder / SETTINGS, json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
+
+
+def check_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:
+    """Check that the folder of a fit is new or, with ``resume``, holds the same fit.
 
     Raises:
         UserError: the folder has other content, or was made with other settings.
@@ -119,10 +126,8 @@ def open_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:
         different = sorted(name for name, value in given if earlier.get(name) != value)
         if set(different) - {"seconds"}:
             raise UserError(f"{folder} was made with another {', '.join(different)}; give the same, or another --out")
-        (folder / RESULT).unlink(missing_ok=True)
     elif folder.is_file() or entries(folder):
         raise UserError(f"{folder} is not empty; give --out a new folder")
-    write_text(path, json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
 
 
 def summarise(
