@@ -43,6 +43,8 @@ COMMANDS = {
     "pretrain classify": 2,
     "finetune classify data.train=/nosuch.csv --from /nosuch": 2,
     "show batch bert-mini objective.probability=2": 2,
+    "few-shot . --data /nosuch.csv": 2,
+    "baselines classify data.train=pyproject.toml --from /nosuch": 2,
 }
 HEAVY = {"torch", "numpy", "scipy", "sklearn", "pandas", "pyarrow", "accelerate", "matplotlib", "onnx", "transformers"}
 PROGRAM = """

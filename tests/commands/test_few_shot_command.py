@@ -87,7 +87,7 @@ def test_what_the_options_cannot_be() -> None:
         ("few-shot: ", "--shots", "few"),
         ("few-shot: ", "--calibrated", "--score", "generated"),
     ):
-        assert_refused(message, "few-shot", "nowhere", "--data", "x.csv", *words)
+        assert_refused(message, "few-shot", "nowhere", "--data", __file__, *words)
 
 
 def test_examples_are_nested_and_balanced() -> None:

@@ -14,11 +14,11 @@ from homespun.cli.options import (
     Resume,
     check_recipe,
     check_source,
+    check_start,
     parse_integers,
     print_line,
     print_result,
 )
-from homespun.errors import UserError
 
 
 def compare(
@@ -105,14 +105,17 @@ def benchmark(
 def baselines(
     recipe: Annotated[str, typer.Argument(help="Fine-tuning recipe: name or .yaml file.")],
     overrides: Overrides = None,
-    start_from: Annotated[str, typer.Option("--from", help="Pretrained model; its tokenizer reads the examples.")] = "",
+    start_from: Annotated[
+        str | None,
+        typer.Option("--from", callback=check_source, help="Pretrained model; its tokenizer reads the examples."),
+    ] = None,
     out: Out = Path("runs/baselines"),
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
     """Train and evaluate the baselines of a fine-tuning recipe."""
-    if not start_from:
-        raise UserError("--from is missing; give a model that the recipe could fine-tune, for its tokenizer")
+    check_start("finetune", start_from)
+    assert start_from is not None
     check_recipe(recipe, overrides or (), "finetune")
 
     from homespun.commands.recipe import finetune_recipe

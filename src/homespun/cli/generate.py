@@ -175,10 +175,14 @@ def summarize(
 def few_shot(
     run: Annotated[str, typer.Argument(callback=check_source, help="Generative model: causal or encoder-decoder.")],
     data: Annotated[
-        list[str], typer.Option("--data", help="Labelled file, glob or folder with the examples of the prompts.")
+        list[str],
+        typer.Option(
+            "--data", callback=check_inputs, help="Labelled file, glob or folder with the examples of the prompts."
+        ),
     ],
     test: Annotated[
-        list[str] | None, typer.Option("--test", help="Test examples; default: examples of --data.")
+        list[str] | None,
+        typer.Option("--test", callback=check_inputs, help="Test examples; default: examples of --data."),
     ] = None,
     text: Annotated[
         list[str] | None, typer.Option("--text-field", help="Text column, default: text; repeatable.")
