@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -123,6 +124,9 @@ def test_regressor_predicts_numbers() -> None:
         (["a b", "c"] * 2, pd.Series(["x", None, "x", "y"], dtype="string"), "missing values"),
         (["a b", "c"] * 2, [0, float("nan"), 0, 1], "missing values"),
         (["a b"] * 4, [0.5, 0.25, 0.1, 0.3], "Unknown label type"),
+        (["a b"] * 4, ["x"] * 4, "one class, x$"),
+        (csr_matrix(np.eye(2)), ["x", "y"], "not a csr_matrix"),
+        ((text for text in ("a", "b")), ["x", "y"], "not a generator"),
     ],
 )
 def test_what_cannot_be_learned_is_refused(texts: object, labels: list, message: str) -> None:

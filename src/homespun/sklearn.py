@@ -125,7 +125,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         check_classification_targets(labels)
         self.classes_, indices = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"TextClassifier needs at least two classes; y has one class, {self.classes_[0]!r}")
+            raise ValueError(f"TextClassifier needs at least two classes; y has one class, {self.classes_[0]}")
         names = tuple(map(str, range(len(self.classes_))))
         self._train(texts, [names[index] for index in indices], Labels(names))
         return self
@@ -171,6 +171,8 @@ def _texts(X: ArrayLike) -> list[str]:
     if isinstance(X, str):
         raise ValueError("X must be a sequence of texts, not a single text")
     values = np.asarray(X, dtype=object)
+    if not values.ndim:  # such as a sparse matrix, a generator or a set
+        raise ValueError(f"X must be a sequence of texts, not a {type(X).__name__}; give a list, without a vectorizer")
     if values.size != len(values):
         raise ValueError(f"X must be one column of texts, not an array of shape {values.shape}")
     texts: list[str] = values.ravel().tolist()
