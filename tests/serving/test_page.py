@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from served_models import LABELS, TEXTS
 
+from homespun.errors import UserError
 from homespun.serving import page
 from homespun.serving.models import Models
 
@@ -92,12 +93,24 @@ def test_another_column_and_another_model(client: TestClient) -> None:
     assert "tags" in client.get(f"/files/{name}/predictions.csv").text.splitlines()[0]
 
 
-def test_a_missing_column_is_an_error_of_the_job(client: TestClient) -> None:
-    name = send(client, csv_of([TEXTS[0]], header=("headline",)))
+def test_a_missing_column_is_refused(client: TestClient) -> None:
+    answer = client.post("/files", files={"file": ("new.csv", csv_of([TEXTS[0]], header=("headline",)))})
+    assert answer.status_code == 422
+    message = answer.json()["error"]["message"]
+    assert "'text'" in message
+    assert "headline" in message
+    assert "/" not in message  # no path of the server
+    assert "--" not in message  # no option of the command line
+
+
+def test_an_error_of_a_job_is_reported(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_run: str, _inputs: list[str], out: Path, **_: object) -> None:
+        raise UserError(f"{out} cannot be written")
+
+    monkeypatch.setattr(page, "predict", fail)
+    name = send(client, csv_of([TEXTS[0]]))
     job = wait(client, name)
-    assert job["state"] == "failed"
-    assert "'text'" in str(job["error"])
-    assert "/" not in str(job["error"])  # no path of the server
+    assert (job["state"], job["error"]) == ("failed", "predictions.csv cannot be written")
     assert client.get(f"/files/{name}/predictions.csv").status_code == 409
 
 

@@ -21,6 +21,7 @@ from homespun.errors import UserError, first_line
 from homespun.serving.errors import ApiError, error_responses
 from homespun.serving.models import ServedModel
 from homespun.serving.requests import get_model
+from homespun.tasks.input_columns import check_input_columns
 from homespun.text.sources import read_records
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,8 @@ class FileJobs:
         """Store and validate a CSV file, and queue its job.
 
         Raises:
-            ApiError: too many jobs (429), the file is too large (413), or it is not a CSV file with rows (422).
+            ApiError: too many jobs (429), the file is too large (413), or it is not a CSV file with rows and
+                the columns of the model (422).
         """
         job = FileState(id=secrets.token_urlsafe(16), rows=0, done=0, state="waiting", error=None)
         with self._lock:
@@ -99,13 +101,16 @@ class FileJobs:
         try:
             folder.mkdir()
             _store(content, folder / "input.csv")
-            job.rows = sum(1 for _ in read_records([str(folder / "input.csv")]))
-            self._pool.submit(self._run, job, model, folder, column)
+            file, text = str(folder / "input.csv"), None if column is None else [column]
+            check_input_columns(str(model.source), [file], text=text)
+            job.rows = sum(1 for _ in read_records([file]))
+            self._pool.submit(self._run, job, model, folder, text)
         except BaseException as error:
             with self._lock:
                 self._remove(job)
             if isinstance(error, UserError):
-                raise ApiError(422, str(error).replace(f"{folder}/", "")) from None
+                message = str(error).replace(f"{folder}/", "").partition("; name the text")[0]  # by an option
+                raise ApiError(422, message) from None
             raise
         return job
 
@@ -141,7 +146,7 @@ class FileJobs:
         assert self._folder is not None
         shutil.rmtree(Path(self._folder.name) / job.id, ignore_errors=True)
 
-    def _run(self, job: FileState, model: ServedModel, folder: Path, column: str | None) -> None:
+    def _run(self, job: FileState, model: ServedModel, folder: Path, text: list[str] | None) -> None:
         def report(done_bytes: int, done_documents: int) -> None:
             job.done = done_documents
             if self._ended.is_set():
@@ -149,7 +154,6 @@ class FileJobs:
 
         job.state = "running"
         labelled, bundle = folder / "predictions.csv", model.pipeline.bundle
-        text = None if column is None else [column]
         try:
             predict(str(model.source), [str(folder / "input.csv")], labelled, stored=bundle, progress=report, text=text)
             job.done = job.rows
