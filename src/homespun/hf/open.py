@@ -118,7 +118,7 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
         return open_huggingface(folder, head=head)
     for candidate, (name, title) in itertools.product((folder, folder / "model"), _WITHOUT_NETWORK.items()):
         if (candidate / name).is_file():
-            use = _CLASSIFIER_USES if name in _CLASSIFIERS else "use it with predict or evaluate"
+            use = _CLASSIFIER_USES if name in _CLASSIFIERS else "use it with predict, evaluate or serve"
             raise UserError(f"{folder} holds {title}; {_suggest_networks(folder, candidate) or use}")
     if (folder / _FIT).is_file():
         finished = [f", or give {path.parent}" for path in sorted(folder.glob("candidates/*/model"))]
