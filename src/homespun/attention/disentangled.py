@@ -13,7 +13,7 @@ from homespun.attention.full import attend
 from homespun.attention.multi_head import AttentionSettings, AttentionSpec, inner_size, split_heads
 from homespun.errors import UserError
 from homespun.nn.layers import Dropout
-from homespun.nn.masks import Mask, zero_fully_masked
+from homespun.nn.masks import Mask, additive_mask, zero_fully_masked
 from homespun.nn.patterns import FULL, Sparse
 from homespun.nn.torch_private import FunctionContext
 
@@ -96,8 +96,8 @@ class AddedScores(nn.Module):
         """Return (batch, heads, queries, head_dim); ``added`` is (batch, heads, queries, keys)."""
         table = mask.dense(self.sparse, query.shape[-2], key.shape[-2], query.device)
         dropout = self.dropout if self.training else 0.0
-        if table is not None:  # half of the least number: the sum with a score is finite, as a row of -inf gives NaN
-            added = added.masked_fill(~table, torch.finfo(added.dtype).min / 2)
+        if table is not None:
+            added = added + additive_mask(table, added.dtype)
         values = attend(query, key, value, table=added, dropout=dropout, scale=self.scale)
         return zero_fully_masked(values, table)
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from homespun.attention.multi_head import AttentionSettings, AttentionSpec
 from homespun.nn.layers import drop
-from homespun.nn.masks import Mask, zero_fully_masked
+from homespun.nn.masks import Mask, additive_mask, zero_fully_masked
 from homespun.nn.patterns import FULL, Sparse
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -50,10 +50,8 @@ def attend(
         table = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
     scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
     dtype = scores.dtype
-    if table is not None and table.dtype == torch.bool:  # the least finite number: a row of -inf gives NaN
-        scores = scores.masked_fill(~table, torch.finfo(dtype).min)
-    elif table is not None:
-        scores = scores + table
+    if table is not None:
+        scores = scores + (additive_mask(table, dtype) if table.dtype == torch.bool else table)
     return drop(scores.softmax(-1).to(dtype), dropout) @ value
 
 

@@ -12,7 +12,7 @@ from homespun.attention.multi_head import AttentionSettings, AttentionSpec, inne
 from homespun.attention.relative_bias import bucket_of
 from homespun.errors import UserError
 from homespun.nn.layers import Dropout
-from homespun.nn.masks import Mask
+from homespun.nn.masks import Mask, additive_mask
 from homespun.nn.patterns import FULL
 
 
@@ -79,7 +79,7 @@ class NgramAttention(nn.Module):
             keys, values = mask.cache.extend(self, keys, values)
         allowed = self._allowed(mask, queries, keys)
         scores = query[:, :, 0] @ keys.mT + self._distance_bias(biases[:, :, 0], mask, keys.shape[2], ahead=0)
-        weights = self.dropout(_masked(scores, allowed).softmax(-1))
+        weights = self.dropout((scores + additive_mask(allowed, scores.dtype)).softmax(-1))
         # zeros for queries that see no key
         outputs = [torch.where(allowed.any(-1, keepdim=True), weights @ values, 0.0)[:, :, None]]
         if streams > 1:
@@ -106,7 +106,7 @@ class NgramAttention(nn.Module):
 
         allowed = mask.once(("n-gram streams", streams, queries, main), build)  # (batch or 1, 1, streams, seq, keys)
         scores = (query.flatten(2, 3) @ keys.mT).view(*query.shape[:-1], main)
-        scores = _masked(scores + self._distance_bias(biases, mask, main, ahead=1), allowed)
+        scores = scores + self._distance_bias(biases, mask, main, ahead=1) + additive_mask(allowed, scores.dtype)
         self_score = (query * key).sum(-1, keepdim=True) + biases[..., :1]  # distance 0
         weights = self.dropout(torch.cat([scores, self_score], -1).softmax(-1))
         from_main = weights[..., :-1].flatten(2, 3) @ values
@@ -142,11 +142,6 @@ class NgramAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_buckets={self.num_buckets}, relative_max_distance={self.relative_max_distance}"
-
-
-def _masked(scores: Tensor, allowed: Tensor) -> Tensor:
-    # the least finite number: a row of -inf gives NaN
-    return scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
 
 
 class NgramAttentionConfig(AttentionSettings):
