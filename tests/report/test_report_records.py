@@ -186,10 +186,10 @@ def test_nested_parts_of_an_architecture_are_words(tmp_path: Path, pretraining: 
         "patterns": [{"kind": "window", "radius": 16, "dilation": 2}, {"kind": "random_blocks", "size": 8, "count": 1}],
         "global_tokens": {"first": 1, "block": 0, "projections": False},
     }
-    backbone = {"num_hidden_layers": 3, "hidden_size": 128, "attention": attention}
+    backbone = {"num_hidden_layers": 1, "hidden_size": 128, "attention": attention}
     description = architecture(dataclasses.replace(record, config={"model": backbone}, result=RunResult()))
     assert description == (
-        "3 layers × 128, sparse attention (window (radius 16, dilation 2) + random blocks (size 8, count 1), "
+        "1 layer × 128, sparse attention (window (radius 16, dilation 2) + random blocks (size 8, count 1), "
         "global_tokens (first 1))"
     )
 

@@ -294,9 +294,10 @@ def architecture(record: RunRecord) -> str | None:
     backbone = _find(record.config, "num_hidden_layers")
     if backbone is None:
         return f"from {record.result.start_from}" if record.result.start_from else None
-    cell = backbone.get("cell")
-    layers = "layers" if cell is None else f"{str(cell).upper()} layers"
-    words = [f"{backbone.get('num_hidden_layers')} {layers} × {backbone.get('hidden_size')}"]
+    cell, count = backbone.get("cell"), backbone.get("num_hidden_layers")
+    layers = "layer" if count == 1 else "layers"
+    kind = layers if cell is None else f"{str(cell).upper()} {layers}"
+    words = [f"{count} {kind} × {backbone.get('hidden_size')}"]
     if cell is not None:
         ways = [word.replace("_", " ") for word in ("bidirectional", "independent_directions") if backbone.get(word)]
         return ", ".join([*words, *ways, *(["characters"] if backbone.get("characters") else [])])
