@@ -22,7 +22,7 @@ from homespun.errors import UserError
 from homespun.models.bundle import load_model, save_model
 from homespun.models.config import ModelConfig
 from homespun.tasks.calibration import Calibration, calibrate
-from homespun.text.clean import NearDuplicatePairs
+from homespun.text.duplicates import NearDuplicatePairs
 from homespun.text.tokenizer import Tokenizer
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}

@@ -16,7 +16,7 @@ from homespun.data import document_set, shards
 from homespun.data.corpus import Corpus, build_corpus, random_keys
 from homespun.data.document_set import split_documents
 from homespun.errors import UserError
-from homespun.text.clean import splitmix64
+from homespun.text.hashing import splitmix64
 from homespun.text.sources import Document
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from homespun.data.corpus import random_keys
 from homespun.data.loader import feistel_shuffle
-from homespun.text.clean import splitmix64
+from homespun.text.hashing import splitmix64
 
 
 def test_a_part_of_an_order_is_that_part():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from homespun.text.clean import find_near_duplicates, similarity
+from homespun.text.duplicates import find_near_duplicates, similarity
 
 
 def _text(seed: int, words: int = 61) -> str:
@@ -50,7 +50,7 @@ def test_short_texts_are_duplicates_only_if_equal() -> None:
 
 
 def test_most_similar_text_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homespun.text.clean._TRAINING_CHUNK", 2)
+    monkeypatch.setattr("homespun.text.duplicates._TRAINING_CHUNK", 2)
     text = _text(3)
     training = [_changed(text, (0,)), _text(5), _text(7), text, _changed(text, (60,))]
     assert find_near_duplicates(training, [text]).of == (3,)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homespun.errors import UserError
-from homespun.text.clean import ExactDuplicates, NearDuplicates, _shingles, normalise, sentence_spans, similarity
+from homespun.text.clean import normalise, sentence_spans
+from homespun.text.duplicates import ExactDuplicates, NearDuplicates, _shingles, similarity
 
 TEXT = st.text(
     alphabet=st.one_of(st.sampled_from(" \n\t\r.!?…A a1\u0301\xa0\u2028\u200b\x00\"'"), st.characters(codec="utf-8"))
@@ -71,13 +72,13 @@ def test_near_duplicates_recall_and_precision(threshold: float) -> None:
     for _ in range(701):
         text = words(rng, 211)
         other = edited(rng, text, rng.randrange(41))
-        first, second = (set(_shingles(" ".join(t)).tolist()) for t in (text, other))
+        first, second = (set(_shingles([" ".join(t)])[0].tolist()) for t in (text, other))
         similarity = len(first & second) / len(first | second)
         if abs(similarity - threshold) < 0.1 and similarity != 1.0:
             continue
         seen = NearDuplicates(threshold, capacity=100)
-        assert seen.is_new(" ".join(text))
-        found[similarity > threshold].append(not seen.is_new(" ".join(other)))
+        assert seen.are_new([" ".join(text)]) == [True]
+        found[similarity > threshold].append(not seen.are_new([" ".join(other)])[0])
     recall = sum(found[True]) / len(found[True])
     wrong = sum(found[False]) / len(found[False])
     assert recall > 0.95, recall
@@ -89,14 +90,14 @@ def test_near_duplicates_among_many_are_deterministic() -> None:
     texts = [" ".join(words(rng, 31)) for _ in range(503)]
     copies = [f"{text.upper()}!" for text in texts]  # case and punctuation aside, the same
     first, second = (NearDuplicates(capacity=2000) for _ in range(2))
-    answers = [first.is_new(text) for text in texts + copies]
+    answers = first.are_new(texts + copies)
     assert answers == [True] * 503 + [False] * 503
-    assert answers == [second.is_new(text) for text in texts + copies]
+    assert answers == [second.are_new([text])[0] for text in texts + copies]  # alone or together
 
 
 def test_near_duplicates_of_short_texts() -> None:
     seen = NearDuplicates(capacity=100)
-    assert [seen.is_new(t) for t in ("", "one", "one two", "One, two!", "two one", "")] == [
+    assert seen.are_new(["", "one", "one two", "One, two!", "two one", ""]) == [
         True,
         True,
         True,
@@ -131,10 +132,10 @@ def test_near_duplicates_bound_their_memory() -> None:
     seen = NearDuplicates(capacity=50)
     size = seen._tags.nbytes
     texts = [" ".join(words(rng, 13)) for _ in range(1009)]
-    new = sum(seen.is_new(text) for text in texts)
+    new = sum(seen.are_new(texts))
     assert seen._tags.nbytes == size
     assert new > 1000  # what is forgotten lets copies pass; it never refuses what is new
-    assert not seen.is_new(texts[-1])
+    assert seen.are_new(texts[-1:]) == [False]
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.0, -1.0, 7.0])

@@ -40,7 +40,8 @@ from homespun.data.shards import ShardBuffer, encode_documents
 from homespun.errors import UserError
 from homespun.io.atomic import entries, write_text
 from homespun.io.cluster import connect, refusal
-from homespun.text.clean import ExactDuplicates, NearDuplicates, splitmix64
+from homespun.text.duplicates import ExactDuplicates, NearDuplicates
+from homespun.text.hashing import splitmix64
 from homespun.text.sources import Document, ReadProgress
 from homespun.text.tokenizer import Tokenizer
 
@@ -224,7 +225,7 @@ def _hash_units(batch: Hashes, job: _Job, buckets: int) -> Iterator[Hashes]:
             digests = np.frombuffer(b"".join(map(ExactDuplicates.digest, texts)), dtype=np.uint64).reshape(-1, 2)
             yield rows(digests[:, 0].copy(), digests[:, 1].copy(), numbers, near=False)
             if near is not None:
-                keys = np.stack([near.keys(text) for text in texts])  # (documents, bands)
+                keys = near.keys(texts)  # (documents, bands)
                 bands = np.broadcast_to(np.arange(keys.shape[1], dtype=np.uint64), keys.shape)
                 yield rows(keys.reshape(-1), bands.reshape(-1), np.repeat(numbers, keys.shape[1]), near=True)
 

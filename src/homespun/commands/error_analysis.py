@@ -14,7 +14,7 @@ from homespun.commands.trials import PREDICTIONS, Trial
 from homespun.config import Tree
 from homespun.results import DuplicatePair, Leakage
 from homespun.tasks.protocol import Task, TaskRows
-from homespun.text.clean import THRESHOLD, NearDuplicatePairs, find_near_duplicates
+from homespun.text.duplicates import THRESHOLD, NearDuplicatePairs, find_near_duplicates
 
 _MAX_WRONG, _MAX_CONFIDENT = 20, 5
 _MAX_PAIRS = 5  # near-duplicates to list

@@ -33,7 +33,7 @@ from homespun.metrics.classification import Metrics
 from homespun.migration import migrate_result
 from homespun.report.console import SILENT, Display
 from homespun.tasks.protocol import Measured, Task, TaskRows
-from homespun.text.clean import NearDuplicatePairs
+from homespun.text.duplicates import NearDuplicatePairs
 from homespun.training.devices import DistributedContext
 from homespun.training.run import Run
 from homespun.vectors.embedding_init import EmbeddingCoverage, init_embeddings

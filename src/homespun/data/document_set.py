@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from homespun.text.clean import splitmix64
+from homespun.text.hashing import splitmix64
 
 _CHUNK = 1 << 20  # documents hashed at a time
 _READ = 64  # documents that are hashed at a time to read them one by one

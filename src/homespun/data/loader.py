@@ -20,7 +20,7 @@ from homespun.batch import Batch, RowSeed
 from homespun.data.corpus import random_keys
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
-from homespun.text.clean import splitmix64
+from homespun.text.hashing import splitmix64
 
 WINDOW = 64  # minimum number of batches whose rows are sorted together by `bucketed`
 _ROUNDS = 6  # rounds of the Feistel network

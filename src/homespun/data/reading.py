@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
@@ -9,12 +10,15 @@ from typing import Literal
 
 from homespun.data.corpus import Progress
 from homespun.errors import UserError
-from homespun.text.clean import ExactDuplicates, NearDuplicates, normalise
+from homespun.text.clean import normalise
+from homespun.text.duplicates import ExactDuplicates, NearDuplicates
 from homespun.text.formats import MAX_CHARACTERS
 from homespun.text.input_files import digest_files
 from homespun.text.sources import Document, ReadProgress, read_documents
 
 Duplicates = Literal["keep", "exact", "near"]
+
+_BATCH = 1 << 14  # characters of documents that are hashed together, which is faster for short ones
 
 
 @dataclass(frozen=True)
@@ -85,12 +89,30 @@ reading = Reading  # the name in `homespun`, a function as the others there
 
 def clean_documents(documents: Iterable[Document], *, normal: bool, duplicates: Duplicates) -> Iterator[Document]:
     """Yield documents with normalised texts if ``normal``, and without ``duplicates``; see `Reading`."""
-    filters: list[ExactDuplicates | NearDuplicates] = []
+    if normal:
+        documents = (Document(normalise(one.text), one.label, one.source) for one in documents)
+    kept = (one for one in documents if one.text)
     if duplicates != "keep":
-        filters.append(ExactDuplicates())
-    if duplicates == "near":
-        filters.append(NearDuplicates())
+        exact = ExactDuplicates()
+        kept = (one for one in kept if exact.is_new(one.text))
+    return _without_near_duplicates(kept) if duplicates == "near" else kept
+
+
+def _without_near_duplicates(documents: Iterable[Document]) -> Iterator[Document]:
+    near = NearDuplicates()
+    for batch in _batches(documents):
+        yield from itertools.compress(batch, near.are_new([document.text for document in batch]))
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Group documents, so that each batch but the last has at least `_BATCH` characters."""
+    batch: list[Document] = []
+    characters = 0
     for document in documents:
-        text = normalise(document.text) if normal else document.text
-        if text and all(seen.is_new(text) for seen in filters):
-            yield Document(text, document.label, document.source)
+        batch.append(document)
+        characters += len(document.text)
+        if characters >= _BATCH:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

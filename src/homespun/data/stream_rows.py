@@ -9,7 +9,7 @@ import numpy as np
 from homespun.data.corpus import Corpus, random_keys
 from homespun.data.rows import Row, check_corpus_rows, check_index
 from homespun.errors import UserError
-from homespun.text.clean import splitmix64
+from homespun.text.hashing import splitmix64
 
 
 class StreamRows:

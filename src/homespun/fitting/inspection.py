@@ -31,7 +31,8 @@ from homespun.metrics.classification import check_memory
 from homespun.report.console import SILENT, Display, counter
 from homespun.tasks.text_outputs import numbers_of_examples, targets_of
 from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData, labels_of, readable_texts
-from homespun.text.clean import find_near_duplicates, split_words
+from homespun.text.clean import split_words
+from homespun.text.duplicates import find_near_duplicates
 from homespun.text.input_files import class_names
 from homespun.text.sources import ReadProgress, read_records
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 
-from homespun.text.clean import splitmix64
+from homespun.text.hashing import splitmix64
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabularies import WORD_START
 
