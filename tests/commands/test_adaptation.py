@@ -14,6 +14,7 @@ from commands_world import TINY, World, assert_refused, run
 from tokenizers import Tokenizer as Engine
 
 import homespun
+from homespun.choices import TokenizerKind
 from homespun.commands import pretrain as job
 from homespun.commands.adaptation import open_start
 from homespun.commands.adaptation_metrics import _tokens_per_word
@@ -23,7 +24,7 @@ from homespun.models.config import ModelConfig
 from homespun.objectives.electra import Electra
 from homespun.objectives.mlm import MaskedLM
 from homespun.text.sources import Document
-from homespun.text.tokenizer import Kind, Tokenizer
+from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_extension import extend, find_added_tokens
 from homespun.training.trainer import Trainer
 
@@ -149,7 +150,7 @@ def test_new_words_from_the_tokenizer_to_the_report(world: World, masked: Path, 
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_tokens_per_word_are_those_of_the_text(tmp_path: Path, kind: Kind) -> None:
+def test_tokens_per_word_are_those_of_the_text(tmp_path: Path, kind: TokenizerKind) -> None:
     known = "the cat sat on the mat, and the dog trusted trees."
     before = Tokenizer.train([known] * 5, kind=kind, vocab_size={"wordpiece": 53, "bpe": 271}[kind])
     texts = [

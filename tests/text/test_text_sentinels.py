@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from homespun.choices import TokenizerKind
 from homespun.errors import UserError
-from homespun.text.tokenizer import KINDS, Kind, Tokenizer
+from homespun.text.tokenizer import KINDS, Tokenizer
 from homespun.text.vocabulary_extension import extend, find_added_tokens, with_sentinels
 
 TEXTS = [
@@ -14,13 +15,13 @@ TEXTS = [
 ] * 3
 
 
-def trained(kind: Kind, size: int = 0) -> Tokenizer:
+def trained(kind: TokenizerKind, size: int = 0) -> Tokenizer:
     sizes = {"bpe": 290, "bpe-characters": 70, "wordpiece": 90, "unigram": 60, "words": 37}
     return Tokenizer.train(TEXTS, kind=kind, vocab_size=size or sizes[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_come_behind_and_change_nothing_else(kind: Kind, tmp_path: Path) -> None:
+def test_they_come_behind_and_change_nothing_else(kind: TokenizerKind, tmp_path: Path) -> None:
     before = trained(kind)
     after = with_sentinels(before, 7)
     assert after.vocab_size == before.vocab_size + 7
@@ -40,7 +41,7 @@ def test_they_come_behind_and_change_nothing_else(kind: Kind, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_can_go_on_with_them(kind: Kind) -> None:
+def test_a_model_can_go_on_with_them(kind: TokenizerKind) -> None:
     before = trained(kind)
     words = find_added_tokens(before, with_sentinels(before, 5))
     assert words.first == before.vocab_size

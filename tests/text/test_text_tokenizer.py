@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Engine
 
+from homespun.choices import TokenizerKind
 from homespun.errors import UserError
-from homespun.text.tokenizer import KINDS, SPECIAL_TOKENS, Kind, Tokenizer
+from homespun.text.tokenizer import KINDS, SPECIAL_TOKENS, Tokenizer
 
 WORDS = [
     *("spin", "spinning", "home", "homespun", "wool", "woollen"),
@@ -28,20 +29,20 @@ TEXTS = [
     + f", said No. {i}: (yes)!"
     for i in range(211)
 ] + ["The quick brown fox jumps over the lazy dog. Größe, naïve café; [x] <y> {z} 0123456789 'quoted' \"too\""] * 13
-SIZES: dict[Kind, int] = {"bpe": 401, "bpe-characters": 211, "wordpiece": 223, "unigram": 211, "words": 127}
+SIZES: dict[TokenizerKind, int] = {"bpe": 401, "bpe-characters": 211, "wordpiece": 223, "unigram": 211, "words": 127}
 
 
-def train(kind: Kind, **kwargs: Any) -> Tokenizer:
+def train(kind: TokenizerKind, **kwargs: Any) -> Tokenizer:
     return Tokenizer.train(iter(TEXTS), kind=kind, vocab_size=SIZES[kind], **kwargs)
 
 
 @pytest.fixture(scope="module")
-def trained() -> dict[Kind, Tokenizer]:
+def trained() -> dict[TokenizerKind, Tokenizer]:
     return {kind: train(kind) for kind in KINDS}
 
 
 @pytest.fixture(params=KINDS)
-def tokenizer(request: pytest.FixtureRequest, trained: dict[Kind, Tokenizer]) -> Tokenizer:
+def tokenizer(request: pytest.FixtureRequest, trained: dict[TokenizerKind, Tokenizer]) -> Tokenizer:
     return trained[request.param]
 
 
@@ -84,7 +85,7 @@ def test_lone_surrogates_do_not_stop_training() -> None:
 
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_decoding(kind: Kind, lowercase: bool) -> None:
+def test_decoding(kind: TokenizerKind, lowercase: bool) -> None:
     tokenizer = train(kind, lowercase=lowercase)
     text = "The quick  brown fox,\n(said No. 7): naïve café!"
     expected = text.lower() if lowercase else text
@@ -101,7 +102,7 @@ def test_decoding(kind: Kind, lowercase: bool) -> None:
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(st.text())
-def test_bytes_decode_to_the_very_text(trained: dict[Kind, Tokenizer], text: str) -> None:
+def test_bytes_decode_to_the_very_text(trained: dict[TokenizerKind, Tokenizer], text: str) -> None:
     tokenizer = trained["bpe"]
     assert tokenizer.decode(tokenizer.encode_batch([text])[0]) == text
 
@@ -124,7 +125,7 @@ def test_special_tokens_in_the_training_text_are_not_learnt() -> None:
         assert not np.isin(tokenizer.encode_batch(["[MASK] x [SEP]"])[0], [2, 3, 4]).any()
 
 
-def test_word_starts(trained: dict[Kind, Tokenizer]) -> None:
+def test_word_starts(trained: dict[TokenizerKind, Tokenizer]) -> None:
     for kind, tokenizer in trained.items():
         row = tokenizer.encode_batch(["small spinning models"])[0]
         starts = int(tokenizer.word_starts[row].sum())
@@ -151,7 +152,7 @@ def test_save_load_and_pickle_keep_everything(tokenizer: Tokenizer, tmp_path: Pa
         assert np.array_equal(other.encode_batch(TEXTS[:1])[0], tokenizer.encode_batch(TEXTS[:1])[0])
 
 
-def test_fingerprints_differ_between_tokenizers(trained: dict[Kind, Tokenizer], tmp_path: Path) -> None:
+def test_fingerprints_differ_between_tokenizers(trained: dict[TokenizerKind, Tokenizer], tmp_path: Path) -> None:
     others = [train("bpe", lowercase=True), Tokenizer.train(TEXTS, kind="bpe", vocab_size=400)]
     assert len({t.fingerprint for t in [*trained.values(), *others]}) == 7
     trained["bpe"].save(tmp_path)
@@ -165,7 +166,9 @@ def test_fingerprints_differ_between_tokenizers(trained: dict[Kind, Tokenizer], 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_is_deterministic_across_processes(kind: Kind, trained: dict[Kind, Tokenizer]) -> None:
+def test_training_is_deterministic_across_processes(
+    kind: TokenizerKind, trained: dict[TokenizerKind, Tokenizer]
+) -> None:
     code = (
         "import sys, json; from homespun.text.tokenizer import Tokenizer; texts, kind, size = json.load(sys.stdin);"
         "print(Tokenizer.train(texts, kind=kind, vocab_size=size).fingerprint)"
@@ -179,7 +182,7 @@ def test_training_is_deterministic_across_processes(kind: Kind, trained: dict[Ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_mistakes(kind: Kind) -> None:
+def test_training_mistakes(kind: TokenizerKind) -> None:
     with pytest.raises(UserError, match=r"[\d,]+ characters .*?(\d+) .* tokens") as caught:
         Tokenizer.train(TEXTS, kind=kind, vocab_size=50_000)
     allowed = int(str(caught.value).split(" characters give ")[1].split()[0])
@@ -389,7 +392,7 @@ def test_transformers_opens_what_is_saved(tokenizer: Tokenizer, tmp_path: Path) 
         assert opened.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
 
 
-def test_what_transformers_saves_opens_here(trained: dict[Kind, Tokenizer], tmp_path: Path) -> None:
+def test_what_transformers_saves_opens_here(trained: dict[TokenizerKind, Tokenizer], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     trained["wordpiece"].save(tmp_path / "a")
     transformers.AutoTokenizer.from_pretrained(str(tmp_path / "a")).save_pretrained(str(tmp_path / "b"))
@@ -406,7 +409,7 @@ def test_what_transformers_saves_opens_here(trained: dict[Kind, Tokenizer], tmp_
     ],
 )
 def test_panics_are_one_error(
-    steps: dict[str, Any], trained: dict[Kind, Tokenizer], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    steps: dict[str, Any], trained: dict[TokenizerKind, Tokenizer], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tree = json.loads(trained["words"].content) | steps
     (tmp_path / "tokenizer.json").write_text(json.dumps(tree))

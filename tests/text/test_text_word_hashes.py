@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from benchmarks.lra.fixed_vocabularies import byte_tokenizer
 
+from homespun.choices import TokenizerKind
 from homespun.objectives.gap_selection import WordHashes
-from homespun.text.tokenizer import KINDS, Kind, Tokenizer
+from homespun.text.tokenizer import KINDS, Tokenizer
 
 TEXT = (
     "The mat (a red mat) lay on the well-known unbelievable floor. Mat and mat's cousin, "
@@ -28,12 +29,12 @@ def same(numbers: np.ndarray) -> list[int]:
     return [listed.index(number) for number in listed]
 
 
-def of_kind(kind: Kind) -> Tokenizer:
+def of_kind(kind: TokenizerKind) -> Tokenizer:
     return Tokenizer.train([TEXT] * 3, kind=kind, vocab_size=SIZES[kind])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("unigram", "bpe-characters")])
-def test_words_are_those_of_the_text(kind: Kind) -> None:
+def test_words_are_those_of_the_text(kind: TokenizerKind) -> None:
     tokenizer = of_kind(kind)
     words = WordHashes.of(tokenizer)
     ids = tokenizer.encode_batch([TEXT])[0].astype(np.int64)
@@ -47,7 +48,7 @@ def test_words_are_those_of_the_text(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe-characters"])
-def test_words_with_a_mark_at_their_front_are_those_between_spaces(kind: Kind) -> None:
+def test_words_with_a_mark_at_their_front_are_those_between_spaces(kind: TokenizerKind) -> None:
     tokenizer = of_kind(kind)
     numbers, _ = WordHashes.of(tokenizer)(tokenizer.encode_batch([TEXT])[0].astype(np.int64), np.array([], np.int64))
     found = same(numbers)

@@ -4,9 +4,10 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from homespun.choices import TokenizerKind
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.text.sources import Document
-from homespun.text.tokenizer import Kind, Tokenizer
+from homespun.text.tokenizer import Tokenizer
 
 ANIMALS, TOOLS = ["cat", "dog", "cow", "hen"], ["saw", "axe", "file", "rasp"]
 OF_ANIMALS, OF_TOOLS = ["eats", "runs", "sleeps", "breathes"], ["cuts", "lies", "rusts", "breaks"]
@@ -23,7 +24,7 @@ def two_topics(documents: int, seed: int = 0) -> list[str]:
     return found
 
 
-def corpus_of(texts: Sequence[str], folder: Path, *, kind: Kind = "words", vocab_size: int = 0) -> Corpus:
+def corpus_of(texts: Sequence[str], folder: Path, *, kind: TokenizerKind = "words", vocab_size: int = 0) -> Corpus:
     """A corpus of the texts. Without a size a `words` vocabulary has all of them."""
     size = vocab_size or 5 + len({word for text in texts for word in text.replace(".", " .").split()})
     tokenizer = Tokenizer.train(texts, kind=kind, vocab_size=size)

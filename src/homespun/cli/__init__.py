@@ -32,7 +32,6 @@ from homespun.cli.options import (
     Resume,
     StartingVectors,
     TrainedText,
-    check_choice,
     check_inputs,
     check_inputs_or_stdin,
     check_recipe,
@@ -248,7 +247,8 @@ def predict(
         return
     if out is None or inputs is None:
         raise UserError("--out is missing; give a file for the predictions, .jsonl or .csv")
-    check_choice(out.suffix, (".jsonl", ".csv"), "--out")
+    if out.suffix not in (".jsonl", ".csv"):
+        raise UserError(f"--out must end in .jsonl or .csv, not {out.name!r}")
 
     from homespun.commands.predict import predict as command
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homespun.cli.options import Json, Out, check_choice, check_source, print_line, print_result
-from homespun.errors import UserError
+from homespun.choices import ExportTarget, ModelFormat, Quantization
+from homespun.cli.options import Json, Out, check_source, print_line, print_result
 
 if TYPE_CHECKING:
     from homespun.config import Tree
@@ -26,20 +26,18 @@ def convert(
     source: Source,
     out: Out,
     to: Annotated[
-        str, typer.Option("--to", help="Output format: homespun (model/ folder) or hf (transformers).")
+        ModelFormat, typer.Option("--to", help="Output format: homespun (model/ folder) or hf (transformers).")
     ] = "homespun",
     head: Head = None,
     as_json: Json = False,
 ) -> None:
     """Convert a model, compare its outputs with those of the source, and list the mapping of tensors."""
-    from homespun.commands.convert import FORMS
     from homespun.commands.convert import convert as command
     from homespun.hf.family import STORED
     from homespun.io.lock import locked
 
-    form = check_choice(to, FORMS, "--to")
     with locked(out, as_one=True):
-        result = command(source, out, to=form, head=_head_kind(head, STORED))
+        result = command(source, out, to=to, head=_head_kind(head, STORED))
     if as_json:
         print_result(result, as_json)
         return
@@ -64,15 +62,11 @@ def export(
     source: Source,
     out: Annotated[Path, typer.Option("--out", help="Output folder, or file: .onnx (the graph alone) or .gguf.")],
     to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            help="Output format: onnx, sentence-transformers or gguf. For transformers: `homespun convert --to hf`.",
-        ),
+        ExportTarget, typer.Option("--to", help="Output format. For transformers: `homespun convert --to hf`.")
     ] = "onnx",
     head: Head = None,
     quantize: Annotated[
-        str | None, typer.Option("--quantize", help="Quantize the weights of a classifier: int8.")
+        Quantization | None, typer.Option("--quantize", help="Quantize the weights of a classifier.")
     ] = None,
     push: Annotated[
         str | None,
@@ -81,22 +75,16 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a model to ONNX, sentence-transformers or GGUF, and compare its outputs with those of the source."""
-    from homespun.commands.export import QUANTIZATIONS, TARGETS
     from homespun.commands.export import export as command
     from homespun.hf.family import STORED
     from homespun.io.lock import locked
 
-    if to == "hf":
-        others = ", ".join(TARGETS)
-        raise UserError(f"--to must be one of {others}, not 'hf'; use homespun convert {source} --to hf --out {out}")
-    target = check_choice(to, TARGETS, "--to")
-    weights = None if quantize is None else check_choice(quantize, QUANTIZATIONS, "--quantize")
     with locked(out, as_one=True):
-        result = command(source, out, to=target, head=_head_kind(head, STORED), quantize=weights, push=push)
+        result = command(source, out, to=to, head=_head_kind(head, STORED), quantize=quantize, push=push)
     if not as_json:
         for note in result["notes"]:
             print_line(f"note: {note}")
-        result = _FACTS[target](result) | ({"pushed": result["pushed"]} if push else {})
+        result = _FACTS[to](result) | ({"pushed": result["pushed"]} if push else {})
     print_result(result, as_json)
 
 

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from homespun.choices import TaskName
 from homespun.cli.options import (
     Columns,
     Encoding,
     Json,
     Out,
-    check_choice,
     check_inputs,
     print_line,
     print_result,
@@ -44,13 +44,7 @@ def fit(
     start_from: Annotated[list[str] | None, typer.Option("--from", help="Pretrained model to try; repeatable.")] = None,
     time: Annotated[str, typer.Option("--time", help="Time limit, such as 30m or 2h.")] = "30m",
     memory: Annotated[str | None, typer.Option("--memory", help="Memory limit, such as 8GB.")] = None,
-    task: Annotated[
-        str,
-        typer.Option(
-            "--task",
-            help="auto, classification, multi-label, regression, token-classification, text-to-text or language-model.",
-        ),
-    ] = "auto",
+    task: Annotated[TaskName, typer.Option("--task", help="Task; auto detects it from the labels.")] = "auto",
     text: Annotated[
         list[str] | None,
         typer.Option("--text-field", help="Text column; default: detected. Repeatable; columns are joined."),
@@ -71,11 +65,9 @@ def fit(
 ) -> None:
     """Train several models on your files within a time limit, and select the best."""
     from homespun.config import parse_bytes, parse_duration, parse_option
-    from homespun.fitting.task_names import TASKS
 
     seconds = parse_option(parse_duration, time, "--time") or 0.0
     bytes_ = parse_option(parse_bytes, memory, "--memory")
-    kind = check_choice(task, TASKS, "--task")
     from homespun.fitting.fit import fit as command
 
     with writing(out, as_json) as display:
@@ -87,7 +79,7 @@ def fit(
             start_from=start_from or (),
             seconds=seconds,
             memory=bytes_,
-            task=kind,
+            task=task,
             text=text or (),
             label=label or (),
             columns=split_list(columns),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, cast
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, c
 import typer
 from typer.core import TyperGroup
 
+from homespun.choices import Duplicates
 from homespun.errors import UserError, escape, escape_controls, nearest
 from homespun.migration import RENAMED_COMMANDS, RENAMED_FLAGS
 
@@ -111,8 +112,8 @@ LabelField = Annotated[str | None, typer.Option("--label-field", help="Label col
 Encoding = Annotated[str | None, typer.Option("--encoding", help="Character encoding; default: detected.")]
 Columns = Annotated[str | None, typer.Option("--columns", help="Column names of a csv without a header: a,b,c.")]
 Normalise = Annotated[bool, typer.Option(help="Apply Unicode NFC, and remove control characters and repeated spaces.")]
-Duplicates = Annotated[
-    str, typer.Option("--duplicates", help="keep, exact (remove duplicates) or near (also remove near-duplicates).")
+RemovedDuplicates = Annotated[
+    Duplicates, typer.Option("--duplicates", help="Duplicates to remove; near also removes exact ones, keep none.")
 ]
 MaxCharacters = Annotated[
     str, typer.Option("--max-characters", help="Maximum length of a document; longer ones are skipped and counted.")
@@ -263,14 +264,6 @@ def read_options(
         "data_set": data_set,
         "generation": parse_overrides(generation),
     }
-
-
-def check_choice(value: str, allowed: Iterable[T], option: str) -> T:
-    """Return ``value`` if it is allowed for ``option``."""
-    for choice in allowed:
-        if choice == value:
-            return choice
-    raise UserError(f"{option} must be one of {', '.join(allowed)}, not {value!r}")
 
 
 def print_line(text: str) -> None:

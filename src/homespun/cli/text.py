@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from homespun.choices import TokenizerKind
 from homespun.cli.options import (
     Columns,
     CommandGroup,
-    Duplicates,
     Encoding,
     Input,
     Json,
@@ -18,8 +18,8 @@ from homespun.cli.options import (
     MaxCharacters,
     Normalise,
     Out,
+    RemovedDuplicates,
     TextFields,
-    check_choice,
     check_inputs,
     print_result,
     split_list,
@@ -35,7 +35,7 @@ corpus_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Build a c
 def tokenizer_train(
     inputs: Input,
     out: Out,
-    kind: Annotated[str, typer.Option(help="Kind: bpe, bpe-characters, wordpiece, unigram or words.")] = "bpe",
+    kind: Annotated[TokenizerKind, typer.Option(help="Kind.")] = "bpe",
     vocab_size: Annotated[int, typer.Option(help="Vocabulary size, special tokens included.")] = 16_000,
     lowercase: Annotated[bool, typer.Option(help="Convert all text to lower case.")] = False,
     sentinels: Annotated[
@@ -53,10 +53,8 @@ def tokenizer_train(
     as_json: Json = False,
 ) -> None:
     """Train a tokenizer on your text."""
-    from homespun.commands.preparation import train_tokenizer
     from homespun.config import parse_count, parse_option
     from homespun.data.reading import reading
-    from homespun.text.tokenizer import KINDS
 
     text = reading(
         inputs,
@@ -67,11 +65,13 @@ def tokenizer_train(
         duplicates="keep",
         max_characters=parse_option(parse_count, max_characters, "--max-characters") or 0,
     )
+    from homespun.commands.preparation import train_tokenizer
+
     with writing_from(inputs, out, "reading for the tokenizer", as_json) as progress:
         tokenizer = train_tokenizer(
             text,
             out,
-            kind=check_choice(kind, KINDS, "--kind"),
+            kind=kind,
             vocab_size=vocab_size,
             lowercase=lowercase,
             sentinels=sentinels,
@@ -151,7 +151,7 @@ def corpus_build(
     encoding: Encoding = None,
     columns: Columns = None,
     normalise: Normalise = True,
-    duplicates: Duplicates = "exact",
+    duplicates: RemovedDuplicates = "exact",
     max_characters: MaxCharacters = "64M",
     sentences: Annotated[
         bool, typer.Option(help="Store sentence ends, for next sentence prediction and encoder-decoders.")
@@ -168,7 +168,6 @@ def corpus_build(
     """
     if ray and workers is not None:
         raise UserError("--workers is the number of threads of one machine; leave it out with --ray")
-    from homespun.commands.preparation import describe_corpus, make_corpus
     from homespun.config import parse_count, parse_option
     from homespun.data.reading import reading
 
@@ -179,9 +178,11 @@ def corpus_build(
         encoding=encoding,
         columns=split_list(columns),
         normalise=normalise,
-        duplicates=check_choice(duplicates, ("keep", "exact", "near"), "--duplicates"),
+        duplicates=duplicates,
         max_characters=parse_option(parse_count, max_characters, "--max-characters") or 0,
     )
+    from homespun.commands.preparation import describe_corpus, make_corpus
+
     with writing_from(inputs, out, "building the corpus", as_json) as progress:
         corpus = make_corpus(text, tokenizer, out, workers=workers, sentences=sentences, ray=ray, **progress)
     print_result(describe_corpus(corpus, out), as_json)

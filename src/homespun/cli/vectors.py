@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from homespun.cli.options import CommandGroup, Json, Out, Overrides, check_choice, print_result, split_list, writing
+from homespun.choices import Projection
+from homespun.cli.options import CommandGroup, Json, Out, Overrides, print_result, split_list, writing
 
 vectors_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Train, query, evaluate and plot word vectors.")
 Vectors = Annotated[Path, typer.Argument(help="Folder of word vectors, or a .txt, .vec or .bin file of word2vec.")]
@@ -91,16 +92,14 @@ def vectors_map(
     out: Annotated[Path, typer.Option("--out", help="Output file, .png or .svg.")],
     words: Annotated[str | None, typer.Option("--words", help="Comma-separated words to plot.")] = None,
     top: Annotated[int | None, typer.Option("--top", help="Number of most frequent words to plot.")] = None,
-    method: Annotated[str, typer.Option("--method", help="Projection: pca or tsne.")] = "pca",
+    method: Annotated[Projection, typer.Option("--method", help="Projection.")] = "pca",
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Plot words in two dimensions."""
     from homespun.commands.vectors import map_vectors
-    from homespun.vectors.word_vectors import PROJECTIONS
 
-    projection = check_choice(method, PROJECTIONS, "--method")
-    result = map_vectors(vectors, out, words=split_list(words), top=top, method=projection, seed=seed)
+    result = map_vectors(vectors, out, words=split_list(words), top=top, method=method, seed=seed)
     print_result(result, as_json)
 
 

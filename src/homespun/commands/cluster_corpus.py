@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from homespun.choices import Duplicates
 from homespun.commands.cluster_text import SharedText, run_tasks
 from homespun.data.corpus import (
     DESCRIPTION,
@@ -35,7 +36,7 @@ from homespun.data.corpus import (
     write_description,
 )
 from homespun.data.corpus_files import Description, ShardRecord, TokenizerFacts
-from homespun.data.reading import Duplicates, Reading
+from homespun.data.reading import Reading
 from homespun.data.shards import ShardBuffer, encode_documents
 from homespun.errors import UserError
 from homespun.io.atomic import entries, write_text

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from homespun.choices import ModelFormat
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.export import CARD, CONFIG, REPORT, check_replaceable, export_huggingface, suggest_onnx
@@ -20,14 +20,12 @@ from homespun.io.atomic import atomic_path
 from homespun.models.bundle import ModelBundle, save_model, weights_of
 from homespun.models.model import Model
 
-Form = Literal["homespun", "hf"]
-FORMS: tuple[Form, ...] = ("homespun", "hf")
 # files of each form besides weights and tokenizer; the first describes the model
 _FILES = {"homespun": ("homespun.json",), "hf": (CONFIG, CARD)}
 _TOLERANCE = 1e-5  # relative to the largest value: a tensor that is multiplied and divided again is rounded
 
 
-def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head: str | None = STORED) -> Tree:
+def convert(source: str | Path, out: str | Path, *, to: ModelFormat = "homespun", head: str | None = STORED) -> Tree:
     """Write the model in ``source`` in another format, load the result, and compare both on a small batch.
 
     Args:
@@ -46,8 +44,8 @@ def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head:
             has other files or cannot be written.
     """
     out = Path(out)
-    if to not in FORMS:
-        raise UserError(f"--to must be one of {', '.join(FORMS)}, not {to!r}")
+    if to not in _FILES:
+        raise UserError(f"--to must be one of {', '.join(_FILES)}, not {to!r}")
     refuse_own_folder(out, Path(source))
     check_replaceable(out, *_FILES[to])
     opened = open_any(source, head=head)
@@ -119,7 +117,7 @@ def _hidden_states(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
     return Model(model.backbone).eval()(**batch)
 
 
-def _write(folder: Path, stored: ModelBundle, to: Form) -> tuple[str, ...]:
+def _write(folder: Path, stored: ModelBundle, to: ModelFormat) -> tuple[str, ...]:
     if to == "homespun":
         save_model(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels, task=stored.task)
         return ()

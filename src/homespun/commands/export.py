@@ -6,10 +6,11 @@ import runpy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 
+from homespun.choices import ExportTarget, Quantization
 from homespun.commands.convert import compare, refuse_own_folder
 from homespun.commands.provenance import restore_settings
 from homespun.commands.recipe import finetune_recipe
@@ -40,10 +41,6 @@ from homespun.tasks.text_models import (
 )
 from homespun.tasks.texts import LabelledText
 
-Target = Literal["onnx", "sentence-transformers", "gguf"]
-TARGETS: tuple[Target, ...] = ("onnx", "sentence-transformers", "gguf")
-Quantization = Literal["int8"]
-QUANTIZATIONS: tuple[Quantization, ...] = ("int8",)
 _MOST_LOST = 0.01  # accuracy that quantization may lose
 _TOLERANCE = 1e-5  # difference of probabilities; a graph computes in float32
 _CHECKED = 8  # classes
@@ -55,7 +52,7 @@ def export(
     source: str | Path,
     out: str | Path,
     *,
-    to: Target = "onnx",
+    to: ExportTarget = "onnx",
     head: str | None = STORED,
     quantize: Quantization | None = None,
     push: str | None = None,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from homespun.choices import TokenizerKind
 from homespun.commands.cluster_corpus import build_on_cluster
 from homespun.commands.cluster_text import sample_texts
 from homespun.data.corpus import Corpus, Progress, build_corpus
@@ -20,7 +21,7 @@ from homespun.io.atomic import entries
 from homespun.tasks.protocol import Task, TaskRows
 from homespun.text.input_files import check_output
 from homespun.text.sources import ReadProgress
-from homespun.text.tokenizer import FILES, Kind, Tokenizer
+from homespun.text.tokenizer import FILES, Tokenizer
 from homespun.text.vocabulary_extension import Word, extend, with_sentinels
 
 _BATCH_SIZE = 1024  # texts to encode at once
@@ -45,7 +46,7 @@ def train_tokenizer(
     reading: Reading,
     out: str | Path,
     *,
-    kind: Kind = "bpe",
+    kind: TokenizerKind = "bpe",
     vocab_size: int = 16_000,
     lowercase: bool = False,
     sentinels: int = 0,

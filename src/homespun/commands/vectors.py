@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import torch
 
+from homespun.choices import Projection
 from homespun.commands.recipe import pretrain_recipe
 from homespun.commands.workload import with_vocabulary
 from homespun.config import Tree, override, validate
@@ -28,7 +30,7 @@ from homespun.vectors.evaluation import evaluate_vectors, read_lists
 from homespun.vectors.store import check_output_path, open_vectors, save_vectors
 from homespun.vectors.training import VectorsConfig, require_gensim
 from homespun.vectors.word_file import OnProgress, write_words
-from homespun.vectors.word_vectors import PROJECTIONS, Projection, WordVectors, frequent_words, project_2d
+from homespun.vectors.word_vectors import WordVectors, frequent_words, project_2d
 
 METHODS = ("word2vec", "glove")
 
@@ -141,8 +143,8 @@ def map_vectors(
     out = Path(out)
     if out.suffix not in (".png", ".svg"):
         raise UserError(f"--out must end in .png or .svg, not {out.name!r}")
-    if method not in PROJECTIONS:
-        raise UserError(f"--method must be {' or '.join(PROJECTIONS)}, not {method!r}")
+    if method not in get_args(Projection):
+        raise UserError(f"--method must be {' or '.join(get_args(Projection))}, not {method!r}")
     if (words is None) == (top is None):
         raise UserError("give either --words a,b,c or --top N")
     opened = open_vectors(vectors)

@@ -6,8 +6,8 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
-from typing import Literal
 
+from homespun.choices import Duplicates
 from homespun.data.corpus import Progress
 from homespun.errors import UserError
 from homespun.text.clean import normalise
@@ -15,8 +15,6 @@ from homespun.text.duplicates import ExactDuplicates, NearDuplicates
 from homespun.text.formats import MAX_CHARACTERS
 from homespun.text.input_files import digest_files
 from homespun.text.sources import Document, ReadProgress, read_documents
-
-Duplicates = Literal["keep", "exact", "near"]
 
 _BATCH = 1 << 14  # characters of documents that are hashed together, which is faster for short ones
 

@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 
+from homespun.choices import TaskName, TextTaskName
 from homespun.config import Tree, validate
 from homespun.errors import UserError
 from homespun.fitting.card import write_card
@@ -20,7 +21,6 @@ from homespun.fitting.inspection import Inspection, inspect
 from homespun.fitting.page import write_page
 from homespun.fitting.results import RESULT, SETTINGS, FitSettings, check_folder, open_folder, summarise, write_results
 from homespun.fitting.run_tasks import find_run_task
-from homespun.fitting.task_names import TaskName, TextTaskName
 from homespun.io.json import read_object
 from homespun.report.console import SILENT, Display
 from homespun.tasks.protocol import paths

@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from homespun.choices import TextTaskName
 from homespun.data.labels import Labels, read_rows
 from homespun.data.splits import stratified_split
 from homespun.errors import UserError
@@ -25,7 +26,6 @@ from homespun.fitting.columns import (
     is_pair,
 )
 from homespun.fitting.label_values import check_values, find_separator, find_task, one_hot_task
-from homespun.fitting.task_names import TextTaskName
 from homespun.fitting.verdict import capped
 from homespun.metrics.classification import check_memory
 from homespun.report.console import SILENT, Display, counter

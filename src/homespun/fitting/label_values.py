@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from homespun.choices import TextTaskName
 from homespun.data.labels import label_name
 from homespun.errors import UserError
 from homespun.fitting.columns import MAX_CLASSES, no_header
-from homespun.fitting.task_names import TextTaskName
 from homespun.text.formats import Record
 
 _NUMBER_NAMES = ("score", "similarity", "rating", "stars")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from homespun.choices import TaskName
 from homespun.config import Config, Tree
 from homespun.errors import UserError
 from homespun.fitting.candidates import (
@@ -27,7 +28,6 @@ from homespun.fitting.candidates import (
 from homespun.fitting.columns import as_columns
 from homespun.fitting.inspection import Inspection
 from homespun.fitting.linear_plan import LinearPlan
-from homespun.fitting.task_names import TaskName
 from homespun.fitting.verdict import capped
 from homespun.io.atomic import entries, write_text
 from homespun.io.json import read_object

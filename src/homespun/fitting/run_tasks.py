@@ -13,12 +13,12 @@ from typing import get_args
 
 import numpy as np
 
+from homespun.choices import RunTaskName
 from homespun.data.source_target import SourceTargetPair
 from homespun.data.token_labels import TaggedWords
 from homespun.errors import UserError
 from homespun.fitting.columns import LABEL_NAMES, check_columns, column_names
 from homespun.fitting.results import FitSettings
-from homespun.fitting.task_names import RunTaskName
 from homespun.io.json import write_lines
 from homespun.report import formats
 from homespun.tasks.seq2seq_data import TextPairsData

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Engine
 
+from homespun.choices import TokenizerKind
 from homespun.config import Tree
 from homespun.errors import UserError, VocabularyTooLarge, first_line, nearest
 from homespun.io.atomic import write_text
@@ -27,14 +28,13 @@ from homespun.text.vocabularies import (
     LEARN,
     SPECIAL_TOKENS,
     WORD_START,
-    Kind,
     TextStream,
     load_vocabulary_files,
     refuse_duplicates,
     with_special_tokens,
 )
 
-__all__ = ["KINDS", "SPECIAL_TOKENS", "Kind", "Tokenizer"]
+__all__ = ["KINDS", "SPECIAL_TOKENS", "Tokenizer"]
 
 
 def sentinel(number: int) -> str:
@@ -77,7 +77,7 @@ class Tokenizer:
         self._engine.encode_special_tokens = True
         self._roles = dict(roles)
         self._vocabulary: dict[str, int] = self._engine.get_vocab(with_added_tokens=True)
-        self.kind: Kind = _kind_of(tree)
+        self.kind: TokenizerKind = _kind_of(tree)
         self.vocab_size: int = max(self._vocabulary.values()) + 1
         canonical = json.dumps(tree, ensure_ascii=False, sort_keys=True)
         self.fingerprint: str = hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -87,7 +87,7 @@ class Tokenizer:
         cls,
         texts: Iterable[str],
         *,
-        kind: Kind,
+        kind: TokenizerKind,
         vocab_size: int,
         lowercase: bool = False,
         max_characters: int = 1_000_000_000,
@@ -351,12 +351,12 @@ class Tokenizer:
         return self._vocabulary[token]
 
 
-def _kind_of(tree: Tree) -> Kind:
+def _kind_of(tree: Tree) -> TokenizerKind:
     model = tree["model"]
     # old files do not have the type of the model; its fields decide, as in `tokenizers`
     name = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
     if name == "BPE":
         steps = json.dumps([tree.get("normalizer"), tree.get("pre_tokenizer")])
         return "bpe" if '"ByteLevel"' in steps else "bpe-characters"
-    kinds: dict[str, Kind] = {"WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "words"}
+    kinds: dict[str, TokenizerKind] = {"WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "words"}
     return kinds[name]

@@ -6,17 +6,17 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Engine
 
+from homespun.choices import TokenizerKind
 from homespun.errors import UserError, first_line
 from homespun.io.json import read_optional
 from homespun.text.formats import without_surrogates
 
-Kind = Literal["bpe", "bpe-characters", "wordpiece", "unigram", "words"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[TokenizerKind, ...] = get_args(TokenizerKind)
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -120,7 +120,7 @@ def _learn_words(stream: TextStream, vocab_size: int, lowercase: bool) -> str:
 
 
 # (stream, vocab_size, lowercase) -> tokenizer.json, whose size may differ from vocab_size
-LEARN: dict[Kind, Callable[[TextStream, int, bool], str]] = {
+LEARN: dict[TokenizerKind, Callable[[TextStream, int, bool], str]] = {
     "bpe": _learn_bpe,
     "bpe-characters": _learn_bpe_characters,
     "wordpiece": _learn_wordpiece,

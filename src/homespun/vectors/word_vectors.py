@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
+from homespun.choices import Projection
 from homespun.errors import UserError
 
 Floats = NDArray[np.float32]
@@ -123,10 +123,6 @@ class WordVectors:
         count = min(count, int(np.isfinite(cosines).sum()))
         best = np.argpartition(-cosines, count - 1)[:count] if count else np.empty(0, np.int64)
         return [(self.words[row], float(cosines[row])) for row in best[np.argsort(-cosines[best], kind="stable")]]
-
-
-Projection = Literal["pca", "tsne"]
-PROJECTIONS: tuple[Projection, ...] = ("pca", "tsne")
 
 
 def frequent_words(vectors: WordVectors, count: int) -> list[str]:
