@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from homespun.data.reading import reading
     from homespun.fitting.fit import fit
     from homespun.fitting.quickstart import quickstart
+    from homespun.hf.auto_classes import register_auto_classes
     from homespun.hf.open import load
     from homespun.report.comparison import write_comparison
     from homespun.report.page import write_report
@@ -81,6 +82,7 @@ _LAZY_IMPORTS = {
     "few_shot": "homespun.commands.few_shot.few_shot",
     "quickstart": "homespun.fitting.quickstart.quickstart",
     "reading": "homespun.data.reading.reading",
+    "register_auto_classes": "homespun.hf.auto_classes.register_auto_classes",
     "run_comparison": "homespun.compare.comparison.run_comparison",
     "save_vectors": "homespun.vectors.store.save_vectors",
     "serve": "homespun.serving.server.serve",
@@ -130,6 +132,7 @@ __all__ = [
     "pretrain_recipe",
     "quickstart",
     "reading",
+    "register_auto_classes",
     "run_comparison",
     "save_vectors",
     "serve",

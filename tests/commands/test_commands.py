@@ -97,7 +97,9 @@ def test_objective_and_attention_change_by_one_line_each(
     changes = (f"objective.kind={objective}", f"model.attention.kind={attention}", "train.batch_size=4")
     result = world.run(*world.pretraining, *changes, "train.budget.steps=2", "--out", tmp_path / "run")
     assert result["steps"] == 2
-    assert (result["export"]["architecture"] is None) == (attention != "full")
+    own = {"mlm": "HomespunForMaskedLM", "electra": "HomespunModel"}
+    theirs = {"mlm": "ElectraForMaskedLM", "electra": "ElectraForPreTraining"}
+    assert result["export"]["architecture"] == (theirs if attention == "full" else own)[objective]
 
 
 def test_warnings_are_of_what_can_be_trained(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -171,7 +173,7 @@ MISTAKES = {
         "tokenizer train --input {train} --text-field sentence --vocab-size 50000 --out {out}",
         "vocab",
     ),
-    "predictions of another suffix": ("predict {classifier} --input {test} --out {out}.xlsx", ".jsonl, .csv"),
+    "predictions of another suffix": ("predict {classifier} --input {test} --out {out}.xlsx", ".jsonl or .csv"),
     "predictions of texts into a file": ("predict {classifier} text --out {out}.jsonl", "--out needs --input"),
     "generation settings of a classifier of texts": (
         "predict {classifier} text --generation num_beams=2",

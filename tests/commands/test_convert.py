@@ -95,14 +95,13 @@ def test_what_transformers_must_have_is_new(tmp_path: Path) -> None:
     assert any("random blocks" in note for note in output["notes"])
 
 
-def test_a_head_that_no_class_has_is_left_out(tmp_path: Path) -> None:
+def test_a_head_that_transformers_lacks_is_kept_for_a_class_of_homespun(tmp_path: Path) -> None:
     head, labels = {"kind": "cnn", "num_labels": 3}, Labels(("a", "b", "c"))
     output = convert(saved(tmp_path / "model", SIZES, head, labels=labels), tmp_path / "hf", to="hf")
-    assert output["architecture"]["to"] == "BertModel"
-    assert output["dropped"]
-    assert all(name.startswith("head.") for name in output["dropped"])
-    assert output["new"] == {}
-    assert output["check"]["compared"] == "hidden states"
+    assert output["architecture"]["to"] == "HomespunForSequenceClassification"
+    assert (output["dropped"], output["new"]) == ({}, {})
+    assert output["check"]["compared"] == "logits"
+    assert open_model(tmp_path / "hf").labels == labels
     assert any("head 'cnn'" in note for note in output["notes"])
     assert "head 'cnn'" in (tmp_path / "hf" / "README.md").read_text()
 
@@ -130,22 +129,23 @@ def test_a_head_is_opened_by_its_kind(tmp_path: Path) -> None:
     assert open_model(tmp_path / "bare").config.head is None
 
 
-def test_what_no_program_can_hold_is_offered_nothing(tmp_path: Path) -> None:
+def test_a_head_of_another_purpose_is_left_out(tmp_path: Path) -> None:
     backbone = {"kind": "recurrent", "vocab_size": TOKENIZER.vocab_size, "hidden_size": 8, "num_hidden_layers": 1}
-    config = ModelConfig.model_validate({"backbone": backbone, "head": {"kind": "mean", "num_labels": 2}})
+    config = ModelConfig.model_validate({"backbone": backbone, "head": {"kind": "discriminator"}})
     report = export_run(tmp_path, config.build(), config, TOKENIZER)
-    assert report["folder"] is None
-    assert len(report["notes"]) == 1
-    assert not list(tmp_path.iterdir())
+    assert report["architecture"] == "HomespunModel"
+    assert any("'discriminator'" in note for note in report["notes"])
+    assert open_model(tmp_path / "hf").config.head is None
 
 
-def test_a_model_of_no_family_is_offered_onnx(tmp_path: Path) -> None:
+def test_a_model_of_no_family_is_written_for_a_class_of_homespun(tmp_path: Path) -> None:
     model = saved(tmp_path / "model", SIZES | {"attention": {"kind": "performer", "num_features": 7}}, None)
-    with pytest.raises(UserError, match="--to onnx"):
-        convert(model, tmp_path / "hf", to="hf")
+    assert convert(model, tmp_path / "hf", to="hf")["architecture"]["to"] == "HomespunModel"
     stored = open_model(model)
-    assert "--to onnx" in export_run(tmp_path, stored.model, stored.config, TOKENIZER)["notes"][-1]
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    report = export_run(tmp_path / "run", stored.model, stored.config, TOKENIZER)
+    assert "performer" in report["notes"][0]
+    assert "register_auto_classes" in report["notes"][1]
+    assert "--to onnx" in report["notes"][-1]
 
 
 def test_nothing_else_is_overwritten(tmp_path: Path) -> None:

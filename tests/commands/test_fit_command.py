@@ -311,7 +311,6 @@ def test_an_own_network_is_pretrained_and_fine_tuned(world: World, tmp_path: Pat
     ("words", "message"),
     [
         (("--time", "0s"), "--time"),
-        (("--task", "tags"), "--task"),
         (("--label-field", "lable"), "lable"),
         (("--from", "runs/none"), "runs/none"),
         (("--seed", "-1"), "seed"),

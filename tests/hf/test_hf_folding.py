@@ -10,7 +10,7 @@ from hf_peers import SIZES, bert_tokenizer, check_export, inputs
 from homespun.commands.convert import convert
 from homespun.commands.recipe import pretrain_recipe
 from homespun.hf.folding import fold_config, fold_weights
-from homespun.hf.match import dropped_head_warning
+from homespun.hf.match import own_class_warning
 from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig
 
@@ -94,7 +94,7 @@ def test_segments_are_folded() -> None:
 def test_causal_mini_is_written_with_its_head(tmp_path: Path) -> None:
     backbone = pretrain_recipe("causal-mini", []).model.model_copy(update={"vocab_size": TOKENIZER.vocab_size})
     model, config = build(backbone.model_dump(), LM)
-    assert dropped_head_warning(config) is None
+    assert own_class_warning(config) is None
     save_model(tmp_path / "model", model, config, TOKENIZER, labels=None, task={})
     report = convert(tmp_path / "model", tmp_path / "hf", to="hf")
     assert report["architecture"]["to"] == "GPT2LMHeadModel"
@@ -103,4 +103,4 @@ def test_causal_mini_is_written_with_its_head(tmp_path: Path) -> None:
 
 def test_a_head_that_goes_along_is_named_for_folded_models() -> None:
     _, config = build(GPT2, {"kind": "mean", "num_labels": 5})
-    assert "objective.head.kind=last (GPT2ForSequenceClassification)" in str(dropped_head_warning(config))
+    assert "objective.head.kind=last (GPT2ForSequenceClassification)" in str(own_class_warning(config))

@@ -12,7 +12,7 @@ from torch import Tensor
 from homespun.choices import ModelFormat
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.export import CARD, CONFIG, REPORT, check_replaceable, export_huggingface, suggest_onnx
+from homespun.hf.export import CARD, CONFIG, REPORT, check_replaceable, export_complete
 from homespun.hf.family import STORED
 from homespun.hf.open import OpenedModel, open_any
 from homespun.inference.onnx_export import make_small_batch, select_real_tokens
@@ -121,10 +121,7 @@ def _write(folder: Path, stored: ModelBundle, to: ModelFormat) -> tuple[str, ...
     if to == "homespun":
         save_model(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels, task=stored.task)
         return ()
-    report = export_huggingface(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels)
-    if report.folder is None:
-        raise UserError("; ".join((report.notes[0], *suggest_onnx(stored.model))))
-    return report.notes
+    return export_complete(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels).notes
 
 
 def refuse_own_folder(out: Path, source: Path) -> None:

@@ -26,7 +26,7 @@ from homespun.commands.trials import (
     write_run_predictions,
 )
 from homespun.config import Tree
-from homespun.hf.match import dropped_head_warning
+from homespun.hf.match import own_class_warning
 from homespun.hf.open import open_for_training
 from homespun.io.json import read_object
 from homespun.metrics.classification import Metrics
@@ -49,6 +49,7 @@ def finetune(
     start_from: str,
     vectors: str | Path | None = None,
     resume: bool = False,
+    preflight: bool = True,
     display: Display = SILENT,
 ) -> Tree:
     """Fine-tune a pretrained model into the run directory ``out``.
@@ -63,6 +64,8 @@ def finetune(
         start_from: pretrained model: a run, a ``model/`` folder, or a Hugging Face folder or name.
         vectors: word vectors to initialise the embeddings with.
         resume: continue the run in ``out``.
+        preflight: look for near-duplicates of training examples (``overlap`` of the result), and log warnings of them
+            and of a head that transformers lacks.
         display: where progress is shown; nowhere by default.
 
     Returns:
@@ -75,20 +78,19 @@ def finetune(
         UserError: the data or the model cannot be used, or the run was interrupted.
     """
     if (count := processes_to_start(recipe.train)) > 1:
-        return run_in_processes(
-            count, finetune, recipe, out, display=display, start_from=start_from, vectors=vectors, resume=resume
-        )
+        options = {"start_from": start_from, "vectors": vectors, "resume": resume, "preflight": preflight}
+        return run_in_processes(count, finetune, recipe, out, display=display, **options)
     context = DistributedContext.join()
     recipe = restore_settings(recipe, out, main=context.is_main) if resume else recipe
     inputs = read_inputs(recipe, start_from, vectors)
-    leakage = find_leakage(inputs.task, inputs.largest) if context.is_main else {}
+    leakage = find_leakage(inputs.task, inputs.largest) if context.is_main and preflight else {}
     if leakage_warning := describe_leakage(leakage, tested=inputs.test is not None or recipe.folds is not None):
         logger.warning("%s", leakage_warning)
     # before the run directory is created, so that a mistake in the recipe leaves none
     first = None if resume else prepare_trial(recipe, inputs.trials[0], inputs.task, inputs.model.stored, display)
-    if first is not None and context.is_main:
+    if first is not None and context.is_main and preflight:
         _, config = first.setup.objective.export_model()
-        if head_warning := dropped_head_warning(config):
+        if head_warning := own_class_warning(config):
             logger.warning("%s", head_warning)
     run = create_run(out, recipe, inputs.identities, resume=resume, main=context.is_main)
     trained = _train_trials(recipe, inputs, run, first, display, resume=resume)
@@ -202,12 +204,13 @@ def _summarise(
         "seeds": measured if len(measured) > 1 else [],
         "decision_rule": best.decision_rule,
         "calibration": best.test.get("calibration", {}),
-        "overlap": summarize_leakage(leakage, task, inputs.largest, folders).model_dump(exclude_unset=True),
         "top_errors": best.top_errors,
         "most_confident": best.most_confident,
         "lengths": task_lengths(task, inputs.model.stored.tokenizer, parts),
         "seconds_all": sum(result.summary["seconds"] or 0.0 for result in trained),
     }
+    if leakage:
+        result["overlap"] = summarize_leakage(leakage, task, inputs.largest, folders).model_dump(exclude_unset=True)
     return result if inputs.coverage is None else result | {"vectors": inputs.coverage.summary()}
 
 

@@ -14,7 +14,8 @@ from homespun.commands.recipe import PretrainRecipe, with_train
 from homespun.commands.workload import Work, mixes_documents, pretraining_work
 from homespun.data.corpus import Corpus
 from homespun.errors import StepTooLong
-from homespun.hf.match import match_architecture
+from homespun.hf.export import registered_pipeline
+from homespun.hf.match import WITHOUT_HEAD, match_architecture
 from homespun.models.config import AutoSizeConfig, BackboneConfig, ModelConfig, is_of_family
 from homespun.models.presets import AUTO_SIZE_FAMILIES
 from homespun.planning.budget import (
@@ -173,12 +174,13 @@ def _size_warning(
 
 
 def export_warning(config: ModelConfig) -> str | None:
-    """Return a warning if no Hugging Face family has a setting of the exported model; None if one has all."""
+    """Return a warning if no class of transformers has the exported model; None if one has it."""
     match, notes = match_architecture(config)
     if match is not None and (config.head is None or match.architecture.kind is not None):
         return None
-    result = "no hf/ will be written" if match is None else "hf/ will be written without the head"
-    return f"{result}: {notes[0]}"
+    needs_homespun = match is None or registered_pipeline(config) is not None
+    result = "hf/ will need homespun" if needs_homespun else "hf/ will be written without the head"
+    return f"{result}: {notes[0].removesuffix(WITHOUT_HEAD)}"
 
 
 def check_first_step(seconds: float, budget: float) -> None:

@@ -62,14 +62,14 @@ import homespun
 homespun.open("{folder}").predict([{example}])
 """
 _PIPELINE = """\
-from transformers import pipeline
+{first}from transformers import pipeline
 
-pipeline("{pipeline}", "{folder}"{options})({example})
+{register}pipeline("{pipeline}", "{folder}"{options})({example})
 """
 _SEQ2SEQ = """\
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+{first}from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{folder}")
+{register}tokenizer = AutoTokenizer.from_pretrained("{folder}")
 model = AutoModelForSeq2SeqLM.from_pretrained("{folder}")
 written = model.generate(**tokenizer("A text.", return_tensors="pt"))
 tokenizer.decode(written[0], skip_special_tokens=True)
@@ -169,12 +169,15 @@ def _use(result: Tree, task: _Task, network: str, *, pairs: bool) -> list[Block]
         found = code("\n".join(commands(result, Path(_FOLDER))))
     else:
         found = code(_HOMESPUN.format(folder=_FOLDER, example=example))
+    own = network.startswith("Homespun")  # a class of homespun.hf.auto_classes
+    registering = {"first": "import homespun\n" * own, "register": "homespun.register_auto_classes()\n" * own}
     if network.endswith("ForConditionalGeneration"):
-        return found + code(_SEQ2SEQ.format(folder=_FOLDER))
+        return found + code(_SEQ2SEQ.format(folder=_FOLDER, **registering))
     if not network or task.pipeline in ("fill-mask", "text2text-generation"):  # prompts with a form of their own
         return found
     options = ", top_k=None" * (result["task"] == "multi-label")
-    return found + code(_PIPELINE.format(pipeline=task.pipeline, folder=_FOLDER, options=options, example=theirs))
+    settings = {"pipeline": task.pipeline, "options": options, "example": theirs}
+    return found + code(_PIPELINE.format(folder=_FOLDER, **settings, **registering))
 
 
 def _macro_f1(result: Tree) -> str | None:

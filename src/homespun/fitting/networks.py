@@ -347,7 +347,7 @@ def finetune_source(
             f"{train.optimizer.learning_rate:g}; the best checkpoint of four validations per epoch is kept"
         )
         with removed_if_too_slow(run):
-            finetune(recipe, run, start_from=source.path, resume=resume, display=display)
+            finetune(recipe, run, start_from=source.path, resume=resume, preflight=False, display=display)
     return open_network(run)
 
 

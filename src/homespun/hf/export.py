@@ -1,4 +1,7 @@
-"""Export to a Hugging Face folder, which ``transformers`` opens with ``from_pretrained``."""
+"""Export to a Hugging Face folder, which ``transformers`` opens with ``from_pretrained``.
+
+A model that no class of transformers has is written for the classes of `homespun.hf.auto_classes`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf import is_hub_name
 from homespun.hf.engine import Weights, to_hf
-from homespun.hf.family import Architecture
+from homespun.hf.family import default_labels, write_labels
 from homespun.hf.folding import fold_weights
-from homespun.hf.match import ArchitectureMatch, match_architecture
+from homespun.hf.match import WITHOUT_HEAD, ArchitectureMatch, match_architecture
 from homespun.inference.onnx_export import onnx_unsupported_reason
 from homespun.io.atomic import atomic_path, entries
-from homespun.models.bundle import weights_of
+from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
@@ -28,7 +31,24 @@ CONFIG, CARD = "config.json", "README.md"
 REPORT = "conversion.json"  # report of `homespun convert`, in any format
 WEIGHTS = "model.safetensors"
 _CARD = Path(__file__).with_name("model_card.md.txt")
-_REPLACEABLE = frozenset({WEIGHTS, REPORT, "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"})
+_NATIVE = "homespun.json"
+_REPLACEABLE = frozenset(
+    {WEIGHTS, REPORT, _NATIVE, "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"}
+)
+
+MODEL_TYPE = "homespun"
+CLASSES = {
+    "feature-extraction": "HomespunModel",
+    "fill-mask": "HomespunForMaskedLM",
+    "text-generation": "HomespunForCausalLM",
+    "text2text-generation": "HomespunForConditionalGeneration",
+    "text-classification": "HomespunForSequenceClassification",
+    "token-classification": "HomespunForTokenClassification",
+    "question-answering": "HomespunForQuestionAnswering",
+}
+"""Classes of `homespun.hf.auto_classes` by the name of the task on the hub."""
+
+_REGISTERED = "{name} is a class of homespun: call `homespun.register_auto_classes()` before `from_pretrained`"
 
 
 @dataclass(frozen=True)
@@ -89,9 +109,95 @@ def export_huggingface(
         _complete_tokenizer(made / "tokenizer_config.json", config)
         (made / CONFIG).write_text(_json(tree), encoding="utf-8")
         parameters = sum(tensor.numel() for tensor in weights.values())
-        card = _card(match.architecture, match.config, parameters, notes, base_model)
+        architecture = match.architecture
+        card = _card(architecture.name, architecture.pipeline, match.config, parameters, notes, base_model)
         (made / CARD).write_text(card, encoding="utf-8")
     return ExportReport(str(folder), match.architecture.name, notes)
+
+
+def export_complete(
+    folder: str | Path,
+    model: Model,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    *,
+    labels: Labels | None = None,
+    base_model: str | Path | None = None,
+) -> ExportReport:
+    """Export a model with its head: for a class of transformers, or else for one of homespun.
+
+    Arguments and errors as in `export_huggingface`. Only a head for another purpose than the tasks of `CLASSES`, such
+    as ELECTRA's discriminator, is left out where transformers has no class of it.
+    """
+    match, notes = match_architecture(config)
+    other_purpose = registered_pipeline(config) is None
+    if match is not None and (match.architecture.kind or config.head is None or other_purpose):
+        return export_huggingface(folder, model, config, tokenizer, labels=labels, base_model=base_model)
+    notes = tuple(note.removesuffix(WITHOUT_HEAD) for note in notes if match is None or note.endswith(WITHOUT_HEAD))
+    if other_purpose and config.head is not None:
+        notes = (*notes, f"the backbone was exported without the head {config.head.kind!r}")
+        model, config = Model(model.backbone), config.model_copy(update={"head": None})
+    return export_registered(folder, model, config, tokenizer, labels=labels, base_model=base_model, notes=notes)
+
+
+def registered_pipeline(config: ModelConfig) -> str | None:
+    """Return the key of `CLASSES` for a model; None for a head of another purpose."""
+    if config.head is None:
+        return "feature-extraction"
+    pipeline = config.head.pipeline
+    if pipeline == "text-generation" and not config.backbone.causal:
+        return "text2text-generation" if config.backbone.has_decoder else None
+    return pipeline
+
+
+def export_registered(
+    folder: str | Path,
+    model: Model,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    *,
+    labels: Labels | None = None,
+    base_model: str | Path | None = None,
+    notes: tuple[str, ...] = (),
+) -> ExportReport:
+    """Write a model for a class of `homespun.hf.auto_classes`: a ``model/`` folder with config.json and model card.
+
+    Arguments and errors as in `export_huggingface`; ``notes`` say why transformers has no class.
+    """
+    folder, pipeline = Path(folder), registered_pipeline(config)
+    assert pipeline is not None
+    check_replaceable(folder, CONFIG, CARD)
+    backbone, tokenizer = config.backbone, tokenizer.for_transformers()
+    tree: Tree = {
+        "architectures": [CLASSES[pipeline]],
+        "model_type": MODEL_TYPE,
+        "vocab_size": backbone.vocab_size,
+        "hidden_size": backbone.hidden_size,
+        "num_hidden_layers": backbone.num_hidden_layers,
+        "max_position_embeddings": backbone.max_position_embeddings,
+        "pad_token_id": tokenizer.pad_id,
+        "is_encoder_decoder": backbone.has_decoder and not backbone.causal,
+    }
+    if pipeline in ("text-classification", "token-classification"):
+        tree |= write_labels(labels or default_labels(_num_labels(config)))
+    # default columns, which the files do not name
+    task = {"max_length": backbone.max_position_embeddings, "text": "text", "label": "label"}
+    notes = (*notes, _REGISTERED.format(name=CLASSES[pipeline]))
+    with atomic_path(folder) as made:
+        save_model(made, model, config, tokenizer, labels=labels, task=task)
+        _complete_tokenizer(made / "tokenizer_config.json", config)
+        (made / CONFIG).write_text(_json(tree), encoding="utf-8")
+        parameters = sum(tensor.numel() for tensor in weights_of(model).values())
+        card = _card(CLASSES[pipeline], pipeline, config, parameters, notes, base_model)
+        (made / CARD).write_text(card, encoding="utf-8")
+    return ExportReport(str(folder), CLASSES[pipeline], notes)
+
+
+def _num_labels(config: ModelConfig) -> int:
+    head: object = config.head
+    while not hasattr(head, "num_labels"):  # a head on a mix of layers, or on chunks
+        head = getattr(head, "head")  # noqa: B009
+    return int(head.num_labels)
 
 
 def _hf_weights(match: ArchitectureMatch, config: ModelConfig, weights: Weights) -> Weights:
@@ -131,18 +237,20 @@ def export_run(
     labels: Labels | None = None,
     base_model: str | Path | None = None,
 ) -> Tree:
-    """Apply `export_huggingface` to ``hf/`` of a run directory.
+    """Apply `export_complete` to ``hf/`` of a run directory.
 
     Returns:
-        The report for ``result.json``, with a note on ONNX for a model without a family.
+        The report for ``result.json``, with a note on ONNX for a model without a class in transformers.
     """
     folder = Path(run) / "hf"
-    report = asdict(export_huggingface(folder, model, config, tokenizer, labels=labels, base_model=base_model))
-    return report if report["folder"] is not None else report | {"notes": (*report["notes"], *suggest_onnx(model))}
+    report = asdict(export_complete(folder, model, config, tokenizer, labels=labels, base_model=base_model))
+    if report["architecture"] is not None and report["architecture"] not in CLASSES.values():
+        return report
+    return report | {"notes": (*report["notes"], *suggest_onnx(model))}
 
 
 def suggest_onnx(model: Model) -> tuple[str, ...]:
-    """Return a note on ONNX for a model without a family, if it can be exported."""
+    """Return a note on ONNX for a model that can be exported."""
     if onnx_unsupported_reason(model):
         return ()
     return ("`homespun export MODEL --to onnx --out model.onnx` writes it for programs that have neither library",)
@@ -184,7 +292,8 @@ def _complete_tokenizer(path: Path, config: ModelConfig) -> None:
 
 
 def _card(
-    architecture: Architecture,
+    name: str,
+    pipeline: str | None,
     config: ModelConfig,
     parameters: int,
     notes: tuple[str, ...],
@@ -195,7 +304,9 @@ def _card(
     base = None if base_model is None else str(base_model)
     template = jinja2.Template(_CARD.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
     return template.render(
-        architecture=architecture,
+        name=name,
+        pipeline=pipeline,
+        registered=name in CLASSES.values(),
         backbone=config.backbone,
         parameters=parameters,
         notes=notes,

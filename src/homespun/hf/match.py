@@ -14,6 +14,8 @@ from homespun.hf.folding import fold_config, fold_notes
 from homespun.models.config import HeadConfig, ModelConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
 
+WITHOUT_HEAD = "; the backbone was exported without it"  # end of the note on a head without a class
+
 
 @dataclass(frozen=True)
 class ArchitectureMatch:
@@ -57,7 +59,7 @@ def _match_architecture(config: ModelConfig) -> tuple[ArchitectureMatch | None, 
             why = " is in no class of transformers with this backbone"
             if with_head:
                 why = f": {with_head[0].architecture.name} has {'; '.join(with_head[0].differences)}"
-            notes.append(f"head {config.head.kind!r}{why}; the backbone was exported without it")
+            notes.append(f"head {config.head.kind!r}{why}{WITHOUT_HEAD}")
     return match, (*notes, *match.architecture.notes(config.backbone))
 
 
@@ -90,24 +92,22 @@ _SEQUENCE_HEADS, *_ = get_args(SequenceHeadConfig)
 _TASKS = ("text-classification", "question-answering")  # tasks with several kinds of heads
 
 
-def dropped_head_warning(config: ModelConfig) -> str | None:
-    """Return a warning about a model whose export will lack the head, with the heads that can be exported.
+def own_class_warning(config: ModelConfig) -> str | None:
+    """Return a warning about a model whose head no class of transformers has, with similar heads that one has.
 
     Returns:
-        None if the head is exported, or there is no head or no export.
+        None if there is a class, no head, no class of the backbone, or no similar head.
     """
     match, _ = match_architecture(config)
     if config.head is None or match is None or match.architecture.kind is not None:
         return None
-    message = f"hf/ will hold {match.architecture.name} without the head {config.head.kind!r}"
     heads = exportable_heads(config)
-    if not heads:
-        return f"{message}: no class of transformers with this backbone has it or a similar one"
     ways = [
         f"{' '.join(f'objective.head.{key}={value}' for key, value in head.items())} ({name})"
         for name, head in heads.items()
     ]
-    return f"{message}; for a head that is exported set {' or '.join(ways)}"
+    message = f"hf/ will need homespun, because no class of transformers has the head {config.head.kind!r}"
+    return f"{message}; set {' or '.join(ways)} for one that opens without" if ways else None
 
 
 def exportable_heads(config: ModelConfig) -> dict[str, Tree]:

@@ -110,7 +110,7 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
     folder = Path(source).expanduser()
     check_source(source)
     if not folder.exists():
-        return open_huggingface(download(str(source)), head=head)
+        folder = download(str(source))
     for candidate in (folder, folder / "model"):
         if (candidate / _NATIVE).is_file():
             return _open_native(candidate, head)
@@ -156,7 +156,9 @@ def _open_native(folder: Path, head: str | None) -> OpenedModel:
         names = [name for name in names if name in backbone]
     elif head not in (STORED, kind):
         raise UserError(f"{folder} has {f'the head {kind!r}' if kind else 'no head'}, not {head!r}")
-    return OpenedModel(stored, None, {name: (name,) for name in names}, unused, ())
+    classes = read_optional(folder / _HUGGING_FACE).get("architectures")  # of `homespun.hf.auto_classes`
+    architecture = str(classes[0]) if isinstance(classes, list) and classes else None
+    return OpenedModel(stored, architecture, {name: (name,) for name in names}, unused, ())
 
 
 def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> OpenedModel:
@@ -320,7 +322,7 @@ def download(name: str) -> Path:
 
     try:
         # only files that are read; torch files only if there are no others
-        texts = [_HUGGING_FACE, _GENERATION, "*token*.json", *VOCABULARIES, "spm.model", "spiece.model"]
+        texts = [_NATIVE, _HUGGING_FACE, _GENERATION, "*token*.json", *VOCABULARIES, "spm.model", "spiece.model"]
         for files in ([*texts, *SAFETENSORS_FILES], [*TORCH_FILES]):
             folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=files, ignore_patterns=["*/*"]))
             if has_weights(folder):

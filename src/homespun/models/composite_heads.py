@@ -90,6 +90,10 @@ class ChunkPoolHeadConfig(HeadSettings):
     chunks: Annotated[int, Field(ge=1)] = 8
     layers: Annotated[int, Field(ge=1)] = 1
 
+    @property
+    def pipeline(self) -> str:
+        return self.head.pipeline
+
     def build(self, backbone: HasHiddenSize) -> ChunkPoolHead:
         return ChunkPoolHead(self.head.build(backbone), chunks=self.chunks, layers=self.layers)
 
@@ -159,6 +163,10 @@ class LastLayersHeadConfig(HeadSettings):
     def reader(self) -> Reader:
         return ConcatLastLayers(self.layers)
 
+    @property
+    def pipeline(self) -> str:
+        return self.head.pipeline
+
     def build(self, backbone: Backbone) -> nn.Module:
         """Build the sequence head.
 
@@ -223,6 +231,10 @@ class ScalarMixHeadConfig(HeadSettings):
     @property
     def task_kind(self) -> str:
         return self.head.kind
+
+    @property
+    def pipeline(self) -> str | None:
+        return self.head.pipeline
 
     def build(self, backbone: Backbone) -> MixedHead:
         """Build the mix and its head; raises `UserError` for an encoder-decoder."""

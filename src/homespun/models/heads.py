@@ -63,6 +63,11 @@ class HeadSettings(Config):
         return self.kind
 
     @property
+    def pipeline(self) -> str | None:
+        """Name of the task on the Hugging Face hub; None without one."""
+        return None
+
+    @property
     def reads_first_token(self) -> bool:
         """True if the head reads the first token only."""
         return False
@@ -256,6 +261,10 @@ class MaskedLMHeadConfig(HeadSettings):
     norm_bias: bool = Field(default=True, description="bias of the norm (not in ModernBERT)")
 
     @property
+    def pipeline(self) -> str:
+        return "fill-mask"
+
+    @property
     def reader(self) -> Reader:
         return enhanced_mask_decoder
 
@@ -278,6 +287,10 @@ class CausalLMHeadConfig(HeadSettings):
     final_logits_bias: bool = Field(default=False, description="constant bias of the logits (BART)")
     scaled: bool = Field(default=False, description="multiply hidden states by hidden_size^-0.5 (T5 1.0)")
     transform_bias: bool = Field(default=True, description="bias of the projection to narrower embeddings")
+
+    @property
+    def pipeline(self) -> str:
+        return "text-generation"
 
     def build(self, backbone: Backbone) -> nn.Module:
         words = backbone.embeddings.words
@@ -309,6 +322,10 @@ class TokenClassificationHeadConfig(HeadSettings):
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
+    @property
+    def pipeline(self) -> str:
+        return "token-classification"
+
     def build(self, backbone: Backbone) -> TokenClassificationHead:
         return TokenClassificationHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
@@ -318,6 +335,10 @@ class QuestionAnsweringHeadConfig(HeadSettings):
 
     kind: Literal["question_answering"] = "question_answering"
     dropout: Probability = 0.0
+
+    @property
+    def pipeline(self) -> str:
+        return "question-answering"
 
     def build(self, backbone: Backbone) -> QuestionAnsweringHead:
         return QuestionAnsweringHead(backbone.hidden_size, nn.Identity(), dropout=self.dropout)
@@ -330,6 +351,10 @@ class FeedForwardAnsweringHeadConfig(HeadSettings):
     intermediate_size: Annotated[int, Field(ge=1)] = 1024
     hidden_act: Activation = "gelu"
     dropout: Probability = 0.1
+
+    @property
+    def pipeline(self) -> str:
+        return "question-answering"
 
     def build(self, backbone: Backbone) -> QuestionAnsweringHead:
         size = backbone.hidden_size

@@ -219,6 +219,10 @@ class SequenceHeadSettings(HeadSettings):
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
+    @property
+    def pipeline(self) -> str:
+        return "text-classification"
+
 
 class LinearHeadConfig(SequenceHeadSettings):
     """Config of `LinearHead` on the first token, the smallest head and the most stable one with few examples."""

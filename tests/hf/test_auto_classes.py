@@ -1,0 +1,108 @@
+"""Models without a class in transformers open in its auto classes, with equal outputs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hf_peers import SIZES, bert_tokenizer
+
+import homespun
+from homespun.data.labels import Labels
+from homespun.hf.export import CLASSES, export_complete
+from homespun.hf.open import open_any
+from homespun.models.config import ModelConfig
+from homespun.models.model import Model
+
+PERFORMER = {"attention": {"kind": "performer", "num_features": 7}}
+LINFORMER = {"attention": {"kind": "linformer", "k": 5}}
+WINDOW = {"causal": True, "attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}}
+TOKENIZER = bert_tokenizer()
+TAGS = Labels(("O", "B-ORG", "I-ORG"))
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    homespun.register_auto_classes()
+
+
+def exported(
+    folder: Path, backbone: dict[str, Any], head: dict[str, Any] | None, labels: Labels | None = None
+) -> Model:
+    config = ModelConfig.model_validate({"backbone": SIZES | backbone, "head": head})
+    torch.manual_seed(3)
+    model = config.build().eval()
+    report = export_complete(folder, model, config, TOKENIZER, labels=labels)
+    assert report.architecture in CLASSES.values()
+    assert open_any(folder).stored.config.head == config.head
+    return model
+
+
+@pytest.mark.parametrize(
+    ("backbone", "head", "opener"),
+    [
+        ({}, {"kind": "mean", "num_labels": 3}, "AutoModelForSequenceClassification"),
+        ({}, {"kind": "scalar_mix", "head": {"kind": "ffn", "num_labels": 3}}, "AutoModelForSequenceClassification"),
+        (LINFORMER, {"kind": "cnn", "num_labels": 3}, "AutoModelForSequenceClassification"),
+        (PERFORMER, {"kind": "token_classification", "num_labels": 3}, "AutoModelForTokenClassification"),
+        (PERFORMER, {"kind": "question_answering"}, "AutoModelForQuestionAnswering"),
+        (PERFORMER, {"kind": "masked_lm"}, "AutoModelForMaskedLM"),
+        (WINDOW, {"kind": "causal_lm"}, "AutoModelForCausalLM"),
+        (PERFORMER, None, "AutoModel"),
+    ],
+)
+def test_outputs_are_equal(backbone: dict[str, Any], head: dict[str, Any] | None, opener: str, tmp_path: Path) -> None:
+    ours = exported(tmp_path / "hf", backbone, head)
+    texts = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")(
+        ["a b c d", "e"], return_tensors="pt", padding=True
+    )
+    theirs = getattr(transformers, opener).from_pretrained(tmp_path / "hf")
+    with torch.no_grad():
+        expected, found = ours(**texts), theirs(**texts)
+    outputs = found[0] if len(found) == 1 else torch.stack([*found.values()], dim=-1)  # start and end of an answer
+    keep = texts["attention_mask"].bool() if outputs.dim() == 3 else slice(None)
+    torch.testing.assert_close(outputs[keep], expected[keep], atol=0.0, rtol=0.0)
+    theirs.save_pretrained(tmp_path / "again")
+    again = getattr(transformers, opener).from_pretrained(tmp_path / "again", dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16}
+    bare = transformers.AutoModel.from_pretrained(tmp_path / "hf")
+    assert bare(**texts).last_hidden_state.shape == (2, texts["input_ids"].shape[1], SIZES["hidden_size"])
+
+
+@pytest.mark.parametrize(("labels", "kind"), [(3, "single_label"), (1, "regression"), (2, "multi_label")])
+def test_losses_are_those_of_the_task(labels: int, kind: str, tmp_path: Path) -> None:
+    names = tuple(f"class-{number}" for number in range(labels))
+    head = {"kind": "mean", "num_labels": labels}
+    exported(tmp_path, {}, head, Labels(names, multi_label=kind == "multi_label"))
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert model.config.id2label == dict(enumerate(names))
+    ids = torch.tensor([[5, 6, 7], [7, 6, 5]])
+    logits = model(ids).logits
+    targets = {
+        "single_label": torch.tensor([2, 0]),
+        "regression": torch.tensor([0.5, -1.0]),
+        "multi_label": torch.tensor([[1.0, 0.0], [1.0, 1.0]]),
+    }[kind]
+    functions = {
+        "single_label": torch.nn.functional.cross_entropy,
+        "regression": lambda logits, targets: torch.nn.functional.mse_loss(logits[:, 0], targets),
+        "multi_label": torch.nn.functional.binary_cross_entropy_with_logits,
+    }
+    torch.testing.assert_close(model(ids, labels=targets).loss, functions[kind](logits, targets))
+
+
+def test_pipelines(tmp_path: Path) -> None:
+    exported(tmp_path / "classes", LINFORMER, {"kind": "mean", "num_labels": 3}, TAGS)
+    classify = transformers.pipeline("text-classification", str(tmp_path / "classes"))
+    assert classify("a b")[0]["label"] in TAGS.names
+    exported(tmp_path / "tags", LINFORMER, {"kind": "token_classification", "num_labels": 3}, TAGS)
+    tag = transformers.pipeline("token-classification", str(tmp_path / "tags"), ignore_labels=[])
+    assert {found["entity"] for found in tag("a b c")} <= set(TAGS.names)
+    exported(tmp_path / "masks", PERFORMER, {"kind": "masked_lm"})
+    assert len(transformers.pipeline("fill-mask", str(tmp_path / "masks"))("a [MASK] c")) == 5
+    ours = exported(tmp_path / "causal", WINDOW, {"kind": "causal_lm"})
+    generate = transformers.pipeline("text-generation", str(tmp_path / "causal"))
+    [found] = generate("a b", max_new_tokens=4, do_sample=False, return_tensors=True)
+    prompt = generate.tokenizer("a b", return_tensors="pt")["input_ids"]
+    assert found["generated_token_ids"] == ours.generate(prompt, max_new_tokens=4)[0].tolist()
