@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from homespun.hf.export import export_huggingface
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.text.tokenizer import Tokenizer
 
@@ -21,5 +22,5 @@ def write_bert_base(folder: Path, *, layers: int = 12, head: str | None = None) 
     config = ModelConfig.model_validate({"backbone": sizes, "head": None if head is None else {"kind": head}})
     torch.manual_seed(0)
     model = config.build()
-    export_huggingface(folder, model, config, tokenizer)
+    export_huggingface(folder, ModelBundle(model, config, tokenizer))
     return sum(parameter.numel() for parameter in model.parameters())

@@ -25,7 +25,7 @@ from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.export import export_huggingface, export_run
 from homespun.hf.open import open_any, open_model
-from homespun.models.bundle import save_model, weights_of
+from homespun.models.bundle import ModelBundle, save_model, weights_of
 from homespun.models.config import ModelConfig
 
 TOKENIZER = bert_tokenizer()
@@ -43,7 +43,7 @@ def bert(folder: Path, head: Any = None, *, half: bool = False) -> Path:
     """A Hugging Face folder of a checkpoint as they are: with a pooler that nobody asked for, and a tied copy."""
     config = ModelConfig.model_validate({"backbone": SIZES, "head": head or {"kind": "masked_lm"}})
     torch.manual_seed(13)
-    export_huggingface(folder, config.build(), config, TOKENIZER)
+    export_huggingface(folder, ModelBundle(config.build(), config, TOKENIZER))
     tensors = load_file(folder / "model.safetensors")
     tensors["bert.pooler.dense.weight"] = torch.randn(33, 33)
     tensors["bert.pooler.dense.bias"] = torch.randn(33)
@@ -132,7 +132,7 @@ def test_a_head_is_opened_by_its_kind(tmp_path: Path) -> None:
 def test_a_head_of_another_purpose_is_left_out(tmp_path: Path) -> None:
     backbone = {"kind": "recurrent", "vocab_size": TOKENIZER.vocab_size, "hidden_size": 8, "num_hidden_layers": 1}
     config = ModelConfig.model_validate({"backbone": backbone, "head": {"kind": "discriminator"}})
-    report = export_run(tmp_path, config.build(), config, TOKENIZER)
+    report = export_run(tmp_path, ModelBundle(config.build(), config, TOKENIZER))
     assert report["architecture"] == "HomespunModel"
     assert any("'discriminator'" in note for note in report["notes"])
     assert open_model(tmp_path / "hf").config.head is None
@@ -142,7 +142,7 @@ def test_a_model_of_no_family_is_written_for_a_class_of_homespun(tmp_path: Path)
     model = saved(tmp_path / "model", SIZES | {"attention": {"kind": "performer", "num_features": 7}}, None)
     assert convert(model, tmp_path / "hf", to="hf")["architecture"]["to"] == "HomespunModel"
     stored = open_model(model)
-    report = export_run(tmp_path / "run", stored.model, stored.config, TOKENIZER)
+    report = export_run(tmp_path / "run", stored)
     assert "performer" in report["notes"][0]
     assert "register_auto_classes" in report["notes"][1]
     assert "--to onnx" in report["notes"][-1]

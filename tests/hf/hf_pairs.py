@@ -171,7 +171,7 @@ def check_gradients(pair: Pair) -> None:
 def check_way_back(pair: Pair, tmp_path: Path) -> None:
     """Our export loads there, with nothing missing or unexpected, and is the same model."""
     stored = pair.ours.stored
-    report = export_huggingface(tmp_path / "hf", stored.model, stored.config, pair.tokenizer, labels=stored.labels)
+    report = export_huggingface(tmp_path / "hf", replace(stored, tokenizer=pair.tokenizer))
     same = SAME.get(pair.cls.__name__, pair.cls.__name__)
     assert report.architecture == same
     cls = getattr(transformers, same)

@@ -17,7 +17,7 @@ from homespun.hf.export import ExportReport, export_huggingface
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import STORED
 from homespun.hf.open import open_huggingface, open_model
-from homespun.models.bundle import weights_of
+from homespun.models.bundle import ModelBundle, weights_of
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
@@ -205,7 +205,7 @@ def check_export(
 ) -> ExportReport:
     """Export a model as class ``name``; what transformers and we read from the folder gives the same outputs."""
     transformers = pytest.importorskip("transformers")
-    report = export_huggingface(folder, model, config, tokenizer)
+    report = export_huggingface(folder, ModelBundle(model, config, tokenizer))
     assert report.architecture == name
     pooler = config.head is not None and config.head.kind == "pooler"
     back = open_huggingface(folder, head="pooler" if pooler else STORED).stored

@@ -12,6 +12,7 @@ import homespun
 from homespun.data.labels import Labels
 from homespun.hf.export import CLASSES, export_complete
 from homespun.hf.open import open_any
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 
@@ -33,7 +34,7 @@ def exported(
     config = ModelConfig.model_validate({"backbone": SIZES | backbone, "head": head})
     torch.manual_seed(3)
     model = config.build().eval()
-    report = export_complete(folder, model, config, TOKENIZER, labels=labels)
+    report = export_complete(folder, ModelBundle(model, config, TOKENIZER, labels))
     assert report.architecture in CLASSES.values()
     assert open_any(folder).stored.config.head == config.head
     return model

@@ -11,6 +11,7 @@ from hf_peers import SIZES, bert_tokenizer, check_export, inputs, save_theirs
 from homespun.data.rows import Row
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_any, open_huggingface
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.objectives.clm import CausalLM
 
@@ -37,7 +38,7 @@ def test_causal_encoders_are_causal_in_transformers(head: Any, tmp_path: Path) -
 def test_ends_of_texts_are_written(tmp_path: Path) -> None:
     save_theirs(tmp_path / "theirs", "BertLMHeadModel", is_decoder=True)
     stored = open_huggingface(tmp_path / "theirs").stored
-    export_huggingface(tmp_path / "hf", stored.model, stored.config, TOKENIZER)
+    export_huggingface(tmp_path / "hf", ModelBundle(stored.model, stored.config, TOKENIZER))
     tree = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert (tree["architectures"], tree["is_decoder"]) == (["BertLMHeadModel"], True)
     assert (tree["bos_token_id"], tree["eos_token_id"]) == (TOKENIZER.cls_id, TOKENIZER.sep_id)

@@ -14,6 +14,7 @@ from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_model
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.text.tokenizer import KINDS, Tokenizer
@@ -96,7 +97,7 @@ def test_export_round_trip(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["linear", "mean", "cnn", "bilstm"])
 def test_a_head_without_a_class_is_dropped_with_a_note(kind: str, tmp_path: Path) -> None:
     model, config = build({"embedding_size": 21}, {"kind": kind})
-    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    report = export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER))
     assert report.architecture == "ElectraModel"
     assert len(report.notes) == 1
     assert repr(kind) in report.notes[0]
@@ -113,7 +114,7 @@ def test_a_head_without_a_class_is_dropped_with_a_note(kind: str, tmp_path: Path
 def test_different_global_tokens_are_noted(first: int, head: Any, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     model, config = build(windows(first), head)
-    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    report = export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER))
     assert f"this model the first {first}; pass a global_attention_mask" in report.notes[-1]
     assert ("that is all 0" in report.notes[-1]) == (first == 0)
     theirs = getattr(transformers, str(report.architecture)).from_pretrained(tmp_path / "hf").eval()
@@ -164,7 +165,7 @@ UNTIED = {"kind": "causal_lm", "tie_word_embeddings": False}
 def test_reformers(backbone: Any, head: Any, name: str, words: list[str], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     model, config = build(backbone, head)
-    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    report = export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER))
     assert report.architecture == name
     assert [word in note for word, note in zip(words, report.notes, strict=True)] == [True] * len(words)
     _, info = getattr(transformers, name).from_pretrained(tmp_path / "hf", output_loading_info=True)
@@ -189,7 +190,7 @@ def test_generation_ends_at_the_same_token(case: str, tmp_path: Path) -> None:
     endless = model.generate(**given, max_new_tokens=9, use_cache=False)[0].tolist()
     end = endless[-1]  # the tokenizer's name for the end of a text is a token that is written
     tokenizer = Tokenizer(TOKENIZER.content, TOKENIZER.roles | {"sep": TOKENIZER.tokens[end]})
-    export_huggingface(tmp_path / "hf", model, config, tokenizer)
+    export_huggingface(tmp_path / "hf", ModelBundle(model, config, tokenizer))
     tree = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert (tree["architectures"], tree["bos_token_id"], tree["eos_token_id"]) == ([name], tokenizer.cls_id, end)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
@@ -201,7 +202,7 @@ def test_generation_ends_at_the_same_token(case: str, tmp_path: Path) -> None:
 
 def test_a_checkpoint_keeps_the_tokens_that_its_config_names(tmp_path: Path) -> None:
     model, config = build(GPT2, {"kind": "causal_lm"})
-    export_huggingface(tmp_path / "theirs", model, config, TOKENIZER)
+    export_huggingface(tmp_path / "theirs", ModelBundle(model, config, TOKENIZER))
     path = tmp_path / "theirs" / "config.json"
     for begin, end, kept in (
         (TOKENIZER.mask_id, TOKENIZER.pad_id, (TOKENIZER.mask_id, TOKENIZER.pad_id)),
@@ -225,7 +226,7 @@ def test_random_blocks_are_the_same_when_what_was_written_is_read(name: str, see
         tree = {"backbone": backbone, "head": {"kind": "causal_lm"}}
     config = ModelConfig.model_validate(tree)
     model = config.build().eval()
-    assert export_huggingface(tmp_path / "hf", model, config, TOKENIZER).architecture == name
+    assert export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER)).architecture == name
     given = inputs(pad_id=0, segments=0)
     with torch.no_grad():
         torch.testing.assert_close(open_model(tmp_path / "hf").model(**given), model(**given), atol=0, rtol=0)
@@ -233,7 +234,7 @@ def test_random_blocks_are_the_same_when_what_was_written_is_read(name: str, see
 
 def test_a_head_of_another_activation_is_dropped_with_a_note(tmp_path: Path) -> None:
     model, config = build({"hidden_act": "relu"}, {"kind": "discriminator"})
-    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    report = export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER))
     assert report.architecture == "BertModel"
     assert (
         "head 'discriminator': ElectraForPreTraining has head.hidden_act=relu where this model has gelu"
@@ -275,7 +276,7 @@ def test_what_no_family_has_is_not_written(
     backbone: dict[str, Any], nearest: str, setting: str, tmp_path: Path
 ) -> None:
     model, config = build(backbone)
-    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    report = export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER))
     assert report.folder is None
     assert f" {nearest}, has " in report.notes[0]
     assert setting in report.notes[0]
@@ -286,7 +287,7 @@ def test_labels_travel(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     model, config = build({}, {"kind": "pooled", "num_labels": 3, "dropout": 0.25})
     for labels in (Labels(("no", "ja", "vielleicht")), Labels(("a", "b", "ç"), multi_label=True)):
-        export_huggingface(tmp_path / "hf", model, config, TOKENIZER, labels=labels)
+        export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER, labels))
         theirs = transformers.AutoConfig.from_pretrained(tmp_path / "hf")
         assert theirs.id2label == dict(enumerate(labels.names))
         assert theirs.label2id == {name: i for i, name in enumerate(labels.names)}
@@ -297,7 +298,7 @@ def test_labels_travel(tmp_path: Path) -> None:
         assert stored.config.head == config.head
         assert stored.task["max_length"] == SIZES["max_position_embeddings"]
     with pytest.raises(UserError, match=r"2 labels .* 3 classes"):
-        export_huggingface(tmp_path / "hf", model, config, TOKENIZER, labels=Labels(("a", "b")))
+        export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER, Labels(("a", "b"))))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "roberta"])
@@ -309,7 +310,7 @@ def test_the_exported_tokenizer_gives_our_ids(kind: Any, tmp_path: Path) -> None
         sizes = {"bpe": 300, "bpe-characters": 80, "wordpiece": 80, "unigram": 60, "words": 40}
         tokenizer = Tokenizer.train(TEXTS, kind=kind, vocab_size=sizes[kind])
     model, config = build({"vocab_size": 311} | (OFFSET if kind == "roberta" else {}))
-    export_huggingface(tmp_path / "hf", model, config, tokenizer)
+    export_huggingface(tmp_path / "hf", ModelBundle(model, config, tokenizer))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     texts = [*TEXTS[:4], "Fox, dog!", "", "naïve 漢字"]
     ours = [[tokenizer.cls_id, *ids.tolist(), tokenizer.sep_id] for ids in tokenizer.encode_batch(texts)]
@@ -330,7 +331,7 @@ def test_an_export_replaces_an_export_and_nothing_else(tmp_path: Path) -> None:
         other.backbone.embeddings.norm.bias.add_(1)
     folder = tmp_path / "hf"
     for each in (model, other):
-        export_huggingface(folder, each, config, TOKENIZER)
+        export_huggingface(folder, ModelBundle(each, config, TOKENIZER))
         stored = load_file(folder / "model.safetensors")["embeddings.LayerNorm.bias"]
         torch.testing.assert_close(stored, each.backbone.embeddings.norm.bias)
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
@@ -346,10 +347,10 @@ def test_an_export_replaces_an_export_and_nothing_else(tmp_path: Path) -> None:
     mine.mkdir()
     (mine / "letter.txt").write_text("dear")
     with pytest.raises(UserError, match=r"letter\.txt"):
-        export_huggingface(mine, model, config, TOKENIZER)
+        export_huggingface(mine, ModelBundle(model, config, TOKENIZER))
     assert (mine / "letter.txt").read_text() == "dear"
     (folder / "conversion.json").write_text("{}")  # of `homespun convert`
-    export_huggingface(folder, model, config, TOKENIZER)
+    export_huggingface(folder, ModelBundle(model, config, TOKENIZER))
 
 
 @pytest.mark.parametrize(
@@ -371,7 +372,7 @@ def test_a_folder_that_holds_more_than_a_model_is_not_replaced(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("mine")
     with pytest.raises(UserError, match=f"project .*{named}"):
-        export_huggingface(folder, model, config, TOKENIZER)
+        export_huggingface(folder, ModelBundle(model, config, TOKENIZER))
     assert all((folder / name).read_text() == "mine" for name in files)
     assert [path.name for path in tmp_path.iterdir()] == ["project"]
 
@@ -380,7 +381,7 @@ def test_a_folder_that_holds_more_than_a_model_is_not_replaced(
 def test_the_exported_tokenizer_writes_segments(segments: int, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     model, config = build({"type_vocab_size": segments}, {"kind": "pooled", "num_labels": 3})
-    export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER))
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     texts, others = ["quick fox", "own text"], ["lazy", "numbers turn words"]
@@ -401,7 +402,7 @@ def test_the_card_names_what_was_gone_on_from(tmp_path: Path, monkeypatch: pytes
     model, config = build({})
     (tmp_path / "runs").mkdir()
     for name, in_front in (("someone/model", True), ("runs/base", False), (tmp_path / "base", False), (None, False)):
-        export_huggingface(tmp_path / "hf", model, config, TOKENIZER, base_model=name)
+        export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER), base_model=name)
         card = (tmp_path / "hf" / "README.md").read_text()
         front = card.split("---\n")[1]
         assert (f"base_model: {name}\n" in front, "base_model" in front) == (in_front, in_front)
@@ -412,11 +413,11 @@ def test_the_card_names_what_was_gone_on_from(tmp_path: Path, monkeypatch: pytes
 
 def test_a_write_that_fails_leaves_the_old_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, config = build({})
-    export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER))
     before = (tmp_path / "hf" / "model.safetensors").read_bytes()
     monkeypatch.setattr(Tokenizer, "save", lambda self, folder: (_ for _ in ()).throw(OSError("no space left")))
     with pytest.raises(OSError, match="no space"):
-        export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+        export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER))
     assert (tmp_path / "hf" / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
@@ -424,13 +425,13 @@ def test_a_write_that_fails_leaves_the_old_export(tmp_path: Path, monkeypatch: p
 def test_another_models_tokenizer_is_refused(tmp_path: Path) -> None:
     model, config = build({"vocab_size": 61})
     with pytest.raises(UserError, match=r"89 tokens .*61"):
-        export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+        export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER))
     assert not list(tmp_path.iterdir())
 
 
 def test_the_card_is_markdown_with_its_front_matter(tmp_path: Path) -> None:
     model, config = build({}, {"kind": "masked_lm"})
-    export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER))
     card = (tmp_path / "hf" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: fill-mask\n")
     assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in card

@@ -9,6 +9,7 @@ from hf_peers import SIZES, bert_tokenizer
 
 from homespun.hf.export import export_complete
 from homespun.hf.match import exportable_heads, own_class_warning
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 
 GPT2 = {"causal": True, "residual": {"kind": "pre"}, "embedding_norm": False, "type_vocab_size": 0}
@@ -65,7 +66,7 @@ def test_what_is_named_goes_along(
     config, tokenizer = config_of(backbone, head), bert_tokenizer()
     assert exportable_heads(config) == kept
     message = own_class_warning(config)
-    own = export_complete(tmp_path / "own", config.build(), config, tokenizer).architecture
+    own = export_complete(tmp_path / "own", ModelBundle(config.build(), config, tokenizer)).architecture
     assert own is not None
     assert own.startswith("Homespun")
     assert re.match(rf"hf/ .*'{head['kind']}'; set ", str(message))
@@ -74,7 +75,9 @@ def test_what_is_named_goes_along(
         labels = {"num_labels": head["num_labels"]} if "num_labels" in head else {}
         completed = config_of(backbone, settings | labels)
         assert own_class_warning(completed) is None
-        assert export_complete(tmp_path / name, completed.build(), completed, tokenizer).architecture == name
+        assert (
+            export_complete(tmp_path / name, ModelBundle(completed.build(), completed, tokenizer)).architecture == name
+        )
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_it_is_written_as_it_was_read(
     opened: OpenedModel, peer: Any, batch: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     stored = opened.stored
-    report = export_huggingface(tmp_path, stored.model, stored.config, stored.tokenizer)
+    report = export_huggingface(tmp_path, stored)
     assert (report.folder, report.architecture) == (str(tmp_path), "BertModel")
     again, loading = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True, add_pooling_layer=False)
     assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))

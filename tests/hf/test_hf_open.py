@@ -17,7 +17,7 @@ from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_any, open_for_training, open_huggingface, open_model
-from homespun.models.bundle import save_model, weights_of
+from homespun.models.bundle import ModelBundle, save_model, weights_of
 from homespun.models.config import ModelConfig
 
 TOKENIZER = bert_tokenizer()
@@ -28,7 +28,7 @@ WEIGHTS, TORCH = "model.safetensors", "pytorch_model.bin"
 def save_hub_folder(folder: Path, kind: str = "masked_lm", **backbone: Any) -> None:
     config = ModelConfig.model_validate({"backbone": SIZES | backbone, "head": {"kind": kind}})
     torch.manual_seed(13)
-    export_huggingface(folder, config.build(), config, TOKENIZER)
+    export_huggingface(folder, ModelBundle(config.build(), config, TOKENIZER))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from torch import Tensor
 from homespun.batch import Batch
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_huggingface
+from homespun.models.bundle import ModelBundle
 from homespun.nn.cache import Cache
 from homespun.objectives.seq2seq import StreamWeights, decoder_loss
 
@@ -136,7 +137,7 @@ def test_gradients_through_all_streams_are_theirs(pair: Prophets, monkeypatch: p
 @pytest.mark.usefixtures("in_order")
 def test_the_way_back(pair: Prophets, tmp_path: Path) -> None:
     stored = pair.ours.stored
-    report = export_huggingface(tmp_path / "hf", stored.model, stored.config, pair.tokenizer)
+    report = export_huggingface(tmp_path / "hf", ModelBundle(stored.model, stored.config, pair.tokenizer))
     assert report.architecture == pair.cls.__name__
     assert any("biases" in note for note in report.notes)
     back, info = pair.cls.from_pretrained(tmp_path / "hf", output_loading_info=True)
@@ -194,7 +195,7 @@ def test_more_layers_in_the_decoder_are_spoken_of(tmp_path: Path) -> None:
     name, settings = CASES["prophetnet-lm"]
     save_theirs(tmp_path, name, **settings | {"num_decoder_layers": 5})
     stored = open_huggingface(tmp_path).stored
-    report = export_huggingface(tmp_path / "hf", stored.model, stored.config, stored.tokenizer)
+    report = export_huggingface(tmp_path / "hf", stored)
     assert any(re.search("3 layers .*encoder.*decoder .*5", note) for note in report.notes)
 
 

@@ -132,7 +132,7 @@ def both(family: str, task: str, folder: Path) -> Both:
     their_model(cls, **(sizes | settings)).save_pretrained(released)
     tokenizer(released)
     ours = open_model(released)
-    report = export_huggingface(folder / "hf", ours.model, ours.config, ours.tokenizer, labels=ours.labels)
+    report = export_huggingface(folder / "hf", ours)
     assert report.architecture == cls.__name__
     return Both(released, ours, folder / "hf")
 
@@ -218,7 +218,7 @@ def test_a_frame_of_cls_and_sep_without_a_template_is_written_as_one(tmp_path: P
     write(bare, list(names.values()), names)
     pair = both("bert", "ForSequenceClassification", tmp_path)
     tokenizer = Tokenizer.load(bare)
-    export_huggingface(tmp_path / "hf", pair.ours.model, pair.ours.config, tokenizer)
+    export_huggingface(tmp_path / "hf", ModelBundle(pair.ours.model, pair.ours.config, tokenizer))
     rows = LabelledRows(FIRST, None, tokenizer, length=LENGTH, pairs=SECOND)
     theirs = pair.their_tokenizer(FIRST, SECOND, return_token_type_ids=True)
     assert [rows[index].input_ids.tolist() for index in range(3)] == theirs["input_ids"]

@@ -11,6 +11,7 @@ from homespun.attention.lsh import LSH, LSHAttentionConfig
 from homespun.attention.multi_head import AttentionSpec
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_huggingface
+from homespun.models.bundle import ModelBundle
 
 transformers = pytest.importorskip("transformers")
 KERNEL_SHAPE = AttentionSpec(33, 11, 24, layer=0, causal=True, dropout=0.0, seed=7)
@@ -30,7 +31,7 @@ def test_with_the_settings_that_the_class_assumes(name: str, causal: bool, tmp_p
     assert ours.config.backbone.model_dump()["attention_probs_dropout_prob"] == 0.05
     given = inputs(pad_id=0, segments=0, lengths=(61, 23))  # less than a chunk, where nothing is hashed there
     keep = given["attention_mask"].bool()
-    export_huggingface(tmp_path / "back", ours.model, ours.config, tokenizer)
+    export_huggingface(tmp_path / "back", ModelBundle(ours.model, ours.config, tokenizer))
     back = type(theirs).from_pretrained(tmp_path / "back").eval()
     with torch.no_grad():
         expected, found, again = theirs(**given).logits, ours.model(**given), back(**given).logits

@@ -11,6 +11,7 @@ from hf_peers import bert_tokenizer
 from homespun.data.labels import Labels
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_model
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.tasks.ordinal_regression import OrdinalRegression
 from homespun.tasks.regression import Regression
@@ -40,7 +41,7 @@ def test_their_class_gives_the_same_numbers(tmp_path: Path, case: str) -> None:
         levels, ranks = (1.0, 2.0, 3.0, 4.0), np.array([0, 1, 2, 3, 3])
         model, config = made(OrdinalRegression.model_validate({"head": head}), ranks, levels)
         labels = Labels(("> 1", "> 2", "> 3"), multi_label=True)
-    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER, labels=labels)
+    report = export_huggingface(tmp_path / "hf", ModelBundle(model, config, TOKENIZER, labels))
     assert report.architecture == "BertForSequenceClassification"
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(str(tmp_path / "hf")).eval()
     problem = "regression" if labels is None else "multi_label_classification"

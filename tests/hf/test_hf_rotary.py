@@ -14,6 +14,7 @@ from homespun.hf.export import export_huggingface
 from homespun.hf.families.llama import LLAMA as LLAMA_FAMILY
 from homespun.hf.match import match_architecture
 from homespun.hf.open import open_any, open_huggingface
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.presets import PRESETS
 from homespun.objectives.clm import build_clm_head_config
@@ -87,7 +88,7 @@ def test_older_config_of_llama(tmp_path: Path) -> None:
 
 def test_sizes_that_transformers_refuses_are_not_written(tmp_path: Path) -> None:
     config = ModelConfig.model_validate({"backbone": GATED | {"num_attention_heads": 4, "head_size": 6}})
-    assert export_huggingface(tmp_path / "hf", config.build(), config, TOKENIZER).folder is None
+    assert export_huggingface(tmp_path / "hf", ModelBundle(config.build(), config, TOKENIZER)).folder is None
     (difference,) = LLAMA_FAMILY.differences(LLAMA_FAMILY.architectures[0], config)
     assert re.search("hidden_size=42 .*num_attention_heads=4", difference)
 
@@ -167,7 +168,7 @@ def test_our_models_open_in_transformers(backbone: dict[str, Any], head: Any, na
 )
 def test_differences_are_named(backbone: dict[str, Any], nearest: str, setting: str, tmp_path: Path) -> None:
     config = ModelConfig.model_validate({"backbone": backbone})
-    report = export_huggingface(tmp_path / "hf", config.build(), config, TOKENIZER)
+    report = export_huggingface(tmp_path / "hf", ModelBundle(config.build(), config, TOKENIZER))
     assert report.folder is None
     assert f" {nearest}, has " in report.notes[0]
     assert setting in report.notes[0]

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_huggingface
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 
 transformers = pytest.importorskip("transformers")
@@ -223,6 +224,6 @@ def test_scales_that_t5_cannot_have_are_named(
     decoder: dict[str, Any], head: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     config = written({"preset": "spun-encoder-decoder-tiny", "decoder": decoder}, head)
-    report = export_huggingface(tmp_path / "hf", config.build(), config, bert_tokenizer())
+    report = export_huggingface(tmp_path / "hf", ModelBundle(config.build(), config, bert_tokenizer()))
     assert report.folder is None
     assert words in report.notes[0]

@@ -13,6 +13,7 @@ from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
 from homespun.hf.match import match_architecture
 from homespun.models.backbone import Encoder
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.objectives.electra import Electra
@@ -137,7 +138,7 @@ def test_it_is_written_for_transformers_but_for_the_head_of_masked_words(tmp_pat
         match, notes = match_architecture(config)
         assert match.architecture.name == written
         assert any("position_embeddings" in note for note in notes)
-        report = export_huggingface(tmp_path / head, config.build(), config, tokenizer)
+        report = export_huggingface(tmp_path / head, ModelBundle(config.build(), config, tokenizer))
         assert report.architecture == written
 
 

@@ -121,7 +121,7 @@ def _write(folder: Path, stored: ModelBundle, to: ModelFormat) -> tuple[str, ...
     if to == "homespun":
         save_model(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels, task=stored.task)
         return ()
-    return export_complete(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels).notes
+    return export_complete(folder, stored).notes
 
 
 def refuse_own_folder(out: Path, source: Path) -> None:

@@ -35,7 +35,7 @@ from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.hf.export import export_run
 from homespun.metrics.registry import check_best_metric
-from homespun.models.bundle import save_model
+from homespun.models.bundle import ModelBundle, save_model
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.models.weight_transfer import TransferReport
@@ -277,7 +277,7 @@ def _save(run: Run, setup: _Setup, inputs: _Inputs) -> Tree:
     model, config = setup.export_model()
     tokenizer, base = inputs.corpus.tokenizer, None if inputs.start is None else inputs.start.source
     save_model(run.path / "model", model, config, tokenizer, task={"max_length": setup.recipe.data.max_length})
-    return export_run(run.path, model, config, tokenizer, base_model=base)
+    return export_run(run.path, ModelBundle(model, config, tokenizer), base_model=base)
 
 
 def _summarise(run: Run, setup: _Setup, inputs: _Inputs, trainer: Trainer, held_out: Loader) -> Tree:

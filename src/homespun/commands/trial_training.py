@@ -137,7 +137,7 @@ def _evaluate(
         calibrated = setup.calibrate(parts[1], prepared.recipe.calibration, rows_that_fit(trainer))
     tokenizer, labels = start_from.stored.tokenizer, task.labels
     save_model(run.path / "model", model, config, tokenizer, labels=labels, task=calibrated.task.to_metadata())
-    export = export_run(run.path, model, config, tokenizer, labels=labels, base_model=start_from.name)
+    export = export_run(run.path, ModelBundle(model, config, tokenizer, labels), base_model=start_from.name)
     validation = evaluate()
     measured = calibrated.task.measure(setup.objective.model, parts[-1], batch_size=rows_that_fit(trainer))
     write_run_predictions(run.path, "model", trial.measured_rows, measured.predictions)

@@ -84,8 +84,7 @@ class HomespunModel(PreTrainedModel):
 
     def save_pretrained(self, save_directory: str | PathLike[str], *arguments: Any, **options: Any) -> None:
         """Write the folder that `from_pretrained` opens; the further options of transformers have no effect."""
-        stored = self.stored
-        export_registered(Path(save_directory), self.model, stored.config, stored.tokenizer, labels=stored.labels)
+        export_registered(Path(save_directory), self.stored)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
         return BaseModelOutput(last_hidden_state=self.outputs(input_ids, attention_mask, inputs))

@@ -22,7 +22,7 @@ from homespun.hf.folding import fold_weights
 from homespun.hf.match import WITHOUT_HEAD, ArchitectureMatch, match_architecture
 from homespun.inference.onnx_export import onnx_unsupported_reason
 from homespun.io.atomic import atomic_path, entries
-from homespun.models.bundle import save_model, weights_of
+from homespun.models.bundle import ModelBundle, save_model, weights_of
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
@@ -62,11 +62,8 @@ class ExportReport:
 
 def export_huggingface(
     folder: str | Path,
-    model: Model,
-    config: ModelConfig,
-    tokenizer: Tokenizer,
+    stored: ModelBundle,
     *,
-    labels: Labels | None = None,
     base_model: str | Path | None = None,
 ) -> ExportReport:
     """Write weights, config.json, tokenizer and model card to ``folder``, atomically, replacing an existing export.
@@ -76,14 +73,13 @@ def export_huggingface(
 
     Args:
         folder: a new or empty folder, or an export.
-        model, config, tokenizer: parts of the model.
-        labels: classes of its head.
+        stored: model with its config, tokenizer and labels.
         base_model: the model that it was trained from, for the card.
 
     Raises:
         UserError: ``folder`` has other contents, or the tokenizer or the labels are of another model.
     """
-    folder = Path(folder)
+    folder, model, config, tokenizer = Path(folder), stored.model, stored.config, stored.tokenizer
     if tokenizer.vocab_size > config.backbone.vocab_size:
         raise UserError(
             f"the tokenizer has {tokenizer.vocab_size} tokens and the model embeds {config.backbone.vocab_size}; "
@@ -97,7 +93,7 @@ def export_huggingface(
     match, notes = match_architecture(config)
     if match is None:
         return ExportReport(None, None, notes)
-    tree = _settings(match, tokenizer, labels)
+    tree = _settings(match, tokenizer, stored.labels)
     tree["dtype"] = str(model.backbone.embeddings.words.weight.dtype).removeprefix("torch.")
     weights = _hf_weights(match, config, weights_of(model))
     with atomic_path(folder) as made:
@@ -117,11 +113,8 @@ def export_huggingface(
 
 def export_complete(
     folder: str | Path,
-    model: Model,
-    config: ModelConfig,
-    tokenizer: Tokenizer,
+    stored: ModelBundle,
     *,
-    labels: Labels | None = None,
     base_model: str | Path | None = None,
 ) -> ExportReport:
     """Export a model with its head: for a class of transformers, or else for one of homespun.
@@ -129,15 +122,17 @@ def export_complete(
     Arguments and errors as in `export_huggingface`. Only a head for another purpose than the tasks of `CLASSES`, such
     as ELECTRA's discriminator, is left out where transformers has no class of it.
     """
+    config = stored.config
     match, notes = match_architecture(config)
     other_purpose = registered_pipeline(config) is None
     if match is not None and (match.architecture.kind or config.head is None or other_purpose):
-        return export_huggingface(folder, model, config, tokenizer, labels=labels, base_model=base_model)
+        return export_huggingface(folder, stored, base_model=base_model)
     notes = tuple(note.removesuffix(WITHOUT_HEAD) for note in notes if match is None or note.endswith(WITHOUT_HEAD))
     if other_purpose and config.head is not None:
         notes = (*notes, f"the backbone was exported without the head {config.head.kind!r}")
-        model, config = Model(model.backbone), config.model_copy(update={"head": None})
-    return export_registered(folder, model, config, tokenizer, labels=labels, base_model=base_model, notes=notes)
+        bare = config.model_copy(update={"head": None})
+        stored = ModelBundle(Model(stored.model.backbone), bare, stored.tokenizer)
+    return export_registered(folder, stored, base_model=base_model, notes=notes)
 
 
 def registered_pipeline(config: ModelConfig) -> str | None:
@@ -152,11 +147,8 @@ def registered_pipeline(config: ModelConfig) -> str | None:
 
 def export_registered(
     folder: str | Path,
-    model: Model,
-    config: ModelConfig,
-    tokenizer: Tokenizer,
+    stored: ModelBundle,
     *,
-    labels: Labels | None = None,
     base_model: str | Path | None = None,
     notes: tuple[str, ...] = (),
 ) -> ExportReport:
@@ -164,10 +156,11 @@ def export_registered(
 
     Arguments and errors as in `export_huggingface`; ``notes`` say why transformers has no class.
     """
-    folder, pipeline = Path(folder), registered_pipeline(config)
+    folder, pipeline = Path(folder), registered_pipeline(stored.config)
     assert pipeline is not None
     check_replaceable(folder, CONFIG, CARD)
-    backbone, tokenizer = config.backbone, tokenizer.for_transformers()
+    model, config, tokenizer, labels = stored.model, stored.config, stored.tokenizer.for_transformers(), stored.labels
+    backbone = config.backbone
     tree: Tree = {
         "architectures": [CLASSES[pipeline]],
         "model_type": MODEL_TYPE,
@@ -230,11 +223,8 @@ def _settings(match: ArchitectureMatch, tokenizer: Tokenizer, labels: Labels | N
 
 def export_run(
     run: str | Path,
-    model: Model,
-    config: ModelConfig,
-    tokenizer: Tokenizer,
+    stored: ModelBundle,
     *,
-    labels: Labels | None = None,
     base_model: str | Path | None = None,
 ) -> Tree:
     """Apply `export_complete` to ``hf/`` of a run directory.
@@ -243,10 +233,10 @@ def export_run(
         The report for ``result.json``, with a note on ONNX for a model without a class in transformers.
     """
     folder = Path(run) / "hf"
-    report = asdict(export_complete(folder, model, config, tokenizer, labels=labels, base_model=base_model))
+    report = asdict(export_complete(folder, stored, base_model=base_model))
     if report["architecture"] is not None and report["architecture"] not in CLASSES.values():
         return report
-    return report | {"notes": (*report["notes"], *suggest_onnx(model))}
+    return report | {"notes": (*report["notes"], *suggest_onnx(stored.model))}
 
 
 def suggest_onnx(model: Model) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ def export_gguf(path: str | Path, stored: ModelBundle) -> GgufReport:
 
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) / "hf"
-        report = export_huggingface(folder, stored.model, stored.config, stored.tokenizer)
+        report = export_huggingface(folder, stored)
         name = _NAMES.get(report.architecture or "")
         if name is None:
             raise UserError(f"GGUF is for {', '.join(_NAMES)}, and not for {report.architecture or 'this model'}")

@@ -28,7 +28,7 @@ def export_sentence_transformers(folder: str | Path, stored: ModelBundle, *, max
     if backbone.has_decoder or backbone.causal:
         raise UserError("sentence-transformers needs an encoder, and this model has a decoder; use an encoder")
     config = stored.config.model_copy(update={"head": None})
-    report = export_huggingface(folder, Model(stored.model.backbone), config, stored.tokenizer)
+    report = export_huggingface(folder, ModelBundle(Model(stored.model.backbone), config, stored.tokenizer))
     if report.folder is None:
         raise UserError(report.notes[0])
     modules = [
