@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from commands_world import WORDS, World, read_lines, sentence, write_csv, write_lines
+from commands_world import WORDS, World, assert_refused, read_lines, sentence, write_csv, write_lines
 
 import homespun
 from homespun.errors import UserError
@@ -66,6 +66,23 @@ def test_several_labels(one_hot: bool, world: World, tmp_path: Path) -> None:
     assert "food" in found["label"]
     metrics = world.run("evaluate", tmp_path / "run", "--data", path)
     assert metrics["micro_f1"] > 0.8
+
+
+def test_a_single_label_in_several_columns(world: World, tmp_path: Path) -> None:
+    draw, rows = random.Random(1), []
+    for number in range(200):
+        label = sorted(WORDS)[number % len(WORDS)]
+        rows.append({"text": sentence(label, draw)} | {topic: int(topic == label) for topic in WORDS})
+    path = write_lines(tmp_path / "t.jsonl", rows)
+    result = world.run("fit", path, "--time", "20s", "--out", tmp_path / "run")
+    assert (result["task"], set(result["labels"])) == ("classification", set(WORDS))
+    assert result["test"]["accuracy"] > 0.8
+    assert world.run("evaluate", tmp_path / "run", "--data", path)["accuracy"] > 0.8
+    assert homespun.open(tmp_path / "run").predict(["soup and bread for dinner"]) == ["food"]
+    several = write_lines(tmp_path / "several.jsonl", [*rows, {"text": "Both."} | dict.fromkeys(WORDS, 1)])
+    options = ("--time", "20s", "--out", tmp_path / "other")
+    assert_refused("--task multi-label", "fit", several, "--task", "classification", *options)
+    assert_refused("row 201 .*--task multi-label", "fit", path, "--test", several, *options)
 
 
 @pytest.mark.slow

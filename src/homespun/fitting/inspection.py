@@ -128,11 +128,11 @@ def inspect(
     labels_in = find_label_columns(sample, given_label, text, source, decisions)
     texts = find_text_columns(sample, labels_in, text, source, decisions)
     separator = None
+    records = counted(read_records(train, encoding=encoding, columns=columns, read_progress=counted.bytes))
     if len(labels_in) > 1:
-        kind = one_hot_task(labels_in, task, decisions)
+        kind = one_hot_task(labels_in, task, records, decisions)
     else:
-        records = read_records(train, encoding=encoding, columns=columns, read_progress=counted.bytes)
-        values = [record.get(labels_in[0]) for record in counted(records)]
+        values = [record.get(labels_in[0]) for record in records]
         check_values(values, labels_in[0], texts, sample, source)
         separator = find_separator(values) if task in ("auto", "multi-label") else None
         kind = find_task(values, labels_in[0], task, separator, decisions)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from homespun.choices import TextTaskName
-from homespun.data.labels import label_name
+from homespun.data.labels import label_name, parse_flag
 from homespun.errors import UserError
 from homespun.fitting.columns import MAX_CLASSES, no_header
 from homespun.text.formats import Record
@@ -113,12 +113,34 @@ def find_task(
     return "classification"
 
 
-def one_hot_task(columns: Sequence[str], given: TextTaskName, decisions: list[str]) -> TextTaskName:
-    """Task of several label columns. Raises `UserError` if another is given."""
-    if given not in ("auto", "multi-label"):
+def one_hot_task(
+    columns: Sequence[str], given: TextTaskName, records: Iterable[Record], decisions: list[str]
+) -> TextTaskName:
+    """Task of several label columns: classification if each of the records has a single 1, otherwise multi-label.
+
+    Raises:
+        UserError: another task is ``given``.
+    """
+    if given == "regression":
         raise UserError(f"--task {given} takes one label column, not {len(columns)}; name one with --label-field")
+    if given != "multi-label" and all(_has_one_label(record, columns) for record in records):
+        decisions.append(
+            f"task: classification (one of {len(columns)} columns is 1 in each row; if texts may have several labels, "
+            f"give --task multi-label)"
+        )
+        return "classification"
+    if given == "classification":
+        raise UserError(
+            f"--task classification needs a single 1 among {', '.join(columns)} in each row; give --task multi-label, "
+            f"or name one column with --label-field"
+        )
     decisions.append(f"task: multi-label classification (a label for each of {len(columns)} columns)")
     return "multi-label"
+
+
+def _has_one_label(record: Record, columns: Sequence[str]) -> bool:
+    flags = [parse_flag(record.get(column)) for column in columns]
+    return None not in flags and flags.count(True) == 1
 
 
 def _are_class_numbers(numbers: NDArray[np.float64]) -> bool:

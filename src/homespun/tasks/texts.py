@@ -170,9 +170,9 @@ class LabelledData(TextsData):
     @model_validator(mode="before")
     @classmethod
     def _accept_one_hot(cls, values: object) -> object:
-        """Set ``multi_label`` for several label columns."""
+        """Set ``multi_label`` for several label columns, unless it is given."""
         if isinstance(values, Mapping) and isinstance(label := values.get("label"), list) and len(label) > 1:
-            return {**values, "multi_label": True}
+            return {"multi_label": True, **values}
         return values
 
     def with_labels(self, labels: Labels) -> Self:
@@ -182,7 +182,13 @@ class LabelledData(TextsData):
         text = get_text(record, paths(self.text), where=where)
         first, *others = self.label_columns
         if others:
-            return [LabelledText(text, one_hot_labels(record, [first, *others], where=where))]
+            labels = one_hot_labels(record, [first, *others], where=where)
+            if not self.multi_label and len(labels) != 1:
+                raise UserError(
+                    f"{where} has {len(labels)} labels; exactly one of the columns {', '.join(self.label_columns)} "
+                    f"must be 1, or give data.multi_label=true (fit: --task multi-label)"
+                )
+            return [LabelledText(text, labels if self.multi_label else labels[0])]
         if self.multi_label:
             separator = self.separator or ","
             return [LabelledText(text, several_labels(record, first, separator=separator, where=where))]
@@ -197,7 +203,8 @@ class LabelledData(TextsData):
         """Return the record from which an example is read: its text in the first column."""
         first, *others = self.label_columns
         label: object = list(example.label) if isinstance(example.label, tuple) else example.label
-        labels = {name: int(name in example.label) for name in (first, *others)} if others else {first: label}
+        given = label if isinstance(label, list) else [label]
+        labels = {name: int(name in given) for name in (first, *others)} if others else {first: label}
         return {**self.record_of(example.text), **labels}
 
     def texts_of(self, record: Record, *, where: str) -> tuple[str, str | None]:
