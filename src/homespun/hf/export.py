@@ -61,10 +61,7 @@ class ExportReport:
 
 
 def export_huggingface(
-    folder: str | Path,
-    stored: ModelBundle,
-    *,
-    base_model: str | Path | None = None,
+    folder: str | Path, stored: ModelBundle, *, base_model: str | Path | None = None
 ) -> ExportReport:
     """Write weights, config.json, tokenizer and model card to ``folder``, atomically, replacing an existing export.
 
@@ -111,12 +108,7 @@ def export_huggingface(
     return ExportReport(str(folder), match.architecture.name, notes)
 
 
-def export_complete(
-    folder: str | Path,
-    stored: ModelBundle,
-    *,
-    base_model: str | Path | None = None,
-) -> ExportReport:
+def export_complete(folder: str | Path, stored: ModelBundle, *, base_model: str | Path | None = None) -> ExportReport:
     """Export a model with its head: for a class of transformers, or else for one of homespun.
 
     Arguments and errors as in `export_huggingface`. Only a head for another purpose than the tasks of `CLASSES`, such
@@ -187,10 +179,10 @@ def export_registered(
 
 
 def _num_labels(config: ModelConfig) -> int:
-    head: object = config.head
-    while not hasattr(head, "num_labels"):  # a head on a mix of layers, or on chunks
-        head = getattr(head, "head")  # noqa: B009
-    return int(head.num_labels)
+    head: Tree = {} if config.head is None else config.head.model_dump()
+    while "num_labels" not in head:  # a head on a mix of layers, or on chunks
+        head = head["head"]
+    return int(head["num_labels"])
 
 
 def _hf_weights(match: ArchitectureMatch, config: ModelConfig, weights: Weights) -> Weights:
