@@ -35,7 +35,7 @@ from homespun.report.console import SILENT, Display
 from homespun.tasks.protocol import Measured, Task, TaskRows
 from homespun.text.duplicates import NearDuplicatePairs
 from homespun.training.devices import DistributedContext
-from homespun.training.run import Run
+from homespun.training.run import Run, holds_run
 from homespun.vectors.embedding_init import EmbeddingCoverage, init_embeddings
 from homespun.vectors.store import open_vectors
 
@@ -82,6 +82,8 @@ def finetune(
         return run_in_processes(count, finetune, recipe, out, display=display, **options)
     context = DistributedContext.join()
     recipe = restore_settings(recipe, out, main=context.is_main) if resume else recipe
+    if context.is_main:
+        holds_run(Path(out), resume=resume)  # before the inputs are read, which takes minutes for large files
     inputs = read_inputs(recipe, start_from, vectors)
     leakage = find_leakage(inputs.task, inputs.largest) if context.is_main and preflight else {}
     if leakage_warning := describe_leakage(leakage, tested=inputs.test is not None or recipe.folds is not None):
