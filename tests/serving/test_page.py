@@ -130,6 +130,13 @@ def test_a_wrong_file_is_refused(client: TestClient, content: bytes, form: dict[
     assert "homespun-serve" not in answer.text
 
 
+@pytest.mark.parametrize(("start", "kind"), [(b"PAR1", "Parquet"), (b"PK\x03\x04", "Excel"), (b"\x1f\x8b", "gzip")])
+def test_a_file_of_another_format_is_named(client: TestClient, start: bytes, kind: str) -> None:
+    answer = client.post("/files", files={"file": ("new.csv", start + b"text\na\n")})
+    assert answer.status_code == 422
+    assert kind in answer.json()["error"]["message"]
+
+
 def test_files_have_their_own_limit(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     client = connect(max_body_bytes=100)
     assert client.post("/predict", json={"texts": ["goal " * 50]}).status_code == 413

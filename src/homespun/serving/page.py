@@ -168,7 +168,15 @@ class FileJobs:
             job.state = "done" if job.error is None else "failed"
 
 
+_BINARY = {b"PAR1": "Parquet", b"PK\x03\x04": "an Excel workbook or a zip archive", b"\x1f\x8b": "gzip"}
+
+
 def _store(content: BinaryIO, path: Path) -> None:
+    start = content.read(4)
+    content.seek(0)
+    for magic, title in _BINARY.items():
+        if start.startswith(magic):
+            raise ApiError(422, f"the file is {title}, not CSV; save its table as CSV")
     size = 0
     with path.open("wb") as stream:
         while chunk := content.read(2**20):
