@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _WORD = re.compile(r"(?u)\b\w+\b")
+_WORDS_KEPT = 100_000  # words whose n-grams of characters are kept: about 30 MB
 
 
 class Ngrams(Config):
@@ -49,17 +50,21 @@ class Ngrams(Config):
         """Return the n-grams of a text, as scikit-learn's vectorizers do, whose import takes a second."""
         text = text.lower()
         if self.analyzer == "char_wb":
-            return [
-                word[start : start + size]
-                for word in (f" {word} " for word in text.split())
-                for size in range(self.shortest, min(self.longest, max(len(word), self.shortest)) + 1)
-                for start in range(max(1, len(word) - size + 1))
-            ]
+            return [gram for word in text.split() for gram in self.split_word(word)]
         words = _WORD.findall(text)
         return [
             " ".join(words[start : start + size])
             for size in range(self.shortest, self.longest + 1)
             for start in range(len(words) - size + 1)
+        ]
+
+    def split_word(self, word: str) -> list[str]:
+        """Return the n-grams of characters of a word in lower case, with a space before and after it."""
+        word = f" {word} "
+        return [
+            word[start : start + size]
+            for size in range(self.shortest, min(self.longest, max(len(word), self.shortest)) + 1)
+            for start in range(max(1, len(word) - size + 1))
         ]
 
     @property
@@ -87,14 +92,32 @@ class Tfidf:
     def _columns(self) -> dict[str, int]:
         return {name: column for column, name in enumerate(self.names)}
 
+    @cached_property
+    def _words(self) -> dict[str, array[int]]:
+        return {}  # columns of the n-grams of earlier words: most words of a text are frequent
+
+    def _known(self, grams: Iterable[str]) -> array[int]:
+        return array("i", [column for column in map(self._columns.get, grams) if column is not None])
+
+    def _word_columns(self, word: str) -> array[int]:
+        found = self._words.get(word)
+        if found is None:
+            if len(self._words) >= _WORDS_KEPT:
+                self._words.clear()
+            found = self._words[word] = self._known(self.ngrams.split_word(word))
+        return found
+
     def transform(self, texts: Sequence[str]) -> csr_matrix:
         """Compute sparse (texts, features), with the values of scikit-learn's ``TfidfVectorizer``."""
         from scipy.sparse import csr_matrix
 
         columns, ends = array("i"), [0]
-        known = self._columns.get
         for text in texts:
-            columns.extend(column for column in map(known, self.ngrams.split(text)) if column is not None)
+            if self.ngrams.analyzer == "char_wb":
+                for word in text.lower().split():
+                    columns.extend(self._word_columns(word))
+            else:
+                columns.extend(self._known(self.ngrams.split(text)))
             ends.append(len(columns))
         table = csr_matrix((np.ones(len(columns)), np.array(columns), ends), shape=(len(ends) - 1, len(self.names)))
         table.sum_duplicates()
