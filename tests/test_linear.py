@@ -33,7 +33,7 @@ def test_features_of_a_fold_are_those_of_a_separate_fit(ngrams: tuple, paired: b
     first, _ = texts(30)
     both = Texts(first, texts(30, seed=1)[0] if paired else None)
     train, test = np.arange(0, 20), np.arange(20, 30)
-    known, unseen = fold_features(count_ngrams(ngrams, both), train, test, len(both))
+    known, unseen = fold_features([(block, count_ngrams(block, both)) for block in ngrams], train, test, len(both))
     vectorizers = fit_vectorizers(ngrams, both.take(train))
     np.testing.assert_allclose(known.toarray(), features(vectorizers, both.take(train)).toarray(), atol=1e-12)
     np.testing.assert_allclose(unseen.toarray(), features(vectorizers, both.take(test)).toarray(), atol=1e-12)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -229,7 +229,8 @@ def fit_linear(
     folds, started = list(_folds(searched_targets, labels, seed)), time.monotonic()
     tried: list[_Tried] = []
     if folds:
-        search = partial(_cross_validate, texts=searched, targets=searched_targets, labels=labels, folds=folds)
+        counted = cache(lambda block: count_ngrams(block, searched))  # blocks are in several feature sets
+        search = partial(_cross_validate, counted, targets=searched_targets, labels=labels, folds=folds)
         for ngrams in feature_sets:
             if not tried or _FIRST_STEP * (time.monotonic() - started) <= seconds:
                 tried += search(ngrams, (1.0,))
@@ -273,18 +274,18 @@ class _Tried:
 
 
 def _cross_validate(
+    counted: Callable[[Ngrams], csr_matrix],
     ngrams: tuple[Ngrams, ...],
     strengths: Sequence[float],
-    texts: Texts,
     targets: Targets,
     labels: Labels | None,
     folds: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
 ) -> Iterator[_Tried]:
     """Yield the candidate of each strength."""
     outputs: dict[float, list[Floats]] = {strength: [] for strength in strengths}
-    counts = count_ngrams(ngrams, texts)
+    counts = [(block, counted(block)) for block in ngrams]
     for train, test in folds:
-        known, unseen = fold_features(counts, train, test, len(texts))
+        known, unseen = fold_features(counts, train, test, len(targets))
         for strength in strengths:
             weights, biases = _fit_outputs(known, targets[train], labels, strength)
             outputs[strength].append(unseen @ weights.T + biases)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,6 @@ from homespun.errors import UserError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
-    from sklearn.feature_extraction.text import CountVectorizer
 
 
 _WORD = re.compile(r"(?u)\b\w+\b")
@@ -33,18 +32,34 @@ class Ngrams(Config):
     longest: int = 2
     min_texts: int = 1  # texts that hold an n-gram, at least
 
-    def counter(self) -> CountVectorizer:
-        """Return an unfitted vectorizer of counts of all n-grams."""
-        from sklearn.feature_extraction.text import CountVectorizer
+    def count(self, texts: Sequence[str]) -> tuple[list[str], csr_matrix]:
+        """Count all n-grams as ``CountVectorizer`` of scikit-learn: their sorted names, and (texts, n-grams) counts.
 
-        return CountVectorizer(**self._tokenization)
+        Raises:
+            ValueError: the texts hold no n-gram.
+        """
+        numbers: dict[str, int] = {}  # of each n-gram, in the order of the texts
+        table = _Counter(self, numbers, grow=True).count(texts)
+        if not numbers:
+            raise ValueError("no n-grams")
+        names = sorted(numbers)
+        places = np.empty(len(names), dtype=np.int32)
+        places[[numbers[name] for name in names]] = np.arange(len(names), dtype=np.int32)
+        table.indices = places[table.indices]
+        table.has_sorted_indices = False
+        table.sort_indices()
+        table.resize(len(texts), len(names))
+        return names, table
 
     def fit(self, texts: Sequence[str]) -> Tfidf:
         """Fit vocabulary and inverse document frequencies. Raises `ValueError` for texts without n-grams."""
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
-        vectorizer = TfidfVectorizer(min_df=self.min_texts, sublinear_tf=True, **self._tokenization).fit(texts)
-        return Tfidf(self, tuple(vectorizer.get_feature_names_out().tolist()), vectorizer.idf_)
+        names, table = self.count(texts)
+        frequencies = table.getnnz(axis=0)
+        kept = np.flatnonzero(frequencies >= self.min_texts)
+        if not len(kept):
+            raise ValueError("no n-grams")
+        idf = np.log((1 + len(texts)) / (1 + frequencies[kept])) + 1.0
+        return Tfidf(self, tuple(names[column] for column in kept.tolist()), idf)
 
     def split(self, text: str) -> list[str]:
         """Return the n-grams of a text, as scikit-learn's vectorizers do, whose import takes a second."""
@@ -67,11 +82,58 @@ class Ngrams(Config):
             for start in range(max(1, len(word) - size + 1))
         ]
 
-    @property
-    def _tokenization(self) -> dict[str, object]:
-        """Arguments of the vectorizers of scikit-learn."""
-        pattern = _WORD.pattern if self.analyzer == "word" else None
-        return {"analyzer": self.analyzer, "ngram_range": (self.shortest, self.longest), "token_pattern": pattern}
+
+class _Counter:
+    """Counts the n-grams of texts.
+
+    The columns of earlier words are kept, since most words of a text are frequent: n-grams of characters are found five
+    times as fast.
+
+    Args:
+        ngrams: the block.
+        columns: column of each n-gram.
+        grow: give new n-grams a column, instead of leaving them out.
+    """
+
+    def __init__(self, ngrams: Ngrams, columns: dict[str, int], *, grow: bool) -> None:
+        self._ngrams, self._columns, self._grow = ngrams, columns, grow
+        self._words: dict[str, array[int]] = {}
+
+    def count(self, texts: Sequence[str]) -> csr_matrix:
+        """Count columns: sparse (texts, largest column + 1)."""
+        from scipy.sparse import csr_matrix
+
+        columns, counts = [np.empty(0, dtype=np.int32)], [np.empty(0)]
+        for text in texts:
+            found, times = np.unique(np.asarray(self._of(text), dtype=np.int32), return_counts=True)
+            columns.append(found)
+            counts.append(times.astype(np.float64))
+        ends = np.cumsum([len(found) for found in columns])
+        largest = max((int(found[-1]) for found in columns if len(found)), default=-1)
+        shape = (len(texts), largest + 1)
+        return csr_matrix((np.concatenate(counts), np.concatenate(columns), ends), shape=shape)
+
+    def _of(self, text: str) -> array[int]:
+        if self._ngrams.analyzer == "word":
+            return self._find(self._ngrams.split(text))
+        found = array("i")
+        for word in text.lower().split():
+            found.extend(self._of_word(word))
+        return found
+
+    def _of_word(self, word: str) -> array[int]:
+        found = self._words.get(word)
+        if found is None:
+            if len(self._words) >= _WORDS_KEPT:
+                self._words.clear()
+            found = self._words[word] = self._find(self._ngrams.split_word(word))
+        return found
+
+    def _find(self, grams: list[str]) -> array[int]:
+        columns = self._columns
+        if self._grow:
+            return array("i", [columns.setdefault(gram, len(columns)) for gram in grams])
+        return array("i", [column for column in map(columns.get, grams) if column is not None])
 
 
 @dataclass(frozen=True)
@@ -89,40 +151,15 @@ class Tfidf:
     idf: NDArray[np.float64]
 
     @cached_property
-    def _columns(self) -> dict[str, int]:
-        return {name: column for column, name in enumerate(self.names)}
-
-    @cached_property
-    def _words(self) -> dict[str, array[int]]:
-        return {}  # columns of the n-grams of earlier words: most words of a text are frequent
-
-    def _known(self, grams: Iterable[str]) -> array[int]:
-        return array("i", [column for column in map(self._columns.get, grams) if column is not None])
-
-    def _word_columns(self, word: str) -> array[int]:
-        found = self._words.get(word)
-        if found is None:
-            if len(self._words) >= _WORDS_KEPT:
-                self._words.clear()
-            found = self._words[word] = self._known(self.ngrams.split_word(word))
-        return found
+    def _counter(self) -> _Counter:
+        return _Counter(self.ngrams, {name: column for column, name in enumerate(self.names)}, grow=False)
 
     def transform(self, texts: Sequence[str]) -> csr_matrix:
         """Compute sparse (texts, features), with the values of scikit-learn's ``TfidfVectorizer``."""
-        from scipy.sparse import csr_matrix
-
-        columns, ends = array("i"), [0]
-        for text in texts:
-            if self.ngrams.analyzer == "char_wb":
-                for word in text.lower().split():
-                    columns.extend(self._word_columns(word))
-            else:
-                columns.extend(self._known(self.ngrams.split(text)))
-            ends.append(len(columns))
-        table = csr_matrix((np.ones(len(columns)), np.array(columns), ends), shape=(len(ends) - 1, len(self.names)))
-        table.sum_duplicates()
+        table = self._counter.count(texts)
+        table.resize(len(texts), len(self.names))
         values = (np.log(table.data) + 1.0) * self.idf[table.indices]
-        rows = np.repeat(np.arange(len(ends) - 1), np.diff(table.indptr))
+        rows = np.repeat(np.arange(len(texts)), np.diff(table.indptr))
         table.data = values / np.sqrt(np.bincount(rows, weights=values * values))[rows]
         return table
 
@@ -202,14 +239,14 @@ def pair_features(first: csr_matrix, second: csr_matrix) -> csr_matrix:
     return hstack([both, abs(first - second), csr_matrix(np.hstack([cosine, shared, ratio]))], format="csr")
 
 
-def count_ngrams(ngrams: Sequence[Ngrams], texts: Texts) -> list[tuple[Ngrams, csr_matrix]]:
-    """Count the n-grams of every block, in (texts, n-grams); of pairs, the second texts follow the first.
+def count_ngrams(block: Ngrams, texts: Texts) -> csr_matrix:
+    """Count the n-grams of a block, in (texts, n-grams); of pairs, the second texts follow the first.
 
     Raises:
         UserError: the texts hold no word.
     """
     with _refuse_without_words():
-        return [(block, block.counter().fit_transform(texts.both)) for block in ngrams]
+        return block.count(texts.both)[1]
 
 
 def fold_features(

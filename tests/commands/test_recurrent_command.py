@@ -13,7 +13,7 @@ STEPS = ["train.budget.time=null", "train.budget.steps=3", "train.batch_size=8"]
 def test_a_language_model_is_trained_over_streams_and_writes(world: World, tmp_path: Path) -> None:
     words = ["pretrain", "lstm-mini", f"data.corpus={world.corpus}", "data.max_length=13", *SMALL, *STEPS]
     result = world.run(*words, "--out", tmp_path / "lm")
-    assert result["export"]["folder"] is None
+    assert result["export"]["architecture"] == "HomespunForCausalLM"
     assert "recurrent" in result["export"]["notes"][0]
     assert {"causal", "causal_accuracy"} <= set(result["validation"]["losses"])
     assert 0 < result["unigram_baseline"]["causal"] < result["validation"]["losses"]["causal"]  # of three steps

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from homespun.cli import app
 from homespun.errors import UserError
 from homespun.inference import onnx_export as exporting
 from homespun.inference.onnx_export import export_onnx
@@ -126,5 +125,3 @@ def test_a_missing_extra_and_another_suffix_are_one_line(tmp_path: Path, monkeyp
     monkeypatch.setattr(exporting, "_EXTRA", ("onnx_of_tomorrow",))
     with pytest.raises(UserError, match=r"onnx_of_tomorrow.*'homespun\[export\]'"):
         export_onnx(tmp_path / "model.onnx", model, config)
-    with pytest.raises(UserError, match=r"--to .*onnx.*'hf'"):
-        app(["export", "somewhere", "--out", "x.onnx", "--to", "hf"], standalone_mode=False)
