@@ -72,7 +72,7 @@ class HomespunModel(PreTrainedModel):
             pretrained_model_name_or_path: folder, or name on the hub.
             model_args: no effect, like further ``options`` of transformers.
             config: its config, which `AutoModel` gives.
-            dtype: dtype of the weights; default and ``auto``: that of the files.
+            dtype: dtype of the weights; default and ``auto``: as in the files.
             options: see ``model_args``.
         """
         source = str(pretrained_model_name_or_path)
