@@ -86,10 +86,11 @@ def test_a_prediction_alone_is_that_in_a_batch(world: World, tmp_path: Path) -> 
 def test_a_plain_call_reads_one_chunk_a_text(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         result = world.run(*words(world, "chunk_pool"), "--out", tmp_path / "run")
-    assert "Model without the head 'chunk_pool'" in caplog.text  # said before anything is trained
+    assert "has the head 'chunk_pool'" in caplog.text  # before the first step
     ids = torch.tensor([[2, 17, 23, 3], [2, 19, 29, 3]])
     assert homespun.load(tmp_path / "run")(ids).shape == (2, 3)
-    assert "chunk_pool" in result["export"]["notes"][0]  # transformers has no such head: the encoder goes alone
+    assert "chunk_pool" in result["export"]["notes"][0]
+    assert result["export"]["architecture"] == "HomespunForSequenceClassification"
 
 
 @pytest.mark.slow

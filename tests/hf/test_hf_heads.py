@@ -88,9 +88,10 @@ def test_what_is_named_goes_along(
         ({}, {"kind": "scalar_mix", "head": {"kind": "ffn"}}),
     ],
 )
-def test_no_warning_without_a_similar_head(backbone: dict[str, Any], head: dict[str, Any]) -> None:
+def test_where_no_class_has_a_similar_head(backbone: dict[str, Any], head: dict[str, Any]) -> None:
     sizes = {"intermediate_size": 4 * SIZES["hidden_size"], "layer_norm_eps": 1e-5}
-    assert own_class_warning(config_of(sizes | backbone, head)) is None
+    message = own_class_warning(config_of(sizes | backbone, head))
+    assert re.match(rf"hf/ .*{head['kind']!r}$", str(message))
 
 
 @pytest.mark.parametrize(

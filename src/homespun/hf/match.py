@@ -96,7 +96,7 @@ def own_class_warning(config: ModelConfig) -> str | None:
     """Return a warning about a model whose head no class of transformers has, with similar heads that one has.
 
     Returns:
-        None if there is a class, no head, no class of the backbone, or no similar head.
+        None if there is a class, no head, or no class of the backbone.
     """
     match, _ = match_architecture(config)
     if config.head is None or match is None or match.architecture.kind is not None:
@@ -107,7 +107,7 @@ def own_class_warning(config: ModelConfig) -> str | None:
         for name, head in heads.items()
     ]
     message = f"hf/ will need homespun, because no class of transformers has the head {config.head.kind!r}"
-    return f"{message}; set {' or '.join(ways)} for one that opens without" if ways else None
+    return f"{message}; set {' or '.join(ways)} for one that opens without" if ways else message
 
 
 def exportable_heads(config: ModelConfig) -> dict[str, Tree]:
