@@ -93,6 +93,36 @@ def test_losses_are_those_of_the_task(labels: int, kind: str, tmp_path: Path) ->
     torch.testing.assert_close(model(ids, labels=targets).loss, functions[kind](logits, targets))
 
 
+def test_encoder_decoder(tmp_path: Path) -> None:
+    encoder = SIZES | PERFORMER | {"type_vocab_size": 0}
+    backbone = {"kind": "encoder_decoder", "encoder": encoder, "decoder": {"num_hidden_layers": 1}}
+    config = ModelConfig.model_validate({"backbone": backbone, "head": {"kind": "causal_lm"}})
+    ours = config.build().eval()
+    export_complete(tmp_path, ModelBundle(ours, config, TOKENIZER))
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    ids, labels = torch.tensor([[5, 6, 7], [7, 6, 5]]), torch.tensor([[11, 13, 17, 19], [23, 29, -100, -100]])
+    start, pad = ours.special_tokens.decoder_start_token_id, TOKENIZER.pad_id
+    targets = torch.tensor([[start, 11, 13, 17], [start, 23, 29, pad]])
+    logits = ours(ids, decoder_input_ids=targets)
+    found = model(ids, labels=labels)
+    torch.testing.assert_close(found.logits, logits, atol=0.0, rtol=0.0)
+    kept = labels >= 0
+    torch.testing.assert_close(found.loss, torch.nn.functional.cross_entropy(logits[kept], labels[kept]))
+    written = model.generate(ids, max_new_tokens=5)
+    assert torch.equal(written, ours.generate(ids, max_new_tokens=5))
+
+
+@pytest.mark.parametrize(("opener", "backbone"), [("MaskedLM", PERFORMER), ("CausalLM", WINDOW)])
+def test_losses_of_language_models(opener: str, backbone: dict[str, Any], tmp_path: Path) -> None:
+    ours = exported(tmp_path, backbone, {"kind": "masked_lm" if opener == "MaskedLM" else "causal_lm"})
+    model = getattr(transformers, f"AutoModelFor{opener}").from_pretrained(tmp_path)
+    ids, labels = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[-100, 11, 13, 17]])
+    logits = ours(ids)
+    predicting, predicted = (logits[0, 1:], labels[0, 1:]) if opener == "MaskedLM" else (logits[0, :-1], labels[0, 1:])
+    expected = torch.nn.functional.cross_entropy(predicting, predicted)
+    torch.testing.assert_close(model(ids, labels=labels).loss, expected)
+
+
 def test_pipelines(tmp_path: Path) -> None:
     exported(tmp_path / "classes", LINFORMER, {"kind": "mean", "num_labels": 3}, TAGS)
     classify = transformers.pipeline("text-classification", str(tmp_path / "classes"))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from homespun.errors import UserError
 from homespun.hf.export import MODEL_TYPE, export_registered
@@ -98,10 +99,16 @@ class HomespunModel(PreTrainedModel):
 
 class _HomespunHead(HomespunModel):
     head = STORED
+    output: ClassVar[type]
 
-    def _loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:
-        if labels is None:
-            return None
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, labels: Tensor | None = None, **inputs: Any
+    ) -> Any:
+        logits = self.outputs(input_ids, attention_mask, inputs)
+        return self.output(loss=None if labels is None else self.loss(logits, labels), logits=logits)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of transformers for classes of this kind; labels of -100 do not count."""
         settings = {"config": self.config, "vocab_size": self.config.vocab_size}
         return self.loss_function(logits=logits, pooled_logits=logits, labels=labels, **settings)
 
@@ -109,17 +116,19 @@ class _HomespunHead(HomespunModel):
 class HomespunForSequenceClassification(_HomespunHead):
     """Classifier, or regression with one label: (batch, labels) logits."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
-        logits = self.outputs(input_ids, attention_mask, inputs)
-        return SequenceClassifierOutput(self._loss(logits, inputs.get("labels")), logits)
+    output = SequenceClassifierOutput
 
 
 class HomespunForTokenClassification(_HomespunHead):
     """Tagger: (batch, seq, labels) logits."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
-        logits = self.outputs(input_ids, attention_mask, inputs)
-        return TokenClassifierOutput(self._loss(logits, inputs.get("labels")), logits)
+    output = TokenClassifierOutput
+
+
+class HomespunForMaskedLM(_HomespunHead):
+    """Masked language model: (batch, seq, vocab) logits."""
+
+    output = MaskedLMOutput
 
 
 class HomespunForQuestionAnswering(_HomespunHead):
@@ -128,16 +137,8 @@ class HomespunForQuestionAnswering(_HomespunHead):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
         start, end = self.outputs(input_ids, attention_mask, inputs).unbind(-1)
         ends = (inputs.get("start_positions"), inputs.get("end_positions"))
-        loss = None if ends[0] is None else self.loss_function(start, end, *ends)
-        return QuestionAnsweringModelOutput(loss, start, end)
-
-
-class HomespunForMaskedLM(_HomespunHead):
-    """Masked language model: (batch, seq, vocab) logits."""
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
-        logits = self.outputs(input_ids, attention_mask, inputs)
-        return MaskedLMOutput(self._loss(logits, inputs.get("labels")), logits)
+        loss = None if None in ends else self.loss_function(start, end, *ends)
+        return QuestionAnsweringModelOutput(loss=loss, start_logits=start, end_logits=end)
 
 
 class _HomespunGenerator(_HomespunHead, GenerationMixin):
@@ -157,19 +158,31 @@ class _HomespunGenerator(_HomespunHead, GenerationMixin):
 
 
 class HomespunForCausalLM(_HomespunGenerator):
-    """Causal language model: (batch, seq, vocab) logits of the next token."""
+    """Causal language model: (batch, seq, vocab) logits of the next token. The loss shifts the labels."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
-        logits = self.outputs(input_ids, attention_mask, inputs)
-        return CausalLMOutput(self._loss(logits, inputs.get("labels")), logits)
+    output = CausalLMOutput
 
 
 class HomespunForConditionalGeneration(_HomespunGenerator):
-    """Encoder-decoder: (batch, target, vocab) logits for ``decoder_input_ids``."""
+    """Encoder-decoder: (batch, target, vocab) logits for ``decoder_input_ids``, by default the shifted ``labels``."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
-        logits = self.outputs(input_ids, attention_mask, inputs)
-        return Seq2SeqLMOutput(self._loss(logits, inputs.get("labels")), logits)
+    output = Seq2SeqLMOutput
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, labels: Tensor | None = None, **inputs: Any
+    ) -> Any:
+        if labels is not None and inputs.get("decoder_input_ids") is None:
+            inputs["decoder_input_ids"] = self.prepare_decoder_input_ids_from_labels(labels)
+        return super().forward(input_ids, attention_mask, labels=labels, **inputs)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the mean cross-entropy of (batch, target) labels, which are not shifted as those of a decoder."""
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Shift (batch, target) labels right, after the start token; padding replaces -100."""
+        start = labels.new_full((len(labels), 1), self.model.special_tokens.decoder_start_token_id)
+        return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] < 0, self.config.pad_token_id)], dim=1)
 
 
 def register_auto_classes() -> None:
