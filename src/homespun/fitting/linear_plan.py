@@ -20,8 +20,9 @@ from homespun.tasks.text_outputs import targets_of, texts_of
 from homespun.tasks.texts import LabelledText
 
 _SEARCH_CHARACTERS = 3_000_000  # maximum for the cross-validation of a linear model
-# seconds a character on one core: search and fit with characters, fit without
-_SEARCH_COST, _FIT_COST, _WORD_COST = 12e-6, 5e-6, 1.5e-6
+# seconds a character on one core: search and fit with n-grams of characters (times the linear functions and one), and
+# without them
+_SEARCH_COST, _FIT_COST, _WORD_COST = 1.2e-6, 0.35e-6, 0.5e-6
 _REFIT = 0.7  # time of a refit / time of the search and the fit
 _MORE = 1.2  # examples of a refit, on training and validation examples / training examples
 _SAMPLE = 50_000  # characters by which the cost is measured
@@ -71,7 +72,8 @@ def plan_linear(inspection: Inspection, seconds: float) -> LinearPlan:
     lengths = _lengths(inspection.train)
     characters, mean = int(lengths.sum()), float(lengths.mean())
     rows = max(500, min(len(lengths), 8_000, int(_SEARCH_CHARACTERS / mean)))
-    cost = min(characters, rows * mean) * _SEARCH_COST + characters * _FIT_COST
+    functions = 1 if _classes(inspection) == 2 else _classes(inspection)
+    cost = (1 + functions) * (min(characters, rows * mean) * _SEARCH_COST + characters * _FIT_COST)
     if cost <= seconds:
         return LinearPlan((WORDS, CHARACTERS), rows, cost, 2 * seconds)
     return LinearPlan((WORDS,), rows, 3 * characters * _WORD_COST, 2 * seconds)
@@ -90,7 +92,7 @@ def bound_plan(plan: LinearPlan, inspection: Inspection, seconds: float) -> tupl
     started, lengths = time.monotonic(), _lengths(inspection.train)
     # the test texts are predicted twice: for metrics and for the time
     predicted = float(_lengths([*inspection.validation, *inspection.test, *inspection.test]).sum())
-    classes = 1 if inspection.labels is None else len(inspection.labels)
+    classes = _classes(inspection)
     if ((5 + classes) * lengths.sum() + 2 * predicted) * _WORD_COST < _SMALL * seconds:
         return plan, plan.seconds
     cost = _measure_cost(inspection, classes)
@@ -114,6 +116,11 @@ def bound_plan(plan: LinearPlan, inspection: Inspection, seconds: float) -> tupl
     limit = min(bounded.limit, max(0.0, seconds - predicting) / (1 + refit))
     spent = max(spent, bounded.seconds) if characters else spent
     return replace(bounded, seconds=spent, limit=limit, refit=refit), spent + predicting
+
+
+def _classes(inspection: Inspection) -> int:
+    """Number of classes; 1 for numbers."""
+    return 1 if inspection.labels is None else len(inspection.labels)
 
 
 def _frequent(inspection: Inspection) -> float:
