@@ -13,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from served_models import server
 
+from homespun.inference.continuous import ContinuousGenerator
 from homespun.serving.completions import _EventStream
 from homespun.serving.generation import GenerationWorker, TextStream
 from homespun.serving.models import Models
@@ -92,12 +93,32 @@ def test_what_cannot_be_generated_is_refused(
     assert words in response.json()["error"]["message"]
 
 
-def test_texts_beyond_the_queue_are_refused(connect: Callable[..., TestClient]) -> None:
-    client = connect(max_queue=2)
-    response = client.post("/v1/completions", json={"prompt": ["a", "b", "c"], "model": "decoder"})
-    assert response.status_code == 429
-    assert response.headers["retry-after"] == "1"
-    assert client.post("/v1/completions", json={"prompt": ["a", "b"], "model": "decoder"}).status_code == 200
+def test_more_texts_than_the_queue_holds_are_refused_for_good(connect: Callable[..., TestClient]) -> None:
+    response = connect(max_queue=2).post("/v1/completions", json={"prompt": ["a", "b", "c"], "model": "decoder"})
+    assert response.status_code == 413
+    assert "3 prompts, of at most 2" in response.json()["error"]["message"]
+
+
+def test_texts_beyond_the_queue_are_refused(
+    connect: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, body = connect(max_queue=2), {"prompt": ["a", "b"], "model": "decoder"}
+    step, started, may = ContinuousGenerator.step, threading.Event(), threading.Event()
+
+    def blocked(generator: ContinuousGenerator) -> Any:
+        started.set()
+        assert may.wait(10)
+        return step(generator)
+
+    monkeypatch.setattr(ContinuousGenerator, "step", blocked)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, "/v1/completions", json=body)
+        assert started.wait(10)
+        response = client.post("/v1/completions", json=body | {"prompt": "c"})
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "1"
+        may.set()
+        assert first.result().status_code == 200
 
 
 def test_a_failure_of_the_generator_is_one_answer(

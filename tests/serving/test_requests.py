@@ -104,6 +104,8 @@ def test_limits(connect: Connect) -> None:
     assert "1000 bytes" in error_of(client.post("/predict", content=b" " * 1001), 413)
     assert "1000 bytes" in error_of(client.post("/predict", content=iter([b" " * 600] * 3)), 413)
     assert "1000 bytes" in error_of(client.post("/nosuch", content=b" " * 1001), 413)
+    few = connect(max_queue=2).post("/predict", json={"texts": ["a"] * 3})
+    assert "3 texts in a request, of at most 2" in error_of(few, 413)
     long = error_of(client.post("/predict", json={"texts": ["a", "goal " * 50]}), 413)
     assert "texts.1 has" in long
     assert "of at most 20" in long

@@ -99,8 +99,8 @@ async def _start(
     model.require("generate")
     if (count := arguments["max_new_tokens"]) > settings.max_new_tokens:
         raise ApiError(422, f"{count} tokens to generate, of at most {settings.max_new_tokens}")
-    if len(prompts) > settings.max_texts:
-        raise ApiError(413, f"{len(prompts)} prompts, of at most {settings.max_texts}; send several requests")
+    if len(prompts) > (most := settings.texts_per_request):
+        raise ApiError(413, f"{len(prompts)} prompts, of at most {most}; send several requests")
     worker = await workers.get(model)
     streams = await worker.submit(prompts, stop, arguments)
     request.state.sizes = len(prompts), sum(stream.request.prompt_tokens for stream in streams)

@@ -99,7 +99,7 @@ async def _compute(
     request: Request, model: ServedModel, run: Callable[[Sequence[Any]], Sequence[Any]], inputs: Sequence[Input]
 ) -> list[Any]:
     settings, batcher = settings_of(request), cast(Batcher, request.app.state.batcher)
-    if len(inputs) > (most := settings.max_texts):
+    if len(inputs) > (most := settings.texts_per_request):
         raise ApiError(413, f"{len(inputs)} texts in a request, of at most {most}; send several requests")
     lengths = model.estimate_tokens(inputs)
     request.state.sizes = len(inputs), sum(lengths)

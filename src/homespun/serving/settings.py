@@ -41,3 +41,8 @@ class ServingSettings(Config):
     )
     quantize: Literal["bf16", "int8"] | None = Field(default=None, description="precision of linear layers")
     api_key: str | None = Field(default=None, min_length=1, repr=False, description="key that requests must have")
+
+    @property
+    def texts_per_request(self) -> int:
+        """Maximum number of texts of a request; one with more texts than the queue holds could never be served."""
+        return min(self.max_texts, self.max_queue)
