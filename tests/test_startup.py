@@ -48,6 +48,7 @@ COMMANDS = {
     "pretrain spun-decoder model.hiden_size=3": 2,
     "pretrain classify": 2,
     "finetune classify data.train=/nosuch.csv --from /nosuch": 2,
+    "finetune tag --from .": 2,
     "show batch bert-mini objective.probability=2": 2,
     "few-shot . --data /nosuch.csv": 2,
     "baselines classify data.train=pyproject.toml --from /nosuch": 2,

@@ -81,6 +81,8 @@ def check_recipe(recipe: str, overrides: Sequence[str], kind: str | None = None)
     from homespun import recipes
 
     tree = recipes.check_recipe(recipe, overrides, kind=kind)
+    if kind == "finetune":
+        recipes.require_data(tree)
     data = tree.get("data", {})
     for given in (data.get(name) for name in ("train", "validation", "test")):
         files = given if isinstance(given, list) else [given]

@@ -153,7 +153,7 @@ def check_recipe(name: str, overrides: Sequence[str] = (), *, kind: str | None =
             each other.
     """
     tree = recipe_with(name, overrides)
-    schema = json.loads((resources.files("homespun.recipes") / "settings.json").read_text(encoding="utf-8"))
+    schema = _schema()
     settings = _Settings(schema["$defs"])
     expanded = tree
     if isinstance(tree.get("model"), dict):
@@ -166,6 +166,20 @@ def check_recipe(name: str, overrides: Sequence[str] = (), *, kind: str | None =
     if kind is not None:
         refuse_other_kind(name, tree["kind"], kind)
     return tree
+
+
+def require_data(tree: Tree) -> None:
+    """Refuse a recipe for fine-tuning that names no training files, before torch is imported."""
+    definitions, data = _schema()["$defs"], tree.get("data", {})
+    if not data.get("train") and not data.get("sets"):
+        default = definitions["FinetuneRecipe"]["properties"]["data"]
+        kind = data.get("kind", default["default"]["kind"])
+        if (reference := default["discriminator"]["mapping"].get(kind)) is not None:
+            raise UserError(definitions[reference.rpartition("/")[2]]["missing"])
+
+
+def _schema() -> Tree:
+    return json.loads((resources.files("homespun.recipes") / "settings.json").read_text(encoding="utf-8"))
 
 
 def _expand_model(model: Tree) -> object:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from homespun.config import Config
 from homespun.data.labels import Labels, read_rows
@@ -229,6 +229,9 @@ AnyTask = Task[Any, Any]
 
 class TaskData(Config, ABC):
     """Files of a task, their splits and columns. Subclasses add columns and lengths."""
+
+    # in the schema of recipes, so that `homespun.recipes.require_data` has the message without torch
+    model_config = ConfigDict(json_schema_extra=lambda schema, data: schema.update(missing=data.missing))
 
     missing: ClassVar[str]
     """Error message if there are no training files; names the settings."""
