@@ -22,6 +22,7 @@ from homespun.errors import UserError
 from homespun.models.bundle import load_model, save_model
 from homespun.models.config import ModelConfig
 from homespun.tasks.calibration import Calibration, calibrate
+from homespun.tasks.classification import ClassificationTask
 from homespun.text.duplicates import NearDuplicatePairs
 from homespun.text.tokenizer import Tokenizer
 
@@ -167,6 +168,24 @@ def test_nothing_is_tuned_on_what_is_measured(folder: Path, caplog: pytest.LogCa
     assert result["measured_on"] == "validation"
     assert "decision" not in load_model(folder / "untested/model").task
     assert "word for word" not in caplog.text
+
+
+def test_without_test_examples_validation_examples_are_predicted_once_after_training(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, measured = ClassificationTask.measure, list[Any]()
+
+    def counted(*args: Any, **options: Any) -> Any:
+        measured.append(measure(*args, **options))
+        return measured[-1]
+
+    monkeypatch.setattr(ClassificationTask, "measure", counted)
+    found = recipe(folder, "train.validate_every=1", test=False)
+    result = finetune(found, folder / "once", start_from=str(folder / "base"))
+    assert len(measured) == 2  # one validation in the training, and one prediction after it
+    assert result["validation"]["loss"] == measured[-1].metrics["log_loss"]
+    assert result["validation_metrics"].items() <= result["test"].items()
+    assert result["validation_metrics"]["micro_f1"] == measured[0].metrics["micro_f1"]
 
 
 def test_half_and_no_temperature_leave_everything_as_it_was(folder: Path) -> None:

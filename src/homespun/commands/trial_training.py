@@ -138,8 +138,9 @@ def _evaluate(
     tokenizer, labels = start_from.stored.tokenizer, task.labels
     save_model(run.path / "model", model, config, tokenizer, labels=labels, task=calibrated.task.to_metadata())
     export = export_run(run.path, ModelBundle(model, config, tokenizer, labels), base_model=start_from.name)
-    validation = evaluate()
     measured = calibrated.task.measure(setup.objective.model, parts[-1], batch_size=rows_that_fit(trainer))
+    # without test examples, those of the validation were just measured
+    validation = evaluate() if trial.test is not None else _validation_of(measured.metrics, setup) or evaluate()
     write_run_predictions(run.path, "model", trial.measured_rows, measured.predictions)
     size = sum(p.numel() for p in model.parameters())
     summary: Tree = summarise(
@@ -163,10 +164,17 @@ def _validate(
 ) -> EvalResult:
     """Compute the loss and, if the objective has any, the metrics on the validation rows, to select the checkpoint."""
     metrics = task.measure(setup.objective.model, rows, batch_size=batch_size).metrics if objective.metrics else {}
-    if setup.loss_from_metrics is not None:
-        loss = setup.loss_from_metrics(metrics)
-        return EvalResult(loss, {"loss": loss}, scalars(metrics))
+    if (validation := _validation_of(metrics, setup)) is not None:
+        return validation
     labelled = rows if setup.labelled_rows is None else setup.labelled_rows(rows)
     loader = Loader(labelled, setup.collate, batch_size=batch_size, seed=0)
     evaluated = evaluate_loss(setup.objective, loader.once(), next(setup.objective.parameters()).device)
     return replace(evaluated, metrics=scalars(metrics))
+
+
+def _validation_of(metrics: Metrics, setup: TrainingSetup) -> EvalResult | None:
+    """Return the result of a validation by its metrics; ``None`` if its loss is not among them."""
+    if setup.loss_from_metrics is None:
+        return None
+    loss = setup.loss_from_metrics(metrics)
+    return EvalResult(loss, {"loss": loss}, scalars(metrics))
