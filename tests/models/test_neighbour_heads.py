@@ -50,7 +50,7 @@ POST: dict[str, Any] = {}
 PRE = {"residual": {"kind": "pre"}, "embedding_norm": False}
 COPIED = {"residual": {"kind": "reversible", "streams": "copy"}, "embedding_norm": False}
 SINES: dict[str, Any] = {"positions": {"kind": "sinusoidal", "halves": True}, "initializer_range": 0.1}
-HALVED = SINES | {"residual": {"kind": "reversible", "streams": "split"}, "hidden_size": 256, "neighbour_heads": 2}
+SPLIT = SINES | {"residual": {"kind": "reversible", "streams": "split"}, "hidden_size": 256, "neighbour_heads": 2}
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,13 @@ HALVED = SINES | {"residual": {"kind": "reversible", "streams": "split"}, "hidde
         (POST | {"attention": {"kind": "linformer", "k": 64}}, 0.5),
         (POST | {"attention": {"kind": "performer", "num_features": 128}}, 0.2),
         (SINES, 0.5),
-        (HALVED, 0.2),
+        (SPLIT, 0.2),
+        (SPLIT | {"positions": {"kind": "sinusoidal", "ascending": True}}, 0.5),
         ({"positions": {"kind": "rotary"}}, 0.15),
     ],
     ids=[
         *("post-norm", "pre-norm", "reversible", "narrow", "narrow-pre-norm", "shared", "window", "local"),
-        *("linformer", "performer", "sinusoidal", "reversible-halves", "rotary"),
+        *("linformer", "performer", "sinusoidal", "split-halves", "split-ascending", "rotary"),
     ],
 )
 def test_each_head_attends_most_to_its_neighbour(fields: dict[str, Any], least: float) -> None:

@@ -20,6 +20,11 @@ def test_sinusoidal_positions_are_the_formula() -> None:
             assert math.isclose(table[place, 2 * pair + 1], math.cos(angle), abs_tol=1e-5)
 
 
+def test_ascending_frequencies_are_the_same_pairs_in_reverse_order() -> None:
+    descending, ascending = (SinusoidalPositions(9, 6, ascending=ascending).table for ascending in (False, True))
+    torch.testing.assert_close(ascending, descending[:, [4, 5, 2, 3, 0, 1]])
+
+
 @pytest.mark.parametrize(
     "positions",
     [

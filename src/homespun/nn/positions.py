@@ -63,11 +63,15 @@ class SinusoidalPositions(nn.Module):
         max_position_embeddings: maximum sequence length.
         embedding_size: width; an odd width raises `UserError`.
         halves: all sines before all cosines (PEGASUS) instead of interleaved.
+        ascending: lowest frequency first. Of two streams (`ReversibleStack`) the second, which the first attention
+            reads, then has the high frequencies, which distinguish neighbours.
     """
 
     table: Tensor
 
-    def __init__(self, max_position_embeddings: int, embedding_size: int, *, halves: bool = False) -> None:
+    def __init__(
+        self, max_position_embeddings: int, embedding_size: int, *, halves: bool = False, ascending: bool = False
+    ) -> None:
         super().__init__()
         if embedding_size % 2:
             raise UserError(f"sinusoidal positions need an even embedding_size, not {embedding_size}")
@@ -79,6 +83,7 @@ class SinusoidalPositions(nn.Module):
             # float64: an error in the seventh digit of a frequency is one in the fourth digit at position 1000
             even = torch.arange(0, embedding_size, 2, dtype=torch.float64)
             frequency = torch.exp(even * (-math.log(10000.0) / embedding_size))
+            frequency = frequency.flip(0) if ascending else frequency
             parts = torch.sin(position * frequency), torch.cos(position * frequency)
             table = torch.cat(parts, dim=-1) if halves else torch.stack(parts, dim=-1).flatten(1)
         self.register_buffer("table", table.float(), persistent=False)
