@@ -17,6 +17,7 @@ from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import ConvolutionalHeadConfig, FeedForwardHeadConfig
+from homespun.nn.torch_private import packed_linear_ops
 from homespun.tasks.classification import ClassificationTask
 from homespun.tasks.texts import LabelledData
 
@@ -127,6 +128,22 @@ def test_logits_are_in_the_order_of_the_rows_and_without_dropout() -> None:
         with torch.no_grad():
             alone = model(torch.from_numpy(rows[index].input_ids)[None])
         np.testing.assert_allclose(alone[0].numpy(), logits[index], atol=1e-5)
+
+
+@pytest.mark.parametrize("least", [0, 10**9])
+def test_linear_layers_are_packed_for_many_tokens_and_unpacked_afterwards(
+    least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homespun.inference.predict, "MIN_NUMBERS", 0)
+    model, packed = classifier(), set[bool]()
+    rows = LabelledRows(texts_of(13), None, tokenizer, length=19)
+    expected = predict_logits(model, rows, pad_id=0)
+    monkeypatch.setattr(homespun.inference.predict, "_PACKED_TOKENS", least)
+    query = model.backbone.layers[0].attention.sublayer.query
+    model.register_forward_pre_hook(lambda *_: packed.add("forward" in vars(query)))
+    np.testing.assert_allclose(predict_logits(model, rows, pad_id=0), expected, atol=1e-6)
+    assert packed == {least == 0 and packed_linear_ops() is not None}
+    assert "forward" not in vars(query)
 
 
 def test_batches_are_nearly_free_of_padding() -> None:

@@ -11,9 +11,9 @@ from homespun.errors import UserError
 from homespun.inference.quantization import Precision, pack_networks, quantize
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.generation.steps import packed_linears
 from homespun.models.heads import CausalLMHeadConfig
 from homespun.models.sequence_heads import LinearHeadConfig
+from homespun.nn.packed import packed_linears
 
 PRECISIONS: tuple[Precision, ...] = ("bf16", "int8")
 
@@ -74,7 +74,7 @@ def test_generation_does_not_replace_quantized_layers(precision: Precision) -> N
     layer = nn.Linear(256, 512)
     quantize([network(layer)], precision, source="m")
     forward = vars(layer)["forward"]
-    with packed_linears(layer):
+    with packed_linears(layer, min_numbers=0):
         assert vars(layer)["forward"] is forward
     assert vars(layer)["forward"] is forward
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -15,8 +16,10 @@ from homespun.errors import NotFinite, UserError
 from homespun.models.model import Model
 from homespun.models.sequence_heads import PICKS
 from homespun.nn.eval_mode import eval_mode
+from homespun.nn.packed import MIN_NUMBERS, packed_linears
 
 _EMBEDDED = 32  # rows of a batch of `embed_rows`
+_PACKED_TOKENS = 2_048  # from which packing the linear layers for one call saves time
 _CPU_UNPADDED = 1_024  # tokens of a batch on a CPU for models that compute no padding
 _CPU_TOKENS, _CPU_NUMBERS = 256, 2**17
 """Padded tokens of a batch on a CPU for other models, or numbers of its hidden states; more have more padding, and take
@@ -34,12 +37,23 @@ def forward_logits(
     Raises:
         NotFinite: a logit is not finite.
     """
-    with eval_mode(model):
+    with _for_inference(model, rows):
         for indices, batch in _batches(model, rows, to_batch, batch_size):
             logits = model(batch.input_ids, **batch.context, chunks=batch.chunks).float().cpu().numpy()
             if not np.isfinite(logits).all():
                 raise NotFinite("a logit of the model is not finite; train with a lower train.optimizer.learning_rate")
             yield indices, logits
+
+
+@contextmanager
+def _for_inference(model: Model, rows: Rows) -> Iterator[None]:
+    """Context of evaluation mode; its linear layers are packed if there are enough tokens."""
+    with eval_mode(model):
+        if rows.lengths.sum() < _PACKED_TOKENS:
+            yield
+        else:
+            with packed_linears(model, min_numbers=MIN_NUMBERS):
+                yield
 
 
 def _batches(
@@ -78,7 +92,7 @@ def embed_rows(
             raise UserError(f"pooling={name!r} must be one of {', '.join(PICKS)}")
     shape = len(rows.lengths), model.backbone.hidden_size
     result = {name: np.empty(shape, dtype=np.float32) for name in poolings}
-    with eval_mode(model):
+    with _for_inference(model, rows):
         for indices, batch in _batches(model, rows, partial(pad_chunks, pad_id=pad_id), _EMBEDDED):
             hidden = model.read(batch.input_ids, batch.context)
             for name in poolings:

@@ -12,11 +12,10 @@ from torch.nn import functional as F
 
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
-from homespun.nn.packed import pack_linear
+from homespun.nn.packed import MIN_NUMBERS, pack_linear
 from homespun.nn.torch_private import cpu_has_vnni
 
 Precision = Literal["bf16", "int8"]
-_MIN_NUMBERS = 2**14  # numbers of a matrix from which packing pays with the 64 tokens of a text
 
 
 def quantize(networks: Collection[ModelBundle], precision: Precision, *, source: str) -> None:
@@ -46,7 +45,7 @@ def pack_networks(networks: Collection[ModelBundle]) -> None:
     for network in networks:
         for part in network.model.modules():
             if type(part) is nn.Linear:
-                pack_linear(part, min_numbers=_MIN_NUMBERS)
+                pack_linear(part, min_numbers=MIN_NUMBERS)
 
 
 def _bf16_product(layer: nn.Linear) -> Callable[[Tensor], Tensor]:

@@ -74,7 +74,9 @@ class SinusoidalPositionsConfig(PositionSettings):
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     halves: bool = Field(default=False, description="all sines before all cosines (PEGASUS), not interleaved")
-    ascending: bool = Field(default=False, description="lowest frequency first; for reversible layers of half the width")
+    ascending: bool = Field(
+        default=False, description="lowest frequency first; for reversible layers of half the width"
+    )
 
     def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
         return SinusoidalPositions(

@@ -6,16 +6,19 @@ of memory when there are few rows. Packed weights give 240 GFLOP/s, and half the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from homespun.nn.torch_private import packed_linear_ops
 
 Product = Callable[[Tensor], Tensor]
 """(..., in) -> (..., out)."""
+MIN_NUMBERS = 2**14
+"""Numbers of a matrix from which packing pays with the 64 tokens of a text."""
 _ROWS = 8  # weights packed for 8 rows are as fast with 1 to 2,048 rows as weights packed for that number
 _STEPS = ((8, 1), (16, 2), (32, 4), (128, 8))  # up to so many rows, multiples of; beyond, of `_STEP`
 _STEP = 32
@@ -60,8 +63,21 @@ def rounded(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def pack_linear(layer: torch.nn.Linear, *, min_numbers: int) -> None:
+def pack_linear(layer: nn.Linear, *, min_numbers: int) -> None:
     """Compute a layer by `packed_product`, if that saves time."""
     product = packed_product(layer.weight, layer.bias, min_numbers=min_numbers)
     if product is not None:
         vars(layer)["forward"] = product
+
+
+@contextmanager
+def packed_linears(module: nn.Module, *, min_numbers: int) -> Iterator[None]:
+    """Pack the linear layers of ``module`` inside the context, without gradients; see `packed_product`."""
+    linears = [part for part in module.modules() if type(part) is nn.Linear and "forward" not in vars(part)]
+    try:
+        for linear in linears:
+            pack_linear(linear, min_numbers=min_numbers)
+        yield
+    finally:
+        for linear in linears:
+            vars(linear).pop("forward", None)  # another thread may have removed it

@@ -10,30 +10,17 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from homespun.models.backbone import Backbone
 from homespun.models.heads import LanguageModelHead
 from homespun.nn.cache import Cache, NoCacheError
 from homespun.nn.masks import Source
-from homespun.nn.packed import Product, pack_linear, packed_product
+from homespun.nn.packed import Product, packed_linears, packed_product
 
 _MIN_NUMBERS = 2**16  # numbers of a matrix; smaller ones fit the cache of the processor
 _MIN_STEPS = 16  # for which packing pays
-
-
-@contextmanager
-def packed_linears(module: nn.Module) -> Iterator[None]:
-    """Pack the linear layers of ``module`` inside the context."""
-    linears = [part for part in module.modules() if type(part) is nn.Linear and "forward" not in vars(part)]
-    try:
-        for linear in linears:
-            pack_linear(linear, min_numbers=_MIN_NUMBERS)
-        yield
-    finally:
-        for linear in linears:
-            vars(linear).pop("forward", None)  # another thread may have removed it
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +78,7 @@ class Writer:
         if self.steps < _MIN_STEPS:
             yield
             return
-        with packed_linears(self.backbone.stacks[-1]):
+        with packed_linears(self.backbone.stacks[-1], min_numbers=_MIN_NUMBERS):
             yield
 
     def decode(
