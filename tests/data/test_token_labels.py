@@ -80,3 +80,7 @@ def test_lists_texts_and_conll_read_the_same(tmp_path) -> None:
 def test_entities_are_those_of_seqeval(tags: list[str]) -> None:
     scheme = pytest.importorskip("seqeval.metrics.sequence_labeling")
     assert extract_entities(tags) == scheme.get_entities(tags)
+
+
+def test_parts_of_speech_with_hyphens_are_no_entities() -> None:
+    assert extract_entities(["-LRB-", "NN", "-RRB-", "BI-X", "B-X"]) == [("X", 4, 4)]

@@ -28,7 +28,7 @@ def extract_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     open_name = ""
     for index, tag in enumerate(tags):
         mark, dash, name = tag.partition("-")
-        if not dash or mark not in "BIESLU" or not name:
+        if not dash or len(mark) != 1 or mark not in "BIESLU" or not name:
             open_name = ""
             continue
         if mark in "IEL" and open_name == name:
