@@ -102,6 +102,12 @@ def test_a_limit_of_words_takes_evenly_spaced_texts() -> None:
         assert limited.summarize(sources) == alone.summarize(sources)
 
 
+def test_a_limit_of_words_whose_last_step_is_rounded_up() -> None:
+    sources = [f"{'a ' * 7}river."] * 17
+    assert np.arange(0, 17, count_words(sources) / 56)[-1] >= 17
+    assert fit_ranker(sources, [["river"]] * 17, max_words=56).summarize(sources[:1]) == sources[:1]
+
+
 def test_a_stored_ranker_is_the_same(tmp_path: Path) -> None:
     sources, references = corpus(0, cue="we propose")
     ranker = with_count(fit_ranker(sources, references), 2)

@@ -139,6 +139,7 @@ def fit_ranker(
 
     step = 1.0 if max_words is None else max(1.0, count_words(sources) / max_words)
     chosen = np.arange(0, len(sources), step).astype(int)
+    chosen = chosen[chosen < len(sources)]  # the last number may be rounded up
     texts = [split_sentences(sources[index]) for index in chosen]
     sentences = [sentence for text in texts for sentence in text]
     try:
