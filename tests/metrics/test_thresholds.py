@@ -26,6 +26,15 @@ def test_the_best_threshold_is_that_of_trying_all() -> None:
         assert f1(probabilities[:, None], truth[:, None], (found,), "macro_f1") == pytest.approx(every)
 
 
+@pytest.mark.parametrize("scope", ["global", "per_label"])
+@pytest.mark.parametrize("average", ["micro_f1", "macro_f1"])
+def test_one_row_is_too_few_for_thresholds(scope: str, average: str) -> None:
+    settings = Calibration(thresholds=scope, thresholds_for=average)
+    rule, result = calibrate(np.ones((1, 3), np.float32), np.array([[1, 0, 1]]), settings)
+    assert rule.thresholds is None
+    assert result["thresholds"] == [0.5] * 3
+
+
 def test_f1_is_that_of_scikit_learn() -> None:
     probabilities, truth = _made_up(29, 5, 2)
     truth[:, 3], probabilities[:, 3] = 0, 0.1

@@ -159,6 +159,8 @@ def find_thresholds(
     turn, with the others fixed, until none changes (Fan and Lin 2007).
     """
     labels = int(probabilities.shape[1])
+    if not len(truth):  # the other folds of one row
+        return (_HALF,) * labels
     if scope == "global":
         if average == "micro_f1":
             return (best_threshold(probabilities.ravel(), truth.ravel()),) * labels
