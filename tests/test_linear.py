@@ -116,6 +116,14 @@ def test_a_search_without_examples_of_the_second_class(seed: int) -> None:
     assert fit.temperature == 1.0
 
 
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("first", [["!", "?"] * 9 + ["a word"], [chr(0x4E00 + row) for row in range(19)]])
+def test_a_search_whose_folds_lack_words_or_recurring_characters(first: list[str], paired: bool) -> None:
+    targets = np.arange(19) % 2
+    found = fit_linear(Texts(first, first[::-1] if paired else None), targets, Labels(("a", "b")))
+    assert {one.ngrams for one in found.candidates} == {WORDS, CHARACTERS}
+
+
 def test_a_class_without_examples_is_never_predicted() -> None:
     train, names = texts(30)
     labels = Labels((*sorted(WORD_LISTS), "zebra"))

@@ -254,21 +254,24 @@ def fold_features(
 ) -> tuple[csr_matrix, csr_matrix]:
     """Compute the features of both parts of a fold as `fit_vectorizers` on the training part does.
 
+    A block without an n-gram in the training part has no features, and texts without any have one that is 0.
+
     Args:
         counts: n-gram counts of each block, (texts, n-grams) counts; of pairs, those of the second texts follow.
         train, test: rows.
         texts: number of texts or pairs.
     """
-    from scipy.sparse import hstack
+    from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import TfidfTransformer
 
     paired = bool(counts) and counts[0][1].shape[0] > texts
     fitted = np.concatenate([train, train + texts]) if paired else train
     blocks = []
     for block, table in counts:
-        kept = table[fitted].getnnz(axis=0) >= block.min_texts
-        table = table[:, np.flatnonzero(kept)]
-        blocks.append(TfidfTransformer(sublinear_tf=True).fit(table[fitted]).transform(table))
-    both = hstack(blocks, format="csr")
+        kept = np.flatnonzero(table[fitted].getnnz(axis=0) >= block.min_texts)
+        if len(kept):
+            table = table[:, kept]
+            blocks.append(TfidfTransformer(sublinear_tf=True).fit(table[fitted]).transform(table))
+    both = hstack(blocks, format="csr") if blocks else csr_matrix((counts[0][1].shape[0], 1))
     known, unseen = (pair_features(both[rows], both[rows + texts]) if paired else both[rows] for rows in (train, test))
     return known, unseen
