@@ -1,17 +1,20 @@
 """Linear models within a time limit: what a plan reads, and what a fit leaves out."""
 
+import math
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from homespun.fitting import ladder, linear_plan
+from homespun.data.labels import Labels
+from homespun.fitting import ladder, linear_plan, results
 from homespun.fitting.fit import fit
 from homespun.fitting.inspection import Inspection, inspect
 from homespun.fitting.linear_plan import LinearPlan, bound_plan, plan_linear
 from homespun.fitting.results import FitSettings
 from homespun.report.console import Display
+from homespun.tasks.texts import LabelledData, LabelledText
 
 WORDS = np.array([f"word{number}" for number in range(200)])
 
@@ -113,3 +116,11 @@ def test_a_refit_that_exceeds_the_time_is_skipped(
     final = made.final()
     assert (final.model is fitted.model) == (examples == "validation")
     assert any("validation examples together" in reason for reason in made.skipped) == (examples == "validation")
+
+
+def test_a_learning_curve_leaves_out_examples_without_words() -> None:
+    order = np.random.default_rng(0).permutation(40)
+    train = [LabelledText("word" if row == order[-1] else "!", "ab"[row % 2]) for row in range(40)]
+    found = Inspection(LabelledData(), Labels(("a", "b")), train, train, train, "split")
+    curve = results._learning_curve(found, "accuracy", [], math.inf)
+    assert [point["examples"] for point in curve] == [40]

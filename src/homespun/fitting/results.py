@@ -6,6 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -279,8 +280,9 @@ def _learning_curve(inspection: Inspection, metric: str, candidates: Sequence[Ca
         done, now = sum(_CURVE_SHARES[:number]), time.monotonic()
         if done and (now - started) / done * sum(_CURVE_SHARES[number:]) > end - now:
             return []
-        model, _ = fit_linear_model(inspection, part, settings=PLAIN)
-        curve.append({"examples": count, metric: measure(model, inspection.validation).metrics.get(metric)})
+        with suppress(UserError):  # texts without words
+            model, _ = fit_linear_model(inspection, part, settings=PLAIN)
+            curve.append({"examples": count, metric: measure(model, inspection.validation).metrics.get(metric)})
     return curve
 
 
