@@ -113,6 +113,7 @@ def test_words_of_a_script_without_spaces_are_characters(tmp_path: Path) -> None
         ("label", [row % 60 + 1 for row in range(480)], "regression"),
         ("label", [row % 60 + 18 for row in range(600)], "regression"),
         ("rating", [row % 60 for row in range(600)], "regression"),
+        ("label", [f"{row % 8}_{row % 9}" for row in range(720)], "classification"),
     ],
 )
 def test_task_from_the_labels(name: str, values: list[object], task: str, tmp_path: Path) -> None:

@@ -53,9 +53,16 @@ def _check_numbers(label: str, names: Sequence[str]) -> None:
         raise UserError(f"{values}; write numbers as 1234.56, without a unit, {classes}")
 
 
+def _number(name: str) -> float:
+    """Return the number of a name. Raises `ValueError` for others, such as ``10_2``, which Python reads as 102."""
+    if "_" in name:
+        raise ValueError(f"{name!r} is no number")
+    return float(name)
+
+
 def _is_number(name: str) -> bool:
     try:
-        return bool(np.isfinite(float(name)))
+        return bool(np.isfinite(_number(name)))
     except ValueError:
         return False
 
@@ -94,7 +101,7 @@ def find_task(
         decisions.append("task: multi-label classification (a row holds a list of labels)")
         return "multi-label"
     try:
-        numbers = np.array([float(name) for name in names])
+        numbers = np.array([_number(name) for name in names])
     except ValueError:
         numbers = np.array([])
     distinct = len(set(names))
