@@ -278,6 +278,7 @@ def test_undecodable_bytes_are_named_with_their_offset(tmp_path: Path) -> None:
     ("name", "content", "rows"),
     [
         ("a.csv", "label;text\n\n3;a, b\n", [{"label": "3", "text": "a, b"}]),
+        ("a.csv", "\n\r\nlabel;text\n3;a, b\n", [{"label": "3", "text": "a, b"}]),
         ("a.csv", "v1 , v2,,\nspam, a b,,\n", [{"v1": "spam", "v2": " a b", "": ""}]),
         ("a.csv", 'label,text\r\n3,"x\r\ny"\r\n', [{"label": "3", "text": "x\ny"}]),
         ("a.csv", f"text,label\n{'z' * 500_000},3\n", [{"text": "z" * 500_000, "label": "3"}]),  # csv's own limit
@@ -289,7 +290,7 @@ def test_undecodable_bytes_are_named_with_their_offset(tmp_path: Path) -> None:
         ("a.tsv", 'text\tlabel\n"a\tand\n""b"""\t3\n', [{"text": 'a\tand\n"b"', "label": "3"}]),  # as pandas writes it
         ("a.tsv", 'text\n"one\ntwo"\nlast\n', [{"text": "one\ntwo"}, {"text": "last"}]),  # one column has no tab
     ],
-    ids=["semicolons", "names", "line ends", "long", "quotes", "pandas", "one column"],
+    ids=["semicolons", "empty lines", "names", "line ends", "long", "quotes", "pandas", "one column"],
 )
 def test_dialects_of_tables(tmp_path: Path, name: str, content: str, rows: list[dict[str, str]]) -> None:
     (tmp_path / name).write_bytes(content.encode())

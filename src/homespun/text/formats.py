@@ -153,10 +153,13 @@ def read_text(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[Num
 def read_csv(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
     """Read RFC 4180 csv; the separator is a comma unless the first line has more unquoted ``;``, tabs or ``|``."""
     rows = _lines(stream, name, options._replace(skipped=None))
-    first = next(rows, "")
+    empty, first = 0, next(rows, "")
+    while not first and (row := next(rows, None)) is not None:
+        empty, first = empty + 1, row
     unquoted = re.sub(r'(?<![^,;\t|])"(?:[^"]|"")*', "", first)
     separator = max(",;\t|", key=unquoted.count)  # the comma wins a tie
-    return _table(itertools.chain([first], rows), name, options.columns, delimiter=separator, quoted=True)
+    rows = itertools.chain(itertools.repeat("", empty), [first], rows)
+    return _table(rows, name, options.columns, delimiter=separator, quoted=True)
 
 
 def read_tsv(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
