@@ -149,6 +149,12 @@ def test_a_stopped_fit_keeps_its_finished_candidates(
     calls: list[object] = []
     monkeypatch.setattr(ladder, "fit_frozen", lambda *args: calls.append(args) or frozen(*args))
     monkeypatch.setattr(ladder.Ladder, "_frozen", lambda *_: 1e6)  # a slower machine
+    kept = world.test.read_bytes()
+    try:
+        world.test.write_bytes(kept + b"Soup and bread for the striker.,food\n")
+        assert_refused("other examples", *words, "--resume")
+    finally:
+        world.test.write_bytes(kept)
     result = world.run(*words, "--resume")
     assert not calls
     assert [one["name"] for one in result["candidates"]] == ["constant", "linear", "frozen-1", "average"]

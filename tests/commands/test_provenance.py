@@ -78,6 +78,28 @@ def test_a_pretraining_goes_on_with_its_word_vectors(world: World, tmp_path: Pat
         world.run(*words, "--resume", "--vectors", tmp_path / "file.txt")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("killed")
+def test_a_fine_tuning_goes_on_with_its_examples(world: World, tmp_path: Path) -> None:
+    files = {part: Path(shutil.copy(getattr(world, part), tmp_path)) for part in ("train", "test")}
+    words = (*world.finetuning, *(f"data.{part}={file}" for part, file in files.items()), "--from", world.base)
+    words = (*words, "baselines=false", "--out", tmp_path / "run")
+    with pytest.raises(InterruptedError):
+        world.run(*words)
+    with pytest.raises(InterruptedError):
+        world.run(*words, "--resume")
+    for file in files.values():
+        kept = file.read_bytes()
+        file.write_bytes(kept.replace(b"food", b"sport", 1))
+        assert_refused("other examples", *words, "--resume")
+        file.write_bytes(kept)
+    inputs = json.loads((tmp_path / "run" / FILE).read_text())
+    del inputs["examples"]  # as runs of early versions
+    (tmp_path / "run" / FILE).write_text(json.dumps(inputs))
+    with pytest.raises(InterruptedError):
+        world.run(*words, "--resume")
+
+
 @pytest.mark.usefixtures("killed")
 def test_an_adapted_run_goes_on_with_its_changes(world: World, tmp_path: Path) -> None:
     recipe = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.max_length=32", "train.budget.steps=3")

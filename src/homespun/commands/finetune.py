@@ -11,7 +11,15 @@ from pathlib import Path
 from homespun.commands.error_analysis import describe_leakage, find_leakage, summarize_leakage
 from homespun.commands.preparation import task_lengths
 from homespun.commands.processes import processes_to_start, run_in_processes
-from homespun.commands.provenance import RunInputs, create_run, identify_model, identify_vectors, restore_settings
+from homespun.commands.provenance import (
+    EXAMPLES,
+    RunInputs,
+    create_run,
+    identify_examples,
+    identify_model,
+    identify_vectors,
+    restore_settings,
+)
 from homespun.commands.recipe import FinetuneRecipe, with_train
 from homespun.commands.result import write_results
 from homespun.commands.trial_training import ModelSource, PreparedTrial, TrialResult, prepare_trial, train_trial
@@ -120,7 +128,7 @@ class FinetuningInputs:
     task: Task[object, TaskRows]  # makes rows of examples and measures predictions
     trials: list[Trial]  # one for each fold, number of examples and seed
     coverage: EmbeddingCoverage | None  # tokens that have a word vector; None without word vectors
-    identities: RunInputs  # names and digests of the initial weights, by option
+    identities: RunInputs  # names and digests of initial weights and examples, by option
 
     @cached_property
     def largest(self) -> list[Trial]:
@@ -138,13 +146,17 @@ def read_inputs(recipe: FinetuneRecipe, start_from: str, vectors: str | Path | N
     assert everything is not None
     stored = open_for_training(start_from)
     opened = None if vectors is None else open_vectors(vectors)
-    identities = {"--from": identify_model(start_from, stored), "--vectors": identify_vectors(vectors, opened)}
+    validation, test = recipe.data.read("validation"), recipe.data.read("test")
+    identities = {
+        "--from": identify_model(start_from, stored),
+        "--vectors": identify_vectors(vectors, opened),
+        EXAMPLES: identify_examples(everything, validation or (), test or ()),
+    }
     coverage = None
     if opened is not None:
         coverage = init_embeddings(stored.model, stored.tokenizer, opened, source=str(vectors))
     task = recipe.data.task(recipe.objective, stored, everything)
-    test = recipe.data.read("test")
-    trials = plan_trials(recipe, task, everything, recipe.data.read("validation"), test)
+    trials = plan_trials(recipe, task, everything, validation, test)
     return FinetuningInputs(everything, test, ModelSource(start_from, stored), task, trials, coverage, identities)
 
 

@@ -1,10 +1,10 @@
-"""Initial weights and settings, besides the recipe, that a resumed run must keep."""
+"""Initial weights, examples and settings, besides the recipe, that a resumed run must keep."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, R
 from homespun.config import Config, read_yaml, validate
 from homespun.errors import UserError
 from homespun.io.atomic import write_text
+from homespun.io.digest import digest_examples
 from homespun.io.json import read_object, write_json
 from homespun.migration import RENAMED_FILES, migrate
 from homespun.models.bundle import ModelBundle, fingerprint
@@ -22,11 +23,11 @@ from homespun.models.config import FROM_TRAINING, AutoSizeConfig, BackboneConfig
 from homespun.training.run import Run
 from homespun.vectors.word_vectors import WordVectors
 
-FILE = "inputs.json"
+FILE, EXAMPLES = "inputs.json", "examples"
 
 
 class InitialWeights(Config):
-    """Initial weights of a run: name as given, and digest."""
+    """Initial weights or examples of a run: name as given, and digest."""
 
     name: str
     fingerprint: str
@@ -51,15 +52,20 @@ def identify_vectors(name: str | Path | None, vectors: WordVectors | None) -> In
     return InitialWeights(name=str(name), fingerprint=digest.hexdigest())
 
 
+def identify_examples(*parts: Sequence[object]) -> InitialWeights:
+    """Return the digest of training, validation and test examples."""
+    return InitialWeights(name=EXAMPLES, fingerprint=digest_examples(*parts))
+
+
 def create_run(
     out: str | Path, recipe: PretrainRecipe | FinetuneRecipe, inputs: RunInputs, *, resume: bool, main: bool = True
 ) -> Run:
-    """Create or resume a run; a resumed run must have the same initial weights.
+    """Create or resume a run; a resumed run must have the same initial weights and examples.
 
-    If a run has no record of its initial weights, ``inputs`` are recorded. ``main`` is True in the process that writes.
+    If a run has no record of them, ``inputs`` are recorded. ``main`` is True in the process that writes.
 
     Raises:
-        UserError: the run has other initial weights; see also `Run.create`.
+        UserError: the run has other initial weights or examples; see also `Run.create`.
     """
     if main and resume:
         check_inputs(Path(out), inputs)
@@ -70,10 +76,10 @@ def create_run(
 
 
 def check_inputs(folder: Path, inputs: RunInputs) -> None:
-    """Compare ``inputs`` with the initial weights recorded in ``folder``, if there is a record.
+    """Compare ``inputs`` with the initial weights and examples recorded in ``folder``, if there is a record.
 
     Raises:
-        UserError: the initial weights differ.
+        UserError: they differ.
     """
     names = (FILE, *(old for old, new in RENAMED_FILES.items() if new == FILE))
     path = next((folder / name for name in names if (folder / name).is_file()), None)
@@ -83,6 +89,12 @@ def check_inputs(folder: Path, inputs: RunInputs) -> None:
     for option in dict.fromkeys([*recorded, *inputs]):
         tree, now = recorded.get(option), inputs.get(option)
         before = None if tree is None else validate(InitialWeights, tree, source=str(path))
+        if option == EXAMPLES:  # runs of early versions have no record of them
+            if before and now and before.fingerprint != now.fingerprint:
+                raise UserError(
+                    f"{folder} was started with other examples, so its files have changed; give --out a new folder"
+                )
+            continue
         if (before and before.fingerprint) != (now and now.fingerprint):
             same_name = before is not None and now is not None and before.name == now.name
             difference = "whose weights have changed" if same_name else f"not {_label(option, now)}"

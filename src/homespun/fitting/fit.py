@@ -171,7 +171,7 @@ def fit_examples(
 
     start = time.monotonic() if start is None else start
     sources = [open_source(path, inspection) for path in settings.start_from]
-    open_folder(folder, settings, resume=resume)
+    open_folder(folder, settings, inspection.train, inspection.validation, inspection.test, resume=resume)
     for line in inspection.decisions:
         display.line(line)
     for line in inspection.warnings:

@@ -31,6 +31,7 @@ from homespun.fitting.inspection import Inspection
 from homespun.fitting.linear_plan import LinearPlan
 from homespun.fitting.verdict import capped
 from homespun.io.atomic import entries, write_text
+from homespun.io.digest import digest_examples
 from homespun.io.json import read_object
 from homespun.linear import PLAIN
 from homespun.metrics.classification import Metrics, scalars
@@ -43,7 +44,7 @@ from homespun.tasks.text_models import TextModel, measure, measure_all
 from homespun.tasks.text_outputs import measure_outputs
 from homespun.tasks.texts import readable_texts
 
-SETTINGS, RESULT = "fit.json", "result.json"
+SETTINGS, INPUTS, RESULT = "fit.json", "inputs.json", "result.json"
 _CURVE_SHARES = (0.25, 0.5, 1.0)  # shares of the training examples
 _OVERRUN, _REPORT = 0.05, 2.0  # share of the time that a learning curve may exceed it by; seconds after the curve
 _FIRST_POINT = 0.05  # time of the first point of a learning curve / time of a linear model with its search
@@ -105,9 +106,17 @@ def _size(size: int) -> str:
     return next((f"{size // unit}{name}" for name, unit in units if size % unit == 0), str(size))
 
 
-def open_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:
-    """Create the folder of a fit, or remove the result of the same fit; see `check_folder`."""
+def open_folder(folder: Path, settings: FitSettings, *parts: Sequence[object], resume: bool) -> None:
+    """Create the folder of a fit, or remove the result of the same fit; see `check_folder`.
+
+    Raises:
+        UserError: also if the examples of ``parts`` are not those with which the fit began.
+    """
     check_folder(folder, settings, resume=resume)
+    examples, path = {"examples": digest_examples(*parts)}, folder / INPUTS
+    if path.is_file() and read_object(path) != examples:
+        raise UserError(f"{folder} was made with other examples, so its files have changed; give another --out")
+    write_text(path, json.dumps(examples) + "\n")
     (folder / RESULT).unlink(missing_ok=True)
     write_text(folder / SETTINGS, json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
 

@@ -94,7 +94,7 @@ def fit_runs(
         result = fit.language_model(read)
     else:
         parts = divide(task, settings, fit.decisions)
-        open_folder(folder, settings, resume=resume)
+        open_folder(folder, settings, *parts.values(), resume=resume)
         result = fit.finetuned(parts)
     result["next"] = next_steps(result, settings)
     result["seconds"] = time.monotonic() - fit.start
