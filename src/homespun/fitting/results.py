@@ -116,9 +116,9 @@ def open_folder(folder: Path, settings: FitSettings, *parts: Sequence[object], r
     examples, path = {"examples": digest_examples(*parts)}, folder / INPUTS
     if path.is_file() and read_object(path) != examples:
         raise UserError(f"{folder} was made with other examples, so its files have changed; give another --out")
-    write_text(path, json.dumps(examples) + "\n")
     (folder / RESULT).unlink(missing_ok=True)
     write_text(folder / SETTINGS, json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
+    write_text(path, json.dumps(examples) + "\n")  # last: a folder without settings is not resumed
 
 
 def check_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:
