@@ -1,7 +1,7 @@
 """A corpus built by two workers of a local Ray cluster, and by one machine with two threads.
 
-Text is generated: documents of Zipf-distributed words in JSONL files of about 8 MB, of which a tenth repeat an earlier
-one and a tenth change some words of one. Both builds remove near-duplicates and run alternately.
+Text is generated: documents of Zipf-distributed words of up to three syllables in JSONL files of about 8 MB, of which a
+tenth repeat an earlier one and a tenth change some words of one. Both builds remove near-duplicates and run alternately.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measure(megabytes: int, rounds: int) -> dict[str, Any]:
 def _write(folder: Path, num_bytes: int) -> list[Path]:
     folder.mkdir()
     random = np.random.default_rng(0)
-    words = np.array([f"w{number:x}" for number in range(_WORDS)])
+    words = _words(random)
     shares = np.cumsum(1 / np.arange(1, _WORDS + 1))
     shares /= shares[-1]
     recent: list[np.ndarray] = []
@@ -78,6 +78,16 @@ def _write(folder: Path, num_bytes: int) -> list[Path]:
                     recent = [*recent[-999:], document]
                 file.write(json.dumps({"text": " ".join(document)}) + "\n")
     return files
+
+
+def _words(random: np.random.Generator) -> np.ndarray:
+    """Make different words of one to three syllables, the more frequent shorter."""
+    syllables = np.array([f"{start}{vowel}" for start in "bcdfghjklmnprstvwz" for vowel in "aeiou"])
+    words: dict[str, None] = {}
+    while len(words) < _WORDS:
+        length = 1 + (len(words) >= len(syllables) // 2) + (len(words) >= len(syllables) ** 2 // 2)
+        words["".join(random.choice(syllables, length))] = None
+    return np.array(list(words))
 
 
 def _digest(corpus: Corpus) -> str:
