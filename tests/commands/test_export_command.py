@@ -89,6 +89,11 @@ def labelled_run(folder: Path, **settings: Any) -> Path:
     return made
 
 
+def count_lines(folder: Path) -> int:
+    """Lines of the runner that are not empty."""
+    return sum(bool(line) for line in (folder / "predict.py").read_text().splitlines())
+
+
 def run_alone(folder: Path, texts: list[str], without: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Predictions of the runner in a process where homespun, torch, transformers and others cannot be imported."""
     code = (
@@ -121,8 +126,9 @@ def compare(found: list[dict[str, Any]], run: Path, texts: list[str]) -> None:
         {"multi_label": True, "decision": SEVERAL},
         {"backbone": GPT, "head": "last", "kind": "bpe"},
         {"backbone": {"attention": {"kind": "performer", "num_features": 7}}},
+        {"truncation": {"kind": "head_tail", "head": 0.4}},
     ],
-    ids=["one-label", "several-labels", "no-special-tokens", "one-length"],
+    ids=["one-label", "several-labels", "no-special-tokens", "one-length", "head-and-tail"],
 )
 def test_the_runner_predicts_as_homespun_does(settings: Any, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
@@ -130,7 +136,7 @@ def test_the_runner_predicts_as_homespun_does(settings: Any, tmp_path: Path) -> 
     result = run("export", made, "--out", out)
     assert result["output"] == "probabilities"
     assert {path.name for path in out.iterdir()} == {"model.onnx", "tokenizer.json", "labels.json", "predict.py"}
-    assert len((out / "predict.py").read_text().splitlines()) <= 20
+    assert count_lines(out) <= 20
     compare(run_alone(out, TEXTS), made, TEXTS)
     for text in TEXTS[:2]:  # alone: the shortest batches
         compare(run_alone(out, [text]), made, [text])
@@ -174,7 +180,7 @@ def test_the_runner_of_a_linear_model_predicts_as_homespun_does(settings: Any, t
     for _ in range(2):  # the second replaces the first
         result = run("export", made, "--out", out)
     assert {path.name for path in out.iterdir()} == {"linear", "labels.json", "predict.py"}
-    assert len((out / "predict.py").read_text().splitlines()) <= 51
+    assert count_lines(out) <= 51
     assert result["inputs"] == []
     assert result["checked"][-1]["largest_difference"] < 1e-12
     found = run_alone(out, NGRAM_TEXTS, without=("onnxruntime", "tokenizers", "sklearn", "scipy", "safetensors"))
@@ -196,7 +202,7 @@ def test_the_runner_of_an_average_predicts_as_homespun_does(several: bool, tmp_p
     assert {path.name for path in out.iterdir()} == {
         *("model.onnx", "tokenizer.json", "linear", "labels.json", "predict.py")
     }
-    assert len((out / "predict.py").read_text().splitlines()) <= 62
+    assert count_lines(out) <= 62
     assert len(result["checked"]) == 4
     compare(run_alone(out, NGRAM_TEXTS), made, NGRAM_TEXTS)
 

@@ -16,7 +16,7 @@ from homespun.commands.provenance import restore_settings
 from homespun.commands.recipe import finetune_recipe
 from homespun.commands.trials import plan_trials
 from homespun.config import Tree
-from homespun.data.long_inputs import TRUNCATE
+from homespun.data.long_inputs import TRUNCATE, OneSequence
 from homespun.errors import UserError
 from homespun.hf.export import CARD, CONFIG, check_replaceable
 from homespun.hf.family import STORED
@@ -139,10 +139,11 @@ def _export_classifier(model: TextModel, out: Path, source: str | Path, quantize
     linear = cast(LinearTextModel | None, by_kind.get("linear"))
     if len(members) != (network is not None) + (linear is not None):
         raise UserError(f"{source} is an average of other models than one network and one linear model; {_FILE}")
-    if network is not None and network.data.truncation != TRUNCATE:
+    long_inputs = TRUNCATE if network is None else network.data.truncation
+    if not isinstance(long_inputs, OneSequence):
         raise UserError(
-            f"{source} reads long texts by data.truncation.kind={network.data.truncation.kind}, and the runner of a "
-            f"folder reads their first tokens alone; fine-tune with kind=truncate, or {_FILE}"
+            f"{source} reads long texts by data.truncation.kind={long_inputs.kind}, and the script of a folder reads "
+            f"one sequence of a text; fine-tune with kind=truncate or head_tail, or {_FILE}"
         )
     if quantize and network is None:
         raise UserError(f"--quantize int8 is for networks, and {source} is a linear model; leave it out")
@@ -152,7 +153,9 @@ def _export_classifier(model: TextModel, out: Path, source: str | Path, quantize
         report = OnnxReport(str(out), (), "probabilities", None, None, (), ())
         if network is not None:
             length = network.data.max_length
-            report, settings = write_network(made, network.stored, labels, network.decision, max_length=length)
+            report, settings = write_network(
+                made, network.stored, labels, network.decision, max_length=length, long_inputs=long_inputs
+            )
             report = replace(report, file=str(out / MODEL if linear is None else out), max_length=length)
         if linear is not None:
             (made / LINEAR).mkdir()

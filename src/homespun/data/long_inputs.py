@@ -23,12 +23,16 @@ Chunks = Annotated[int, Field(ge=1, le=1024, description="maximum chunks of a te
 Overlap = Annotated[float, Field(ge=0, le=0.9, description="share of a chunk that overlaps the previous one")]
 
 
-class Truncate(Config):
-    """Truncation: the first tokens of the text are read."""
+class OneSequence(Config):
+    """Base of the reading of first and last tokens of a text, in one sequence."""
 
-    kind: Literal["truncate"] = "truncate"
+    kind: str
     chunks: ClassVar[int] = 1
     layers: ClassVar[int] = 0  # transformer layers over the chunks
+
+    def kept(self, room: int) -> tuple[int, int]:
+        """Return the numbers of first and of last tokens of a longer text that are read, ``room`` together."""
+        raise NotImplementedError
 
     def reach(self, room: int) -> int:
         """Return the maximum number of tokens of a text that are read, with ``room`` in a sequence."""
@@ -36,28 +40,33 @@ class Truncate(Config):
 
     def pieces(self, ids: Ids, room: int) -> list[Ids]:
         """Split ids into sequences of at most ``room`` tokens, in order; all but the last are full."""
-        return [ids[:room]]
+        if len(ids) <= room:
+            return [ids]
+        first, last = self.kept(room)
+        return [np.concatenate([ids[:first], ids[len(ids) - last :]])]
 
 
-class HeadTail(Config):
-    """First and last tokens of the text in one sequence (Sun et al. 2019, section 5.3.1).
+class Truncate(OneSequence):
+    """Truncation: the first tokens of the text are read."""
+
+    kind: Literal["truncate"] = "truncate"
+
+    def kept(self, room: int) -> tuple[int, int]:
+        return room, 0
+
+
+class HeadTail(OneSequence):
+    """First and last tokens of the text (Sun et al. 2019, section 5.3.1).
 
     ``head`` is the share of the first tokens: a quarter in the paper (128 of 510); with 0 only the end is read.
     """
 
     kind: Literal["head_tail"] = "head_tail"
-    chunks: ClassVar[int] = 1
-    layers: ClassVar[int] = 0
     head: float = Field(default=0.25, ge=0, lt=1, description="share of the sequence for the beginning of the text")
 
-    def reach(self, room: int) -> int:
-        return room
-
-    def pieces(self, ids: Ids, room: int) -> list[Ids]:
-        if len(ids) <= room:
-            return [ids]
-        head = min(round(self.head * room), room - 1)
-        return [np.concatenate([ids[:head], ids[len(ids) - (room - head) :]])]
+    def kept(self, room: int) -> tuple[int, int]:
+        first = min(round(self.head * room), room - 1)
+        return first, room - first
 
 
 class _Chunked(Config):

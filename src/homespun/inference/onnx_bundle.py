@@ -10,6 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as Engine
 
 from homespun.data.labels import Labels
+from homespun.data.long_inputs import TRUNCATE, OneSequence
 from homespun.inference.onnx_export import OnnxReport, Probabilities, export_onnx, quietly
 from homespun.metrics.calibration import DecisionRule
 from homespun.models.bundle import ModelBundle
@@ -20,11 +21,17 @@ _MIN_LENGTH = 2  # tokens of a padded batch; the minimum of the graph
 
 
 def write_network(
-    folder: Path, stored: ModelBundle, labels: Labels, decision: DecisionRule, *, max_length: int
+    folder: Path,
+    stored: ModelBundle,
+    labels: Labels,
+    decision: DecisionRule,
+    *,
+    max_length: int,
+    long_inputs: OneSequence = TRUNCATE,
 ) -> tuple[OnnxReport, dict[str, object]]:
     """Write ``model.onnx`` (outputs ``probabilities`` and ``logits``) and ``tokenizer.json`` of a text classifier.
 
-    The tokenizer adds special tokens and truncates texts.
+    The tokenizer adds special tokens.
 
     Args:
         folder: an existing folder.
@@ -32,6 +39,7 @@ def write_network(
         labels: classes of the logits.
         decision: decision rule, whose temperature becomes a part of the graph.
         max_length: maximum number of tokens, special tokens included.
+        long_inputs: tokens of a longer text that are read.
 
     Returns:
         The report, and the settings of `write_runner`.
@@ -41,11 +49,13 @@ def write_network(
     """
     wrap = partial(Probabilities, temperature=decision.temperature, multi_label=labels.multi_label)
     report = export_onnx(folder / MODEL, stored.model, stored.config, probabilities=wrap)
-    engine = Engine.from_str(stored.tokenizer.for_transformers().content)
-    engine.enable_truncation(max_length)
-    engine.save(str(folder / "tokenizer.json"))
+    Engine.from_str(stored.tokenizer.for_transformers().content).save(str(folder / "tokenizer.json"))
+    begin, end = map(len, stored.tokenizer.template)
+    first, last = long_inputs.kept(max_length - begin - end)
     settings: dict[str, object] = {
         "max_length": max_length,
+        "first_tokens": begin + first,
+        "last_tokens": last + end,
         "min_length": report.length or _MIN_LENGTH,
         "pad_id": stored.tokenizer.pad_id,
     }
