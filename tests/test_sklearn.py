@@ -157,6 +157,11 @@ def test_numbers_that_are_not_finite_are_refused(number: float | None, message: 
         TextRegressor(time="10s").fit(["a b", "c", "d"], [0.5, number, 1.5])
 
 
+def test_equal_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"all training labels are 0.5"):
+        TextRegressor(time="10s").fit(examples()[0], [0.5] * 90)
+
+
 def test_prediction_before_training_is_refused() -> None:
     with pytest.raises(NotFittedError):
         TextClassifier().predict(["a text"])

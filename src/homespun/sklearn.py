@@ -153,7 +153,8 @@ class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
         """Train on texts ``X`` and numbers ``y``.
 
         Raises:
-            ValueError: a text or number is missing, texts and numbers have different lengths, or a number is infinite.
+            ValueError: a text or number is missing, texts and numbers have different lengths, a number is infinite, or
+                all numbers are equal.
         """
         texts, numbers = _texts(X), _targets(y).astype(np.float64)
         check_consistent_length(texts, numbers)

@@ -344,6 +344,7 @@ def test_the_progress_of_reading_is_shown(tmp_path: Path, monkeypatch: pytest.Mo
         ),
         (("text", "label"), [(TEXTS[0], label) for _, label in classes()], "1 different texts"),
         (("text", "label"), [(text, "a") for text, _ in classes()], "one class"),
+        (("text", "label"), [(text, 0.5) for text, _ in classes()], "all training labels are 0.5"),
         (("text", "label"), classes(4), "too few"),
         (("text", "label"), [("", label) for _, label in classes()], "text"),
         (("text",), [(text,) for text, _ in classes()], "--task language-model"),

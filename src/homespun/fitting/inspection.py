@@ -110,7 +110,8 @@ def inspect(
     The arguments are those of `homespun.fitting.fit.fit`; ``display`` shows the progress of reading.
 
     Raises:
-        UserError: files that cannot be read, columns that are missing or ambiguous, one class, too few examples.
+        UserError: files that cannot be read, columns that are missing or ambiguous, one class or number, too few
+            examples.
     """
     decisions: list[str] = []
     counted = _Counter(display, [*train, *train, *test])
@@ -169,7 +170,7 @@ def split_examples(
     """Divide examples in memory into training and validation examples, without a test split.
 
     Raises:
-        UserError: too few examples.
+        UserError: too few examples, or training examples with equal numbers.
     """
     decisions: list[str] = []
     learned, validation, _ = _split(examples, labels, [], seed, decisions)
@@ -257,7 +258,11 @@ def _split(
     seed: int,
     decisions: list[str],
 ) -> tuple[list[LabelledText], list[LabelledText], list[LabelledText]]:
-    """Divide examples; repeated texts stay together."""
+    """Divide examples; repeated texts stay together.
+
+    Raises:
+        UserError: too few examples, or training examples with equal numbers.
+    """
     pool = _Pool(np.array(_keys(examples)), _strata(examples, labels), labels)
     rows, held_out = np.arange(len(examples)), list(test or ())
     if test is None:
@@ -266,6 +271,8 @@ def _split(
         decisions.append(f"test: {len(held_out):,} examples held out, none was given with --test")
     rows, chosen = pool.hold_out(rows, min(_VALIDATION_SHARE, _MAX_VALIDATION / len(rows)), seed, "validation")
     learned, validation = [examples[row] for row in rows.tolist()], [examples[row] for row in chosen.tolist()]
+    if labels is None and np.ptp(numbers := numbers_of_examples(learned)) == 0:
+        raise UserError(f"all training labels are {numbers[0]:g}; regression needs two or more different numbers")
     decisions.append(f"train {len(learned):,}, validation {len(validation):,}, test {len(held_out):,} examples")
     measured = learned[:: max(1, len(learned) // _MEASURED)]
     words = [len(split_words(text)) for text in readable_texts(measured)]
