@@ -13,6 +13,7 @@ from homespun.data.labels import RegressionRows
 from homespun.data.long_inputs import ChunkMean, ChunkPool
 from homespun.data.rows import Row, SubsetRows
 from homespun.errors import UserError
+from homespun.metrics.regression import ordinal_regression_metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.tasks.number_training import RegressionCollator, RegressionLoss
@@ -212,6 +213,20 @@ def test_levels_are_those_given_or_those_of_the_training() -> None:
     assert OrdinalRegression(levels=[1, 2, 3]).find_levels(np.array([3.0])) == (1.0, 2.0, 3.0)
     with pytest.raises(UserError, match="has 51 different ratings, and 2 to 50 are allowed"):
         OrdinalRegression().find_levels(np.arange(51.0))
+
+
+def test_close_levels_have_different_names() -> None:
+    levels = (0.5, 1000000.1, 1000000.2, 1e7)
+    rating = OrdinalRegressionTask(
+        LabelledData(), cast(ModelBundle, None), levels=levels, method="cumulative", out_of_range="refuse"
+    )
+    assert rating.labels is not None
+    assert rating.labels.names == ("> 0.5", "> 1000000.1", "> 1000000.2")
+    ranks = np.arange(4)
+    confusion = ordinal_regression_metrics(levels, ranks, ranks)["confusion"]
+    assert confusion["labels"] == ["0.5", "1000000.1", "1000000.2", "10000000"]
+    with pytest.raises(UserError, match=r"rating 1000000.3, which is none of 0.5, 1000000.1, 1000000.2, 10000000;"):
+        rating.stratify_by([LabelledText("a", "1000000.3")])
 
 
 @pytest.mark.parametrize("odd", ["x", "nan", "inf", "9"])

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from homespun.data.labels import label_name
 from homespun.metrics.classification import Metrics, confusion, log_loss
 
 
@@ -82,5 +83,5 @@ def ordinal_regression_metrics(
     }
     if probabilities is not None:
         metrics["log_loss"] = log_loss(truth, probabilities)
-    metrics["confusion"] = confusion([f"{level:g}" for level in levels], truth, ranks)
+    metrics["confusion"] = confusion(list(map(label_name, levels)), truth, ranks)
     return metrics

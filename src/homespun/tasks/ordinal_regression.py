@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from homespun.data.labels import LabelledRows, Labels, RegressionRows
+from homespun.data.labels import LabelledRows, Labels, RegressionRows, label_name
 from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics
@@ -216,7 +216,7 @@ class OrdinalRegressionTask(NumberTask):
         """Names of the cumulative logits, ``> level`` each; ``None`` for ``squared``."""
         if self.method == "squared":
             return None
-        return Labels(tuple(f"> {level:g}" for level in self.levels[:-1]), multi_label=True)
+        return Labels(tuple(f"> {label_name(level)}" for level in self.levels[:-1]), multi_label=True)
 
     def stratify_by(self, examples: Sequence[LabelledText]) -> NDArray[np.int64]:
         """Stratify by rating.
@@ -228,10 +228,9 @@ class OrdinalRegressionTask(NumberTask):
         ranks, outside = self._ranks(numbers)
         if self.out_of_range == "refuse":
             for index in np.flatnonzero(outside)[:1]:
-                names = ", ".join(f"{level:g}" for level in self.levels)
                 raise UserError(
-                    f"{examples[index].location(index)} has the rating {numbers[index]:g}, which is none of {names}; "
-                    f"add it to objective.levels, {CORRECT_OR_LEAVE_OUT}"
+                    f"{examples[index].location(index)} has the rating {label_name(numbers[index])}, which is none of "
+                    f"{', '.join(map(label_name, self.levels))}; add it to objective.levels, {CORRECT_OR_LEAVE_OUT}"
                 )
         return ranks
 
@@ -314,7 +313,7 @@ class OrdinalRegressionTask(NumberTask):
         self, model: Model, records: Iterable[Record], *, source: str, first: int = 1
     ) -> Iterator[dict[str, object]]:
         """Yield ``rating``, the ``expected`` rating, and ``probabilities`` by rating (not for ``squared``)."""
-        names = [f"{level:g}" for level in self.levels]
+        names = list(map(label_name, self.levels))
         for rows in unlabelled_rows(records, self.data, self.stored, source=source, first=first):
             ranks, expected, probabilities = self._predict(model, rows)
             for index, rank in enumerate(ranks.tolist()):
