@@ -92,6 +92,7 @@ CHECKED: dict[str, tuple[str, str, Labels | None, Any, str]] = {
     "one number": ("spearman", "regression", None, [3.0, np.nan, 3.0], "validation has one number"),
     "a count": ("documents", "sentence_classification", TWO, None, "sentence_classification"),
     "of one label": ("micro_f1", "classification", FOUR, None, "classification"),
+    "ratings without probabilities": ("log_loss", "ordinal_regression", None, None, "probabilities.*quadratic_kappa"),
     "of another": ("spearman", "classification", TWO, None, "classification"),
     "pretraining": ("accuracy", "mlm", None, None, "objective mlm; there are: loss"),
     "writing": ("rouge1", "seq2seq", None, None, "seq2seq"),

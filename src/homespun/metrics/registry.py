@@ -59,6 +59,9 @@ def check_best_metric(
                 classes = "several labels a text" if labels.multi_label else f"{len(labels)} classes"
                 raise UserError(f"{setting} needs two classes, and there are {classes}; set it to macro_f1 or loss")
             measured -= set(_TWO_CLASSES)
+    if labels is None and metric == "log_loss" and metric in measured:
+        others = ", ".join(sorted(measured - {metric}))
+        raise UserError(f"{setting} needs probabilities, and the model predicts numbers; set it to one of {others}")
     if metric not in measured:
         raise UserError(f"{setting} is no metric of objective {objective}{nearest(metric, measured)}")
     known = np.zeros(0) if truth is None else truth[np.isfinite(truth)]
