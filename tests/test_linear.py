@@ -9,7 +9,7 @@ from sklearn.svm import LinearSVC
 
 from homespun.data.labels import Labels
 from homespun.errors import UserError
-from homespun.linear import PLAIN, Candidate, LinearModel, fit_linear
+from homespun.linear import PLAIN, Candidate, LinearModel, _folds, fit_linear
 from homespun.ngrams import CHARACTERS, WORDS, Ngrams, Texts, count_ngrams, features, fit_vectorizers, fold_features
 
 WORD_LISTS = {"sport": "match goal team coach", "money": "market share profit bank", "food": "soup bread salt oven"}
@@ -114,6 +114,16 @@ def test_a_search_without_examples_of_the_second_class(seed: int) -> None:
     fit = fit_linear(Texts(known), targets, Labels(("a", "b")), search_rows=30, seed=seed)
     assert fit.candidates == (PLAIN,)
     assert fit.temperature == 1.0
+
+
+def test_the_examples_of_a_rare_class_are_in_different_folds() -> None:
+    targets = np.array([0, 1] * 20 + [2] * 3 + [3])
+    folds = list(_folds(targets, Labels(("a", "b", "c", "d")), 0))
+    assert np.sort(np.concatenate([test for _, test in folds])).tolist() == list(range(44))
+    for train, test in folds:
+        assert sorted([*train, *test]) == list(range(44))
+        assert np.bincount(targets[test])[:2].tolist() == [4, 4]
+        assert (targets[test] == 2).sum() <= 1
 
 
 @pytest.mark.parametrize("paired", [False, True])

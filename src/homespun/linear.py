@@ -248,7 +248,10 @@ def fit_linear(
 
 
 def _folds(targets: Targets, labels: Labels | None, seed: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Five folds of few examples, three of many; none if a class would be missing from training."""
+    """Five folds of few examples, three of many; fewer if only one class has as many examples, or none.
+
+    The examples of a class with fewer examples than folds are in different folds.
+    """
     from sklearn.model_selection import KFold, StratifiedKFold
 
     count = 5 if len(targets) <= 2_000 else 3
@@ -256,12 +259,17 @@ def _folds(targets: Targets, labels: Labels | None, seed: int) -> Iterator[tuple
         if len(targets) >= 2 * count:
             yield from KFold(count, shuffle=True, random_state=seed).split(targets)
         return
-    counts = np.bincount(targets.astype(np.int64), minlength=len(labels))
-    count = min(count, int(np.sort(counts)[-2]))  # the smallest classes may be missing from some folds
+    targets = targets.astype(np.int64)
+    counts = np.bincount(targets, minlength=len(labels))
+    count = min(count, int(np.sort(counts)[-2]))
     if count >= 2:
-        for train, test in StratifiedKFold(count, shuffle=True, random_state=seed).split(targets, targets):
-            if len(np.unique(targets[train])) > 1:
-                yield train, test
+        by_class = np.argsort(targets, kind="stable")
+        is_rare = counts[targets[by_class]] < count
+        rare, rows = by_class[is_rare], np.sort(by_class[~is_rare])
+        splitter = StratifiedKFold(count, shuffle=True, random_state=seed)
+        for fold, (_, tested) in enumerate(splitter.split(rows, targets[rows])):
+            test = np.sort(np.concatenate([rows[tested], rare[fold::count]]))
+            yield np.setdiff1d(by_class, test), test
 
 
 @dataclass(frozen=True)
