@@ -1,6 +1,7 @@
 """Tasks of a fit that the files show: tags, text to text, texts without labels."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,6 +131,28 @@ def test_one_text_is_too_few_for_a_language_model(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"hold one text.*\.tsv"):
         fit_runs(task, tmp_path / "run", fit, resume=False, display=Display(json=True), start=0.0)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("changed", ["train", "texts"])
+def test_a_language_model_of_changed_files_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    def stop(*_: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(_RunFit, "language_model", stop)
+    texts = [{"text": " ".join(f"{letter}{number}" for number in range(5_000))} for letter in "abc"]
+    files = {name: rows(tmp_path / f"{name}.jsonl", *texts) for name in ("train", "texts")}
+    fit = FitSettings(train=[files["train"]], texts=[files["texts"]])
+    task = find_run_task(fit)
+    assert task is not None
+    continued = partial(fit_runs, task, tmp_path / "run", fit, display=Display(json=True), start=0.0)
+    for resume in (False, True):
+        with pytest.raises(InterruptedError):
+            continued(resume=resume)
+    rows(Path(files[changed]), *texts[:2])
+    with pytest.raises(UserError, match="other examples or texts"):
+        continued(resume=True)
 
 
 @pytest.mark.parametrize(

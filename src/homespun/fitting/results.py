@@ -43,6 +43,7 @@ from homespun.tasks.protocol import Measured
 from homespun.tasks.text_models import TextModel, measure, measure_all
 from homespun.tasks.text_outputs import measure_outputs
 from homespun.tasks.texts import readable_texts
+from homespun.text.input_files import digest_files
 
 SETTINGS, INPUTS, RESULT = "fit.json", "inputs.json", "result.json"
 _CURVE_SHARES = (0.25, 0.5, 1.0)  # shares of the training examples
@@ -110,15 +111,16 @@ def open_folder(folder: Path, settings: FitSettings, *parts: Sequence[object], r
     """Create the folder of a fit, or remove the result of the same fit; see `check_folder`.
 
     Raises:
-        UserError: also if the examples of ``parts`` are not those with which the fit began.
+        UserError: also if the examples of ``parts`` or the files of ``settings.texts`` are not those with which the fit
+            began.
     """
     check_folder(folder, settings, resume=resume)
-    examples, path = {"examples": digest_examples(*parts)}, folder / INPUTS
-    if path.is_file() and read_object(path) != examples:
-        raise UserError(f"{folder} was made with other examples, so its files have changed; give another --out")
+    inputs, path = {"examples": digest_examples(*parts, [digest_files(settings.texts)])}, folder / INPUTS
+    if path.is_file() and read_object(path) != inputs:
+        raise UserError(f"{folder} was made with other examples or texts: their files have changed; give another --out")
     (folder / RESULT).unlink(missing_ok=True)
     write_text(folder / SETTINGS, json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
-    write_text(path, json.dumps(examples) + "\n")  # last: a folder without settings is not resumed
+    write_text(path, json.dumps(inputs) + "\n")  # last: a folder without settings is not resumed
 
 
 def check_folder(folder: Path, settings: FitSettings, *, resume: bool) -> None:

@@ -55,6 +55,7 @@ from homespun.report.formats import metric_text
 from homespun.results import VERSION
 from homespun.tasks.seq2seq_data import TextPairsData
 from homespun.tasks.taggers import TaggedData
+from homespun.text.input_files import digest_files
 
 _PRETRAINING_SHARE, _TRAINING_SHARE = 0.5, 0.85  # shares of a model's time, and of the rest for its last training
 _LINEAR_SHARE, _LINEAR_SHARE_ALONE = 0.25, 0.75  # shares of the time of a linear tagger, with and without networks
@@ -90,7 +91,7 @@ def fit_runs(
             duplicates="near",
         )
         _check_amount(document.text for document in read.documents())
-        open_folder(folder, settings, resume=resume)
+        open_folder(folder, settings, [digest_files(settings.train)], resume=resume)
         result = fit.language_model(read)
     else:
         parts = divide(task, settings, fit.decisions)
