@@ -62,7 +62,8 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             "seed": seed,
         }
         settings = validate(FitSettings, given, source=type(self).__name__)
-        examples = [LabelledText(text, label) for text, label in zip(texts, labels, strict=True)]
+        labelled = enumerate(zip(texts, labels, strict=True), start=1)
+        examples = [LabelledText(text, label, row=row) for row, (text, label) in labelled]
         inspection = split_examples(LabelledData(), examples, classes, seed=seed)
         with TemporaryDirectory() as temporary:
             folder = Path(temporary) if self.folder is None else _new_folder(Path(self.folder))

@@ -48,6 +48,20 @@ def test_numbers_of_pairs(world: World, tmp_path: Path) -> None:
         world.run("predict", out, *texts, "one more")
 
 
+@pytest.mark.parametrize("held_out", [False, True])
+def test_predictions_have_the_rows_of_the_file(held_out: bool, tmp_path: Path) -> None:
+    draw, topics = random.Random(0), list(WORDS)[:2]
+    rows = [[sentence(topics[n % 2], draw) if n % 7 else "", topics[n % 2] if n % 5 else ""] for n in range(150)]
+    file, out = write_csv(tmp_path / "t.csv", ["text", "label"], rows), tmp_path / "run"
+    result = homespun.fit(file, out, test=() if held_out else file, seconds=20)
+    lines = read_lines(out / "predictions" / "linear.jsonl")
+    assert len(lines) == result["test"]["rows"]
+    assert {line["row"] % 5 for line in lines} == {1, 2, 3, 4}
+    wrong = {line["row"]: line["predicted"] for line in lines if line["predicted"] != line["truth"]}
+    assert all(line["truth"] == rows[line["row"]][1] for line in lines)
+    assert all(wrong[one["row"]] == one["predicted"] for one in result["errors"])
+
+
 @pytest.mark.parametrize("one_hot", [False, True])
 def test_several_labels(one_hot: bool, world: World, tmp_path: Path) -> None:
     draw, lines, rows = random.Random(1), [], []

@@ -3,6 +3,7 @@
 import json
 import typing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from homespun.data.corpus import Corpus
 from homespun.data.splits import stratified_split
 from homespun.errors import UserError
 from homespun.tasks.config import FinetuneData
+from homespun.tasks.protocol import paths
+from homespun.tasks.texts import LabelledData
 
 KINDS = [member.model_fields["kind"].default for member in typing.get_args(typing.get_args(FinetuneData)[0])]
 
@@ -56,6 +59,18 @@ def test_the_split_of_before_can_be_asked_for() -> None:
     """What was divided by train.seed=0 is divided as it was."""
     (trial,) = trials(seed=7)
     assert sorted(trial.validation) == stratified_split(np.arange(101) % 2, 0.1, 0)[1].tolist()
+
+
+@pytest.mark.parametrize("more", [{}, {"folds": 2}])
+def test_measured_rows_are_those_of_the_file(tmp_path: Path, more: dict[str, Any]) -> None:
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"{n},{'ab '[n % 3]}\n" for n in range(60)))
+    data = LabelledData(train=str(tmp_path / "t.csv"))
+    examples = data.read_files(paths(data.train))
+    assert len(examples) == 40
+    tree = {"kind": "finetune", "data": data.model_dump(), "train": {"budget": {"steps": 1}}}
+    given: Any = SimpleNamespace(stratify_by=lambda some: np.array([one.label == "b" for one in some], dtype=np.int64))
+    for trial in plan_trials(validate(FinetuneRecipe, tree | more, source=""), given, examples, None, None):
+        assert [str(row) for row in trial.measured_rows] == [one.text for one in trial.measured]
 
 
 def test_the_numbers_of_examples_are_those_of_every_fold() -> None:

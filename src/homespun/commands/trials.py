@@ -43,7 +43,7 @@ class Trial:
     training: Sequence[object]
     validation: Sequence[object]
     test: Sequence[object] | None
-    measured_rows: Rows  # row numbers of `measured` in its files
+    measured_rows: Rows  # row numbers of `measured` in its files, from 0
     # training examples; with a test set also the held-out share if all are used, because baselines need no validation
     baseline_examples: Sequence[object]
 
@@ -95,9 +95,10 @@ def _trials(
     sizes = _sizes(recipe, min(len(training) for training, _ in splits))
     for fold, ((_, fold_rows), (training, chosen)) in enumerate(zip(folds, splits, strict=True)):
         validation_examples = list(validation or ()) if share is None else _take(everything, chosen)
-        test_examples, measured_rows = test, chosen if test is None else np.arange(len(test))
+        test_examples, indices = test, chosen if test is None else np.arange(len(test))
         if fold_rows is not None:
-            test_examples, measured_rows = _take(everything, fold_rows), fold_rows
+            test_examples, indices = _take(everything, fold_rows), fold_rows
+        measured_rows = _rows_in_files(validation_examples if test_examples is None else test_examples, indices)
         for size, count in sizes.items():
             for seed in range(first, first + recipe.seeds):
                 rows = _subset(training, strata, count, seed)
@@ -124,6 +125,12 @@ def _split(rows: Rows, strata: Rows, share: float, seed: int) -> tuple[Rows, Row
 
 def _take(examples: Sequence[object], rows: Rows) -> list[object]:
     return [examples[row] for row in rows.tolist()]
+
+
+def _rows_in_files(examples: Sequence[object], indices: Rows) -> Rows:
+    """Return the row numbers of examples in their files, from 0; the index of an example that is not numbered."""
+    rows = [getattr(example, "row", 0) for example in examples]
+    return np.array([row - 1 if row else index for row, index in zip(rows, indices.tolist(), strict=True)])
 
 
 def _sizes(recipe: FinetuneRecipe, available: int) -> dict[int, int | None]:
@@ -161,7 +168,7 @@ def average_metrics(measured: Sequence[Metrics]) -> Metrics:
 
 
 def write_run_predictions(run: Path, name: str, rows: Rows, predictions: Sequence[Mapping[str, object]]) -> None:
-    """Write ``predictions/NAME.jsonl``: one line per example, with its row number in its file."""
+    """Write ``predictions/NAME.jsonl``: one line per example, with its row number in its files, from 0."""
     folder = run / PREDICTIONS
     folder.mkdir(exist_ok=True)
     lines = (

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-
 from homespun.choices import TaskName, TextTaskName
 from homespun.config import Tree, validate
 from homespun.errors import UserError
@@ -183,7 +181,7 @@ def fit_examples(
         inspection, ladder.candidates, final, settings, ladder.skipped, start, plan=ladder.plan
     )
     for name, found in predictions.items():
-        write_run_predictions(folder, name, np.arange(len(found)), found)
+        write_run_predictions(folder, name, inspection.measured_rows, found)
     write_page(result, folder)
     assert final.model is not None
     write_card(result, folder, final.model)

@@ -72,6 +72,11 @@ class Inspection:
         """Test examples, or validation examples if there is no test split."""
         return self.test or self.validation
 
+    @property
+    def measured_rows(self) -> NDArray[np.int64]:
+        """(examples,) row numbers of `measured` in their files, from 0."""
+        return np.array([example.row for example in self.measured], dtype=np.int64) - 1
+
     def data_for(self, length: int) -> TextsData:
         """Return the data config of a network with inputs of ``length`` tokens."""
         return self.data.model_copy(update={"max_length": length})

@@ -263,7 +263,7 @@ def _confident_errors(inspection: Inspection, measured: Measured) -> list[Tree]:
     texts = readable_texts([inspection.measured[index] for index in wrong[:_ERRORS]])
     return [
         {
-            "row": index,
+            "row": int(inspection.measured_rows[index]),
             "text": " ".join(text.split())[:_CHARACTERS],
             "truth": measured.predictions[index]["truth"],
             "predicted": measured.predictions[index]["predicted"],
