@@ -1,7 +1,8 @@
 """A corpus built by two workers of a local Ray cluster, and by one machine with two threads.
 
-Text is generated: documents of Zipf-distributed words of up to three syllables in JSONL files of about 8 MB, of which a
-tenth repeat an earlier one and a tenth change some words of one. Both builds remove near-duplicates and run alternately.
+Text is generated: documents of Zipf-distributed words of up to three syllables in JSONL files of about 8 MB, of which
+a tenth repeat an earlier one and a tenth change some words of one. Both builds remove near-duplicates and run
+alternately.
 """
 
 from __future__ import annotations
