@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from homespun.data.labels import Labels
+from homespun.data.long_inputs import TRUNCATE, HeadTail
 from homespun.errors import UserError
 from homespun.fitting import inspection
 from homespun.fitting.inspection import Inspection, inspect
@@ -40,6 +41,16 @@ def test_columns_and_task_are_found(tmp_path: Path) -> None:
     assert (len(found.train), len(found.validation), len(found.test)) == (40, 8, 12)
     assert found.test_from == "split"
     assert any(line.startswith("texts: 7 words in the median, 8 or fewer") for line in found.decisions)
+
+
+def test_networks_read_both_ends_of_long_texts_and_the_beginnings_of_pairs(tmp_path: Path) -> None:
+    text = inspect([table(tmp_path / "t.csv", ("sentence", "label"), classes())])
+    data = text.data_for(64)
+    assert data.max_length == 64
+    assert data.truncation == HeadTail(head=0.5)
+    rows = [(text, f"the other {text}", label) for text, label in classes()]
+    pairs = inspect([table(tmp_path / "p.csv", ("sentence1", "sentence2", "label"), rows)])
+    assert pairs.data_for(64).truncation == TRUNCATE
 
 
 def test_a_label_without_a_known_name_is_found_by_its_repeated_values(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ onSubmit(document.querySelector("#predict form"), async (signal) => {
   const title = document.querySelector("#predict .headline");
   title.classList.toggle("long", headline.length > 80);
   show(title, headline);
-  const notes = prediction.truncated ? [`The text is longer than the model reads: the first ${count(model.max_length)} tokens count.`] : [];
+  const notes = prediction.truncated ? [`The text is longer than the model reads: ${count(model.max_length)} of its tokens count.`] : [];
   $("prediction").replaceChildren(...content, ...notes.map((note) => element("p", { className: "note" }, note)));
   return openPanels(prediction, text, signal);
 });
