@@ -14,6 +14,7 @@ from homespun.errors import NotFinite
 from homespun.inference.predict import embed_rows, predict_logits
 from homespun.metrics.calibration import probabilities
 from homespun.models.bundle import ModelBundle
+from homespun.models.composite_heads import LastLayersHeadConfig
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import ConvolutionalHeadConfig, FeedForwardHeadConfig
@@ -183,6 +184,16 @@ def test_vectors_of_no_rows() -> None:
     found = embed_rows(classifier(), rows, pad_id=0, poolings=("mean", "last"))
     width = config_of().backbone.hidden_size
     assert {name: vectors.shape for name, vectors in found.items()} == {"mean": (0, width), "last": (0, width)}
+
+
+def test_vectors_of_the_last_layer_for_a_head_on_several() -> None:
+    rows = LabelledRows(["a longer text", "a"], None, tokenizer, length=19)
+    model = classifier(LastLayersHeadConfig(layers=2))
+    with torch.no_grad():
+        hidden = [model.eval().backbone(torch.from_numpy(row.input_ids)[None])[0] for row in rows]
+    found = embed_rows(model, rows, pad_id=0, poolings=("mean", "last"))
+    np.testing.assert_allclose(found["mean"], [states.mean(0) for states in hidden], atol=1e-5)
+    np.testing.assert_allclose(found["last"], [states[-1] for states in hidden], atol=1e-5)
 
 
 def test_no_rows() -> None:

@@ -76,7 +76,7 @@ def _batches(
 def embed_rows(
     model: Model, rows: Rows, *, pad_id: int, poolings: Sequence[str] = ("mean",)
 ) -> dict[str, NDArray[np.float32]]:
-    """Pool the hidden states of each row to (rows, hidden) vectors, for several poolings in one forward pass.
+    """Pool the last hidden states of each row to (rows, hidden) vectors, for several poolings in one forward pass.
 
     Args:
         model: an encoder or a decoder, used on its device.
@@ -94,7 +94,7 @@ def embed_rows(
     result = {name: np.empty(shape, dtype=np.float32) for name in poolings}
     with _for_inference(model, rows):
         for indices, batch in _batches(model, rows, partial(pad_chunks, pad_id=pad_id), _EMBEDDED):
-            hidden = model.read(batch.input_ids, batch.context)
+            hidden = model.backbone(batch.input_ids, **batch.context)  # also for heads that read other layers
             for name in poolings:
                 result[name][indices] = PICKS[name](hidden, batch.attention_mask).float().cpu().numpy()
     return result
