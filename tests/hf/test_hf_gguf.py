@@ -70,9 +70,10 @@ def open_llama_cpp(path: Path) -> Any:
     [
         (GPT2, True, "GPT2LMHeadModel", 2e-2),  # llama.cpp has GELU in a table of float16
         (LLAMA, False, "LlamaForCausalLM", 1e-4),
+        (LLAMA | {"attention_bias": True, "mlp_bias": True}, False, "LlamaForCausalLM", 1e-4),
         (QWEN3, True, "Qwen3ForCausalLM", 1e-4),
     ],
-    ids=["gpt2", "llama", "qwen3"],
+    ids=["gpt2", "llama", "llama with biases", "qwen3"],
 )
 def test_llama_cpp_predicts_as_the_model_does(
     backbone: Any, tied: bool, architecture: str, tolerance: float, tmp_path: Path
@@ -103,6 +104,7 @@ def test_what_llama_cpp_lacks_is_one_line(tmp_path: Path) -> None:
         (build(GPT2 | {"hidden_act": "silu"}), "hidden_act=gelu_new, not silu"),  # of the others only
         (build(LLAMA | {"hidden_act": "gelu_new"}), "hidden_act=silu, not gelu_new"),
         (build(LLAMA | {"embedding_norm": True}), "not for"),
+        (build(QWEN3 | {"attention_bias": True}), "attention_bias=false"),  # of Llama it has them
         (build(GPT2, lower), "kind bpe"),
         (build(GPT2, Tokenizer.train(["The match"], kind="wordpiece", vocab_size=20)), "kind bpe"),
     ):

@@ -61,6 +61,8 @@ def export_gguf(path: str | Path, stored: ModelBundle) -> GgufReport:
         tree, tensors = read_object(folder / CONFIG), load_file(folder / WEIGHTS)
     if (activation := tree.get("activation_function", tree.get("hidden_act"))) != _ACTIVATIONS[name]:
         raise UserError(f"llama.cpp has {name} with hidden_act={_ACTIVATIONS[name]}, not {activation}")
+    if name == "qwen3" and tree["attention_bias"]:
+        raise UserError("llama.cpp has qwen3 without biases in the attention; set model.attention_bias=false")
     with atomic_path(path) as made:
         writer = gguf.GGUFWriter(made, name)
         _add_settings(writer, stored, tree)
