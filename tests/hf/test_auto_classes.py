@@ -10,6 +10,7 @@ from hf_peers import SIZES, bert_tokenizer
 
 import homespun
 from homespun.data.labels import Labels
+from homespun.errors import UserError
 from homespun.hf.export import CLASSES, export_complete
 from homespun.hf.open import open_any
 from homespun.models.bundle import ModelBundle
@@ -69,6 +70,14 @@ def test_outputs_are_equal(backbone: dict[str, Any], head: dict[str, Any] | None
     assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16}
     bare = transformers.AutoModel.from_pretrained(tmp_path / "hf")
     assert bare(**texts).last_hidden_state.shape == (2, texts["input_ids"].shape[1], SIZES["hidden_size"])
+
+
+@pytest.mark.parametrize("head", [{"kind": "masked_lm"}, None])
+def test_a_model_is_not_opened_with_another_head(head: dict[str, Any] | None, tmp_path: Path) -> None:
+    exported(tmp_path, PERFORMER, head)
+    for opener in ("AutoModelForSequenceClassification", "AutoModelForTokenClassification", "AutoModelForCausalLM"):
+        with pytest.raises(UserError, match="homespun finetune --from"):
+            getattr(transformers, opener).from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(("labels", "kind"), [(3, "single_label"), (1, "regression"), (2, "multi_label")])

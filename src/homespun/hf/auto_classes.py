@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from homespun.errors import UserError
-from homespun.hf.export import MODEL_TYPE, export_registered
+from homespun.hf.export import CLASSES, MODEL_TYPE, export_registered, registered_pipeline
 from homespun.hf.family import STORED
 from homespun.hf.open import open_model
 from homespun.models.bundle import ModelBundle
@@ -51,7 +51,7 @@ class HomespunModel(PreTrainedModel):
     """
 
     config_class = HomespunConfig
-    head: ClassVar[str | None] = None  # head to open, as in `open_model`
+    pipeline: ClassVar[str] = "feature-extraction"  # key of `CLASSES`
 
     def __init__(self, config: HomespunConfig, stored: ModelBundle) -> None:
         super().__init__(config)
@@ -75,9 +75,18 @@ class HomespunModel(PreTrainedModel):
             config: its config, which `AutoModel` gives.
             dtype: dtype of the weights; default and ``auto``: as in the files.
             options: see ``model_args``.
+
+        Raises:
+            UserError: the model has the head of another class, or none.
         """
         source = str(pretrained_model_name_or_path)
-        stored = open_model(source, head=cls.head)
+        stored = open_model(source, head=None if cls.pipeline == HomespunModel.pipeline else STORED)
+        if (stored_pipeline := registered_pipeline(stored.config)) != cls.pipeline:
+            stored_class = CLASSES.get(stored_pipeline or "", "no class of homespun")
+            raise UserError(
+                f"{source} is for {stored_class}, not {CLASSES[cls.pipeline]}; open it by the auto class of that, or "
+                f"train a head with: homespun finetune --from {source}"
+            )
         model = cls(config or HomespunConfig.from_pretrained(source), stored)
         if dtype not in (None, "auto"):
             model.model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
@@ -98,7 +107,6 @@ class HomespunModel(PreTrainedModel):
 
 
 class _HomespunHead(HomespunModel):
-    head = STORED
     output: ClassVar[type]
 
     def forward(
@@ -116,23 +124,28 @@ class _HomespunHead(HomespunModel):
 class HomespunForSequenceClassification(_HomespunHead):
     """Classifier, or regression with one label: (batch, labels) logits."""
 
+    pipeline = "text-classification"
     output = SequenceClassifierOutput
 
 
 class HomespunForTokenClassification(_HomespunHead):
     """Tagger: (batch, seq, labels) logits."""
 
+    pipeline = "token-classification"
     output = TokenClassifierOutput
 
 
 class HomespunForMaskedLM(_HomespunHead):
     """Masked language model: (batch, seq, vocab) logits."""
 
+    pipeline = "fill-mask"
     output = MaskedLMOutput
 
 
 class HomespunForQuestionAnswering(_HomespunHead):
     """Extractive question answering: (batch, seq) logits of the start and of the end."""
+
+    pipeline = "question-answering"
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
         start, end = self.outputs(input_ids, attention_mask, inputs).unbind(-1)
@@ -160,12 +173,14 @@ class _HomespunGenerator(_HomespunHead, GenerationMixin):
 class HomespunForCausalLM(_HomespunGenerator):
     """Causal language model: (batch, seq, vocab) logits of the next token. The loss shifts the labels."""
 
+    pipeline = "text-generation"
     output = CausalLMOutput
 
 
 class HomespunForConditionalGeneration(_HomespunGenerator):
     """Encoder-decoder: (batch, target, vocab) logits for ``decoder_input_ids``, by default the shifted ``labels``."""
 
+    pipeline = "text2text-generation"
     output = Seq2SeqLMOutput
 
     def forward(
