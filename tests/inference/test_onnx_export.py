@@ -50,10 +50,11 @@ def build(backbone: dict[str, Any], head: dict[str, Any] | None) -> tuple[Model,
         ({"attention": GLOBAL, "type_vocab_size": 0}, None, []),
         (REVERSIBLE | {"type_vocab_size": 0}, {"kind": "masked_lm"}, []),
         ({"attention": {"kind": "linformer", "k": 7}, "type_vocab_size": 0}, None, []),
+        ({"num_hidden_layers": 1, "type_vocab_size": 0}, {"kind": "chunk_pool"}, []),
         (SEQ2SEQ, {"kind": "causal_lm"}, DECODER),
         (T5, {"kind": "causal_lm"}, DECODER),
     ],
-    ids=["bert", "gpt", "global", "reversible", "linformer", "seq2seq", "t5"],
+    ids=["bert", "gpt", "global", "reversible", "linformer", "chunks", "seq2seq", "t5"],
 )
 def test_any_batch_of_any_length(backbone: Any, head: Any, inputs: list[str], tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")

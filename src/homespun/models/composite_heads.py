@@ -68,7 +68,7 @@ class ChunkPoolHead(nn.Module):
         """
         features = self.head.features(hidden, attention_mask)  # (batch, width)
         if chunks is None:
-            chunks = torch.arange(len(features), device=features.device)[:, None]
+            chunks = torch.arange(features.shape[0], device=features.device)[:, None]  # len() is fixed by export
         if chunks.shape[1] > self.places.num_embeddings:
             raise UserError(
                 f"a text has {chunks.shape[1]} chunks, but the head has at most {self.places.num_embeddings}"
