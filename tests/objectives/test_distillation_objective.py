@@ -17,6 +17,7 @@ from homespun.data.labels import Labels
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.bundle import load_model, save_model, weights_of
+from homespun.models.composite_heads import LastLayersHeadConfig
 from homespun.models.config import ModelConfig
 from homespun.models.heads import MaskedLMHeadConfig
 from homespun.models.sequence_heads import LinearHeadConfig
@@ -217,6 +218,11 @@ def test_teachers_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer, filler: 
         classifier(tokenizer, filler)
     with pytest.raises(UserError, match=r" a, b, c.* a, b, d"):
         classifier(tokenizer, labeller, Labels(("a", "b", "d")))
+    several = LastLayersHeadConfig(layers=2, head=LinearHeadConfig(num_labels=3))
+    layers = saved(tmp_path / "layers", tokenizer, several, labels=LABELS)
+    classifier(tokenizer, layers)
+    with pytest.raises(UserError, match=r"teacher\.cosine=0"):
+        classifier(tokenizer, layers, cosine=1.0)
     with pytest.raises(UserError, match="model/ folder"):
         taught(tokenizer, tmp_path / "nothing")
     with pytest.raises(UserError, match="source is empty"):

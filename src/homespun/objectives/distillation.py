@@ -20,7 +20,7 @@ from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
-from homespun.models.heads import MaskedLMHead
+from homespun.models.heads import MaskedLMHead, last_layer
 from homespun.models.model import Model
 from homespun.nn.vocabulary_loss import VocabLogits, binary_log_probs, soft_label_loss, soft_token_loss
 from homespun.objectives.protocol import ClassifierOutput, HasLogits, WrappedClassifier
@@ -112,7 +112,8 @@ class LabelTeacher(_TeacherConfig):
         """Wrap the objective for distillation.
 
         Raises:
-            UserError: the teacher is missing, has another tokenizer or other labels.
+            UserError: the teacher is missing, has another tokenizer or other labels; ``cosine`` with a head on several
+                layers.
         """
         teacher = Teacher.open(self.source, tokenizer)
         teacher_labels = teacher.stored.labels
@@ -124,6 +125,8 @@ class LabelTeacher(_TeacherConfig):
                 f"the teacher {self.source} has the labels {names[0]}, and the data has {names[1]}; take a teacher "
                 f"fine-tuned for these labels"
             )
+        if self.cosine and teacher.stored.model.reader is not last_layer:
+            raise UserError(f"the head of teacher {self.source} reads several layers; set teacher.cosine=0")
         return LabelDistillation(objective, teacher, self, labels)
 
 
