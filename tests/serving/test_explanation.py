@@ -134,10 +134,12 @@ def network(attention: dict[str, Any], **settings: Any) -> Any:
     return ModelConfig.model_validate({"backbone": sizes | {"attention": attention} | settings}).build().eval()
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"causal": True}, {"num_hidden_groups": 1}], ids=str)
 @pytest.mark.parametrize("attention", ATTENTIONS, ids=lambda one: one["kind"])
-def test_attention_weights_reproduce_the_output_of_the_kernel(attention: dict[str, Any], causal: bool) -> None:
-    model = network(attention, causal=causal)
+def test_attention_weights_reproduce_the_output_of_the_kernel(
+    attention: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    model = network(attention, **settings)
     ids = torch.arange(5, 22)[None]
     kept: dict[str, Any] = {}
 
@@ -151,7 +153,7 @@ def test_attention_weights_reproduce_the_output_of_the_kernel(attention: dict[st
     assert weights.shape == (2, 17, 17)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 17))
     torch.testing.assert_close(weights @ kept["value"][0], kept["output"][0], atol=1e-5, rtol=1e-4)
-    assert bool((weights.triu(1).abs() < 1e-6).all()) == causal
+    assert bool((weights.triu(1).abs() < 1e-6).all()) == ("causal" in settings)
     assert not kernel.kernel._forward_hooks
 
 

@@ -249,13 +249,14 @@ def attention_weights(model: Model, layer: int, input_ids: Tensor, context: Mapp
             return
         found.append(_kernel_weights(kernel, given)[0])
 
-    hook = _kernel(weighted_attentions(model)[layer]).register_forward_hook(measure)
+    attentions = weighted_attentions(model)
+    hook = _kernel(attentions[layer]).register_forward_hook(measure)
     try:
         with torch.no_grad():
             model.read(input_ids, context)
     finally:
         hook.remove()
-    return found[0]
+    return found[attentions[:layer].count(attentions[layer])]  # layers may share their weights
 
 
 def token_names(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
