@@ -102,6 +102,16 @@ def test_a_stop_string_may_begin_with_the_space_before_the_first_new_word() -> N
     assert "".join(written) + pieces.rest() == ""
 
 
+@pytest.mark.parametrize("stop", ["wörtlich", "日本"])
+def test_a_stop_string_may_have_a_character_of_several_tokens(stop: str) -> None:
+    tokens = Tokenizer.train(["plain words only"] * 3, kind="bpe", vocab_size=262)
+    pieces = TextPieces(tokens, [], (stop,))
+    (new,) = tokens.encode_batch([f"nur {stop} so"])
+    written = [pieces.add(int(token)) for token in new if not pieces.stopped]
+    assert pieces.stopped
+    assert "".join(written) == "nur "
+
+
 def test_a_stop_string_at_the_start_of_a_batched_text_ends_it(tmp_path: Path) -> None:
     bundle = open_model(written_model(tmp_path / "model", kind="wordpiece"))
     prompts = [text[: 5 * length] for text in TEXTS[:2] for length in range(1, 7)]

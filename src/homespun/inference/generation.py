@@ -61,9 +61,8 @@ class TextPieces:
         end = _find_stop(text, self.stop)
         self.stopped = end is not None
         if end is None:
-            end = len(text) - max((_overlap(text, string) for string in self.stop), default=0)
-            while end and text[end - 1] == _UNFINISHED:
-                end -= 1
+            finished = text.rstrip(_UNFINISHED)  # an unfinished character may continue a stop string
+            end = len(finished) - max((_overlap(finished, string) for string in self.stop), default=0)
         piece, self._returned = text[self._returned : end], max(self._returned, end)
         if self.stopped:
             self._held, self._new, self._returned = "", [], 0
