@@ -77,10 +77,6 @@ def test_what_is_found(loom: str, workers: int) -> None:
     assert loom not in sys.modules
 
 
-def test_shorter_texts_when_asked(loom: str) -> None:
-    assert "Too short." in [d.text for d in python_documentation([loom], min_characters=5)]
-
-
 def test_a_missing_package_is_named() -> None:
     for name in ("no_such_package", "numpy.linalg", ""):
         with pytest.raises(UserError, match="is not installed"):

@@ -13,6 +13,7 @@ import sys
 import tarfile
 import threading
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -630,14 +631,15 @@ def test_long_documents_are_left_out_and_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.txt", "b.jsonl", "c.csv", "d.json"])
-def test_an_input_of_one_long_document_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_input_of_one_long_document_is_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {".txt": "x" * 300_000, ".csv": f"text\n{'x' * 300_000}\n", ".jsonl": json.dumps({"text": "x" * 300_000})}
     path = tmp_path / name
     path.write_text(rows.get(path.suffix, json.dumps([{"text": "x" * 300_000}])))
     with pytest.raises(UserError, match=r"more than 1,000 characters"):
         list(read_documents([str(path)], max_characters=1000))
+    monkeypatch.setattr("homespun.text.sources.ReadOptions", partial(formats.ReadOptions, max_characters=1000))
     with pytest.raises(UserError, match=r"more than 1,000 characters"):
-        list(read_records([str(path)], max_characters=1000))
+        list(read_records([str(path)]))
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".txt.gz", ".txt.bz2", ".txt.xz", ".txt.zst"])

@@ -26,7 +26,7 @@ from homespun.data.corpus_files import VERSION, Description, Line, TokenizerFact
 from homespun.data.document_set import DocumentSet, split_documents
 from homespun.data.shards import Encoded, OpenShards, Shard, ShardBuffer, encode_documents
 from homespun.errors import UserError
-from homespun.io.atomic import TEMPORARY, entries, file_digest, remove, write_text
+from homespun.io.atomic import TEMPORARY, entries, remove, write_text
 from homespun.io.cores import available_cores
 from homespun.io.lock import LOCK
 from homespun.text.sources import Document
@@ -60,7 +60,6 @@ class Corpus:
         self.num_tokens = description.tokens
         self.num_bytes = description.bytes  # UTF-8 bytes of the raw text
         self.num_words = description.words  # separated by white space; None in old corpora
-        self.label_counts = description.labels
         self.has_sentences = description.sentences
         self._tokenizer = description.tokenizer
         self.records = description.shards
@@ -176,12 +175,6 @@ class Corpus:
             raise UserError(f"corpus {self.path} has one document; a validation split needs two or more")
         count = min(max(round(validation * self.num_documents), 1), self.num_documents - 1)
         return split_documents(self.num_documents, count, int(random_keys(seed)[0]))
-
-    def verify(self) -> None:
-        """Compare the checksums of all shards. Raises `UserError` for an altered shard."""
-        for record in self.records:
-            if file_digest(self.path / record.name) != record.checksum:
-                raise UserError(f"{self.path / record.name} was altered since it was written; build the corpus again")
 
     def _find(self, index: int) -> tuple[Shard, int]:
         if not 0 <= index < self.num_documents:

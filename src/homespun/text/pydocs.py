@@ -39,6 +39,7 @@ _NOT_PROSE = re.compile(
 )
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _FILES_A_TASK = 64
+_MIN_CHARACTERS = 200  # of a document
 
 
 class _Source(NamedTuple):
@@ -47,9 +48,7 @@ class _Source(NamedTuple):
     path: str
 
 
-def python_documentation(
-    packages: Sequence[str] | None = None, *, min_characters: int = 200, workers: int = 1
-) -> Iterator[Document]:
+def python_documentation(packages: Sequence[str] | None = None, *, workers: int = 1) -> Iterator[Document]:
     """Yield docstrings and help pages of installed packages, in the order of ``packages`` and of their files.
 
     A document is the docstring of a module, class or function; a text passed to `add_newdoc`, `add_docstr` and similar
@@ -58,7 +57,6 @@ def python_documentation(
 
     Args:
         packages: importable names; None: the installed packages of `PACKAGES`.
-        min_characters: minimum length of a document.
         workers: processes that parse files; they do not change the order.
 
     Raises:
@@ -72,12 +70,12 @@ def python_documentation(
     tasks = iter(lambda: list(islice(sources, _FILES_A_TASK)), [])
     if workers <= 1:
         for task in tasks:
-            yield from _documents(task, min_characters)
+            yield from _documents(task)
         return
     # spawn: forking a process that runs threads of torch can hang
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
-            for future in [pool.submit(_documents, task, min_characters) for task in tasks]:
+            for future in [pool.submit(_documents, task) for task in tasks]:
                 yield from future.result()
         finally:
             pool.shutdown(cancel_futures=True)  # the caller may stop early
@@ -110,7 +108,7 @@ def _sources(package: str) -> Iterator[_Source]:
                     yield _Source(package, module, str(path))
 
 
-def _documents(sources: Sequence[_Source], min_characters: int) -> list[Document]:
+def _documents(sources: Sequence[_Source]) -> list[Document]:
     documents = []
     collecting = gc.isenabled()
     gc.disable()  # syntax trees have no cycles, and collecting them takes a third of the time
@@ -125,7 +123,7 @@ def _documents(sources: Sequence[_Source], min_characters: int) -> list[Document
                 continue
             for name, text in texts:
                 clean = inspect.cleandoc(text).strip()
-                if len(clean) >= min_characters:
+                if len(clean) >= _MIN_CHARACTERS:
                     documents.append(Document(clean, package, f"{module}{name}"))
     finally:
         if collecting:

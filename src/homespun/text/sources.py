@@ -70,7 +70,6 @@ def read_records(
     *,
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
-    max_characters: int = MAX_CHARACTERS,
     read_progress: ReadProgress | None = None,
 ) -> Iterator[Record]:
     """Stream the records of ``inputs`` in order; files of a folder or glob are sorted by name.
@@ -92,14 +91,13 @@ def read_records(
         inputs: see above.
         encoding: character encoding of all inputs; None: detected for each file.
         columns: names of the columns of csv and tsv files without a header.
-        max_characters: maximum length of a text file, of a line and of a JSON value.
         read_progress: updated while reading.
 
     Raises:
         UserError: an input is missing, of an unknown kind, without records, truncated or damaged; bytes cannot be
             decoded; a line has the wrong number of cells.
     """
-    for record in _read(inputs, ReadOptions(encoding, columns, max_characters), read_progress):
+    for record in _read(inputs, ReadOptions(encoding, columns), read_progress):
         yield record.values
 
 
