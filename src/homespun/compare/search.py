@@ -21,6 +21,7 @@ from homespun.compare.runner import Runner
 from homespun.compare.trials import Settings, Trial, to_yaml, variants
 from homespun.errors import UserError
 from homespun.io.json import read_object, read_optional, write_json
+from homespun.metrics.classification import scalars
 from homespun.metrics.registry import lower_is_better
 from homespun.report import formats
 from homespun.report.records import as_tree
@@ -273,9 +274,8 @@ def _validation(result: Mapping[str, JsonValue], metric: str) -> float:
     Raises:
         UserError: the validation has no such metric.
     """
-    metrics = dict(as_tree(result.get("validation_metrics")))
-    metrics.setdefault("loss", metrics.get("log_loss", as_tree(result["validation"])["loss"]))
-    numbers = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
+    numbers = scalars(as_tree(result.get("validation_metrics")))
+    numbers.setdefault("loss", numbers.get("log_loss", as_tree(result["validation"])["loss"]))
     if metric not in numbers:
         available = ", ".join(sorted(numbers))
         raise UserError(f"search.metric={metric!r} is not a metric of the validation; choose one of: {available}")
