@@ -16,7 +16,7 @@ from homespun.commands.trials import baseline_settings
 from homespun.compare import comparison as comparison_module
 from homespun.compare import runner as runner_module
 from homespun.compare.comparison import run_comparison
-from homespun.compare.executor import Command, LocalExecutor, Process, reason, shares
+from homespun.compare.executor import Command, LocalExecutor, Process, last_object, reason, shares
 from homespun.compare.folder import open_records
 from homespun.compare.progress import seconds_left, share_of_run, share_of_trial
 from homespun.compare.sharing import Baselines
@@ -553,3 +553,8 @@ def test_progress_of_a_running_comparison(tmp_path: Path) -> None:
     runner.run()
     runner._show(Heard(), 2)
     assert recorded == [{"done": 2, "note": "1 done; 1 failed", "rate": "", "left": 0.0}]
+
+
+def test_a_result_with_a_line_separator_is_read(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text('{"model": "a\u2028b"}\nwarning: slow\n', encoding="utf-8")
+    assert last_object(tmp_path / "log") == {"model": "a\u2028b"}

@@ -68,6 +68,13 @@ def test_lists_texts_and_conll_read_the_same(tmp_path) -> None:
     assert TaggedData().read_files([str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")]) == [one, one, one]
 
 
+@pytest.mark.parametrize("suffix", [".txt", ".conll"])
+def test_only_line_ends_end_a_line(tmp_path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes("a\u2028b x 1\r\nc\x0cd x 0\r\n".encode())
+    assert TaggedData().read_files([str(path)]) == [TaggedWords(("a\u2028b", "c\x0cd"), ("1", "0"))]
+
+
 @pytest.mark.parametrize(
     "tags",
     [

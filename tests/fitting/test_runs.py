@@ -64,6 +64,7 @@ def test_pairs_with_an_empty_side_are_counted(tmp_path: Path) -> None:
     [
         ("t.conll", "a X\nb Y\n\nc X\n", "token-classification"),
         ("t.txt", "a NN B-X\nb NN O\n\nc NN I-X\n", "token-classification"),
+        ("t.txt", "a\u2028b NN B-X\nb NN O\n\nc NN I-X\n", "token-classification"),
         ("t.txt", "a b\nc\n", "language-model"),
         ("t.txt", "a O\nb c\n", "language-model"),
     ],

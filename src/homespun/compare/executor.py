@@ -219,7 +219,7 @@ def last_object(log: Path) -> dict[str, Any]:
     Raises:
         UserError: the log has none.
     """
-    for line in reversed(log.read_text(encoding="utf-8", errors="replace").splitlines()):
+    for line in reversed(log.read_text(encoding="utf-8", errors="replace").split("\n")):
         if line.startswith("{"):
             try:
                 found = json.loads(line)

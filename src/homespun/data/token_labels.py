@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -39,7 +40,8 @@ def parse_tagged_words(
     """
     if words in record or list(record) != ["text"]:
         return [_sentence(record, words, tags, where)]
-    rows = conll_sentences(record["text"].splitlines(), where, columns)
+    # not `splitlines`: U+2028 ends no line
+    rows = conll_sentences(io.StringIO(record["text"], newline=None), where, columns)
     return [_sentence(values, words, tags, f"{where}, line {line}") for line, values in rows]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from homespun.io.json import write_lines
 from homespun.report import formats
 from homespun.tasks.seq2seq_data import TextPairsData
 from homespun.tasks.taggers import TaggedData, collect_tags
-from homespun.text.formats import Record
+from homespun.text.formats import Record, conll_cells
 from homespun.text.sources import read_records
 
 WORD_NAMES, TAG_NAMES = ("words", "tokens"), ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels")
@@ -127,7 +128,8 @@ def _find_tags(record: Record, names: Mapping[str, str], settings: FitSettings) 
 
 def _is_conll(text: str) -> bool:
     """True for a text whose lines have a word, as many other columns, and an IOB tag."""
-    lines = [line.split() for line in text.splitlines()[:_SAMPLE] if line.strip() and not line.startswith("-DOCSTART-")]
+    sample = islice(io.StringIO(text, newline=None), _SAMPLE)
+    lines = [conll_cells(line) for line in sample if line.strip() and not line.startswith("-DOCSTART-")]
     return (
         len(lines) > 1
         and len({len(line) for line in lines}) == 1
@@ -164,7 +166,7 @@ def _find_texts(record: Record, names: Mapping[str, str], settings: FitSettings)
 
 def _check_unlabelled(text: str, source: str) -> None:
     """Raise `UserError` for a plain text whose lines are labelled texts."""
-    lines = [line for line in text.splitlines()[:_SAMPLE] if line.strip()]
+    lines = [line for line in islice(io.StringIO(text, newline=None), _SAMPLE) if line.strip()]
     ending = "for texts without labels give --task language-model"
     if lines and all(line.startswith("__label__") for line in lines):
         raise UserError(f"{source} has the format of fastText; write a csv with the columns text and label; {ending}")

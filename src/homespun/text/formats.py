@@ -209,6 +209,11 @@ def read_conll(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[Nu
     return conll_sentences(_lines(stream, name, options._replace(skipped=None)), name, options.columns)
 
 
+def conll_cells(row: str) -> list[str]:
+    """Split a line of a word and its tags at tabs, or at spaces. A word may have a no-break space."""
+    return [cell.strip() for cell in (row.split("\t") if "\t" in row else re.split(" +", row.strip()))]
+
+
 _CONLL_MARKS = ("# newdoc", "# newpar")
 
 
@@ -233,8 +238,7 @@ def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | Non
             continue
         if not sentence and row.startswith("# ") and (" = " in row or row.rstrip() in _CONLL_MARKS):
             continue
-        # not `row.split()`: a word may have a no-break space
-        cells = [cell.strip() for cell in (row.split("\t") if "\t" in row else re.split(" +", row.strip()))]
+        cells = conll_cells(row)
         if header is None:
             header = ["words", *(f"column_{column}" for column in range(2, len(cells))), "tags"][: max(len(cells), 1)]
         if len(cells) != len(header):
