@@ -260,7 +260,8 @@ def test_streamed_it_is_the_same(name: str, way: str) -> None:
 def test_text_ends_at_the_stop_condition(beams: int) -> None:
     model = build("full")
     plain = written(model, IDS, KEEP, num_beams=beams, eos_token_id=None)
-    arguments = {"max_new_tokens": 13, "eos_token_id": None, "num_beams": beams, "early_stopping": True}
+    arguments = {"max_new_tokens": 13, "eos_token_id": None, "num_beams": beams}
+    arguments |= {"early_stopping": True} if beams > 1 else {}
     prompts = [ids[keep.bool()].tolist() for ids, keep in zip(IDS, KEEP, strict=True)]
     seen: list[list[int]] = []
     found = generate(model, IDS, KEEP, arguments, ends=lambda prompt, new: seen.append(prompt) or len(new) == 5)[
@@ -328,6 +329,7 @@ def test_packed_weights_change_nothing_and_go_away(name: str, beams: int) -> Non
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "maximum of 8"),
         ({"num_beams": 2, "length_penalty": float("nan")}, "length_penalty: "),
         ({"length_penalty": 2.0}, "num_beams of at least 2"),
+        ({"early_stopping": True}, "num_beams of at least 2"),
         ({"do_sample": True, "num_beams": 2, "top_p": 0.9}, "top_p and num_beams=2 "),
         ({"do_sample": True, "num_beams": 2}, "exclude each other"),
         ({"num_return_sequences": 2}, "at most num_beams=1"),

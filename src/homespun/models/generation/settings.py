@@ -112,8 +112,9 @@ class GenerationConfig(Config):
         if self.do_sample and self.num_beams > 1:
             names = ", ".join(sampling) or "do_sample"
             raise ValueError(f"{names} and num_beams={self.num_beams} exclude each other; remove one")
-        if self.num_beams == 1 and "length_penalty" in self.model_fields_set:
-            raise ValueError("length_penalty needs num_beams of at least 2; set it or remove length_penalty")
+        of_beams = "length_penalty" if "length_penalty" in self.model_fields_set else "early_stopping"
+        if self.num_beams == 1 and (of_beams == "length_penalty" or self.early_stopping):
+            raise ValueError(f"{of_beams} needs num_beams of at least 2; set it or remove {of_beams}")
         if not self.do_sample and self.num_return_sequences > self.num_beams:
             raise ValueError(
                 f"num_return_sequences={self.num_return_sequences} must be at most num_beams={self.num_beams}; "
