@@ -127,6 +127,11 @@ def escape_controls(text: str) -> str:
     return _CONTROLS.sub(lambda found: escape(found[0]), text)
 
 
+def quantity(count: float, noun: str) -> str:
+    """Return a count with its noun: ``1 row``, ``2,000 rows``, ``1 pass``, ``2 passes``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
+
+
 def last_line(text: str) -> str:
     """Last line of a text that is not blank; empty without one."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

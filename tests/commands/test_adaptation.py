@@ -144,7 +144,7 @@ def test_new_words_from_the_tokenizer_to_the_report(world: World, masked: Path, 
     assert round((words["before"] - words["after"]) * count) == output["tokens_saved"]
     assert list(adaptation["tensors"]["changed"]) == ["backbone.embeddings.words.weight", "head.bias"]
     page = (tmp_path / "run" / "report" / "report.md").read_text()
-    for words_ in ("| vocabulary | 400 | 405 |", "tokens per word", "5 words are new", "5 new rows"):
+    for words_ in ("| vocabulary | 400 | 405 |", "tokens per word", "New words: 5", "5 new rows"):
         assert words_ in page
     assert homespun.load(tmp_path / "run").backbone.embeddings.words.num_embeddings == 405
 
@@ -196,7 +196,7 @@ def test_a_token_that_stood_for_nothing_begins_as_the_mean_of_all(world: World, 
     output = go_on(world, tmp_path / "base", tmp_path / "run", f"data.corpus={tmp_path / 'new'}")
     assert np.isfinite(output["adaptation"]["loss"])
     how = output["adaptation"]["tensors"]["changed"]["backbone.embeddings.words.weight"]
-    assert re.search("1 new rows.* pieces; 1 .* all rows", how)
+    assert re.search("1 new row, .* pieces; 1 .* all rows", how)
 
 
 @pytest.mark.slow

@@ -351,7 +351,7 @@ def test_a_recipe_of_ones_own_that_was_edited_is_refused(tmp_path: Path) -> None
 
 def test_trials_of_another_comparison_are_refused(tmp_path: Path) -> None:
     run(of("good", "other"), tmp_path)
-    with pytest.raises(UserError, match=r"1 trials .*: other/seed-0"):
+    with pytest.raises(UserError, match=r"not in this comparison \(1\): other/seed-0"):
         run(of("good"), tmp_path)
 
 

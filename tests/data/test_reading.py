@@ -29,7 +29,7 @@ def test_labels_lengths_and_places_of_one_and_several_columns(
     fields: list[str], texts: list[str], tmp_path: Path
 ) -> None:
     path = write(tmp_path / "a.jsonl")
-    with pytest.warns(UserWarning, match=r"1 documents of more than 100 .*a\.jsonl"):
+    with pytest.warns(UserWarning, match=r"1 document of more than 100 .*a\.jsonl"):
         found = list(reading([path], text_fields=fields, label_field="label", max_characters=100).documents())
     assert [document.text for document in found] == texts
     assert [document.label for document in found] == [None, None, "b"]
@@ -39,7 +39,7 @@ def test_labels_lengths_and_places_of_one_and_several_columns(
 def test_a_table_cell_beyond_the_limit_is_left_out_of_several_columns(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("a,b\nshort,text\n" + "much " * 30 + ",longer\n")
-    with pytest.warns(UserWarning, match="1 documents"):
+    with pytest.warns(UserWarning, match="1 document "):
         assert [one.text for one in reading([str(path)], text_fields=["a", "b"], max_characters=20).documents()] == [
             "short text"
         ]

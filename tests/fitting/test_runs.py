@@ -113,7 +113,7 @@ def test_columns_that_are_missing_for_a_named_task(tmp_path: Path, settings: Any
         ([{"text": "a b"}], {}, "the texts have 3 characters.*--texts, or a checkpoint with --from"),
         ([{"source": "a", "target": ""}], {}, "no row with both a source and a target"),
         ([{"source": name, "target": "b"} for name in "acde"], {}, "4 examples are too few to hold some out"),
-        ([{"words": ["a"], "tags": ["X"]}, {"words": ["a"], "tags": ["X", "Y"]}], {}, "1 words .* and 2 tags"),
+        ([{"words": ["a"], "tags": ["X"]}, {"words": ["a"], "tags": ["X", "Y"]}], {}, "1 word .* and 2 tags"),
     ],
 )
 def test_inputs_that_cannot_be_fitted(tmp_path: Path, records: Any, settings: Any, message: str) -> None:

@@ -386,7 +386,7 @@ def test_tensors_that_are_refused(folder: Path) -> None:
     cases: list[tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = [
         (lambda t: t.update({"bert.encoder.layer.0.adapter.weight": torch.zeros(3)}), "adapter.weight'"),
         (lambda t: t.update(a=torch.zeros(3), b=torch.zeros(3)), "'a' and 1 more"),
-        (lambda t: t.pop("cls.predictions.bias"), "1 tensors are missing, such as 'cls.predictions.bias'"),
+        (lambda t: t.pop("cls.predictions.bias"), "lacks 1 tensor, such as 'cls.predictions.bias'"),
         (lambda t: t.update({"cls.predictions.decoder.weight": torch.zeros(97, 33)}), "not tied"),
         (lambda t: t.update({"cls.predictions.decoder.weight": torch.zeros(3)}), "not tied"),
         (lambda t: t.update({"cls.predictions.bias": torch.zeros(97, dtype=torch.int8)}), "quantised"),

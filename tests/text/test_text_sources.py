@@ -380,7 +380,7 @@ def test_a_json_array_is_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("name", "content", "options", "words"),
     [
-        ("a.csv", 'text,label\n"two\nlines",3\nonly one\n', {}, "line 4 has 1 cells, the header has 2 (text, label)"),
+        ("a.csv", 'text,label\n"two\nlines",3\nonly one\n', {}, "line 4 has 1 cell, the header has 2 (text, label)"),
         ("a.csv", "text,label\na,3\n", {"columns": ["text", "b", "c"]}, "columns has 3"),
         ("a.csv", "text,text\na,b\n", {}, "two columns 'text'"),
         ("a.csv", "text,text\na,b\n", {}, "--columns"),
@@ -623,7 +623,7 @@ def test_long_documents_are_left_out_and_counted(tmp_path: Path) -> None:
     lines = ['{"text": "short"}', json.dumps({"text": "y" * 101}), '{"text": "\\u00e9"}']
     (tmp_path / "b.jsonl").write_text("\n".join(lines))
     (tmp_path / "c.csv").write_text(f"text\n{'z' * 60}\nfits\n")
-    with pytest.warns(UserWarning, match=r"2 documents of more than 50 characters .* the first is .*a\.txt"):
+    with pytest.warns(UserWarning, match=r"2 documents of more than 50 characters, the first is .*a\.txt"):
         found = [document.text for document in read_documents([str(tmp_path / "[ab]*")], max_characters=50)] + [
             document.text for document in read_documents([str(tmp_path / "c.csv")], max_characters=100)
         ]

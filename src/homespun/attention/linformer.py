@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from homespun.attention.full import attend
 from homespun.attention.multi_head import AttentionSettings, AttentionSpec, MultiHeadAttention, of_layer, split_heads
-from homespun.errors import UserError
+from homespun.errors import UserError, quantity
 from homespun.nn.masks import Mask
 
 
@@ -132,8 +132,8 @@ class Linformer(nn.Module):
         """Describe the vectors that represent all ``length`` keys."""
         projection = self.key_projection
         if isinstance(projection, LinearProjection):
-            return f"{projection.weight.shape[1]} projections"
-        return f"{-(-length // projection.window)} projections"
+            return quantity(projection.weight.shape[1], "projection")
+        return quantity(-(-length // projection.window), "projection")
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}"

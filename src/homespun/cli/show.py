@@ -21,6 +21,7 @@ from homespun.cli.options import (
     print_line,
     print_result,
 )
+from homespun.errors import quantity
 
 show_app = typer.Typer(
     cls=CommandGroup, no_args_is_help=True, help="Show attention patterns, alignments or the first batch."
@@ -111,7 +112,7 @@ def show_batch(
         print_result(result, as_json)
         return
     batch = result["batch"]
-    size = f"{batch['rows']} rows of {batch['length']} tokens, {batch['padding']:.1%} padding"
+    size = f"{quantity(batch['rows'], 'row')} of {batch['length']} tokens, {batch['padding']:.1%} padding"
     print_result({"objective": result["objective"], "batch": size, "targets": result["targets"]}, as_json)
     for number, row in enumerate(result["rows"]):
         typer.echo(f"\nrow {number}")

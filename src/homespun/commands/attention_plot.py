@@ -25,7 +25,7 @@ from homespun.commands.attention_map import (
 from homespun.commands.recipe import PretrainRecipe, load_recipe
 from homespun.config import Tree
 from homespun.data.source_target import SourceTargetTemplate
-from homespun.errors import UserError
+from homespun.errors import UserError, quantity
 from homespun.hf.open import open_model
 from homespun.inference.generation import TextGenerator
 from homespun.models.bundle import ModelBundle
@@ -218,7 +218,7 @@ def _describe(config: EncoderConfig, stack: str | None, length: int, *, more: bo
     parts = [
         *([] if stack is None else [stack]),
         f"{config.attention.kind} attention{', causal' if config.causal else ''}",
-        f"{config.num_hidden_layers} layers, {config.num_attention_heads} heads",
+        f"{quantity(config.num_hidden_layers, 'layer')}, {quantity(config.num_attention_heads, 'head')}",
         f"{length:,} of at most {config.max_position_embeddings:,} tokens",
     ]
     if cell > 1:

@@ -22,6 +22,7 @@ from typing import Literal
 
 import psutil
 
+from homespun.errors import quantity
 from homespun.io.cores import available_cores
 
 GIB = 1024**3
@@ -96,7 +97,7 @@ def _cores() -> Iterator[Check]:
     usable = available_cores()
     detail = f"{usable} usable, {psutil.cpu_count(logical=False) or '?'} physical"
     threads = torch.get_num_threads()
-    advice = f"torch runs {threads} threads on {usable} cores: set OMP_NUM_THREADS={usable}"
+    advice = f"torch runs {threads} threads on {quantity(usable, 'core')}: set OMP_NUM_THREADS={usable}"
     yield _judge("cores", threads <= usable, detail, advice)
 
 

@@ -15,7 +15,7 @@ from homespun.commands.parallel import choose_parallel
 from homespun.commands.probe import ProbeJob, run_probe
 from homespun.commands.recipe import PretrainRecipe
 from homespun.commands.workload import Work
-from homespun.errors import UserError
+from homespun.errors import UserError, quantity
 from homespun.models.config import AutoSizeConfig, BackboneConfig
 from homespun.planning.budget import SizeCandidate, SizeChoice, choose_size, forecast_budget
 from homespun.planning.predict import Choice, NothingFits, Prediction, Workload, choose, predict
@@ -149,7 +149,7 @@ def describe_choice(choice: Choice) -> str:
     train = choice.workload.train
     checkpointing = ", gradient checkpointing" if train.gradient_checkpointing else ""
     peak = formats.memory(choice.prediction.memory.peak)
-    rows = f"micro-batches of {choice.rows} rows, {choice.accumulation} a step"
+    rows = f"micro-batches of {quantity(choice.rows, 'row')}, {choice.accumulation} a step"
     return f"{rows}, precision {_precision(train)}{checkpointing}: {peak} at the peak"
 
 

@@ -19,7 +19,7 @@ from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, with_train
 from homespun.commands.trials import plan_trials
 from homespun.commands.workload import Work, finetuning_work, made_up_corpus, open_data, pretraining_work
 from homespun.config import Tree, parse_bytes, parse_count, parse_duration, parse_option
-from homespun.errors import UserError
+from homespun.errors import UserError, quantity
 from homespun.hf.open import open_model
 from homespun.planning.budget import BudgetForecast, DatasetSize, epochs_warning, forecast_budget, step_warning
 from homespun.planning.predict import Choice, Prediction, Workload, choose
@@ -74,7 +74,7 @@ def plan(
     if cluster is not None:
         cluster.check_batch(recipe.train.batch_size)
     machine = Machine.here()
-    line = display.task("planning", total=None, unit="passes")
+    line = display.task("planning passes", total=None)
     passes = itertools.count(1)
     with ExitStack() as stack:
         size = None
@@ -87,7 +87,7 @@ def plan(
         work = work_of(recipe)
 
         def on_pass(rows: int) -> None:
-            line.update(next(passes), note=f"of {rows} rows")
+            line.update(next(passes), note=f"of {quantity(rows, 'row')}")
 
         work = dataclasses.replace(work, workload=dataclasses.replace(work.workload, on_pass=on_pass))
         work = with_precision(work, machine.device)

@@ -13,7 +13,7 @@ from homespun.commands.machine import Machine, WorkFactory, size_for, with_preci
 from homespun.commands.recipe import PretrainRecipe, with_train
 from homespun.commands.workload import Work, mixes_documents, pretraining_work
 from homespun.data.corpus import Corpus
-from homespun.errors import StepTooLong
+from homespun.errors import StepTooLong, quantity
 from homespun.hf.export import registered_pipeline
 from homespun.hf.match import WITHOUT_HEAD, match_architecture
 from homespun.models.config import AutoSizeConfig, BackboneConfig, ModelConfig, is_of_family
@@ -27,7 +27,7 @@ from homespun.planning.budget import (
     forecast_loss,
     in_millions,
 )
-from homespun.training.config import TrainConfig, count_steps
+from homespun.training.config import TrainConfig
 
 _UNPLANNED_SECONDS = 60.0  # shorter time budgets are not planned, because a plan takes seconds
 _MIN_TOKENS_PER_PARAMETER = 1.0
@@ -43,8 +43,9 @@ def training_warnings(train: TrainConfig, module: nn.Module, steps: int) -> list
     if not steps or not 0 < warmup * steps < 1:
         return train.optimizer.warnings(module, steps)
     early = (
-        f"train.schedule.warmup={warmup:g} is less than one step of a budget of {count_steps(steps)}, so the first "
-        f"step has the full learning rate; give at least {math.ceil(1 / warmup):,} steps (homespun fit: raise --time)"
+        f"train.schedule.warmup={warmup:g} is less than one step of a budget of {quantity(steps, 'step')}, so the "
+        f"first step has the full learning rate; give at least {math.ceil(1 / warmup):,} steps (homespun fit: raise "
+        f"--time)"
     )
     return [early, *train.optimizer.warnings(module, steps)]
 

@@ -188,7 +188,7 @@ def open_records(out: Path, recipe: CompareRecipe, trials: Sequence[Trial]) -> l
     if strange:
         names = ", ".join(str(folder.relative_to(out / "trials")) for folder in strange[:3])
         raise UserError(
-            f"{out} has {len(strange)} trials that are not in this comparison: {names}; give --out a new folder, or "
+            f"{out} has trials that are not in this comparison ({len(strange)}): {names}; give --out a new folder, or "
             f"delete them"
         )
     write_text(out / _RECIPE, dump(recipe))

@@ -18,7 +18,7 @@ from homespun.compare.recipe import CompareRecipe
 from homespun.compare.sharing import Baselines, Sharing
 from homespun.compare.trials import Stage
 from homespun.comparison_results import InferenceCost
-from homespun.errors import UserError
+from homespun.errors import UserError, quantity
 from homespun.report.console import Display, ProgressTask
 from homespun.training.processes import Interruption
 
@@ -139,8 +139,8 @@ class Runner:
         self._show(task, total)
         if interruption.requested:
             raise UserError(
-                f"stopped, with {self._counts()['done']} of {len(self._records)} trials done; run the same command "
-                f"again to resume {self.out}"
+                f"stopped, with {self._counts()['done']} of {quantity(len(self._records), 'trial')} done; run the same "
+                f"command again to resume {self.out}"
             )
 
     def step(self, *, idle: bool = False) -> bool:

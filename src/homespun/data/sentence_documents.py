@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from homespun.data.labels import get_field, label_name
 from homespun.data.rows import Row
-from homespun.errors import UserError
+from homespun.errors import UserError, quantity
 from homespun.text.formats import Record
 from homespun.text.tokenizer import Tokenizer
 
@@ -53,8 +53,10 @@ def parse_document(record: Record, column: str, *, where: str, labels: str | Non
 def _labels(record: Record, column: str, count: int, where: str) -> tuple[str, ...]:
     labels = record.get(column)
     if not isinstance(labels, Sequence) or isinstance(labels, str) or len(labels) != count:
-        number = f"{len(labels)} labels" if isinstance(labels, list | tuple) else "no list of labels"
-        raise UserError(f"{where} has {count} sentences and {number} in column {column!r}; give one for each")
+        number = quantity(len(labels), "label") if isinstance(labels, list | tuple) else "no list of labels"
+        raise UserError(
+            f"{where} has {quantity(count, 'sentence')} and {number} in column {column!r}; give one for each"
+        )
     return tuple(_name(label, where) for label in labels)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.errors import UserError
+from homespun.errors import UserError, quantity
 
 Rows = NDArray[np.int64]  # row numbers, or a value for each row
 
@@ -45,7 +45,9 @@ def stratified_split(targets: Rows, share: float, seed: int) -> tuple[Rows, Rows
         return np.sort(training), np.sort(validation)
     if targets.ndim == 2:
         if np.ceil(share * len(rows)) == len(rows):
-            raise UserError(f"data.validation={share} of {len(rows)} rows leaves one side empty; give more rows")
+            raise UserError(
+                f"data.validation={share} of {quantity(len(rows), 'row')} leaves one side empty; give more rows"
+            )
         training, validation = train_test_split(rows, test_size=share, random_state=seed)
         return np.sort(training), np.sort(validation)
     counts = np.bincount(targets)

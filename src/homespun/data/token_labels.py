@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from homespun.data.labels import Labels, get_field
 from homespun.data.rows import Row
-from homespun.errors import UserError
+from homespun.errors import UserError, quantity
 from homespun.text.formats import Record, conll_sentences
 from homespun.text.tokenizer import TokenIds, Tokenizer
 
@@ -49,7 +49,10 @@ def _sentence(record: Record, words: str, tags: str, where: str) -> TaggedWords:
     sentence = get_list(record, words, where=where)
     labels = tuple(tag.strip() for tag in get_list(record, tags, where=where))
     if (size := len(sentence)) != len(labels):
-        raise UserError(f"{where}: {size} words in {words!r} and {len(labels)} tags in {tags!r}; give each word a tag")
+        raise UserError(
+            f"{where}: {quantity(size, 'word')} in {words!r} and {quantity(len(labels), 'tag')} in {tags!r}; "
+            "give each word a tag"
+        )
     return TaggedWords(sentence, labels)
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from homespun.commands.trials import copy_folder
-from homespun.errors import NotFinite, StepTooLong
+from homespun.errors import NotFinite, StepTooLong, quantity
 from homespun.fitting.candidates import (
     METRICS,
     Candidate,
@@ -278,7 +278,7 @@ class Ladder:
             started = time.monotonic()
             if self.inspection.unlabelled:
                 count = len(self.inspection.unlabelled)
-                self.display.line(f"own network: pretraining also reads {count:,} texts without a label")
+                self.display.line(f"own network: pretraining also reads {quantity(count, 'text')} without a label")
             run, result = pretrain_on(
                 texts_to_read(self.settings.texts, self.pretraining_texts(), self.folder / "pretrained"),
                 self.folder / "pretrained",

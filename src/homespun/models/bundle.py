@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from homespun.config import Tree, validate
 from homespun.data.labels import Labels
-from homespun.errors import UserError
+from homespun.errors import UserError, quantity
 from homespun.io.atomic import atomic_path, file_digest
 from homespun.io.json import read_object
 from homespun.migration import TASK_PATH, migrate
@@ -174,9 +174,9 @@ def check_fit(
 ) -> None:
     """Raise `UserError` if a tensor is missing, unexpected or of the wrong shape."""
     if missing := sorted(parameters.keys() - weights.keys()):
-        raise UserError(f"{source}: {len(missing)} tensors are missing, such as {name_in_file(missing[0])!r}")
+        raise UserError(f"{source} lacks {quantity(len(missing), 'tensor')}, such as {name_in_file(missing[0])!r}")
     if extra := sorted(weights.keys() - parameters.keys()):
-        raise UserError(f"{source}: {len(extra)} tensors are not in the model, such as {name_in_file(extra[0])!r}")
+        raise UserError(f"{source} has {quantity(len(extra), 'unknown tensor')}, such as {name_in_file(extra[0])!r}")
     for name, tensor in parameters.items():
         if tensor.shape != weights[name].shape:
             found, expected = tuple(weights[name].shape), tuple(tensor.shape)

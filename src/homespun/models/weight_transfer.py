@@ -15,7 +15,7 @@ from torch import Tensor
 
 from homespun.attention import AttentionConfig
 from homespun.config import Config, validate
-from homespun.errors import UserError, nearest
+from homespun.errors import UserError, nearest, quantity
 from homespun.models.bundle import ModelBundle, weights_of
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -267,7 +267,7 @@ def _copy(
     """Copy ``old`` into ``tensor``; return a description of changes, or None if its shape does not fit."""
     if name == _CHARACTER_TABLE and len(old) < len(tensor):
         tensor[: len(old)].copy_(old)
-        return f"{len(tensor) - len(old)} new rows, from the characters of the new words"
+        return f"{quantity(len(tensor) - len(old), 'new row')}, from the characters of the new words"
     new, description = _resized(name, old, tensor.shape, before, words)
     if new.shape != tensor.shape:
         if before.attention != after.attention:
@@ -293,7 +293,7 @@ def _resized(
         return tensor, ""
     if _TAIL.fullmatch(name) and words is not None and tensor.shape[1:] == shape[1:] and len(tensor) < shape[0]:
         rows = tensor.double().mean(0).to(tensor.dtype).expand(shape[0] - len(tensor), -1)
-        return torch.cat([tensor, rows]), f"{len(rows)} new rows, each the mean of the rarest words"
+        return torch.cat([tensor, rows]), f"{quantity(len(rows), 'new row')}, each the mean of the rarest words"
     if name.endswith(_LEARNED_POSITIONS):
         offset = before.positions.rows_before
         new = torch.cat([tensor[:offset], _repeated(tensor[offset:], shape[0] - offset)])
@@ -326,7 +326,7 @@ def _with_words(rows: Tensor, count: int, words: AddedTokens) -> Tensor:
 
 def _describe_new_rows(words: AddedTokens) -> str:
     alone = sum(1 for pieces in words.pieces if not pieces)
-    notes = f"{len(words.pieces)} new rows, each the mean of its pieces"
+    notes = f"{quantity(len(words.pieces), 'new row')}, each the mean of its pieces"
     return f"{notes}; {alone} without pieces, each the mean of all rows" if alone else notes
 
 

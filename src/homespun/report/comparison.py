@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from homespun.comparison_results import CandidateResult, ComparisonResult, Overhead, TableResult, TaskResult
+from homespun.errors import quantity
 from homespun.io.atomic import write_text
 from homespun.report import comparison_summary as summary
 from homespun.report import comparison_tables as tables
@@ -224,7 +225,7 @@ class Report:
     def _configuration(self) -> list[Block]:
         comparison, found = self.comparison, tables.machines(self.comparison)
         blocks = tabular(tables.differences(comparison, self.stages))
-        heads = [f"machine {i} ({formats.integer(len(users))} trials)" for i, (_, users) in enumerate(found, start=1)]
+        heads = [f"machine {i} ({quantity(len(users), 'trial')})" for i, (_, users) in enumerate(found, start=1)]
         table = environment(list(zip(heads, (tree for tree, _ in found), strict=True)))
         blocks += tabular(table) if len(found) > 1 else details(table.title, tabular(table))
         if len(found) > 1:

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from homespun.comparison_results import SignificanceTest
-from homespun.errors import UserError
+from homespun.errors import UserError, quantity
 from homespun.report import significance
 from homespun.report.comparison_records import Comparison, Variant
 from homespun.report.formats import FURTHER_METRICS, MAIN_METRICS, baseline_title, metric_title
@@ -256,7 +256,7 @@ def _rows(runs: Sequence[Path], name: str, measure: str, title: str, warnings: l
     most = max(counts.values())
     kept = [row for row, count in counts.items() if count == most]
     if len(kept) < len(counts):
-        warnings.append(f"Of {title}, {len(counts) - len(kept)} rows were not predicted by every training.")
+        warnings.append(f"Of {title}, {len(kept)} of {len(counts)} rows were predicted by every training.")
     means = {row: sums[row] / most for row in kept}
     return RowScores(means, {row: truths[row] for row in kept}, most if binary else None)
 
@@ -277,7 +277,9 @@ def _differences(first: Candidate, second: Candidate, warnings: list[str]) -> tu
         warnings.append(f"{first.name} and {second.name} were tested on different rows; their rows are not compared.")
         return None
     if len(shared) < max(len(first.rows.scores), len(second.rows.scores)):
-        warnings.append(f"{first.name} and {second.name} are compared on the {len(shared):,} rows that both have.")
+        warnings.append(
+            f"{first.name} and {second.name} are compared on the {quantity(len(shared), 'row')} that both have."
+        )
     units = first.rows.unit, second.rows.unit
     unit = None if units[0] is None or units[1] is None else 1 / math.lcm(units[0], units[1])
     return np.array([first.rows.scores[row] - second.rows.scores[row] for row in shared]), unit

@@ -169,7 +169,7 @@ class ProgressTask:
             rate = f"{formats.rate(speed)} {self._unit}/s" if speed and self._unit else ""
         if left is None and speed and self._total is not None:
             left = max(0.0, self._total - done) / speed
-        share = f"{formats.count(done)} {self._unit}"
+        share = f"{formats.count(done)} {self._unit}".strip()
         if self._total:
             share = f"{min(100.0, 100 * done / self._total):.0f} %"
         remaining, rate, note = "" if left is None else f"{formats.duration(left)} left", _plain(rate), _plain(note)

@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from homespun.config import read_yaml
-from homespun.errors import UserError
+from homespun.errors import UserError, quantity
 from homespun.io.json import read_optional
 from homespun.migration import migrate
 from homespun.report.formats import number
@@ -302,7 +302,7 @@ def architecture(record: RunRecord) -> str | None:
         ways = [word.replace("_", " ") for word in ("bidirectional", "independent_directions") if backbone.get(word)]
         return ", ".join([*words, *ways, *(["characters"] if backbone.get("characters") else [])])
     if "num_attention_heads" in backbone:
-        words.append(f"{backbone['num_attention_heads']} heads")
+        words.append(quantity(backbone["num_attention_heads"], "head"))
     plain = {"attention": "full", "positions": "learned", "residual": "post"}
     for part, usual in plain.items():
         tree = as_tree(backbone.get(part))

@@ -23,7 +23,7 @@ def _changes(record: RunRecord, result: Adaptation, end: str) -> Table:
     rows = [*_losses(result, final_losses(record)[1]), _change("vocabulary", result.vocabulary, formats.integer)]
     note = "Losses before training are those of the changed model, not of the checkpoint."
     if new := result.vocabulary.number("new_words") if result.vocabulary else None:
-        note += f" {formats.integer(new)} words are new; the tensors below have their initial values."
+        note += f" New words: {formats.integer(new)}; the tensors below have their initial values."
     if result.tokens_per_word:
         rows.append(_change("tokens per word", result.tokens_per_word, formats.loss))
         note += " Words are separated by white space: in a script without spaces, such as Japanese, a word is a clause."

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from homespun.errors import UserError
+from homespun.errors import UserError, quantity
 from homespun.text.quoting import SAMPLE_LINES, is_quoted
 
 Record = Mapping[str, Any]  # values by column
@@ -243,8 +243,8 @@ def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | Non
             header = ["words", *(f"column_{column}" for column in range(2, len(cells))), "tags"][: max(len(cells), 1)]
         if len(cells) != len(header):
             raise UserError(
-                f"{name}, line {number} has {len(cells)} cells for {len(header)} columns ({', '.join(header)}); write "
-                f"each word with its tags on a line, and a blank line between sentences"
+                f"{name}, line {number} has {quantity(len(cells), 'cell')} for {len(header)} columns "
+                f"({', '.join(header)}); write each word with its tags on a line, and a blank line between sentences"
             )
         if not sentence:
             first = number
@@ -335,7 +335,7 @@ def _table(
                 continue
             if len(row) != len(header):
                 raise UserError(
-                    f"{name}, line {reader.line_num} has {len(row)} cells, {names} has {len(header)} "
+                    f"{name}, line {reader.line_num} has {quantity(len(row), 'cell')}, {names} has {len(header)} "
                     f"({', '.join(header)}); correct the line, or set {_COLUMNS} for a file without a header"
                 )
             yield reader.line_num, dict(zip(header, row, strict=True))

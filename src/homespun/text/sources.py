@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from homespun.errors import UserError, first_line, nearest
+from homespun.errors import UserError, first_line, nearest, quantity
 from homespun.text.byte_streams import DAMAGE, DECOMPRESSORS, CompleteTar, check_ratio
 from homespun.text.formats import MAX_CHARACTERS, READERS, ReadOptions, Record, read_text
 from homespun.text.input_files import (
@@ -139,7 +139,7 @@ def read_documents(
         yield Document(text, None if label is None else str(label), record.source)
     if skipped:
         warnings.warn(
-            f"{len(skipped):,} documents of more than {max_characters:,} characters are left out, the first is "
+            f"left out {quantity(len(skipped), 'document')} of more than {max_characters:,} characters, the first is "
             f"{skipped[0]}; split them, or raise the limit",
             stacklevel=2,
         )

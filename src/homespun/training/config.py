@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
 from homespun.config import Bytes, Config, Count, Duration
+from homespun.errors import quantity
 from homespun.training.batch_size import BatchSize
 from homespun.training.optim import LAST_EARLY_STEP, MAX_SIDE, OneSidedSoap, adamw, has_fused, parameter_groups
 
@@ -139,11 +140,6 @@ Schedule = Annotated[
 ]
 
 
-def count_steps(count: int) -> str:
-    """``1 step``, ``2,000 steps``."""
-    return "1 step" if count == 1 else f"{count:,} steps"
-
-
 class _OptimizerConfig(Config):
     supports_sharding: ClassVar[bool] = False
 
@@ -199,7 +195,7 @@ class Soap(_OptimizerConfig):
         if 0 < steps < LAST_EARLY_STEP:
             return [
                 f"train.optimizer.kind=soap computes its first eigenvectors in steps 1 to {LAST_EARLY_STEP}, and the "
-                f"budget is {count_steps(steps)}; give more (homespun fit: raise --time), or set "
+                f"budget is {quantity(steps, 'step')}; give more (homespun fit: raise --time), or set "
                 f"train.optimizer.kind=adamw"
             ]
         return []

@@ -19,7 +19,7 @@ from torch import nn
 from homespun.attention.performer import redraw
 from homespun.batch import Batch
 from homespun.data.loader import Loader
-from homespun.errors import NotFinite, StepTooLong, UserError
+from homespun.errors import NotFinite, StepTooLong, UserError, quantity
 from homespun.training.checkpoint import Background, State
 from homespun.training.config import Limits, Progress, TrainConfig
 from homespun.training.devices import DistributedContext, PeakMemory, disable_malloc_trim, is_worth_compiling
@@ -278,7 +278,9 @@ class Trainer:
         """Halve the micro-batch size, and return the micro-batches of this step."""
         size = max(part.num_rows for part in parts)
         if self.world_size > 1:  # the other processes wait for the gradients of this one
-            raise UserError(f"out of memory with micro-batches of {size} rows; lower train.micro_batch_size")
+            raise UserError(
+                f"out of memory with micro-batches of {quantity(size, 'row')}; lower train.micro_batch_size"
+            )
         if size == 1:
             raise UserError(
                 "out of memory with micro-batches of 1 row; lower data.max_length, set "
