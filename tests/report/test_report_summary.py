@@ -199,6 +199,10 @@ def test_budgets_of_another_clock_are_not_ranked(tmp_path: Path, finetuning: Mak
         ({"seeds": 1}, "seeds=3"),
         ({"measured_on": "validation"}, "data.test"),
         ({"tfidf": 0.95}, "use TF-IDF"),
+        (
+            {"baselines": {"lead-3": {"accuracy": 0.94, "rows": 1800}, "tfidf": {"accuracy": 0.95, "rows": 1800}}},
+            "TF-IDF",
+        ),
         ({"tfidf": 0.905}, "more examples"),
     ],
 )
