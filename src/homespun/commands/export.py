@@ -16,7 +16,7 @@ from homespun.commands.provenance import restore_settings
 from homespun.commands.recipe import finetune_recipe
 from homespun.commands.trials import plan_trials
 from homespun.config import Tree
-from homespun.data.long_inputs import TRUNCATE, OneSequence
+from homespun.data.long_inputs import TRUNCATE
 from homespun.errors import UserError
 from homespun.hf.export import CARD, CONFIG, check_replaceable
 from homespun.hf.family import STORED
@@ -140,7 +140,7 @@ def _export_classifier(model: TextModel, out: Path, source: str | Path, quantize
     if len(members) != (network is not None) + (linear is not None):
         raise UserError(f"{source} is an average of other models than one network and one linear model; {_FILE}")
     long_inputs = TRUNCATE if network is None else network.data.truncation
-    if not isinstance(long_inputs, OneSequence):
+    if long_inputs.chunks > 1:
         raise UserError(
             f"{source} reads long texts by data.truncation.kind={long_inputs.kind}, and the script of a folder reads "
             f"one sequence of a text; fine-tune with kind=truncate or head_tail, or {_FILE}"

@@ -23,16 +23,16 @@ Chunks = Annotated[int, Field(ge=1, le=1024, description="maximum chunks of a te
 Overlap = Annotated[float, Field(ge=0, le=0.9, description="share of a chunk that overlaps the previous one")]
 
 
-class OneSequence(Config):
-    """Base of the reading of first and last tokens of a text, in one sequence."""
+class _OneSequence(Config):
+    """Base of one sequence of a text."""
 
     kind: str
     chunks: ClassVar[int] = 1
     layers: ClassVar[int] = 0  # transformer layers over the chunks
 
     def kept(self, room: int) -> tuple[int, int]:
-        """Return the numbers of first and of last tokens of a longer text that are read, ``room`` together."""
-        raise NotImplementedError
+        """Return how many first and last tokens of a longer text are read, with ``room`` in a sequence."""
+        return room, 0
 
     def reach(self, room: int) -> int:
         """Return the maximum number of tokens of a text that are read, with ``room`` in a sequence."""
@@ -46,16 +46,13 @@ class OneSequence(Config):
         return [np.concatenate([ids[:first], ids[len(ids) - last :]])]
 
 
-class Truncate(OneSequence):
+class Truncate(_OneSequence):
     """Truncation: the first tokens of the text are read."""
 
     kind: Literal["truncate"] = "truncate"
 
-    def kept(self, room: int) -> tuple[int, int]:
-        return room, 0
 
-
-class HeadTail(OneSequence):
+class HeadTail(_OneSequence):
     """First and last tokens of the text (Sun et al. 2019, section 5.3.1).
 
     ``head`` is the share of the first tokens: a quarter in the paper (128 of 510); with 0 only the end is read.
@@ -75,6 +72,9 @@ class _Chunked(Config):
     kind: str
     chunks: Chunks = 8
     overlap: Overlap = 0.0
+
+    def kept(self, room: int) -> tuple[int, int]:
+        return self.reach(room), 0
 
     def reach(self, room: int) -> int:
         return room + (self.chunks - 1) * self._step(room)

@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as Engine
 
 from homespun.data.labels import Labels
-from homespun.data.long_inputs import TRUNCATE, OneSequence
+from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.inference.onnx_export import OnnxReport, Probabilities, export_onnx, quietly
 from homespun.metrics.calibration import DecisionRule
 from homespun.models.bundle import ModelBundle
@@ -27,7 +27,7 @@ def write_network(
     decision: DecisionRule,
     *,
     max_length: int,
-    long_inputs: OneSequence = TRUNCATE,
+    long_inputs: LongInputs = TRUNCATE,
 ) -> tuple[OnnxReport, dict[str, object]]:
     """Write ``model.onnx`` (outputs ``probabilities`` and ``logits``) and ``tokenizer.json`` of a text classifier.
 
@@ -39,7 +39,7 @@ def write_network(
         labels: classes of the logits.
         decision: decision rule, whose temperature becomes a part of the graph.
         max_length: maximum number of tokens, special tokens included.
-        long_inputs: tokens of a longer text that are read.
+        long_inputs: tokens of a longer text that are read, in one sequence.
 
     Returns:
         The report, and the settings of `write_runner`.
