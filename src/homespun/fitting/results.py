@@ -263,7 +263,7 @@ def _confident_errors(inspection: Inspection, measured: Measured) -> list[Tree]:
     texts = readable_texts([inspection.measured[index] for index in wrong[:_ERRORS]])
     return [
         {
-            "row": int(inspection.measured_rows[index]),
+            "row": inspection.measured[index].row - 1,  # from 0, as in the predictions
             "text": " ".join(text.split())[:_CHARACTERS],
             "truth": measured.predictions[index]["truth"],
             "predicted": measured.predictions[index]["predicted"],
