@@ -89,6 +89,22 @@ def test_the_corpus_is_that_of_one_machine(
 
 
 @pytest.mark.usefixtures("in_process", "small_units")
+def test_the_number_of_tasks_that_hash_is_bounded(
+    files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks, from_items = [], InProcess.data.from_items
+
+    def recorded(items: list[dict[str, int]], override_num_blocks: int) -> Any:
+        blocks.append((len(items), override_num_blocks))
+        return from_items(items, override_num_blocks)
+
+    monkeypatch.setattr(InProcess.data, "from_items", staticmethod(recorded))
+    monkeypatch.setattr(cluster_corpus, "_TASKS", 1)
+    build_on_cluster(reading([str(files)], duplicates="near"), tokenizer, tmp_path / "out")
+    assert blocks == [(5, 4)]  # five units, and two tasks for each of two processors
+
+
+@pytest.mark.usefixtures("in_process", "small_units")
 def test_a_stopped_build_goes_on_with_the_missing_units(
     files: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ UNITS = "units.jsonl"
 _BUCKET_BYTES = 16 * 2**20  # of files whose hashes a worker groups at a time: about 70 MB if documents are short
 _MERGED_ROWS = 1_000_000  # rows of shared hashes that the driver takes before it drops equal ones
 _ROWS = 20_000  # documents whose hashes are sent at a time
+_TASKS = 64  # tasks that hash; the driver holds some 10 kB for each pair of a task and a block of sorted hashes
 _POSITION_BITS = 40  # a document's number is its unit, then its position in the unit
 Hashes = dict[str, NDArray[np.generic]]
 
@@ -188,8 +189,9 @@ def _duplicates(ray: Any, job: _Job) -> dict[int, NDArray[np.int64]]:
     # other strategies need several processors
     context.shuffle_strategy = ray.data.context.ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
     num_units, buckets = len(job.text.units), max(1, sum(job.text.sizes) // _BUCKET_BYTES)
+    tasks = min(num_units, max(_TASKS, 2 * int(ray.cluster_resources().get("CPU", 1))))
     shared = (
-        ray.data.from_items([{"unit": unit} for unit in range(num_units)], override_num_blocks=num_units)
+        ray.data.from_items([{"unit": unit} for unit in range(num_units)], override_num_blocks=tasks)
         .map_batches(_hash_units, fn_kwargs={"job": job, "buckets": buckets}, batch_size=1, batch_format="numpy")
         .groupby("bucket")
         .map_groups(_shared, batch_format="numpy")
@@ -205,45 +207,38 @@ def _hash_units(batch: Hashes, job: _Job, buckets: int) -> Iterator[Hashes]:
     """Hashes of the documents of units: of the text, and for near-duplicates of each of its bands."""
     near = NearDuplicates(capacity=1) if job.duplicates == "near" else None
 
-    def rows(
-        hashes: NDArray[np.uint64], checks: NDArray[np.uint64], documents: NDArray[np.int64], near: bool
-    ) -> Hashes:
+    def rows(hashes: NDArray[np.uint64], documents: NDArray[np.int64], near: bool) -> Hashes:
         return {
-            "bucket": (hashes % np.uint64(buckets)).astype(np.int64),
+            "bucket": (hashes % np.uint64(buckets)).astype(np.int32),
             "hash": hashes.view(np.int64),
-            "check": checks.view(np.int64),
             "document": documents,
             "near": np.full(len(documents), near),
         }
 
-    nothing = np.empty(0, np.uint64)
-    yield rows(nothing, nothing, nothing.astype(np.int64), near=False)  # the columns, if there are no documents
+    yield rows(np.empty(0, np.uint64), np.empty(0, np.int64), near=False)  # the columns, if there are no documents
     for unit in batch["unit"].tolist():
         stream = enumerate(job.documents(unit))
         while part := list(islice(stream, _ROWS)):
             numbers = np.array([(unit << _POSITION_BITS) + position for position, _ in part], dtype=np.int64)
             texts = [document.text for _, document in part]
-            digests = np.frombuffer(b"".join(map(ExactDuplicates.digest, texts)), dtype=np.uint64).reshape(-1, 2)
-            yield rows(digests[:, 0].copy(), digests[:, 1].copy(), numbers, near=False)
+            digests = np.frombuffer(b"".join(map(ExactDuplicates.digest, texts)), dtype=np.uint64)
+            yield rows(digests, numbers, near=False)
             if near is not None:
                 keys = near.keys(texts)  # (documents, bands)
-                bands = np.broadcast_to(np.arange(keys.shape[1], dtype=np.uint64), keys.shape)
-                yield rows(keys.reshape(-1), bands.reshape(-1), np.repeat(numbers, keys.shape[1]), near=True)
+                yield rows(keys.reshape(-1), np.repeat(numbers, keys.shape[1]), near=True)
 
 
 def _shared(rows: Hashes) -> Hashes:
     """Select the rows of a bucket whose hash several documents have, with a number that identifies these documents."""
-    near, hashes, checks = rows["near"], rows["hash"], rows["check"]
-    order = np.lexsort((rows["document"], checks, hashes, near))
+    order = np.lexsort((rows["document"], rows["hash"], rows["near"]))
+    documents, hashes, near = (rows[name][order] for name in ("document", "hash", "near"))
     same = np.ones(len(order) + 1, dtype=bool)  # whether a row begins a group
-    columns = (near[order], hashes[order], checks[order])
-    same[1:-1] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    same[1:-1] = (hashes[1:] != hashes[:-1]) | (near[1:] != near[:-1])
     starts = np.flatnonzero(same[:-1])
-    documents = rows["document"][order]
     sums = np.add.reduceat(_mix(documents), starts).view(np.int64)  # (groups,)
     group = np.repeat(sums, np.diff(starts, append=len(order)))
     several = ~(same[:-1] & same[1:])
-    return {"document": documents[several], "group": group[several], "near": near[order][several]}
+    return {"document": documents[several], "group": group[several], "near": near[several]}
 
 
 def merge(batches: Iterable[Hashes]) -> Hashes:
