@@ -100,7 +100,7 @@ def _digest(corpus: Corpus) -> str:
 
 @contextlib.contextmanager
 def _peaks() -> Iterator[dict[str, float]]:
-    """Measure the peak memory of this process and of a worker of Ray in megabytes, without shared memory.
+    """Measure the peak memory of this process and of a worker of Ray in megabytes, without files and shared memory.
 
     ``pid N``: seconds of processor time of each process of the build, without those of the start.
     """
@@ -115,7 +115,8 @@ def _peaks() -> Iterator[dict[str, float]]:
                 found[name] = times.user + times.system - before.get(name, 0.0)
                 if process == here or process.cmdline()[0].startswith("ray::"):
                     kind = "driver" if process == here else "worker"
-                    found[kind] = max(found[kind], round(process.memory_full_info().uss / 1e6))
+                    memory = process.memory_info()
+                    found[kind] = max(found[kind], round((memory.rss - memory.shared) / 1e6))
 
     def watch() -> None:
         while not done.wait(2.0):
