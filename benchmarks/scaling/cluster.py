@@ -1,8 +1,8 @@
 """A corpus built by two workers of a local Ray cluster, and by one machine with two threads.
 
-Text is generated: documents of Zipf-distributed words of up to three syllables in JSONL files of about 8 MB, of which
-a tenth repeat an earlier one and a tenth change some words of one. Both builds remove near-duplicates and run
-alternately.
+Text is generated: documents of Zipf-distributed words of up to three syllables in JSONL files of about 8 MB. A tenth
+repeat a document of the same file or one that eight files share, and a tenth change some words of one. Both builds
+remove near-duplicates and run alternately.
 """
 
 from __future__ import annotations
@@ -10,10 +10,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +30,7 @@ from homespun.data.corpus import Corpus
 from homespun.data.reading import reading
 from homespun.io.cluster import connect
 
-_FILE_BYTES, _WORDS, _CHANGED = 8 * 2**20, 50_000, 3
+_FILE_BYTES, _WORDS, _CHANGED, _DRAWS = 8 * 2**20, 50_000, 3, 2**20
 
 
 def measure(megabytes: int, rounds: int) -> dict[str, Any]:
@@ -58,37 +63,48 @@ def measure(megabytes: int, rounds: int) -> dict[str, Any]:
 
 def _write(folder: Path, num_bytes: int) -> list[Path]:
     folder.mkdir()
-    random = np.random.default_rng(0)
-    words = _words(random)
-    shares = np.cumsum(1 / np.arange(1, _WORDS + 1))
-    shares /= shares[-1]
-    recent: list[np.ndarray] = []
-    files = []
-    for number in range(max(1, round(num_bytes / _FILE_BYTES))):
-        files.append(folder / f"{number:05}.jsonl")
-        with files[-1].open("w") as file:
-            while file.tell() < min(_FILE_BYTES, num_bytes):
-                kind = random.random()
-                if kind < 0.2 and recent:
-                    document = recent[random.integers(len(recent))].copy()
-                    if kind < 0.1:
-                        document[random.integers(len(document), size=_CHANGED)] = "changed"
-                else:
-                    size = int(random.integers(50, 400))
-                    document = words[shares.searchsorted(random.random(size), side="right")]
-                    recent = [*recent[-999:], document]
-                file.write(json.dumps({"text": " ".join(document)}) + "\n")
+    files = [folder / f"{number:05}.jsonl" for number in range(max(1, round(num_bytes / _FILE_BYTES)))]
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_write_file, files, range(len(files)), repeat(min(_FILE_BYTES, num_bytes))))
     return files
 
 
-def _words(random: np.random.Generator) -> np.ndarray:
-    """Make different words of one to three syllables, the more frequent shorter."""
+def _write_file(path: Path, number: int, num_bytes: int) -> None:
+    words, table = _words()
+    own = np.random.default_rng((1, number))
+
+    def document(random: np.random.Generator) -> np.ndarray:
+        return table[random.integers(_DRAWS, size=random.integers(50, 400))]
+
+    shared = np.random.default_rng((2, number // 8))
+    known = deque([document(shared) for _ in range(1000)], maxlen=1000)
+    written = 0
+    with path.open("w") as file:
+        while written < num_bytes:
+            kind = own.random()
+            if kind < 0.2:
+                chosen = known[own.integers(len(known))]
+                if kind < 0.1:
+                    chosen = chosen.copy()
+                    chosen[own.integers(len(chosen), size=_CHANGED)] = _WORDS
+            else:
+                chosen = document(own)
+                known.append(chosen)
+            text = " ".join([words[word] for word in chosen.tolist()])
+            written += file.write(json.dumps({"text": text}) + "\n")
+
+
+@cache
+def _words() -> tuple[list[str], np.ndarray]:
+    """Make different words of one to three syllables, the more frequent shorter, and the (_DRAWS,) word of a draw."""
+    random = np.random.default_rng(0)
     syllables = np.array([f"{start}{vowel}" for start in "bcdfghjklmnprstvwz" for vowel in "aeiou"])
     words: dict[str, None] = {}
     while len(words) < _WORDS:
         length = 1 + (len(words) >= len(syllables) // 2) + (len(words) >= len(syllables) ** 2 // 2)
         words["".join(random.choice(syllables, length))] = None
-    return np.array(list(words))
+    shares = np.cumsum(1 / np.arange(1, _WORDS + 1))
+    return [*words, "changed"], (shares / shares[-1]).searchsorted(np.arange(_DRAWS) / _DRAWS, side="right")
 
 
 def _digest(corpus: Corpus) -> str:
