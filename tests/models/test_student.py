@@ -45,6 +45,33 @@ def test_layers_are_the_teachers(layers: tuple[int, ...] | None) -> None:
     assert set(origins.unused) >= {"backbone.embeddings.segments.weight"}
 
 
+BAND = {"kind": "sparse", "patterns": [{"kind": "band", "width": 3}]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"positions": {"kind": "rotary", "theta": [1e4, 1e2, 1e4, 1e2, 1e4, 1e2]}, "head_size": 6},
+        {"attention": {"kind": "alternating", "cycle": [{"kind": "full"}, BAND]}},
+        {
+            "attention": {
+                "kind": "sparse",
+                "patterns": [{"kind": "window", "radius": [1, 2, 3, 4, 5, 6], "dilation": 2}],
+            }
+        },
+        {"attention": {"kind": "linformer", "k": [3, 4, 5, 6, 7, 8]}},
+    ],
+    ids=["rotary", "alternating", "window", "linformer"],
+)
+def test_layers_keep_their_attention(fields: dict[str, Any]) -> None:
+    given = teacher(type_vocab_size=0, initializer_range=0.3, **fields)
+    student, _ = build_student(given, layers=(1, 4, 3))
+    ids = torch.randint(5, 31, (3, 19))
+    theirs = given.model.backbone.stacks[0]
+    theirs.layers = torch.nn.ModuleList([theirs.layers[number] for number in (1, 4, 3)])
+    torch.testing.assert_close(student.model(ids), given.model(ids))
+
+
 def test_all_layers_without_segments_are_the_teacher() -> None:
     given = teacher(MaskedLMHeadConfig())
     student, _ = build_student(given, layers=range(6))

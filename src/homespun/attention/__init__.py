@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -63,6 +64,10 @@ class AlternatingAttentionConfig(Config):
 
     def fixed_length_setting(self, max_position_embeddings: int) -> str | None:
         return None
+
+    def of_layers(self, layers: Sequence[int]) -> AlternatingAttentionConfig:
+        cycle = [self.cycle[layer % len(self.cycle)].of_layers(layers) for layer in layers]
+        return self.model_copy(update={"cycle": cycle})
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         return self.cycle[spec.layer % len(self.cycle)].build(dataclasses.replace(spec, shared_with=None))

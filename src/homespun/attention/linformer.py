@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -11,7 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from homespun.attention.full import attend
-from homespun.attention.multi_head import AttentionSettings, AttentionSpec, MultiHeadAttention, of_layer, split_heads
+from homespun.attention.multi_head import (
+    AttentionSettings,
+    AttentionSpec,
+    MultiHeadAttention,
+    of_layer,
+    of_layers,
+    split_heads,
+)
 from homespun.errors import UserError, quantity
 from homespun.nn.masks import Mask
 
@@ -223,6 +231,9 @@ class LinformerAttentionConfig(AttentionSettings):
     )
     supports_packing: ClassVar[bool] = False
     is_positional: ClassVar[bool] = True
+
+    def of_layers(self, layers: Sequence[int]) -> LinformerAttentionConfig:
+        return self.model_copy(update={"k": of_layers(self.k, layers)})
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_plain("linformer")

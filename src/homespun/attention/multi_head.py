@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -271,6 +271,10 @@ class AttentionSettings(Config):
         """Return the setting that keeps weight shapes for longer sequences; None if there is none."""
         return None
 
+    def of_layers(self, layers: Sequence[int]) -> AttentionSettings:
+        """Return the settings of a stack of these layers."""
+        return self
+
 
 def of_layer(value: int | list[T], layer: int, name: str) -> int | T:
     """Return the value of a setting in a layer; the setting is one number, or a list with an entry for each layer.
@@ -283,3 +287,8 @@ def of_layer(value: int | list[T], layer: int, name: str) -> int | T:
     if layer >= len(value):
         raise UserError(f"{name} has {len(value)} numbers but there is a layer {layer + 1}; give one a layer, or one")
     return value[layer]
+
+
+def of_layers(value: int | list[T], layers: Sequence[int]) -> int | list[T]:
+    """Return the value of a setting in a stack of these layers; see `of_layer`."""
+    return value if isinstance(value, int) else [value[layer] for layer in layers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -10,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from homespun.attention.blocked import Blocked, attend_from_global
-from homespun.attention.multi_head import MAX_DRAWN, AttentionSettings, AttentionSpec, of_layer, split_heads
+from homespun.attention.multi_head import MAX_DRAWN, AttentionSettings, AttentionSpec, of_layer, of_layers, split_heads
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.masks import GlobalTokens, Mask, zero_fully_masked
@@ -86,7 +87,15 @@ class GlobalAttention(nn.Module):
         return split_heads(hidden, self.num_attention_heads)
 
 
-class WindowConfig(Config):
+class PatternSettings(Config):
+    """Base of the configs of patterns."""
+
+    def of_layers(self, layers: Sequence[int]) -> PatternSettings:
+        """Return the settings of a stack of these layers."""
+        return self
+
+
+class WindowConfig(PatternSettings):
     """Config of windows of ``radius`` tokens on each side, ``dilation`` positions apart.
 
     ``radius`` is half of Longformer's window size.
@@ -97,6 +106,10 @@ class WindowConfig(Config):
     dilation: int | list[int | list[int]] = Field(
         default=1, description="distance between seen tokens; one number, one a layer, or lists with one a head"
     )
+
+    def of_layers(self, layers: Sequence[int]) -> WindowConfig:
+        changed = {"radius": of_layers(self.radius, layers), "dilation": of_layers(self.dilation, layers)}
+        return self.model_copy(update=changed)
 
     def build(self, spec: AttentionSpec) -> Pattern:
         radius = of_layer(self.radius, spec.layer, "radius")
@@ -125,7 +138,7 @@ class WindowConfig(Config):
         return steps
 
 
-class BandConfig(Config):
+class BandConfig(PatternSettings):
     """Config of bands: the token itself and ``width - 1`` tokens before it (GPT-3)."""
 
     kind: Literal["band"] = "band"
@@ -135,7 +148,7 @@ class BandConfig(Config):
         return Band(min(self.width, spec.max_position_embeddings))
 
 
-class BlocksConfig(Config):
+class BlocksConfig(PatternSettings):
     """Config of blocks: own block of ``size`` tokens, and neighbours ``before`` and ``after`` it (BigBird: 1 each)."""
 
     kind: Literal["blocks"] = "blocks"
@@ -147,7 +160,7 @@ class BlocksConfig(Config):
         return Blocks(*(min(number, spec.max_position_embeddings) for number in (self.size, self.before, self.after)))
 
 
-class RandomBlocksConfig(Config):
+class RandomBlocksConfig(PatternSettings):
     """Config of ``count`` random blocks of ``size`` tokens for each block and head (BigBird).
 
     Drawn from the model's seed among blocks that are not neighbours; fewer if there are not enough.
@@ -176,7 +189,7 @@ class RandomBlocksConfig(Config):
         )
 
 
-class PermutedBlocksConfig(Config):
+class PermutedBlocksConfig(PatternSettings):
     """Config of ``blocks`` equal blocks, each of which sees one block a head (BlockBERT, Qiu et al. 2020, section 3).
 
     ``shifts`` has the distance of that block for each group of heads: with [0, 1] half of the heads see their own block
@@ -238,6 +251,9 @@ class SparseAttentionConfig(AttentionSettings):
     @property
     def num_global_tokens(self) -> int:
         return 0 if self.global_tokens is None else self.global_tokens.first
+
+    def of_layers(self, layers: Sequence[int]) -> SparseAttentionConfig:
+        return self.model_copy(update={"patterns": [pattern.of_layers(layers) for pattern in self.patterns]})
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_plain("sparse")

@@ -49,6 +49,10 @@ class PositionSettings(Config):
     def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
         return NoPositions(max_position_embeddings)
 
+    def of_layers(self, layers: Sequence[int]) -> PositionSettings:
+        """Return the settings of a stack of these layers."""
+        return self
+
     def rotations(self, layers: int, max_position_embeddings: int) -> Sequence[Rotation | None]:
         """Return the rotation of each layer; None: no rotation."""
         return [None] * layers
@@ -115,6 +119,10 @@ class RotaryPositionsConfig(PositionSettings):
     theta: Theta | list[Theta] = Field(
         default=10_000.0, description="base of the wavelengths; one number, or one a layer (ModernBERT)"
     )
+
+    def of_layers(self, layers: Sequence[int]) -> RotaryPositionsConfig:
+        theta = [self.theta[layer] for layer in layers] if isinstance(self.theta, list) else self.theta
+        return self.model_copy(update={"theta": theta})
 
     def rotations(self, layers: int, max_position_embeddings: int) -> Sequence[Rotation]:
         """Return the rotation of each layer; layers with the same base share a table.

@@ -135,8 +135,12 @@ def change_stacks(backbone: BackboneConfig, changes: Mapping[str, object]) -> Ba
     return backbone.model_copy(update=stacks)
 
 
-def change_backbone(backbone: StackConfig, changes: Mapping[str, object]) -> StackConfig:
+def change_backbone(
+    backbone: StackConfig, changes: Mapping[str, object], layers: Sequence[int] | None = None
+) -> StackConfig:
     """Return the config with ``changes``, which are merged into an attention of the same kind.
+
+    Attention and positions of a layer are those of its source layer in ``layers``; None: `layers_of`.
 
     Raises:
         UserError: a field that the weights determine, an invalid value, or no positions of any kind.
@@ -149,7 +153,7 @@ def change_backbone(backbone: StackConfig, changes: Mapping[str, object]) -> Sta
         if wrong := [name for name in changes if name not in RecurrentConfig.model_fields or name == "attention"]:
             raise UserError(f"model.{wrong[0]} is for attention layers, but this checkpoint is recurrent; remove it")
         return validate(RecurrentConfig, backbone.model_dump() | dict(changes), source="model")
-    tree = backbone.model_dump()
+    tree = _of_layers(backbone, changes.get("num_hidden_layers"), layers).model_dump()
     fields = {name: value.model_dump() if isinstance(value, Config) else value for name, value in changes.items()}
     attention = fields.get("attention")
     if isinstance(attention, dict) and attention.get("kind", tree["attention"]["kind"]) == tree["attention"]["kind"]:
@@ -174,6 +178,16 @@ def change_backbone(backbone: StackConfig, changes: Mapping[str, object]) -> Sta
             f"relative positions, such as {{kind: relative_bias}}"
         )
     return changed
+
+
+def _of_layers(backbone: EncoderConfig, count: object, layers: Sequence[int] | None) -> EncoderConfig:
+    before = backbone.num_hidden_layers
+    if layers is None:  # an invalid count is refused by validation
+        layers = layers_of(before, count) if isinstance(count, int) and count > 0 else range(before)
+    if backbone.num_hidden_groups or list(layers) == list(range(before)):
+        return backbone
+    changed = {"attention": backbone.attention.of_layers(layers), "positions": backbone.positions.of_layers(layers)}
+    return backbone.model_copy(update=changed)
 
 
 def _has_positions(backbone: EncoderConfig) -> bool:
@@ -352,7 +366,7 @@ def build_student(
             f"--layers {','.join(map(str, chosen))} must be layers of the teacher, 0 to {before.num_hidden_layers - 1}"
         )
     changes = dict(changes or {}) | {"num_hidden_layers": len(chosen)}
-    backbone = change_backbone(before, changes).model_copy(update={"type_vocab_size": 0})
+    backbone = change_backbone(before, changes, chosen).model_copy(update={"type_vocab_size": 0})
     head = teacher.config.head
     head = head if head is not None and head.kept_by_student else None
     config = teacher.config.model_copy(update={"backbone": backbone, "head": head})
