@@ -17,6 +17,7 @@ def test_the_share_is_that_of_the_limit_reached_first():
 def test_epochs_are_steps_rounded_up():
     assert limits(epochs=0.3).steps == 3
     assert limits(epochs=2).steps == 16
+    assert Limits.of(Budget(epochs=1.1), steps_per_epoch=10).steps == 11
     assert limits(epochs=2, steps=5).steps == 5
 
 

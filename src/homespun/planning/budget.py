@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from homespun.models.config import BackboneConfig, is_of_family
-from homespun.training.config import Budget, Limits
+from homespun.training.config import Budget, Limits, steps_of_epochs
 
 SIZE_EXPONENT, TOKEN_EXPONENT = 0.34, 0.28
 """Exponents of the loss in parameters and in tokens (Hoffmann et al. 2022, approach 3)."""
@@ -72,7 +72,7 @@ def forecast_budget(
     if budget.steps is not None:
         ends["steps"] = float(budget.steps)
     if budget.epochs is not None and per_epoch is not None:
-        ends["epochs"] = float(math.ceil(budget.epochs * per_epoch))
+        ends["epochs"] = float(steps_of_epochs(budget.epochs, per_epoch))
     limit = min(ends, key=lambda name: ends[name])
     if math.isinf(ends[limit]) or (step_seconds is None and budget.time is not None):
         return BudgetForecast("unknown", 0, 0, 0.0, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -354,6 +355,11 @@ class Progress:
     closing_seconds: float = 0.0  # expected time of the last validation; 0 before the first
 
 
+def steps_of_epochs(epochs: float, steps_per_epoch: int) -> int:
+    """Return the number of steps, rounded up."""
+    return math.ceil(Fraction(str(epochs)) * steps_per_epoch)  # not the float: 1.1 * 10 is above 11
+
+
 @dataclass(frozen=True)
 class Limits:
     """A budget in the units of `Progress`."""
@@ -367,7 +373,7 @@ class Limits:
         """Convert ``budget``; epochs become steps, rounded up."""
         steps = math.inf if budget.steps is None else budget.steps
         if budget.epochs is not None:
-            steps = min(steps, math.ceil(budget.epochs * steps_per_epoch))
+            steps = min(steps, steps_of_epochs(budget.epochs, steps_per_epoch))
         return cls(budget.time or math.inf, budget.tokens or math.inf, steps)
 
     def share(self, progress: Progress) -> float:
