@@ -16,15 +16,17 @@ from homespun.batch import Batch
 from homespun.data.labels import Labels
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.bundle import load_model, save_model, weights_of
+from homespun.models.bundle import ModelBundle, load_model, save_model, weights_of
 from homespun.models.composite_heads import LastLayersHeadConfig
 from homespun.models.config import ModelConfig
 from homespun.models.heads import MaskedLMHeadConfig
 from homespun.models.sequence_heads import LinearHeadConfig
+from homespun.nn.vocabulary_loss import soft_label_loss
 from homespun.objectives.distillation import LabelTeacher, TokenTeacher
 from homespun.objectives.mlm import MaskedLM
 from homespun.objectives.teacher import LogitCache, Teacher
 from homespun.tasks.classification import Classification
+from homespun.tasks.texts import LabelledText, PairsData
 from homespun.text.tokenizer import Tokenizer
 
 LABELS = Labels(("a", "b", "c"))
@@ -161,6 +163,28 @@ def test_several_labels_a_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
     p, q = teacher_logits.sigmoid(), student.sigmoid()
     by_hand = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean(-1)
     torch.testing.assert_close(objective(batch).terms["soft"].sum, by_hand.sum(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("segments", [(2, 0), (2, 1), (2, 2), (1, 2)], ids=str)
+def test_teacher_and_student_read_pairs_with_their_own_segments(
+    segments: tuple[int, int], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    head, (theirs, ours) = LinearHeadConfig(num_labels=3), segments
+    source = saved(tmp_path / "teacher", tokenizer, head, labels=LABELS, type_vocab_size=theirs)
+    config = tiny_model(tokenizer, type_vocab_size=ours)
+    torch.manual_seed(5)
+    student, teacher = ModelBundle(config.build(), config, tokenizer), load_model(source)
+    examples = [LabelledText("a b c", "a", "b a"), LabelledText("c a", "b", "c b b"), LabelledText("b", "c", "a")]
+    objective = Classification(head=head, teacher=LabelTeacher(source=str(source)))
+    tasks = [objective.task(PairsData(max_length=20), stored, examples) for stored in (student, teacher)]
+    rows = [task.rows(examples) for task in tasks]
+    setup = tasks[0].training_setup(objective, student, rows[0])
+    module: Any = setup.objective.eval()
+    loss = module(setup.collate([setup.rows[number] for number in range(3)], []))
+    models = module.model, teacher.model
+    alone = [task.outputs(model, part) for task, model, part in zip(tasks, models, rows, strict=True)]
+    soft = soft_label_loss(*map(torch.from_numpy, alone), temperature=2.0).sum()
+    torch.testing.assert_close(loss.terms["soft"].sum, soft)
 
 
 def test_hidden_states_of_texts(tokenizer: Tokenizer, labeller: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import re
@@ -196,6 +197,12 @@ class LabelledRows:
         self._ids = pieces[0]
         self._starts = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
         self._first_lengths = None if pairs is None else np.array(first_lengths, dtype=np.int64)
+
+    def with_segments(self) -> LabelledRows:
+        """Return the rows with the token types of pairs, for a model of two segments."""
+        rows = copy.copy(self)
+        rows._segments = True
+        return rows
 
     @property
     def truncated(self) -> int:

@@ -24,7 +24,7 @@ from homespun.models.heads import MaskedLMHead, last_layer
 from homespun.models.model import Model
 from homespun.nn.vocabulary_loss import VocabLogits, binary_log_probs, soft_label_loss, soft_token_loss
 from homespun.objectives.protocol import ClassifierOutput, HasLogits, WrappedClassifier
-from homespun.objectives.teacher import LogitCache, Teacher
+from homespun.objectives.teacher import LogitCache, Teacher, for_segments_of
 from homespun.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class LabelDistillation(WrappedClassifier):
 
     def output(self, batch: Batch) -> ClassifierOutput:
         """Compute the output of the student; its loss has the terms ``soft`` and ``cosine``."""
-        student_output = self.objective.output(batch)
+        student_output = self.objective.output(for_segments_of(self.model, batch))
         terms = _reweight(student_output.loss, "loss", self.config.hard)
         hidden = None
         if self.config.cosine:

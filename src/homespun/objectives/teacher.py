@@ -6,6 +6,7 @@ A teacher is not a submodule of the objective, so checkpoints and optimizer do n
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,8 @@ class Teacher:
     def read(self, batch: Batch) -> Tensor:
         """Compute the (sequences, seq, hidden) hidden states that the head reads."""
         self.check_length(batch.input_ids.shape[1])
-        return self.model(batch.input_ids.device).read(batch.input_ids, batch.context)
+        model = self.model(batch.input_ids.device)
+        return model.read(batch.input_ids, for_segments_of(model, batch).context)
 
     @torch.no_grad()
     def logits(self, batch: Batch, hidden: Tensor | None = None) -> Tensor:
@@ -77,6 +79,13 @@ class Teacher:
         assert head is not None
         hidden = self.read(batch) if hidden is None else hidden
         return head(hidden, batch.attention_mask, batch.chunks).float()
+
+
+def for_segments_of(model: Model, batch: Batch) -> Batch:
+    """Return the batch without token types if the model has fewer than two segments."""
+    segments = model.backbone.stacks[0].embeddings.segments
+    known = segments is not None and segments.num_embeddings > 1
+    return batch if known else replace(batch, token_type_ids=None)
 
 
 class LogitCache:

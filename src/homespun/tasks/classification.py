@@ -253,6 +253,8 @@ class ClassificationTask:
         model, long_inputs = copy.deepcopy(stored.model), self.data.truncation
         loss = objective.build(model, stored.config, self.labels, weights=weights, long_inputs=long_inputs)
         module = objective.wrap(loss, self.tokenizer, self.labels)
+        if objective.teacher is not None:  # it may have segments that the student lacks
+            training = training.with_segments()
         return TrainingSetup(
             module,
             rows_without(training, training.one_sided),
