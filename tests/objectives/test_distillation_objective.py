@@ -1,6 +1,7 @@
 """A teacher: DistilBERT's loss as its script has it, logits kept on disk, and teachers that do not fit."""
 
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from homespun.objectives.distillation import LabelTeacher, TokenTeacher
 from homespun.objectives.mlm import MaskedLM
 from homespun.objectives.teacher import LogitCache, Teacher
 from homespun.tasks.classification import Classification
-from homespun.tasks.texts import LabelledText, PairsData
+from homespun.tasks.texts import LabelledData, LabelledText, PairsData
 from homespun.text.tokenizer import Tokenizer
 
 LABELS = Labels(("a", "b", "c"))
@@ -185,6 +186,19 @@ def test_teacher_and_student_read_pairs_with_their_own_segments(
     alone = [task.outputs(model, part) for task, model, part in zip(tasks, models, rows, strict=True)]
     soft = soft_label_loss(*map(torch.from_numpy, alone), temperature=2.0).sum()
     torch.testing.assert_close(loss.terms["soft"].sum, soft)
+
+
+def test_rows_longer_than_the_teacher_are_refused_before_training(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    head = LinearHeadConfig(num_labels=3)
+    source = saved(tmp_path / "teacher", tokenizer, head, labels=LABELS, max_position_embeddings=8)
+    config = tiny_model(tokenizer)
+    student = ModelBundle(config.build(), config, tokenizer)
+    objective = Classification(head=head, teacher=LabelTeacher(source=str(source)))
+    for text, fits in (("a b c", True), ("a b c " * 9, False)):
+        examples = [LabelledText("a", "a"), LabelledText("b", "b"), LabelledText(text, "c")]
+        task = objective.task(LabelledData(max_length=20), student, examples)
+        with nullcontext() if fits else pytest.raises(UserError, match=r"reads at most 8 .* data\.max_length=8"):
+            task.training_setup(objective, student, task.rows(examples))
 
 
 def test_hidden_states_of_texts(tokenizer: Tokenizer, labeller: Path) -> None:

@@ -61,7 +61,7 @@ class Teacher:
         limit = self.stored.config.backbone.max_position_embeddings
         if length > limit:
             raise UserError(
-                f"the teacher {self.source} reads at most {limit} tokens, and this batch has {length}; set "
+                f"the teacher {self.source} reads at most {limit} tokens, and a row has {length}; set "
                 f"data.max_length={limit}"
             )
 

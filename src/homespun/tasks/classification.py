@@ -253,11 +253,13 @@ class ClassificationTask:
         model, long_inputs = copy.deepcopy(stored.model), self.data.truncation
         loss = objective.build(model, stored.config, self.labels, weights=weights, long_inputs=long_inputs)
         module = objective.wrap(loss, self.tokenizer, self.labels)
-        if objective.teacher is not None:  # it may have segments that the student lacks
-            training = training.with_segments()
+        rows = rows_without(training, training.one_sided)
+        if isinstance(module, LabelDistillation):  # the teacher may have segments that the student lacks
+            rows = rows_without(training.with_segments(), training.one_sided)
+            module.teacher.check_length(min(self.data.max_length, int(rows.lengths.max())))
         return TrainingSetup(
             module,
-            rows_without(training, training.one_sided),
+            rows,
             objective.collate(self.tokenizer.pad_id, self.labels, weights=weights),
             loss_from_metrics=lambda metrics: float(metrics["log_loss"]),
             calibrate=partial(self._calibrated, module.model),
