@@ -383,7 +383,8 @@ class Limits:
     def share_at_mid_step(self, progress: Progress) -> float:
         """Used share of the budget at the middle of the next step, which sets its learning rate.
 
-        The learning rate of the first warmup step is therefore above zero.
+        Under a budget of steps the learning rate of the first warmup step is therefore above zero; the time and the
+        tokens of the first step are unknown, and count as 0.
         """
         return min(1.0, self._share(progress, ahead=0.5))
 
