@@ -10,13 +10,16 @@ from pydantic import TypeAdapter, ValidationError
 from torch.nn import functional as F
 
 from homespun.batch import Batch, Loss
+from homespun.commands.workload import made_up_tokenizer
 from homespun.data.labels import Labels
 from homespun.data.rows import Row
 from homespun.errors import UserError
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import LinearHeadConfig, SequenceHeadConfig
 from homespun.tasks.classification import Classification, ClassificationLoss
+from homespun.tasks.texts import LabelledText, PairsData
 
 HEADS = get_args(get_args(SequenceHeadConfig)[0])
 SINGLE, SEVERAL = Labels(("a", "b", "c")), Labels(("a", "b", "c"), multi_label=True)
@@ -162,6 +165,19 @@ def test_weights_are_balanced_or_given_by_name() -> None:
     assert Classification().weights(SINGLE, np.array([0])) is None
     with pytest.raises(UserError, match="no class 'x'"):
         Classification(class_weights={"x": 1.0}).weights(SINGLE, np.array([0]))
+
+
+def test_balanced_weights_count_the_rows_of_the_training() -> None:
+    tokenizer = made_up_tokenizer(53)
+    config = model_config(vocab_size=tokenizer.vocab_size)
+    stored = ModelBundle(config.build(), config, tokenizer)
+    examples = [LabelledText("x", label, second) for label, second in ["az"] * 3 + ["bz"] + ["b "] * 2]
+    balanced = Classification(class_weights="balanced")
+    task = balanced.task(PairsData(max_length=16), stored, examples)
+    setup = task.training_setup(balanced, stored, task.rows(examples))
+    assert len(setup.rows) == 4
+    loss: Any = setup.objective
+    assert loss.loss.class_weights.tolist() == pytest.approx([4 / 6, 2])
 
 
 def test_config_round_trip_and_refusals() -> None:

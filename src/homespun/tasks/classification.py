@@ -249,7 +249,7 @@ class ClassificationTask:
 
     def training_setup(self, objective: Classification, stored: ModelBundle, training: LabelledRows) -> TrainingSetup:
         assert training.targets is not None
-        weights = objective.weights(self.labels, training.targets)
+        weights = objective.weights(self.labels, training.targets[~training.one_sided])
         model, long_inputs = copy.deepcopy(stored.model), self.data.truncation
         loss = objective.build(model, stored.config, self.labels, weights=weights, long_inputs=long_inputs)
         module = objective.wrap(loss, self.tokenizer, self.labels)
