@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from homespun.batch import Batch
 from homespun.data.labels import Labels
 from homespun.data.rows import Row
+from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import LinearHeadConfig
@@ -27,6 +28,8 @@ from homespun.objectives.adversarial import (
 from homespun.tasks.classification import Classification
 from homespun.tasks.number_training import RegressionCollator
 from homespun.tasks.regression import Regression
+from homespun.training.config import TrainConfig
+from homespun.training.step import check_sharding
 
 LABELS = Labels(("a", "b", "c"))
 SEVERAL = Labels(("a", "b", "c"), multi_label=True)
@@ -54,6 +57,14 @@ def made(kind: Any, labels: Labels = LABELS, *, dropout: float = 0.1, **fields: 
         label = (random.random(3) > 0.5).astype(np.int64) if labels.multi_label else number % 3
         rows.append(Row(random.integers(5, 53, 3 + 2 * number), label=label))
     return objective.train(), config.collate(0, labels)(rows, [])
+
+
+def test_sharded_training_is_refused() -> None:
+    objective, _ = made(KINDS["plain"])
+    with pytest.raises(UserError, match=r"objective\.adversarial.*train\.parallel=ddp"):
+        check_sharding(objective, TrainConfig(parallel="fsdp"))
+    check_sharding(objective, TrainConfig(parallel="ddp"))
+    check_sharding(objective.objective, TrainConfig(parallel="fsdp"))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -20,6 +20,7 @@ from homespun.batch import Batch, Loss, count_tensor
 from homespun.errors import NotFinite, UserError, is_out_of_memory
 from homespun.models.bundle import load_weights, weights_of
 from homespun.nn.torch_private import is_compile_error
+from homespun.objectives.adversarial import AdversarialObjective
 from homespun.training.checkpoint import Checkpoint, State, load_optimizer, optimizer_tensors
 from homespun.training.config import TrainConfig
 from homespun.training.devices import has_lstm, resolve_dtype
@@ -238,10 +239,15 @@ class TrainingStep:
 
 
 def check_sharding(objective: nn.Module, config: TrainConfig) -> None:
-    """Raise `UserError` if ``train.parallel=fsdp`` cannot shard ``objective``."""
+    """Raise `UserError` if ``train.parallel=fsdp`` cannot train ``objective``."""
     scalars = [name for name, parameter in objective.named_parameters() if not parameter.ndim]
     if config.parallel == "fsdp" and scalars:
         raise UserError(f"train.parallel=fsdp cannot shard {scalars[0]}, a single number; set train.parallel=ddp")
+    if config.parallel == "fsdp" and any(isinstance(part, AdversarialObjective) for part in objective.modules()):
+        raise UserError(
+            "train.parallel=fsdp does not support objective.adversarial, which takes a gradient inside of the forward "
+            "pass; set train.parallel=ddp"
+        )
 
 
 def set_gradient_checkpointing(objective: nn.Module, enabled: bool) -> None:
