@@ -86,12 +86,16 @@ def test_words_are_sorted_by_frequency_and_rare_ones_dropped(tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 def test_words_of_pieces_are_those_of_the_text(tmp_path: Path, kind: str) -> None:
     texts = two_topics(41)
-    full = write_words(corpus_of(texts, tmp_path / "whole"), tmp_path / "one", WordsConfig(min_count=1))
+    known = corpus_of(texts, tmp_path / "whole")
+    full = write_words(known, tmp_path / "one", WordsConfig(min_count=1, lowercase=False))
     cut = corpus_of(texts, tmp_path / "cut", kind=kind, vocab_size={"bpe": 290, "wordpiece": 80, "unigram": 39}[kind])
     pieces = write_words(cut, tmp_path / "two", WordsConfig(min_count=1, lowercase=False))
     assert sorted(pieces.words) == sorted(full.words)
     assert pieces.counts.tolist() == full.counts.tolist()
-    assert "the" in write_words(cut, tmp_path / "three", WordsConfig(min_count=1)).words
+    for number, corpus in enumerate((known, cut)):
+        lower = write_words(corpus, tmp_path / f"lower-{number}", WordsConfig(min_count=1))
+        assert sorted(lower.words) == sorted({word.lower() for word in full.words})
+        assert int(lower.counts.sum()) == int(full.counts.sum()) == int(lower.ends[-1])
     tokens = write_words(cut, tmp_path / "four", WordsConfig(unit="tokens", min_count=1))
     assert int(tokens.ends[-1]) == cut.num_tokens
 

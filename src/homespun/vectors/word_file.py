@@ -64,14 +64,14 @@ def write_words(
     """Write the word ids of ``corpus`` to the file ``path``.
 
     Tokens are without special tokens. Words of the decoded text are runs of letters, digits and ``_``, and punctuation
-    marks. With a tokenizer of kind ``words`` both are the same.
+    marks. With a tokenizer of kind ``words`` they are its tokens.
 
     Raises:
         UserError: fewer than two words are frequent enough.
     """
     reader: _Tokens | _Text
     if config.unit == "tokens" or corpus.tokenizer.kind == "words":
-        reader = _Tokens(corpus)
+        reader = _Tokens(corpus, lowercase=config.lowercase and config.unit == "words")
     else:
         reader = _Text(corpus, lowercase=config.lowercase)
     counts = reader.count(lambda share: on_progress(share / 2))
@@ -96,10 +96,10 @@ def write_words(
 
 
 class _Tokens:
-    def __init__(self, corpus: Corpus) -> None:
+    def __init__(self, corpus: Corpus, *, lowercase: bool) -> None:
         self.corpus = corpus
         tokenizer = corpus.tokenizer
-        self.names = tokenizer.tokens
+        self.names = [token.lower() if lowercase else token for token in tokenizer.tokens]
         self.special = tokenizer.special_mask
 
     def count(self, on_progress: OnProgress) -> dict[str, int]:
@@ -108,7 +108,10 @@ class _Tokens:
             counts += np.bincount(self.corpus.tokens(number), minlength=len(counts))
             on_progress((number + 1) / len(self.corpus))
         counts[self.special] = 0
-        return {self.names[i]: int(counts[i]) for i in np.flatnonzero(counts)}
+        totals: Counter[str] = Counter()
+        for i in np.flatnonzero(counts):
+            totals[self.names[i]] += int(counts[i])
+        return totals
 
     def documents(self, index: dict[str, int], on_progress: OnProgress) -> Iterator[NDArray[np.int32]]:
         numbers = np.array([index.get(name, -1) for name in self.names], np.int32)
