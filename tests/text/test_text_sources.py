@@ -271,6 +271,11 @@ def test_undecodable_bytes_are_named_with_their_offset(tmp_path: Path) -> None:
     assert "offset 3 is not ascii" in problem(path, encoding="ascii")
     path.write_bytes("é".encode() + b" x" * formats.CHUNK + b"\xc3")  # cut in the middle of a letter
     assert f"offset {2 + 2 * formats.CHUNK}" in problem(path)
+    text = "你好世界今天天气很好我们去公园玩\n中国的经济发展很快\n" * 4
+    path.write_bytes(text.encode() + b"\xe4\xbd")  # not mojibake of another encoding
+    assert f"offset {len(text.encode())}" in problem(path)
+    path.write_bytes(text.encode("gb18030"))
+    assert read(path) == [{"text": text}]
     assert "unknown encoding 'uft-9'" in problem(path, encoding="uft-9")
     assert "unknown encoding 'hex'" in problem(path, encoding="hex")
 

@@ -96,10 +96,8 @@ def decode_stream(stream: BinaryIO, name: str, encoding: str | None) -> Iterator
                 undecided, codec = False, _likely_encoding(chunk, name)
                 decoder = codecs.getincrementaldecoder(codec)()
                 continue
-            offset = consumed - len(pending) + error.start
-            raise UserError(
-                f"{name}: byte 0x{error.object[error.start]:02x} at offset {offset} is not {codec}; {_SET_ENCODING}"
-            ) from error
+            where = f"byte 0x{error.object[error.start]:02x} at offset {consumed - len(pending) + error.start}"
+            raise UserError(f"{name}: {where} is not {codec}; correct it, or {_SET_ENCODING}") from error
         except UnicodeError as error:  # UTF-16 and UTF-32 without a byte order mark
             raise UserError(f"{name} is not {codec}: {error}; {_SET_ENCODING}") from error
         if text:
@@ -280,6 +278,9 @@ def _likely_encoding(head: bytes, name: str) -> str:
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError as error:
+        text = head.decode(errors="replace")
+        if len(text) - sum(map(str.isascii, text)) > 2 * text.count("\ufffd"):
+            return "utf-8"  # damaged: other encodings are rarely valid UTF-8; `decode_stream` names the byte
         from charset_normalizer import from_bytes
 
         # detect on the lines with non-ASCII bytes: English pages have few of them
