@@ -296,11 +296,20 @@ def test_a_repetitive_text_has_a_smaller_vocabulary_and_few_epochs(
     assert [(budget.time, budget.epochs) for budget in budgets] == [(20.0, 20.0)]
 
 
-def test_pooling_is_read_from_sentence_transformers_folders(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "pooling"),
+    [
+        ('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}', "first"),
+        ('{"embedding_dimension": 8, "pooling_mode": "cls", "include_prompt": true}', "first"),  # version 6
+        ('{"embedding_dimension": 8, "pooling_mode": "mean", "include_prompt": true}', "mean"),
+        ('{"embedding_dimension": 8, "pooling_mode": ["cls", "max"], "include_prompt": true}', None),
+    ],
+)
+def test_pooling_is_read_from_sentence_transformers_folders(tmp_path: Path, settings: str, pooling: str | None) -> None:
     assert declared_pooling(str(tmp_path)) is None
     (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
-    assert declared_pooling(str(tmp_path)) == "first"
+    (tmp_path / "1_Pooling" / "config.json").write_text(settings)
+    assert declared_pooling(str(tmp_path)) == pooling
 
 
 @pytest.mark.slow

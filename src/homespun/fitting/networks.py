@@ -136,8 +136,11 @@ def pooled(stored: ModelBundle, data: TextsData, examples: Sequence[LabelledText
 def declared_pooling(path: str) -> str | None:
     """Return the pooling of a sentence-transformers folder: ``mean``, ``first`` or, without one, ``None``."""
     settings = read_optional(Path(path).expanduser() / "1_Pooling" / "config.json")
-    names = {"mean": "pooling_mode_mean_tokens", "first": "pooling_mode_cls_token"}
-    return next((name for name, key in names.items() if settings.get(key) is True), None)
+    # version 6 writes `pooling_mode`, older ones a flag for each mode
+    for name, mode, flag in (("mean", "mean", "pooling_mode_mean_tokens"), ("first", "cls", "pooling_mode_cls_token")):
+        if settings.get("pooling_mode") == mode or settings.get(flag) is True:
+            return name
+    return None
 
 
 def fit_frozen(source: Source, inspection: Inspection) -> tuple[NetworkTextModel, float]:
