@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "classification-gated": ("T5ForSequenceClassification", GATED | {"num_labels": 3, "eos_token_id": 5}),
     "encoder": ("T5EncoderModel", T5),
     "encoder-gated": ("T5EncoderModel", GATED | {"feed_forward_proj": "gated-gelu_python"}),
+    "encoder-silu": ("T5EncoderModel", GATED | {"dense_act_fn": "silu"}),
     "encoder-classification": ("T5ForTokenClassification", T5 | {"num_labels": 5}),
 }
 LONG = (131, 23, 87)

@@ -93,6 +93,7 @@ def _read_stack(settings: Tree) -> Tree:
     gate, _, act = name.rpartition("-") if isinstance(name, str) else ("?", "", "")
     if gate not in ("", "gated"):
         raise UserError(f"feed_forward_proj={name!r} must be ACTIVATION or gated-ACTIVATION")
+    default = "gelu_new" if name == "gated-gelu" else act  # an exception in transformers too
     return {
         "embedding_norm": False,
         "type_vocab_size": 0,
@@ -104,7 +105,7 @@ def _read_stack(settings: Tree) -> Tree:
         "residual": {"kind": "pre", "final_dropout": True},
         "attention_probs_dropout_prob": settings["dropout_rate"],
         "gated_feed_forward": bool(gate),
-        "hidden_act": "gelu_new" if name == "gated-gelu" else activation(act),  # an exception in transformers too
+        "hidden_act": activation(settings.get("dense_act_fn") or default),
         "attention": {
             "kind": "relative_bias",
             "num_buckets": settings["relative_attention_num_buckets"],
