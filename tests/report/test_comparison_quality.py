@@ -193,6 +193,14 @@ def test_validation_scores_are_labelled(tmp_path: Path) -> None:
     assert "validation" not in tested
 
 
+def test_variation_named_as_a_baseline_keeps_its_result(tmp_path: Path) -> None:
+    models = {"mean": [(0.8, ()), (0.81, ())], "cls": [(0.5, ()), (0.52, ())]}
+    (task,) = evaluate(compared(tmp_path / "pooling", "pearson", models, {"mean": (0.1, ()), "tfidf": (0.3, ())}))
+    assert [one.name for one in task.among_best] == ["mean"]
+    assert task.among_best[0].kind == "model"
+    assert len({one.name for one in task.candidates}) == len(task.candidates) == 4
+
+
 @pytest.mark.parametrize(
     ("budget", "words"),
     [

@@ -215,8 +215,10 @@ def _baselines(
     if own.result.baselines:
         found.insert(0, (comparison.baselines[own.name], own.result.baselines))
     path, metrics = next(((path, metrics) for path, metrics in found if metrics), (comparison.path, {}))
+    variants = {variant.name for variant in comparison.variants}
     for key, values in metrics.items():
         title = f"{baseline_title(key)}{own.of}"
+        title += " (baseline)" if title in variants else ""  # tests and figures find a candidate by its name
         means = {what: values.spread(what) for what in (measure, *FURTHER_METRICS)}
         known = {what: [] if mean is None else [mean[0]] for what, mean in means.items()}
         yield Candidate(
