@@ -221,3 +221,12 @@ def test_runs_with_the_same_metrics_share_a_table_in_any_order(tmp_path: Path, f
         for name, one in measures.items()
     ]
     assert [[row[0] for row in table.rows] for table in tables.results(read_runs(paths))] == [["a", "c"], ["b"]]
+
+
+def test_results_of_a_data_set_are_means_over_trainings(tmp_path: Path, finetuning: Make) -> None:
+    trainings = [
+        {"rows": 50, "rougeL": 0.1, "by_set": {"short": {"rows": 31, "rougeL": value}}} for value in (0.3, 0.4, 0.8)
+    ]
+    path = finetuning(tmp_path / "a", task="seq2seq", measures=["rougeL"], trainings=trainings, baselines={})
+    (table,) = tables.results([read_run(path)])
+    assert table.rows[1] == ("a: short", pytest.approx((0.5, 0.2646), abs=1e-4), 3, 31)

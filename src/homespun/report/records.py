@@ -75,7 +75,11 @@ class RunRecord:
 
     def test_rows(self) -> float | None:
         """Number of test examples, summed over folds."""
-        rows = [test.rows or 0.0 for test in self.tests()]
+        return self.count_rows(self.tests())
+
+    def count_rows(self, tests: Sequence[Metrics]) -> float | None:
+        """Number of examples of ``tests``, one for each training; summed over folds."""
+        rows = [test.rows or 0.0 for test in tests]
         if self.result.measured_on == "folds":
             return sum(rows) / (number(self.config.get("seeds")) or 1.0) or None
         return rows[0] if rows and rows[0] > 0 else None

@@ -68,8 +68,9 @@ def _results(records: Sequence[RunRecord]) -> Table:
     for record in records:
         if tests := record.tests():
             rows.append(row(record.name, tests, len(tests), record.test_rows()))
-            parts = tests[0].by_set.items()
-            rows += [row(f"{record.name}: {part}", [found], len(tests), found.rows) for part, found in parts]
+            for part in dict.fromkeys(part for test in tests for part in test.by_set):
+                found = [test.by_set[part] for test in tests if part in test.by_set]
+                rows.append(row(f"{record.name}: {part}", found, len(found), record.count_rows(found)))
     rows += [row(name, [found], None, n) for name, (found, n) in distinct_baselines(records, (main, *others)).items()]
     columns = (
         *texts("model"),
