@@ -136,7 +136,8 @@ def test_constant_output_is_reported(
 
 def test_folds_count_every_text_once(tmp_path: Path, finetuning: Make, metrics: Make) -> None:
     def folded(mean: float) -> dict[str, Any]:
-        return {"accuracy": {"mean": mean, "std": 0.01, "values": []}, "macro_f1": {"mean": mean, "std": 0.01}}
+        means = {name: {"mean": mean, "std": 0.01, "values": []} for name in ("accuracy", "macro_f1")}
+        return {"rows": 1800} | means
 
     tests = [metrics(["yes", "no"], 0.91, rows=1800, seed=fold) for fold in range(5)]
     values = {"measured_on": "folds", "baselines": {"tfidf": folded(0.8)}, "test": folded(0.91)}
@@ -145,6 +146,7 @@ def test_folds_count_every_text_once(tmp_path: Path, finetuning: Make, metrics: 
     (table,) = tables.results([run])
     assert [row[0] for row in table.cells()] == ["b", "TF-IDF + linear"]
     assert table.rows[1][1] == (0.8, 0.01)
+    assert [row[-1] for row in table.rows] == [9000, 9000]
     assert "beat TF-IDF + linear" in summary([run])[0]
 
 

@@ -94,7 +94,7 @@ def distinct_baselines(records: Sequence[RunRecord], metrics: Sequence[str]) -> 
     shown: dict[str, tuple[Metrics, float | None]] = {}
     for record in records:
         for key, found in record.result.baselines.items():
-            name, rows = baseline_title(key), found.rows or record.test_rows()
+            name, rows = baseline_title(key), record.test_rows() or found.rows  # `found.rows` are those of one fold
             known, _ = shown.setdefault(name, (found, rows))
             if any(known.spread(metric) != found.spread(metric) for metric in (*metrics, "rows")):
                 shown[f"{name} ({record.name})"] = found, rows
