@@ -201,6 +201,13 @@ def test_variation_named_as_a_baseline_keeps_its_result(tmp_path: Path) -> None:
     assert len({one.name for one in task.candidates}) == len(task.candidates) == 4
 
 
+def test_trainings_without_the_metric_are_reported(tmp_path: Path) -> None:
+    models: dict[str, Sequence[Any]] = {"a": [(0.8, ()), (None, ()), (0.7, ())], "b": [(0.6, ())] * 3}
+    (task,) = evaluate(compared(tmp_path / "constant", "spearman", models))
+    (warning,) = task.warnings
+    assert "Spearman correlation of a in sts leaves out 1 of 3 trainings" in warning
+
+
 @pytest.mark.parametrize(
     ("budget", "words"),
     [

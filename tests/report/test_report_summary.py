@@ -232,3 +232,18 @@ def test_results_of_a_data_set_are_means_over_trainings(tmp_path: Path, finetuni
     path = finetuning(tmp_path / "a", task="seq2seq", measures=["rougeL"], trainings=trainings, baselines={})
     (table,) = tables.results([read_run(path)])
     assert table.rows[1] == ("a: short", pytest.approx((0.5, 0.2646), abs=1e-4), 3, 31)
+
+
+def test_training_with_equal_predictions_is_counted(tmp_path: Path, finetuning: Make) -> None:
+    """Their correlation is undefined, and a mean without them would be too high."""
+    good = {"rows": 50, "spearman": 0.8, "absolute_error": 0.2}
+    constant = {"rows": 50, "spearman": None, "absolute_error": 0.8}
+    measures = {"task": "regression", "measures": ["spearman", "absolute_error"], "baselines": {}}
+    run = read_run(finetuning(tmp_path / "a", trainings=[good, good, constant], **measures))
+    (table,) = tables.results([run])
+    assert table.rows[0][1:3] == ((0.8, 0.0), (pytest.approx(0.4), pytest.approx(0.3464, abs=1e-4)))
+    assert table.rows[0][-2:] == (3, 50)
+    (warning,) = warnings([run])
+    assert "Spearman correlation of a leaves out 1 of 3 trainings" in warning
+    alone = read_run(finetuning(tmp_path / "b", seeds=1, trainings=[constant], **measures))
+    assert "b: classification, Spearman correlation undefined." in summary([alone])[0]

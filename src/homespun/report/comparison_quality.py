@@ -20,7 +20,7 @@ from homespun.errors import UserError, quantity
 from homespun.report import significance
 from homespun.report.comparison_records import Comparison, Variant
 from homespun.report.formats import FURTHER_METRICS, MAIN_METRICS, baseline_title, metric_title
-from homespun.report.records import RunRecord, constant_output, read_scores
+from homespun.report.records import RunRecord, constant_output, read_scores, undefined
 from homespun.results import RunResult, mean_and_deviation
 
 
@@ -148,6 +148,9 @@ def _values(records: Sequence[RunRecord], measure: str) -> list[float]:
 
 def _model(variant: Variant, task: str, measure: str, warnings: list[str]) -> Candidate:
     records = variant.records(task)
+    tests = [test for record in records for test in record.result.trainings()]
+    if (sentence := undefined(f"{variant.name} in {task}", tests, measure)) is not None:
+        warnings.append(sentence)
     return Candidate(
         name=variant.name,
         kind="model",
@@ -157,7 +160,7 @@ def _model(variant: Variant, task: str, measure: str, warnings: list[str]) -> Ca
         log_loss=_values(records, "log_loss"),
         rows=_rows([record.path for record in records], "model", measure, f"{variant.name}, {task}", warnings),
         examples=_examples(records),
-        repeated=constant_output([test for record in records for test in record.result.trainings()]),
+        repeated=constant_output(tests),
         state=variant.state,
         why=variant.why,
     )

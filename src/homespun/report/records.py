@@ -17,7 +17,7 @@ from homespun.config import read_yaml
 from homespun.errors import UserError, quantity
 from homespun.io.json import read_optional
 from homespun.migration import migrate
-from homespun.report.formats import number
+from homespun.report.formats import metric_title, number
 from homespun.results import Event, Metrics, RunResult, Validation, is_number, mean_over_trainings
 
 Tree = Mapping[str, Any]
@@ -56,7 +56,8 @@ class RunRecord:
 
     def tests(self) -> list[Metrics]:
         """Test metrics of every seed or fold, or of the single training; empty for a pretraining run."""
-        return [test for test in self.result.trainings() if test.number(self.measures[0]) is not None]
+        found = self.result.trainings()
+        return [test for test in found if any(test.number(measure) is not None for measure in self.measures)]
 
     @property
     def measures(self) -> list[str]:
@@ -207,6 +208,17 @@ def constant_output(tests: Sequence[Metrics]) -> float:
     if written is None or targets is None:
         return 0.0
     return written[0] if written[0] > _CONSTANT + 2 * targets[0] else 0.0
+
+
+def undefined(name: str, tests: Sequence[Metrics], measure: str) -> str | None:
+    """Return a sentence if some trainings have no ``measure`` and others have; None otherwise."""
+    missing = sum(test.number(measure) is None for test in tests)
+    if missing in (0, len(tests)):
+        return None
+    return (
+        f"The mean {metric_title(measure)} of {name} leaves out {missing} of {len(tests)} trainings, where it is "
+        f"undefined, for example because all predictions are equal."
+    )
 
 
 def loss_terms(record: RunRecord) -> list[str]:

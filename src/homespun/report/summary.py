@@ -21,6 +21,7 @@ from homespun.report.records import (
     final_losses,
     pretraining_quantity,
     read_scores,
+    undefined,
 )
 from homespun.report.significance import bootstrap_interval, difference_interval, wilson_interval
 from homespun.results import Metrics, mean_over_trainings
@@ -51,8 +52,10 @@ def exports(records: Sequence[RunRecord]) -> list[str]:
 
 
 def warnings(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence for every run that did not end normally."""
-    return [f"{record.name} {record.warning}." for record in records if record.warning]
+    """Return a sentence for every run that did not end normally, or has trainings without its main metric."""
+    ended = [f"{record.name} {record.warning}." for record in records if record.warning]
+    partial = [undefined(record.name, record.tests(), record.measures[0]) for record in records]
+    return ended + [sentence for sentence in partial if sentence is not None]
 
 
 def leakage(records: Sequence[RunRecord]) -> list[str]:
