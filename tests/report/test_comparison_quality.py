@@ -208,6 +208,17 @@ def test_trainings_without_the_metric_are_reported(tmp_path: Path) -> None:
     assert "Spearman correlation of a in sts leaves out 1 of 3 trainings" in warning
 
 
+def test_objectives_are_compared_by_a_metric_that_both_have(tmp_path: Path) -> None:
+    models: dict[str, Sequence[Training]] = {"ratings": [(0.6, ()), (0.62, ())], "numbers": [(0.7, ()), (0.71, ())]}
+    comparison = compared(tmp_path / "objectives", "spearman", models)
+    for result in (tmp_path / "objectives").glob("trials/ratings/*/sts/result.json"):
+        spearman = json.loads(result.read_text())["test"]
+        change(result, measures=["quadratic_kappa", "spearman"], test=spearman | {"quadratic_kappa": 0.9})
+    (task,) = evaluate(read_comparison(comparison.path))
+    assert task.measure == "spearman"
+    assert [(one.name, one.mean) for one in task.candidates] == [("numbers", 0.705), ("ratings", 0.61)]
+
+
 @pytest.mark.parametrize(
     ("budget", "words"),
     [

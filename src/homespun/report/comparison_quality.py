@@ -121,7 +121,9 @@ def evaluate(comparison: Comparison) -> list[TaskComparison]:
 def _task(comparison: Comparison, name: str) -> TaskComparison:
     warnings: list[str] = []
     records = [record for variant in comparison.variants for record in variant.records(name)]
-    named = [key for record in records for key in record.result.measures[:1]]
+    listed = [record.result.measures for record in records if record.result.measures]
+    # variants with other objectives, such as ratings as numbers, are compared by a metric that all have
+    named = sorted([first for first, *_ in listed], key=lambda key: not all(key in measures for measures in listed))
     tests = [test for record in records for test in record.result.trainings()]
     known = (key for key in [*named, *MAIN_METRICS] if any(test.number(key) is not None for test in tests))
     measure = next(known, "accuracy")
