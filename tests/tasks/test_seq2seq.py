@@ -8,9 +8,13 @@ import torch
 from torch.nn import functional as F
 
 from homespun.data.rows import Row
+from homespun.data.source_target import SourceTargetPair
 from homespun.errors import UserError
+from homespun.metrics.text import Rouge
 from homespun.models.config import ModelConfig
 from homespun.tasks.seq2seq import TextToText, TextToTextLoss
+from homespun.tasks.seq2seq_data import TextPairsData
+from homespun.tasks.summaries import measure_texts
 
 SIZES: dict[str, Any] = {"vocab_size": 53, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
 SIZES |= {"intermediate_size": 17, "max_position_embeddings": 31, "hidden_dropout_prob": 0.0}
@@ -70,3 +74,11 @@ def test_who_cannot_write() -> None:
         objective({"kind": "encoder"} | SIZES)
     with pytest.raises(UserError, match="needs an encoder"):
         objective(ONE, frozen_encoder=True)
+
+
+def test_data_sets_with_one_prefix_are_measured_separately() -> None:
+    sets = [{"train": "a.csv", "prefix": "summarize: "}, {"train": "b.csv", "prefix": "summarize: "}]
+    data = TextPairsData.model_validate({"sets": sets})
+    pairs = [SourceTargetPair("a long text", ("good",), data_set=number) for number in (0, 1)]
+    by_set = measure_texts(data, pairs, ["good", "bad"], Rouge()).metrics["by_set"]
+    assert {name: metrics["rouge1"] for name, metrics in by_set.items()} == {"summarize": 1.0, "summarize 1": 0.0}

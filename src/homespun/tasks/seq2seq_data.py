@@ -160,9 +160,9 @@ class TextPairsData(TaskData):
             )
 
     def name_of(self, number: int) -> str:
-        """Name of a data set in tables and on the command line."""
-        one = self.all_sets[number]
-        return one.name or one.prefix.strip(" :") or f"set {number}"
+        """Name of a data set in tables and on the command line; a repeated name ends in its number, from 0."""
+        names = [one.name or one.prefix.strip(" :") or f"set {n}" for n, one in enumerate(self.all_sets)]
+        return names[number] if names.index(names[number]) == number else f"{names[number]} {number}"
 
     def select_set(self, name: str | None, *, source: str) -> TextPairsData:
         """Select a data set with its prefix and columns; ``None`` selects the only one.
