@@ -232,7 +232,9 @@ def test_seeds_in_trials_have_their_curves(tmp_path: Path, finetuning: Make) -> 
     run = finetuning(tmp_path / "a")
     finetuning(run / "trials" / "seed-3")
     (run / "metrics.jsonl").unlink()
-    assert "a (seed-3)" in write_report([run], tmp_path / "out", title="t").read_text()
+    page = write_report([run], tmp_path / "out", title="t").read_text()
+    assert "a (seed-3)" in page
+    assert "Per class (first of 3 trainings of a)" in page
 
 
 def test_missing_glyphs_warn_once(tmp_path: Path, pretraining: Make, caplog: pytest.LogCaptureFixture) -> None:

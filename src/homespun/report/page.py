@@ -86,10 +86,10 @@ def _classes(records: Sequence[RunRecord]) -> list[Block]:
     def blocks(record: RunRecord, end: str) -> list[Block]:
         tests = record.tests()
         of = f"first of {len(tests)} trainings of {record.name}" if len(tests) > 1 else record.name
-        title = f"Confusion matrix ({of})" if len(tests) > 1 or len(tested) > 1 else "Confusion matrix"
-        matrix = confusion(tests[0])
-        found = confusion_blocks(matrix, end, title, "Most frequent mistakes") if matrix else []
-        return found + tabular(tables.per_class(tests[0], f"per-class{end}", record.result.baselines.get("tfidf")))
+        part = f" ({of})" if len(tests) > 1 or len(tested) > 1 else ""
+        matrix, tfidf = confusion(tests[0]), record.result.baselines.get("tfidf")
+        found = confusion_blocks(matrix, end, f"Confusion matrix{part}", "Most frequent mistakes") if matrix else []
+        return found + tabular(tables.per_class(tests[0], f"per-class{end}", tfidf, f"Per class{part}"))
 
     return _per_run(sorted(tested, key=lambda record: -(tables.accuracy(record) or 0.0)), blocks)
 

@@ -184,12 +184,12 @@ def _losses(records: Sequence[RunRecord], name: str) -> Table:
     return Table(name, "Losses at the end", columns, rows, note).without_empty_columns()
 
 
-def per_class(test: Metrics, name: str, baseline: Metrics | None = None) -> Table:
+def per_class(test: Metrics, name: str, baseline: Metrics | None = None, title: str = "Per class") -> Table:
     """Build a table of precision, recall and F1 of each class, and F1 of the TF-IDF baseline."""
     tfidf = baseline.per_class if baseline else {}
     return Table.of(
         name,
-        "Per class",
+        title,
         test.per_class.items(),
         text("class", lambda item: item[0]),
         value("precision", lambda item: item[1].precision, formats.share),
