@@ -245,5 +245,8 @@ def test_training_with_equal_predictions_is_counted(tmp_path: Path, finetuning: 
     assert table.rows[0][-2:] == (3, 50)
     (warning,) = warnings([run])
     assert "Spearman correlation of a leaves out 1 of 3 trainings" in warning
+    curve = [{"examples": 1000, "seeds": [good, good]}, {"examples": 2000, "seeds": [good, constant]}]
+    (warning,) = warnings([read_run(finetuning(tmp_path / "c", trainings=[good, constant], curve=curve, **measures))])
+    assert "of c with 2,000 training examples leaves out 1 of 2" in warning
     alone = read_run(finetuning(tmp_path / "b", seeds=1, trainings=[constant], **measures))
     assert "b: classification, Spearman correlation undefined." in summary([alone])[0]

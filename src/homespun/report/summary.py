@@ -54,7 +54,14 @@ def exports(records: Sequence[RunRecord]) -> list[str]:
 def warnings(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence for every run that did not end normally, or has trainings without its main metric."""
     ended = [f"{record.name} {record.warning}." for record in records if record.warning]
-    partial = [undefined(record.name, record.tests(), record.measures[0]) for record in records]
+    partial = [
+        undefined(name, tests, record.measures[0])
+        for record in records
+        for name, tests in (
+            [(f"{record.name} with {point.examples:,} training examples", point.seeds) for point in record.result.curve]
+            or [(record.name, record.tests())]
+        )
+    ]
     return ended + [sentence for sentence in partial if sentence is not None]
 
 
