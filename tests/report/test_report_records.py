@@ -38,6 +38,17 @@ def test_a_killed_run_is_read_from_its_metrics_and_its_half_line_is_ignored(tmp_
     assert train["generator"] == pytest.approx(sum(point.value for point in run.train["generator"][-11:]) / 11)
 
 
+def test_run_that_was_killed_after_its_first_training_is_unfinished(tmp_path: Path, finetuning: Make) -> None:
+    path = finetuning(tmp_path / "a")
+    finetuning(path / "trials" / "seed-0")
+    for name in ("metrics.jsonl", "result.json"):
+        (path / name).unlink()
+    run = read_run(path)
+    assert run.end == "early_stopping"
+    assert "did not finish" in str(run.warning)
+    assert "unfinished" in tables.resources([run]).rows[0]
+
+
 def test_steps_done_again_after_a_resume_replace_the_first_ones(tmp_path: Path) -> None:
     def step(n: int, loss: float) -> dict[str, object]:
         return {"event": "step", "step": n, "time": n * 2.0, "loss": loss, "losses": {"mlm": loss}}

@@ -94,7 +94,7 @@ class RunRecord:
             return f"was interrupted{at}; results up to there"
         if self.end == "not_finite":
             return f"stopped{at}: its loss was not finite"
-        if self.end is None and not self.result.model_fields_set:
+        if not self.result.model_fields_set:  # written last, after the end of the first of several trainings
             return f"did not finish{at}: it is running, or was killed"
         return None
 

@@ -148,7 +148,7 @@ def resource_table(
 
 
 def _state(record: RunRecord) -> str | None:
-    if record.end is None:
+    if record.end is None or (record.trial is not None and not record.result.model_fields_set):
         return "unfinished" if record.warning else None
     done, train = record.summary.get("epochs"), as_tree(record.config.get("train"))
     planned = formats.number(as_tree(train.get("budget")).get("epochs"))
