@@ -20,7 +20,7 @@ from homespun.models.config import ModelConfig
 from homespun.ngrams import Ngrams, Tfidf
 from homespun.serving.explanation import MAX_CHARACTERS, MAX_TOKENS
 from homespun.serving.models import Models
-from homespun.serving.neighbours import NeighbourIndex
+from homespun.serving.neighbours import NeighbourIndex, training_examples
 from homespun.serving.occlusion import MAX_PARTS, occlude, split_words
 from homespun.tasks.text_models import AverageTextModel, LinearTextModel, open_text_model
 from homespun.tasks.texts import LabelledData, LabelledText
@@ -279,6 +279,16 @@ def test_training_data_of_a_fit_and_of_a_run(run: Callable[[str], Path], kind: s
     index.close()
     assert index.error is None
     assert index.nearest(LabelledText(TEXTS[1], ""), 1)[0].text == TEXTS[1]
+
+
+def test_training_examples_of_label_columns_have_the_names_of_their_classes(tmp_path: Path) -> None:
+    rows = "food,sport,text\n0,1,Goal!\n1,0,Soup\n,,Unlabelled\n"
+    (tmp_path / "train.csv").write_text(rows, encoding="utf-8")
+    settings = {"train": [str(tmp_path / "train.csv")]}
+    (tmp_path / "result.json").write_text(json.dumps({"settings": settings}), encoding="utf-8")
+    data = LabelledData(label=["food", "sport"], multi_label=False)
+    found = [(example.text, example.label) for example in training_examples(data, tmp_path)]
+    assert found == [("Goal!", "sport"), ("Soup", "food")]
 
 
 @pytest.mark.parametrize("damage", ["config.yaml", "vectors"])

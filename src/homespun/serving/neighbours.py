@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from homespun.config import read_yaml
-from homespun.data.labels import get_field, label_name, read_rows
+from homespun.data.labels import read_rows
 from homespun.errors import UserError, first_line
 from homespun.io.json import read_optional
 from homespun.tasks.text_models import TextModel
@@ -115,11 +115,8 @@ def training_examples(data: TextsData, run: Path) -> Iterator[LabelledText]:
     """
     files, columns, encoding = _training_files(run)
     for record, where in read_rows(files, columns=columns, encoding=encoding):
-        if data.multi_label:
+        if data.multi_label or not data.lacks_label(record, set(record)):
             yield from data.parse(record, where=where)
-            continue
-        text, second = data.texts_of(record, where=where)
-        yield LabelledText(text, label_name(get_field(record, data.label_columns[0], where=where)), second)
 
 
 def _training_files(run: Path) -> tuple[list[str], list[str] | None, str | None]:
