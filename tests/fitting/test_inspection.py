@@ -242,6 +242,15 @@ def test_values_besides_0_and_1_are_refused(value: str, tmp_path: Path) -> None:
         inspect([path], label=["p", "q"])
 
 
+@pytest.mark.parametrize("separator", [";", "|", ","])
+def test_cells_of_the_task_multi_label_are_divided_at_any_separator(separator: str, tmp_path: Path) -> None:
+    cells = ["", "a", f"a{separator}b", f"a{separator}b{separator}c"]  # as many distinct cells as labels
+    rows = [(f"{TEXTS[row % 4]} {row}", cells[row % 4]) for row in range(80)]
+    found = inspect([table(tmp_path / "t.csv", ("text", "label"), rows)], task="multi-label")
+    assert found.labels is not None
+    assert found.labels.names == ("a", "b", "c")
+
+
 def test_labels_that_contain_a_separator_are_classes(tmp_path: Path) -> None:
     rows = [(f"{TEXTS[row % 4]} {row}", ["Albany, NY", "Austin, TX"][row % 2]) for row in range(80)]
     found = inspect([table(tmp_path / "t.csv", ("text", "label"), rows)])

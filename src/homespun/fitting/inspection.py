@@ -144,7 +144,8 @@ def inspect(
     else:
         values = [record.get(labels_in[0]) for record in records]
         check_values(values, labels_in[0], texts, sample, source)
-        separator = find_separator(values) if task in ("auto", "multi-label") else None
+        several = task == "multi-label"
+        separator = find_separator(values, several=several) if several or task == "auto" else None
         kind = find_task(values, labels_in[0], task, separator, decisions)
     data = _data_config(texts, labels_in, kind, separator, train, columns, encoding)
     names = set(column_names(sample))

@@ -67,14 +67,17 @@ def _is_number(name: str) -> bool:
         return False
 
 
-def find_separator(values: Sequence[object]) -> str | None:
-    """Return the separator of several labels in a cell, by which the distinct cells have fewer distinct parts."""
-    names = {label_name(value) for value in values if not isinstance(value, list | tuple)}
-    for separator in _SEPARATORS:
-        parts = {part.strip() for name in names for part in name.split(separator)}
-        if len(parts - {""}) < len(names - {""}):
-            return separator
-    return None
+def find_separator(values: Sequence[object], *, several: bool = False) -> str | None:
+    """Return the separator of several labels in a cell, by which the distinct cells have fewer distinct parts.
+
+    With ``several`` the texts are known to have several labels, and a separator in any cell suffices.
+    """
+    names = {label_name(value) for value in values if not isinstance(value, list | tuple)} - {""}
+    parts = {s: {part.strip() for name in names for part in name.split(s)} - {""} for s in _SEPARATORS}
+    fewer = next((separator for separator, found in parts.items() if len(found) < len(names)), None)
+    if fewer is None and several:
+        return next((separator for separator, found in parts.items() if found != names), None)
+    return fewer
 
 
 def find_task(
