@@ -10,13 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
+import pyarrow
 import pytest
 from commands_world import World, read_lines, write_lines
+from pyarrow import parquet
 from torch import nn
 
 from homespun.commands import prediction_parts
@@ -235,6 +239,26 @@ def test_a_table_has_the_columns_of_all_records(tmp_path: Path) -> None:
     expected |= {"predicted_probability_sport": "0.25"}
     assert first == {"text": "a", "label": "", "probabilities": "", "probability_sport": ""} | expected
     assert second == {"text": "b", "label": "TRUTH", "probabilities": "x|y", "probability_sport": "1"} | expected
+
+
+@pytest.mark.usefixtures("food")
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_dates_decimals_and_nested_columns_are_kept(tmp_path: Path, suffix: str) -> None:
+    columns = {
+        "text": ["a"],
+        "day": [date(2026, 1, 2)],
+        "price": [Decimal("1.10")],
+        "meta": [{"id": 5}],
+        "image": [b""],
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "given.parquet")
+    out = tmp_path / f"out{suffix}"
+    predict("run", str(tmp_path / "given.parquet"), out)
+    with out.open(encoding="utf-8", newline="") as stream:
+        row = json.loads(stream.read()) if suffix == ".jsonl" else next(csv.DictReader(stream))
+    meta = {"id": 5} if suffix == ".jsonl" else '{"id": 5}'
+    kept = {"text": "a", "day": "2026-01-02", "price": "1.10", "meta": meta}
+    assert {name: row.get(name) for name in columns} == kept | {"image": None}
 
 
 @pytest.mark.usefixtures("food")

@@ -32,8 +32,11 @@ class Summary(BaseModel):
     names: dict[str, None] = {}  # columns of the predictions
 
     def add(self, record: Mapping[str, object], prediction: Prediction, suffix: str) -> str:
-        """Count a record and its prediction, and return them as a line for `write_lines`, in a file of ``suffix``."""
-        given = {str(key): value for key, value in record.items() if _is_plain(value)}
+        """Count a record and its prediction, and return them as a line for `write_lines`, in a file of ``suffix``.
+
+        Dates and decimals of the record become text; bytes, such as those of images, are left out.
+        """
+        given = {str(key): value for key, value in record.items() if not isinstance(value, bytes)}
         cells = prediction if suffix == ".jsonl" else _csv_cells(prediction)
         label = prediction.get("label", prediction.get("tags", ()))
         for name in [label] if isinstance(label, str) else label:
@@ -76,10 +79,6 @@ def write_lines(path: Path, lines: Iterable[str], summary: Summary, *, raw: bool
             writer.writerow([_cell(row.get(column), raw) for column in columns])
 
 
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float | bool | list)
-
-
 def _unused(name: str, fields: Container[str]) -> str:
     return name if name not in fields else _unused(f"predicted_{name}", fields)
 
@@ -92,6 +91,7 @@ def _csv_cells(prediction: Prediction) -> dict[str, object]:
 
 def _cell(value: object, raw: bool) -> object:
     cell = _joined(value) if isinstance(value, list) else value
+    cell = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else cell
     if raw or not isinstance(cell, str) or not cell.startswith(_FORMULA):
         return cell
     try:
