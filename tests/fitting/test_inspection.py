@@ -235,6 +235,13 @@ def test_a_label_or_another_candidate_wins_over_columns_of_0_and_1(tmp_path: Pat
         inspect([path], label=["reply", "seen"], task="regression")
 
 
+def test_pairs_with_several_label_columns_are_refused(tmp_path: Path) -> None:
+    rows = [(f"first {n}", f"second {n}", n % 2, 1 - n % 2) for n in range(60)]
+    path = table(tmp_path / "t.csv", ("sentence1", "sentence2", "yes", "no"), rows)
+    with pytest.raises(UserError, match=r"one label column, not yes and no; .* --label-field"):
+        inspect([path])
+
+
 @pytest.mark.parametrize("value", ["-1", "", "2", "x"])
 def test_values_besides_0_and_1_are_refused(value: str, tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv", ("id", "text", "p", "q", "r"), [*ONE_HOT, ("z", "a text", 1, value, 0)])

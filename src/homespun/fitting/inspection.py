@@ -29,6 +29,7 @@ from homespun.fitting.columns import (
 from homespun.fitting.label_values import check_values, find_separator, find_task, one_hot_task
 from homespun.fitting.verdict import capped
 from homespun.metrics.classification import check_memory
+from homespun.report import formats
 from homespun.report.console import SILENT, Display, counter
 from homespun.tasks.text_outputs import numbers_of_examples, targets_of
 from homespun.tasks.texts import LabelledData, LabelledText, PairsData, TextsData, labels_of, readable_texts
@@ -199,6 +200,11 @@ def _data_config(
     named = label[0] if len(label) == 1 else list(label)
     read = {"train": list(train), "label": named, "columns": columns and list(columns), "encoding": encoding}
     if is_pair(texts) and kind != "multi-label":
+        if len(label) > 1:
+            raise UserError(
+                f"pairs of texts take one label column, not {formats.listed(label)}; write the class into one column, "
+                f"and name it with --label-field"
+            )
         return PairsData.model_validate(read | {"first": texts[0], "second": texts[1]})
     text = texts[0] if len(texts) == 1 else list(texts)
     multi_label = kind == "multi-label"
