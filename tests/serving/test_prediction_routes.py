@@ -46,6 +46,16 @@ def test_every_task_is_predicted(client: TestClient, name: str, texts: list[obje
     assert prediction.keys() >= fields
 
 
+@pytest.mark.parametrize("name", ["classifier", "regressor", "pairs"])
+def test_outer_white_space_is_not_read_as_in_files(client: TestClient, name: str) -> None:
+    pair = [f" {TEXTS[0]}\n", f"\t{TEXTS[1]} "]
+    texts = [PAIR, pair] if name == "pairs" else [PAIR[0], pair[0]]
+    first, second = (
+        client.post("/predict", json={"texts": [text], "model": name}).json()["predictions"] for text in texts
+    )
+    assert first == second
+
+
 def test_sentences_of_a_document_are_predicted(client: TestClient) -> None:
     answer = client.post("/predict", json={"texts": [TEXTS], "model": "sentences"})
     assert answer.status_code == 200, answer.text

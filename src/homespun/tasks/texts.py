@@ -299,15 +299,19 @@ def readable_texts(examples: Sequence[LabelledText]) -> list[str]:
 def rows_of(
     examples: Sequence[LabelledText], data: TextsData, stored: ModelBundle, *, names: Labels | None = None
 ) -> LabelledRows:
-    """Return a row for each text or pair, with its class if ``names`` are given."""
+    """Return a row for each text or pair, with its class if ``names`` are given.
+
+    Outer white space is not read, as `get_text` removes it from the texts of files.
+    """
+    seconds = second_texts(examples)
     return LabelledRows(
-        [example.text for example in examples],
+        [example.text.strip() for example in examples],
         None if names is None else labels_of(examples),
         stored.tokenizer,
         length=data.max_length,
         long_inputs=data.truncation,
         names=names,
-        pairs=second_texts(examples),
+        pairs=seconds and [text.strip() for text in seconds],
         segments=stored.config.has_segments,
     )
 
