@@ -70,6 +70,16 @@ def test_labels_keep_their_type(kind: type) -> None:
     assert predicted.dtype == numbers.dtype
 
 
+@pytest.mark.parametrize("names", [("9", "10", "a"), ("1", "1.0", ""), (9.0, -10.0, 0.0)])
+def test_probabilities_are_in_the_order_of_the_sorted_labels(names: tuple[object, ...]) -> None:
+    texts, labels = examples(60)
+    given = [names[list(WORDS).index(label)] for label in labels]
+    classifier = TextClassifier(time="15s").fit(texts, given)
+    assert classifier.classes_.tolist() == sorted(names)
+    probabilities = classifier.predict_proba(texts)
+    assert (classifier.classes_[probabilities.argmax(axis=1)] == given).mean() > 0.8
+
+
 @pytest.mark.slow
 def test_cross_validation_grid_search_and_pipelines() -> None:
     texts, labels = examples()
@@ -98,7 +108,7 @@ def test_each_fit_has_a_new_folder(tmp_path: Path) -> None:
     assert not np.isnan(scores).any()
     classifier = TextClassifier(time="5s", folder=str(tmp_path / "fits")).fit(texts, labels)
     assert classifier.folder_ == tmp_path / "fits" / "fit-3"
-    assert homespun.open(classifier.folder_).predict(texts)
+    assert homespun.open(classifier.folder_).predict(texts) == classifier.predict(texts).tolist()
     assert TextClassifier(time="5s").fit(texts, labels).folder_ is None
 
 

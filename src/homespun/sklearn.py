@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import count
 from numbers import Integral
@@ -17,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 
 from homespun.config import parse_bytes, parse_duration, parse_option, validate
-from homespun.data.labels import Labels
+from homespun.data.labels import Labels, label_name
 from homespun.fitting.fit import fit_examples
 from homespun.fitting.inspection import split_examples
 from homespun.fitting.results import FitSettings
@@ -127,18 +128,19 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         self.classes_, indices = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"TextClassifier needs at least two classes; y has one class, {self.classes_[0]}")
-        names = tuple(map(str, range(len(self.classes_))))
-        self._train(texts, [names[index] for index in indices], Labels(names))
+        names = _class_names(self.classes_)
+        self._train(texts, [names[index] for index in indices], Labels.collect(names))
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Compute (texts, classes) probabilities, in the order of ``classes_``."""
-        return self._outputs(X)
+        outputs, labels = self._outputs(X), self.model_.labels  # in the order of `Labels.collect`
+        assert labels is not None
+        return outputs[:, [labels.index(name) for name in _class_names(self.classes_)]]
 
     def predict(self, X: ArrayLike) -> NDArray[np.generic]:
         """Predict the label of each text."""
-        best = self._outputs(X).argmax(axis=1)
-        return self.classes_[best]
+        return self.classes_[self.predict_proba(X).argmax(axis=1)]
 
 
 class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
@@ -196,6 +198,12 @@ def _targets(y: ArrayLike) -> NDArray[np.generic]:
 
 
 _MISSING = ("nan", "NaT", "<NA>")  # of float, numpy and pandas
+
+
+def _class_names(classes: NDArray[np.generic]) -> list[str]:
+    """Return names for `homespun predict`, or numbers from 0 if a name is empty, or equal to another."""
+    names = [re.sub(r"^(-?\d+)\.0+$", r"\1", label_name(value)) for value in classes.tolist()]
+    return names if all(names) and len(set(names)) == len(names) else list(map(str, range(len(names))))
 
 
 def _new_folder(parent: Path) -> Path:
