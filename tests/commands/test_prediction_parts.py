@@ -274,6 +274,15 @@ def test_formulas_of_a_table_are_quoted(tmp_path: Path, text: str) -> None:
     assert row["text"] == text
 
 
+@pytest.mark.parametrize("entry", ["in.jsonl", "*.jsonl", "."])
+def test_an_input_is_not_replaced(model: str, tmp_path: Path, entry: str) -> None:
+    given = write_records(tmp_path / "in.jsonl")
+    earlier = given.read_bytes()
+    with pytest.raises(UserError, match=r"--out .*in\.jsonl is a file of the input"):
+        predict(model, str(tmp_path / entry), given)
+    assert given.read_bytes() == earlier
+
+
 @pytest.mark.usefixtures("food")
 def test_what_was_predicted_can_be_predicted_of_again(tmp_path: Path) -> None:
     given = {"text": "a", "label": "TRUTH", "predicted_label": "sport"}

@@ -36,6 +36,7 @@ from homespun.tasks.record_models import RecordModel, find_record_model, open_re
 from homespun.tasks.text_models import find_text_model, measure, open_text_model
 from homespun.tasks.text_models import predict as predict_with
 from homespun.text.formats import Record
+from homespun.text.input_files import is_local, local_files
 from homespun.text.sources import ReadProgress, read_records
 
 if TYPE_CHECKING:
@@ -201,8 +202,9 @@ def predict_files(
         Counts of the rows, and the number of those that were predicted before a kill.
 
     Raises:
-        UserError: ``inputs`` have no records, or the prediction raised it.
+        UserError: ``inputs`` have no records or include ``path``, or the prediction raised it.
     """
+    _check_not_read(path, inputs)
     digest, model = "", Path(run)
     if processes is not None:
         model = _local_folder(run)
@@ -236,6 +238,13 @@ def predict_files(
         if not files:
             raise UserError(f"{source} holds no rows to predict")
         return join_parts(files, path, raw=raw), resumed
+
+
+def _check_not_read(path: Path, inputs: Iterable[str]) -> None:
+    """Raise `UserError` if ``path`` exists and is a file of ``inputs``, which it would replace."""
+    for entry in filter(is_local, inputs):
+        if path.exists() and any(path.samefile(file.name) for file in local_files(entry)):
+            raise UserError(f"--out {path} is a file of the input {entry}; give another file")
 
 
 def _visited(records: Iterable[Record], visit: Callable[[Record], None]) -> Iterator[Record]:
