@@ -140,8 +140,10 @@ def test_a_latency_that_no_model_meets_is_warned_of(tmp_path: Path, latency: flo
     assert sum("--latency" in line for line in result["warnings"]) == warnings
 
 
-@pytest.mark.parametrize("latency", [0.0, -1.0, float("nan")])
-def test_a_latency_that_no_model_has_is_refused(tmp_path: Path, latency: float) -> None:
-    with pytest.raises(UserError, match="latency="):
-        fit([str(tmp_path / "train.csv")], tmp_path / "run", latency=latency)
+@pytest.mark.parametrize("name", ["latency", "seconds"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_times_that_are_not_positive_are_refused(tmp_path: Path, name: str, value: float) -> None:
+    given: dict[str, Any] = {name: value}
+    with pytest.raises(UserError, match=f"{name}="):
+        fit([str(tmp_path / "train.csv")], tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()

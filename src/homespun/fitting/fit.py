@@ -88,6 +88,8 @@ def fit(
     """
     folder = Path(out)
     train, test, texts, start_from = map(paths, (train, test, texts, start_from))
+    if not seconds > 0:
+        raise UserError(f"seconds={seconds:g} must be positive; set --time, such as 30m")
     if latency is not None and not latency > 0:
         raise UserError(f"latency={latency:g} must be positive; set --latency to milliseconds a text, such as 20")
     given = {
