@@ -30,7 +30,13 @@ def test_rows_are_those_of_arrow(rows: int) -> None:
         "nothing": pa.nulls(900),
     }
     table = pa.table(columns).slice(0, rows)
-    assert list(parquet_rows(_file(table))) == table.to_pylist()
+    assert list(parquet_rows(_file(table), "t.parquet")) == table.to_pylist()
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    table = pa.Table.from_arrays([pa.array(["one"]), pa.array(["a"]), pa.array(["b"])], ["text", "label", "label"])
+    with pytest.raises(UserError, match=r"t\.parquet: two columns are named 'label'"):
+        next(iter(parquet_rows(_file(table), "t.parquet")))
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -41,7 +47,7 @@ def test_a_text_of_many_rows_does_not_fill_the_memory(nested: bool) -> None:
     file = _file(pa.table({"text": texts}))
     assert len(file.getvalue()) < 2000
     with pytest.raises(UserError, match="grows more than 250 times"):
-        next(iter(parquet_rows(file)))
+        next(iter(parquet_rows(file, "t.parquet")))
 
 
 @pytest.mark.parametrize("rows", [1, 3000])
@@ -51,12 +57,12 @@ def test_lists_of_numbers_do_not_fill_the_memory(rows: int) -> None:
     file = _file(pa.table({"tags": pa.ListArray.from_arrays(offsets, numbers)}))
     assert len(file.getvalue()) < 100_000
     with pytest.raises(UserError, match="grows more than 250 times"):
-        next(iter(parquet_rows(file)))
+        next(iter(parquet_rows(file, "t.parquet")))
 
 
 def test_a_word_of_many_rows_is_no_attack() -> None:
     table = pa.table(
         {"label": pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), pa.array(["x" * 900]))}
     )
-    rows = parquet_rows(_file(table))
+    rows = parquet_rows(_file(table), "t.parquet")
     assert sum(1 for _ in rows) == 100_000  # 90 MB

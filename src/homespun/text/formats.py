@@ -251,14 +251,9 @@ def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | Non
 
 def read_parquet(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
     """Read rows in batches; ``stream`` must be seekable."""
-    import pyarrow
+    from homespun.text.parquet import parquet_rows  # imports pyarrow
 
-    from homespun.text.parquet import parquet_rows
-
-    try:
-        yield from enumerate(parquet_rows(stream), start=1)
-    except pyarrow.ArrowException as error:
-        raise UserError(f"{name} is cut short or damaged: {str(error).splitlines()[0]}") from error
+    yield from enumerate(parquet_rows(stream, name), start=1)
 
 
 READERS: dict[str, Reader] = {

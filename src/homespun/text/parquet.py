@@ -10,26 +10,41 @@ import pyarrow as pa
 import pyarrow.parquet
 from pyarrow import compute
 
+from homespun.errors import UserError
 from homespun.text.byte_streams import FREE_BYTES, check_ratio
 
 _ELEMENT = 8  # bytes of a number in a list
 _WORD = 1 << 10  # bytes of a text that may be in any number of rows, such as a label
 
 
-def parquet_rows(stream: BinaryIO) -> Iterator[dict[str, Any]]:
+def parquet_rows(stream: BinaryIO, name: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of a seekable file.
 
     A file stores repeated texts once, in a dictionary, and so does Arrow. Few long texts are decoded at a time, and
     their total size is limited as for a compressed file. The number of list elements, which a file can repeat for a few
     bytes, is also limited before the first row is read.
 
+    Args:
+        stream: the file.
+        name: of the file, in errors.
+
     Raises:
-        UserError: the texts or lists are too large.
-        pyarrow.ArrowException: the file is damaged.
+        UserError: the file is damaged, has two columns of one name, or has too large texts or lists.
     """
+    try:
+        yield from _rows(stream)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+    except pa.ArrowException as error:
+        raise UserError(f"{name} is cut short or damaged: {str(error).splitlines()[0]}") from error
+
+
+def _rows(stream: BinaryIO) -> Iterator[dict[str, Any]]:
     compressed = stream.seek(0, io.SEEK_END)
     file = pyarrow.parquet.ParquetFile(stream)
-    columns = file.schema
+    columns, names = file.schema, file.schema_arrow.names
+    if repeated := [column for column in names if names.count(column) > 1]:
+        raise UserError(f"two columns are named {repeated[0]!r}; rename one")
     check_ratio(_ELEMENT * _count_elements(file), compressed)
     texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
     size = 0
