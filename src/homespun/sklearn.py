@@ -140,7 +140,8 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
 
     def predict(self, X: ArrayLike) -> NDArray[np.generic]:
         """Predict the label of each text."""
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        probabilities = self.predict_proba(X)  # raises `NotFittedError` if there are no classes yet
+        return self.classes_[probabilities.argmax(axis=1)]
 
 
 class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
