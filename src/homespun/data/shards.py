@@ -187,7 +187,7 @@ def _view(numbers: pa.Array) -> np.ndarray:
     return np.frombuffer(numbers.buffers()[1], dtype, len(numbers), numbers.offset * dtype.itemsize)
 
 
-BATCH_CHARACTERS = 250_000  # about 100 bytes a token in each thread
+BATCH_CHARACTERS = 500_000  # if `tokenizers` encodes each text, about 100 bytes a token in each thread
 PIECE_CHARACTERS = 50_000  # longer documents are encoded in pieces, on all cores
 
 
@@ -232,7 +232,7 @@ def _batches(documents: Iterable[Document], *, sentences: bool) -> Iterator[list
     for document in documents:
         text = without_surrogates(document.text)
         label = None if document.label is None else without_surrogates(document.label)
-        facts = (label, len(text.encode()), sum(1 for _ in _WORD.finditer(text)))
+        facts = (label, len(text.encode()), _count_words(text))
         start = 0
         for end in _cuts(text, sentences=sentences):
             batch.append((text[start:end], facts if end == len(text) else None))
@@ -243,6 +243,12 @@ def _batches(documents: Iterable[Document], *, sentences: bool) -> Iterator[list
                 batch, characters = [], 0
     if batch:
         yield batch
+
+
+def _count_words(text: str) -> int:
+    if len(text) <= PIECE_CHARACTERS:
+        return len(text.split())
+    return sum(1 for _ in _WORD.finditer(text))  # slower, without a list of all words
 
 
 _SPACE = re.compile(r"(?<=\S)\s")

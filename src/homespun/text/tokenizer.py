@@ -33,6 +33,7 @@ from homespun.text.vocabularies import (
     refuse_duplicates,
     with_special_tokens,
 )
+from homespun.text.word_ids import WordIds, encodes_words
 
 __all__ = ["KINDS", "SPECIAL_TOKENS", "Tokenizer"]
 
@@ -81,6 +82,7 @@ class Tokenizer:
         self.vocab_size: int = max(self._vocabulary.values()) + 1
         canonical = json.dumps(tree, ensure_ascii=False, sort_keys=True)
         self.fingerprint: str = hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        self._encode = WordIds(self._encode_texts, self.dtype) if encodes_words(tree) else self._encode_texts
 
     @classmethod
     def train(
@@ -182,10 +184,8 @@ class Tokenizer:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size}, fingerprint={self.fingerprint!r})"
 
     def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
-        """Encode each text without special tokens and without truncation; parallel in `tokenizers`."""
-        dtype = self.dtype
-        encodings = self._encodings(self._engine.encode_batch_fast, texts)
-        return [np.array(encoding.ids, dtype=dtype) for encoding in encodings]
+        """Encode each text without special tokens and without truncation; caches the ids of words."""
+        return self._encode(texts)
 
     def encode_truncated(self, texts: Sequence[str], length: int) -> tuple[list[TokenIds], NDArray[np.bool_]]:
         """Encode the first ``length`` tokens of each text, in chunks.
@@ -332,6 +332,12 @@ class Tokenizer:
                 starts[i] = not token.startswith(prefix)
         starts[self.special_mask] = True
         return starts
+
+    def _encode_texts(self, texts: Sequence[str]) -> list[TokenIds]:
+        """Encode each text by `tokenizers`, parallel unless ``TOKENIZERS_PARALLELISM`` is false."""
+        return [
+            np.array(encoding.ids, self.dtype) for encoding in self._encodings(self._engine.encode_batch_fast, texts)
+        ]
 
     def _encodings(self, encode: Callable[..., list[Encoding]], texts: Sequence[str]) -> list[Encoding]:
         """Encode texts after replacing lone surrogates, which `tokenizers` refuses."""
