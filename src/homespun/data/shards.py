@@ -272,10 +272,7 @@ def _cuts(text: str, *, sentences: bool) -> Iterator[int]:
 def _in_threads(
     encode: Callable[[list[_Piece]], list[np.ndarray]], batches: Iterator[list[_Piece]], workers: int
 ) -> Iterator[tuple[list[_Piece], list[np.ndarray]]]:
-    """Encode batches in threads, outside Python's lock, while this thread reads and cleans the next texts.
-
-    On two cores a third faster than one batch at a time on all cores: converting ids to arrays needs Python's lock.
-    """
+    """Encode batches in threads, mostly outside Python's lock, while this thread reads and cleans the next texts."""
     waiting: deque[tuple[list[_Piece], Future[list[np.ndarray]]]] = deque()
     with _one_core_a_call(), ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
         try:
