@@ -11,9 +11,12 @@ import pytest
 from fastapi.testclient import TestClient
 from served_models import LABELS, TEXTS
 
+from homespun.commands.pipeline import Pipeline
 from homespun.errors import UserError
+from homespun.inference import quantization
 from homespun.serving import page
 from homespun.serving.models import Models
+from homespun.tasks.text_models import AverageTextModel, open_text_model, save_text_model
 
 Connect = Callable[..., TestClient]
 
@@ -101,6 +104,35 @@ def test_a_missing_column_is_refused(client: TestClient) -> None:
     assert "headline" in message
     assert "/" not in message  # no path of the server
     assert "--" not in message  # no option of the command line
+
+
+@pytest.mark.parametrize("form", [{}, {"column": "headline"}])
+def test_a_file_of_one_column_for_pairs_is_refused(client: TestClient, form: dict[str, str]) -> None:
+    files = {"file": ("new.csv", csv_of([TEXTS[0]], header=("headline",)))}
+    answer = client.post("/files", files=files, data=form | {"model": "pairs"})
+    assert answer.status_code == 422
+    assert "column" in answer.json()["error"]["message"]
+    assert "--" not in answer.text
+
+
+def test_a_file_job_predicts_in_the_precision_of_the_server(
+    folders: dict[str, Path], tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantization, "MIN_NUMBERS", 1)  # small layers are packed too
+    average = AverageTextModel({name: open_text_model(folders[name]) for name in ("classifier", "linear")}, (0.9, 0.1))
+    save_text_model(tmp_path / "average", average)
+    models = Models({"classifier": folders["classifier"], "average": tmp_path / "average"}, quantize="int8")
+    models.load()
+    client, text = connect(models), TEXTS[1]
+    for name in models.names:
+        job = send(client, csv_of([text]), model=name)
+        assert wait(client, job)["state"] == "done"
+        (row,) = csv.DictReader(io.StringIO(client.get(f"/files/{job}/predictions.csv").text))
+        found = [float(row[f"probability_{label}"]) for label in LABELS.names]
+        quantized = Pipeline(models.get(name).source, quantize="int8").predict_proba([text])[0]
+        assert found == pytest.approx(quantized, abs=1e-5)
+        assert found != pytest.approx(Pipeline(models.get(name).source).predict_proba([text])[0], abs=1e-5)
+        assert models.get(name).pipeline.predict_proba([text])[0] == pytest.approx(quantized, abs=1e-5)
 
 
 def test_an_error_of_a_job_is_reported(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

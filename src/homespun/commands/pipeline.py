@@ -45,7 +45,7 @@ class Pipeline:
     """
 
     def __init__(self, source: str | Path, *, quantize: Precision | None = None) -> None:
-        self.source, self._precision = str(source), quantize
+        self.source, self.precision = str(source), quantize
         self.bundle: ModelBundle | None = None
         """Network with its tokenizer; ``None`` for a linear model or an average."""
         folder = find_record_model(source)
@@ -68,7 +68,7 @@ class Pipeline:
         """
         if self.bundle is None:
             model = open_text_model(self.source)
-            prepare_networks(model.networks, self._precision, self.source)
+            prepare_networks(model.networks, self.precision, self.source)
             return model
         from homespun.tasks.network_text_model import NetworkTextModel
 

@@ -41,10 +41,13 @@ def quantize(networks: Collection[ModelBundle], precision: Precision, *, source:
 
 
 def pack_networks(networks: Collection[ModelBundle]) -> None:
-    """Compute the linear layers of ``networks`` with packed weights where that is faster, without gradients."""
+    """Compute the linear layers of ``networks`` with packed weights where that is faster, without gradients.
+
+    Layers that are packed or quantized already do not change.
+    """
     for network in networks:
         for part in network.model.modules():
-            if type(part) is nn.Linear:
+            if type(part) is nn.Linear and "forward" not in vars(part):
                 pack_linear(part, min_numbers=MIN_NUMBERS)
 
 

@@ -87,9 +87,16 @@ class FileJobs:
         """Store and validate a CSV file, and queue its job.
 
         Raises:
-            ApiError: too many jobs (429), the file is too large (413), or it is not a CSV file with rows and
-                the columns of the model (422).
+            ApiError: too many jobs (429), the file is too large (413), it is not a CSV file with rows and the columns
+                of the model, or ``column`` is given for a model of pairs (422).
         """
+        pairs = model.input_kind == "pair"
+        if pairs and column is not None:
+            raise ApiError(
+                422,
+                f"column names one column, and model {model.name!r} reads pairs of texts; leave column out, and name "
+                f"the columns of the file as in training",
+            )
         job = FileState(id=secrets.token_urlsafe(16), rows=0, done=0, state="waiting", error=None)
         with self._lock:
             if len(self._jobs) >= MAX_JOBS:
@@ -109,7 +116,9 @@ class FileJobs:
             with self._lock:
                 self._remove(job)
             if isinstance(error, UserError):
-                message = str(error).replace(f"{folder}/", "").partition("; name the text")[0]  # by an option
+                message, option, _ = str(error).replace(f"{folder}/", "").partition("; name the text")
+                if option:
+                    message += "; rename the columns of the file" if pairs else "; name the text in the field column"
                 raise ApiError(422, message) from None
             raise
         return job
@@ -154,8 +163,17 @@ class FileJobs:
 
         job.state = "running"
         labelled, bundle = folder / "predictions.csv", model.pipeline.bundle
+        precision = model.pipeline.precision if bundle is None else None  # an open network has it
         try:
-            predict(str(model.source), [str(folder / "input.csv")], labelled, stored=bundle, progress=report, text=text)
+            predict(
+                str(model.source),
+                [str(folder / "input.csv")],
+                labelled,
+                stored=bundle,
+                quantize=precision,
+                progress=report,
+                text=text,
+            )
             job.done = job.rows
         except UserError as error:
             job.error = first_line(error).replace(f"{folder}/", "")
