@@ -138,6 +138,7 @@ def test_the_runner_predicts_as_homespun_does(settings: Any, tmp_path: Path) -> 
     assert {path.name for path in out.iterdir()} == {"model.onnx", "tokenizer.json", "labels.json", "predict.py"}
     assert count_lines(out) <= 20
     compare(run_alone(out, TEXTS), made, TEXTS)
+    assert run_alone(out, []) == []
     for text in TEXTS[:2]:  # alone: the shortest batches
         compare(run_alone(out, [text]), made, [text])
     lines = subprocess.run([sys.executable, out / "predict.py", "goal"], check=True, capture_output=True).stdout
@@ -185,6 +186,7 @@ def test_the_runner_of_a_linear_model_predicts_as_homespun_does(settings: Any, t
     assert result["checked"][-1]["largest_difference"] < 1e-12
     found = run_alone(out, NGRAM_TEXTS, without=("onnxruntime", "tokenizers", "sklearn", "scipy", "safetensors"))
     compare(found, made, NGRAM_TEXTS)
+    assert run_alone(out, []) == []
     assert_refused("--quantize .*linear model", "export", made, "--out", out, "--quantize", "int8")
 
 
@@ -205,6 +207,7 @@ def test_the_runner_of_an_average_predicts_as_homespun_does(several: bool, tmp_p
     assert count_lines(out) <= 62
     assert len(result["checked"]) == 4
     compare(run_alone(out, NGRAM_TEXTS), made, NGRAM_TEXTS)
+    assert run_alone(out, []) == []
 
     labelled = zip(NGRAM_TEXTS[1:], predict_texts(str(tmp_path / "network"), NGRAM_TEXTS[1:]), strict=True)
     rows = [{"text": text, "label": one["label"]} for text, one in labelled if text.strip()]
