@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from commands_world import World, read_lines, write_lines
 
 import homespun
@@ -13,6 +14,7 @@ from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.bundle import save_model
+from homespun.models.config import ModelConfig
 from homespun.models.heads import TokenClassificationHeadConfig
 from homespun.tasks.protocol import task_metadata
 from homespun.tasks.taggers import LinearTagger, TaggedData
@@ -94,6 +96,24 @@ def test_vectors_do_not_depend_on_other_texts(world: World) -> None:
     assert together.shape == (3, 32)
     np.testing.assert_allclose(together, alone, atol=1e-5)
     assert not np.allclose(model.embed(TEXTS, pooling="first"), together)
+
+
+def test_vectors_of_an_encoder_decoder_are_means_of_its_encoder(world: World, tmp_path: Path) -> None:
+    tokenizer = open_model(world.base, head=None).tokenizer
+    sizes = {"hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 1, "intermediate_size": 24}
+    stacks = sizes | {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_id, "embedding_size": 12}
+    backbone = {"kind": "encoder_decoder", "encoder": stacks, "decoder": {"hidden_size": 24}}
+    config = ModelConfig.model_validate({"backbone": backbone, "head": {"kind": "causal_lm"}})
+    network = config.build().eval()
+    save_model(tmp_path / "model", network, config, tokenizer)
+    model = homespun.open(tmp_path)
+    begin, end = tokenizer.template
+    for text in TEXTS:
+        ids = torch.tensor([[*begin, *tokenizer.encode_batch([text])[0].tolist(), *end]])
+        with torch.no_grad():
+            expected = network.backbone.stacks[0](ids).mean(1)
+        np.testing.assert_allclose(model.embed([text]), expected, atol=1e-5)
+    assert model.embed([]).shape == (0, 36)
 
 
 def test_what_a_model_cannot_do_is_refused_in_one_line(world: World) -> None:

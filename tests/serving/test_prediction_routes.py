@@ -77,7 +77,7 @@ def test_any_text_is_predicted(client: TestClient, text: str) -> None:
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 def test_vectors_are_those_of_the_pipeline(client: TestClient, opened: Models, pooling: str) -> None:
-    for name in ("encoder", "decoder", "classifier"):
+    for name in ("encoder", "decoder", "classifier", "summarizer"):
         answer = client.post("/embed", json={"texts": TEXTS, "model": name, "pooling": pooling})
         model = opened.get(name)
         expected = model.pipeline.embed(TEXTS, pooling=pooling, max_length=model.max_length or 0)

@@ -138,7 +138,7 @@ class Pipeline:
         return to_predictions(model.outputs(self._examples(texts)).values, model.labels, model.decision)
 
     def embed(self, texts: Sequence[str], *, pooling: str = "mean", max_length: int = 128) -> NDArray[np.float32]:
-        """Compute (texts, hidden) vectors of the encoder or decoder.
+        """Compute (texts, hidden) vectors of the encoder, or of a decoder without one.
 
         Args:
             texts: the texts.
@@ -149,14 +149,16 @@ class Pipeline:
             UserError: the model has no network, or no such pooling.
         """
         from homespun.inference.predict import embed_rows
+        from homespun.models.model import Model
 
         bundle = self._network
         self._refuse_other_than_strings(texts)
+        model = Model(bundle.model.backbone.stacks[0])  # an encoder-decoder's encoder
         if not len(texts):
-            return np.zeros((0, bundle.config.backbone.hidden_size), dtype=np.float32)
+            return np.zeros((0, model.backbone.hidden_size), dtype=np.float32)
         length = min(max_length, bundle.config.backbone.max_position_embeddings)
         rows = LabelledRows(list(texts), None, bundle.tokenizer, length=length)
-        return embed_rows(bundle.model, rows, pad_id=bundle.tokenizer.pad_id, poolings=(pooling,))[pooling]
+        return embed_rows(model, rows, pad_id=bundle.tokenizer.pad_id, poolings=(pooling,))[pooling]
 
     def generate(self, prompts: Sequence[str], **arguments: Unpack[GenerationArguments]) -> list[list[str]]:
         """Generate text after each prompt; a list for each, of ``num_return_sequences`` texts.

@@ -173,10 +173,8 @@ def _network_capabilities(bundle: ModelBundle) -> set[Capability]:
     from homespun.commands.attention_map import weighted_attentions
     from homespun.models.heads import LanguageModelHead
 
-    found: set[Capability] = set()
+    found: set[Capability] = {"embed"}
     backbone = bundle.config.backbone
-    if not backbone.has_decoder:
-        found.add("embed")
     if weighted_attentions(bundle.model):
         found.add("attention")
     if isinstance(bundle.model.head, LanguageModelHead) and (backbone.has_decoder or backbone.causal):
