@@ -61,6 +61,12 @@ def pretrain_with(memory: int, given: PretrainRecipe, out: Path, **options: Any)
         return pretrain(given.model_copy(update={"data": data, "train": train}), out, **options)
 
 
+def test_a_plan_warns_of_attention_between_documents_of_a_row() -> None:
+    for name, expected in (("electra-tiny", 0), ("performer-mini", 1)):
+        warnings = plan(recipe(name, "model.num_hidden_layers=1"))["warnings"]
+        assert sum("packed documents" in warning for warning in warnings) == expected
+
+
 @pytest.mark.slow
 def test_soap_keeps_more_than_adam() -> None:
     changes = ("model.preset=spun-encoder-tiny", "objective={kind: mlm}")

@@ -80,6 +80,9 @@ def check_pretraining(
         from_scratch: the model has no weights from a checkpoint.
     """
     warnings: list[str | None] = [*training_warnings(recipe.train, objective, reach.steps), export_warning(config)]
+    if mixes_documents(recipe):
+        kind = recipe.backbone.attention.kind
+        warnings.append(f"{kind} attention does not mask packed documents: tokens of a row attend to other documents")
     forecast = None
     if from_scratch and reach.tokens:
         parameters = sum(p.numel() for p in objective.parameters() if p.requires_grad)
@@ -112,10 +115,7 @@ def preflight_pretraining(
         StepTooLong: see `check_first_step`.
     """
     work = pretraining_work(recipe, corpus, start)
-    early = [epochs_warning(recipe.train.budget, work.dataset)]
-    if mixes_documents(recipe):
-        kind = recipe.backbone.attention.kind
-        early.append(f"{kind} attention does not mask packed documents: tokens of a row attend to other documents")
+    epochs = epochs_warning(recipe.train.budget, work.dataset)
     recipe = _without_time_limit(recipe)
     checked = check_pretraining(
         recipe,
@@ -126,7 +126,7 @@ def preflight_pretraining(
         machine,
         from_scratch=start is None,
     )
-    return Preflight(checked.forecast, (*(warning for warning in early if warning is not None), *checked.warnings))
+    return Preflight(checked.forecast, checked.warnings if epochs is None else (epochs, *checked.warnings))
 
 
 def _without_time_limit(recipe: PretrainRecipe) -> PretrainRecipe:
