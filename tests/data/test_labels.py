@@ -45,6 +45,14 @@ class TestLabels:
         assert labels.encode(["1", "1.0", "10.00"]).tolist() == [1, 1, 2]
         assert Labels.collect(["1.0", "1.5"]).names == ("1.0", "1.5")
 
+    def test_booleans_have_one_name_in_all_formats(self) -> None:
+        labels = Labels.collect(["True", "False", "TRUE"])  # csv; JSON and parquet have true and false
+        assert labels.names == ("false", "true")
+        assert labels.encode(["true", "False", "FALSE"]).tolist() == [1, 0, 0]
+        stored = Labels(("False", "True"))  # of an earlier version
+        assert stored.encode(["true", "False"]).tolist() == [1, 0]
+        assert Labels.collect(["True", "False", "Unknown"]).names == ("False", "True", "Unknown")
+
     def test_what_is_no_finite_number_is_a_name(self) -> None:
         numbers = [str(number) for number in range(23)]
         names = ["-inf", "NaN", "inf", "nan"]

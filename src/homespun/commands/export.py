@@ -16,6 +16,7 @@ from homespun.commands.provenance import restore_settings
 from homespun.commands.recipe import finetune_recipe
 from homespun.commands.trials import plan_trials
 from homespun.config import Tree
+from homespun.data.labels import Labels
 from homespun.data.long_inputs import TRUNCATE
 from homespun.errors import UserError
 from homespun.hf.export import CARD, CONFIG, check_replaceable
@@ -205,9 +206,11 @@ def _quantize(result: Tree, folder: Path, source: Path, task: AnyTask) -> Tree:
         examples = _validation_examples(source, task)
     except UserError as error:
         result["notes"] += (f"accuracy was not measured: {error}",)
-    large, before = (folder / MODEL).stat().st_size, _accuracy(folder, examples)
+    labels = task.labels
+    assert labels is not None
+    large, before = (folder / MODEL).stat().st_size, _accuracy(folder, examples, labels)
     quantize_int8(folder / MODEL)
-    small, after = (folder / MODEL).stat().st_size, _accuracy(folder, examples)
+    small, after = (folder / MODEL).stat().st_size, _accuracy(folder, examples, labels)
     if before is not None and after is not None and before - after > _MOST_LOST:
         raise UserError(
             f"int8 weights have accuracy {after:.3f} on {len(examples)} validation examples, and float32 {before:.3f}; "
@@ -236,16 +239,16 @@ def _validation_examples(run: Path, task: AnyTask) -> Sequence[LabelledText]:
     return cast(Sequence[LabelledText], trials[0].validation)  # seeds share them
 
 
-def _accuracy(folder: Path, examples: Sequence[LabelledText]) -> float | None:
+def _accuracy(folder: Path, examples: Sequence[LabelledText], labels: Labels) -> float | None:
     """Share of examples whose label, or whose set of labels, the network in ``folder`` predicts; None without any."""
     # a fit trains the linear part of an average on its validation examples too
     predict, right = _runner(folder, network_alone=True), 0
     for start in range(0, len(examples), _BATCH):
         part = examples[start : start + _BATCH]
         for example, found in zip(part, predict([example.text for example in part]), strict=True):
-            several = isinstance(example.label, tuple)
             label = cast(Sequence[str], found["label"])
-            right += set(label) == set(example.label) if several else label == example.label
+            truth = example.label
+            right += set(label) == set(truth) if isinstance(truth, tuple) else label == labels.name_of(truth)
     return right / len(examples) if examples else None
 
 

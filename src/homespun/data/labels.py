@@ -25,6 +25,7 @@ LabelNames = Sequence[str] | Sequence[tuple[str, ...]]
 
 _CHUNK = 8192  # texts encoded at a time; only their ids are Python objects
 _FLAGS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+_BOOLEANS = {"false", "true"}
 _INTEGER = re.compile(r"(-?\d+)\.0+|-?\d+")
 
 
@@ -43,8 +44,9 @@ class Labels:
             UserError: there are fewer than two classes.
         """
         names = {name for label in labels for name in (label if multi_label else (str(label),))}
-        if all(map(_INTEGER.fullmatch, names)):
-            names = set(map(_without_fraction, names))  # a csv column of integers with missing values has 1.0 for 1
+        # a csv column of integers with missing values has 1.0 for 1, one of booleans has True for the true of JSON
+        if all(map(_INTEGER.fullmatch, names)) or {name.lower() for name in names} == _BOOLEANS:
+            names = set(map(_common_name, names))
         if len(names) < 2:
             classes = f"only one class, {names.pop()!r}" if names else "no labels"
             raise UserError(f"the training data has {classes}; a classifier needs two or more classes")
@@ -61,8 +63,9 @@ class Labels:
             raise UserError(f"label {name!r} is not in the training data, which has: {', '.join(self.names)}") from None
 
     def name_of(self, label: str) -> str:
-        """Return the class of a label: the label, or its number without a fraction (``1`` for ``1.0``)."""
-        return label if label in self.names else _without_fraction(label)
+        """Return the class of a label: the label, or another form of it: ``1`` for ``1.0``, ``true`` for ``True``."""
+        common = _common_name(label)
+        return next((name for name in (label, common, common.title()) if name in self.names), common)
 
     def encode(self, labels: LabelNames) -> NDArray[np.int64]:
         """Return (texts,) int64 class numbers, or (texts, classes) int64 zeros and ones if multi-label.
@@ -109,8 +112,10 @@ class Labels:
         return cls(tuple(names), multi_label)
 
 
-def _without_fraction(label: str) -> str:
-    """Return ``1`` for ``1.0``; other labels are unchanged."""
+def _common_name(label: str) -> str:
+    """Return ``1`` for ``1.0``, and ``true`` for ``True``; other labels are unchanged."""
+    if label.lower() in _BOOLEANS:
+        return label.lower()
     match = _INTEGER.fullmatch(label)
     return match[1] or label if match else label
 
