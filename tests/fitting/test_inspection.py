@@ -213,6 +213,16 @@ def test_examples_that_each_have_a_class_of_their_own_are_refused(tmp_path: Path
         inspect([str(path)], task="multi-label")
 
 
+def test_many_classes_are_divided_with_an_example_of_each(tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}", "label": f"class {n % 50}"} for n in range(300)]
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    found = inspect([str(path)])
+    for part in (found.train, found.validation, found.test):
+        assert len({example.label for example in part}) == 50
+    assert len(found.train) > 180
+
+
 ONE_HOT = [(f"{n:x}", text, n % 2, int(n > 20), int(n == 40)) for n, (text, _) in enumerate(classes())]
 
 

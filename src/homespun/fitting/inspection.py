@@ -42,6 +42,7 @@ _R = TypeVar("_R")
 
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.15
 _MAX_TEST, _MAX_VALIDATION = 10_000, 2_000
+_MAX_SHARE = 0.3  # held out of many classes, so that each one has an example there
 _MEASURED = 10_000  # training texts whose words are counted, at least
 _RARE = 20  # examples of a class, below which it is named
 _REPORTED = 10_000  # records read between reports of progress
@@ -308,11 +309,15 @@ class _Pool:
     def hold_out(
         self, rows: NDArray[np.int64], share: float, seed: int, part: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Divide ascending ``rows`` into the kept ones and ``share`` for ``part``; each class keeps an example."""
+        """Divide ascending ``rows`` into the kept ones and ``share`` for ``part``; each class keeps an example.
+
+        ``share`` is raised to at most `_MAX_SHARE` for many classes.
+        """
         _, firsts, groups = np.unique(self.keys[rows], return_index=True, return_inverse=True)
         order = np.argsort(firsts)  # keys differ from process to process
+        strata = self.strata[rows[firsts[order]]]
         try:
-            _, chosen = stratified_split(self.strata[rows[firsts[order]]], share, seed)
+            _, chosen = stratified_split(strata, max(share, _share_of_classes(strata)), seed)
             held_out = np.isin(groups, order[chosen])
             # labels of multi-label examples, or of a repeated text, are not stratified
             held_out &= ~np.isin(groups, groups[self._of_missing_classes(rows, rows[~held_out])])
@@ -333,6 +338,15 @@ class _Pool:
             return ~np.isin(self.strata[rows], self.strata[kept])
         missing = np.flatnonzero(~self.strata[kept].any(axis=0))
         return np.asarray(self.strata[np.ix_(rows, missing)].any(axis=1))
+
+
+def _share_of_classes(strata: NDArray[np.int64]) -> float:
+    """Return the share, at most `_MAX_SHARE`, with an example of each class of two or more; 0 without classes."""
+    if strata.ndim == 2:
+        return 0.0
+    counts = np.bincount(strata)
+    repeated = counts[counts > 1]
+    return min(_MAX_SHARE, len(repeated) / max(1, int(repeated.sum())))
 
 
 def _keys(examples: Sequence[LabelledText]) -> list[int]:
