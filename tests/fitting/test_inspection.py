@@ -223,6 +223,17 @@ def test_many_classes_are_divided_with_an_example_of_each(tmp_path: Path) -> Non
     assert len(found.train) > 180
 
 
+@pytest.mark.parametrize("names", [("a", "a;b", "a;b;c"), ("x, y", "z")])
+def test_a_separator_in_classes_is_named(names: tuple[str, ...], tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}", "label": names[n % len(names)]} for n in range(60)]
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    found = inspect([str(path)])
+    assert found.task == "classification"
+    (task,) = [line for line in found.decisions if line.startswith("task")]
+    assert "--task multi-label" in task
+
+
 ONE_HOT = [(f"{n:x}", text, n % 2, int(n > 20), int(n == 40)) for n, (text, _) in enumerate(classes())]
 
 

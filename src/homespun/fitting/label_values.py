@@ -118,8 +118,10 @@ def find_task(
         decisions.append(f"task: regression ({label!r} holds {distinct} distinct numbers{hint})")
         return "regression"
     _check_repeats(label, distinct, len(names))
-    ordered = "; for numbers give --task regression" if len(numbers) and distinct > 2 else ""
-    decisions.append(f"task: classification ({distinct} distinct labels{ordered})")
+    hint = "; for numbers give --task regression" if len(numbers) and distinct > 2 else ""
+    if cell := next((name for name in names if any(separator in name for separator in _SEPARATORS)), None):
+        hint = f"; if {cell!r} holds several labels, give --task multi-label"
+    decisions.append(f"task: classification ({distinct} distinct labels{hint})")
     return "classification"
 
 
