@@ -44,8 +44,8 @@ class Labels:
             UserError: there are fewer than two classes.
         """
         names = {name for label in labels for name in (label if multi_label else (str(label),))}
-        # a csv column of integers with missing values has 1.0 for 1, one of booleans has True for the true of JSON
-        if all(map(_INTEGER.fullmatch, names)) or {name.lower() for name in names} == _BOOLEANS:
+        mixed = len(names) > 2 and {name.lower() for name in names} == _BOOLEANS  # csv has True for the true of JSON
+        if mixed or all(map(_INTEGER.fullmatch, names)):  # a csv column of integers with missing values has 1.0 for 1
             names = set(map(_common_name, names))
         if len(names) < 2:
             classes = f"only one class, {names.pop()!r}" if names else "no labels"
