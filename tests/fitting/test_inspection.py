@@ -96,6 +96,17 @@ def test_pairs_are_found_by_their_names(first: str, second: str, tmp_path: Path)
     assert isinstance(found.data, PairsData)
     assert (found.data.first, found.data.second) == (first, second)
     assert found.test[0].second is not None
+    assert "texts: read as pairs" in found.decisions
+
+
+def test_a_multi_label_task_joins_pairs(tmp_path: Path) -> None:
+    rows = [(f"first {n}", f"second {n}", ("a", "b", "a;b")[n % 3]) for n in range(60)]
+    path = table(tmp_path / "t.csv", ("text1", "text2", "labels"), rows)
+    for found in (inspect([path]), inspect([path], text=("text1", "text2"))):
+        assert isinstance(found.data, LabelledData)
+        assert found.data.text == ["text1", "text2"]
+        assert any("joined" in line for line in found.decisions)
+        assert not any("pairs" in line for line in found.decisions)
 
 
 def test_numbers_with_fractions_are_a_label_and_row_numbers_and_dates_are_not(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def find_text_columns(
     words = [name for name, values in columns.items() if _numbers(values) is None]
     pairs = [pair for pair in permutations(words, 2) if is_pair(pair)]
     if len(pairs) == 1:
-        decisions.append(f"texts: pairs of {pairs[0][0]!r} and {pairs[0][1]!r} (by their names)")
+        decisions.append(f"text columns: {pairs[0][0]!r} and {pairs[0][1]!r} (by their names)")
         return list(pairs[0])
     for single in (words, columns):  # texts of single words, or of numbers
         texts = texts or [name for name in single if name.lower() in TEXT_NAMES]

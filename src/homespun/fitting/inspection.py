@@ -150,6 +150,9 @@ def inspect(
         separator = find_separator(values, several=several) if several or task == "auto" else None
         kind = find_task(values, labels_in[0], task, separator, decisions)
     data = _data_config(texts, labels_in, kind, separator, train, columns, encoding)
+    if is_pair(texts):
+        joined = data.kind == "texts"
+        decisions.append("texts: joined, multi-label reads one text" if joined else "texts: read as pairs")
     names = set(column_names(sample))
     examples, unlabelled = _read_examples(data, train, kind, names, decisions, counted)
     examples = _without_empty(examples, source, decisions)
