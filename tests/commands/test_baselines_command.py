@@ -3,11 +3,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_world import World
+from commands_world import World, write_csv
 
 from homespun.cli import app
 from homespun.commands.recipe import finetune_recipe
 from homespun.commands.trials import baseline_settings
+from homespun.report import tables
+from homespun.report.records import read_run
+from homespun.report.summary import summary
 
 
 def given(*settings: str) -> dict[str, Any]:
@@ -46,3 +49,22 @@ def test_without_json_they_are_a_table(
     assert f"{found['accuracy']:.3f}{deviation}" in output
     assert "{" not in output
     assert max(map(len, output.splitlines())) <= 80 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("objective", "baselines"),
+    [("classification", ["majority class", "TF-IDF + linear"]), ("regression", ["mean", "TF-IDF + linear"])],
+)
+def test_a_report_of_folds_counts_every_example_once(
+    world: World, tmp_path: Path, objective: str, baselines: list[str]
+) -> None:
+    rows = [(f"{'good' if n % 2 else 'bad'} text {n}", n % 2) for n in range(31)]
+    data = write_csv(tmp_path / "rows.csv", ["sentence", "label"], rows)
+    settings = (f"data.train={data}", "folds=3", "data.text=sentence", f"objective.kind={objective}")
+    world.run("baselines", "classify", *settings, "--from", world.base, "--out", tmp_path / "folds")
+    record = read_run(tmp_path / "folds")
+    (table,) = tables.results([record])
+    assert [row[0] for row in table.rows] == baselines
+    assert [row[-1] for row in table.rows] == [31, 31]
+    assert all(any(isinstance(cell, tuple) for cell in row) for row in table.rows)
+    assert "Fine-tuned" not in summary([record])[0]

@@ -223,6 +223,9 @@ def measure_baselines(recipe: FinetuneRecipe, out: str | Path, *, start_from: st
     result = {
         "kind": "baselines",
         "name": run.path.name,
+        "task": recipe.objective.kind,
+        "task_description": recipe.objective.description,
+        "measures": list(task.reported_metrics),
         "measured_on": "folds" if recipe.folds else "test" if test is not None else "validation",
         "rows": int(sum(map(len, rows))),
         "baselines": average_baselines(reports),

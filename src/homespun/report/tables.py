@@ -43,7 +43,7 @@ def accuracy(record: RunRecord) -> float | None:
 
 def results(records: Sequence[RunRecord]) -> list[Table]:
     """Build tables of test metrics of models and baselines: classification first, then by group of metrics."""
-    shown = [record for record in records if record.tests() or (record.names_classes and record.result.baselines)]
+    shown = [record for record in records if record.tests() or record.result.baselines]
     groups: dict[tuple[str, ...], list[RunRecord]] = {}
     for record in sorted(shown, key=lambda record: not record.names_classes):
         groups.setdefault(() if record.names_classes else tuple(record.measures), []).append(record)
@@ -94,7 +94,8 @@ def distinct_baselines(records: Sequence[RunRecord], metrics: Sequence[str]) -> 
     shown: dict[str, tuple[Metrics, float | None]] = {}
     for record in records:
         for key, found in record.result.baselines.items():
-            name, rows = baseline_title(key), record.test_rows() or found.rows  # `found.rows` are those of one fold
+            # `found.rows` are those of one fold; `homespun baselines` writes the number of all test examples
+            name, rows = baseline_title(key), record.test_rows() or record.result.number("rows") or found.rows
             known, _ = shown.setdefault(name, (found, rows))
             if any(known.spread(metric) != found.spread(metric) for metric in (*metrics, "rows")):
                 shown[f"{name} ({record.name})"] = found, rows
