@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -229,6 +230,12 @@ def test_colliding_columns_get_a_prefix(tmp_path: Path) -> None:
     expected = {"predicted_label": "food", "probability": 0.75, "truncated": False}
     expected |= {"predicted_probabilities": PREDICTION["probabilities"]}
     assert predicted(tmp_path, ".jsonl", first, second) == [first | expected, second | expected]
+
+
+@pytest.mark.usefixtures("food")
+def test_numbers_of_a_record_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    (written,) = predicted(tmp_path, ".jsonl", {"text": "a", "score": math.inf, "more": [math.nan, 2]})
+    assert (written["score"], written["more"]) == (None, [None, 2])
 
 
 @pytest.mark.usefixtures("food")

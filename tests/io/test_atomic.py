@@ -1,5 +1,7 @@
 """Atomic writes: the old content or the new, and nothing left behind."""
 
+import json
+import math
 import os
 import stat
 
@@ -7,7 +9,7 @@ import pytest
 
 from homespun.errors import UserError
 from homespun.io.atomic import atomic_path, file_digest, write_bytes, write_text
-from homespun.io.json import read_json, read_object, read_optional
+from homespun.io.json import read_json, read_object, read_optional, to_json, write_json, write_lines
 
 
 def test_a_file_is_replaced(tmp_path):
@@ -69,3 +71,15 @@ def test_an_object_is_wanted(tmp_path):
     assert read_optional(tmp_path / "b.json") == {}
     with pytest.raises(UserError, match=r"b\.json"):
         read_object(tmp_path / "b.json")
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    content = {"a": [1.5, math.inf, {"b": math.nan, "c": "Infinity"}], "é": -math.inf}
+    finite = {"a": [1.5, None, {"b": None, "c": "Infinity"}], "é": None}
+    write_json(tmp_path / "a.json", content)
+    write_lines(tmp_path / "a.jsonl", [content, {"a": 2}])
+    for text in ((tmp_path / "a.json").read_text(), (tmp_path / "a.jsonl").read_text().splitlines()[0]):
+        assert json.loads(text, parse_constant=pytest.fail) == finite
+    assert json.loads(to_json({"p": tmp_path, "n": math.nan}, default=str)) == {"p": str(tmp_path), "n": None}
+    with pytest.raises(TypeError):
+        to_json({"p": tmp_path})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -281,7 +280,9 @@ def print_text(text: str, *, end: str = "\n") -> None:
 def print_result(values: Mapping[str, object], as_json: bool) -> None:
     """Print a name and a value per line, or one JSON object."""
     if as_json:
-        typer.echo(json.dumps(values, ensure_ascii=False, default=str))
+        from homespun.io.json import to_json
+
+        typer.echo(to_json(values, default=str))
         return
     from homespun.report.console import print_facts
 

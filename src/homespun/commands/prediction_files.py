@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from homespun.config import Tree
 from homespun.io.atomic import atomic_path
+from homespun.io.json import to_json
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of cells that spreadsheets calculate
 
@@ -61,16 +62,17 @@ class Summary(BaseModel):
 def write_lines(path: Path, lines: Iterable[str], summary: Summary, *, raw: bool = False) -> None:
     """Write the ``lines`` of `Summary.add` into ``path`` (.jsonl, or else .csv), which is renamed when complete.
 
-    Columns of predictions get the prefix ``predicted_`` if a record has a column of that name. Cells and column names
-    of a csv that begin as a formula does (``= + - @``, a tab or a carriage return) and are no numbers get an apostrophe
-    before them unless ``raw`` is set, as OWASP advises against CSV injection.
+    Columns of predictions get the prefix ``predicted_`` if a record has a column of that name. In JSON, numbers that
+    are not finite become null. Cells and column names of a csv that begin as a formula does (``= + - @``, a tab or a
+    carriage return) and are no numbers get an apostrophe before them unless ``raw`` is set, as OWASP advises against
+    CSV injection.
     """
     names = {name: _unused(name, summary.fields) for name in summary.names}
     pairs: Iterable[Sequence[Tree]] = map(json.loads, lines)
     rows = (given | {names[name]: value for name, value in cells.items()} for given, cells in pairs)
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
         if path.suffix == ".jsonl":
-            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            stream.writelines(to_json(row) + "\n" for row in rows)
             return
         columns = [*summary.fields, *names.values()]
         writer = csv.writer(stream)
@@ -91,7 +93,7 @@ def _csv_cells(prediction: Prediction) -> dict[str, object]:
 
 def _cell(value: object, raw: bool) -> object:
     cell = _joined(value) if isinstance(value, list) else value
-    cell = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else cell
+    cell = to_json(value) if isinstance(value, dict) else cell
     if raw or not isinstance(cell, str) or not cell.startswith(_FORMULA):
         return cell
     try:
@@ -104,5 +106,5 @@ def _cell(value: object, raw: bool) -> object:
 def _joined(values: Sequence[object]) -> str:
     """Names joined with a bar, nested values as JSON."""
     if any(isinstance(value, dict | list) for value in values):
-        return json.dumps(values, ensure_ascii=False)
+        return to_json(values)
     return "|".join(map(str, values))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,23 @@ def read_optional(path: Path) -> dict[str, Any]:
     return read_object(path) if path.is_file() else {}
 
 
+def to_json(content: object, *, indent: int | None = None, default: Callable[[Any], object] | None = None) -> str:
+    """Return ``content`` as JSON; numbers that are not finite become null, since JSON has none.
+
+    ``default`` converts objects of other types, as in `json.dumps`.
+    """
+    try:
+        return json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False, default=default)
+    except ValueError:
+        finite = json.loads(json.dumps(content, default=default), parse_constant=lambda _: None)
+        return json.dumps(finite, indent=indent, ensure_ascii=False)
+
+
 def write_json(path: Path, content: object) -> None:
-    """Write a JSON file atomically."""
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False))
+    """Write a JSON file atomically, by `to_json`."""
+    write_text(path, to_json(content, indent=1))
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write a file of JSON Lines atomically."""
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    """Write a file of JSON Lines atomically, by `to_json`."""
+    write_text(path, "".join(to_json(row) + "\n" for row in rows))
