@@ -317,6 +317,19 @@ def test_a_measurement_that_fails_costs_nobody_the_trial(tmp_path: Path) -> None
     assert runner_of(of("good", benchmark={"lengths": [17]}), tmp_path)._records[0].result == record.result
 
 
+def test_a_changed_benchmark_is_measured_when_the_comparison_is_resumed(tmp_path: Path) -> None:
+    kept = {"length": 23, "batch_size": 1, "seconds_per_text": 0.5, "peak_bytes": 19}
+    for benchmark, length in (({"lengths": [17]}, 17), (None, 23), ({"lengths": [17, 19]}, 17)):
+        result = run(of("good", benchmark=benchmark), tmp_path)
+        assert result["done"] == 1
+        (record,) = records(tmp_path).values()
+        assert [cost["length"] for cost in record["inference"]] == [length]
+        change_record(tmp_path, "good/seed-0", inference=[kept])
+    run(of("good", benchmark={"lengths": [17, 19]}), tmp_path)
+    assert records(tmp_path)["good/seed-0"]["inference"] == [kept]  # unchanged
+    assert len(pretrained(tmp_path)) == 1
+
+
 def test_overhead_is_what_measuring_and_running_took(tmp_path: Path) -> None:
     result = run(of("good", "other", benchmark={"lengths": [17]}), tmp_path)
     found = records(tmp_path).values()

@@ -15,6 +15,7 @@ from homespun.config import dump, read_yaml
 from homespun.errors import UserError
 from homespun.io.atomic import entries, write_text
 from homespun.io.json import write_json
+from homespun.migration import migrate
 from homespun.results import VERSION
 
 _RECIPE, _RECORD = "comparison.yaml", "trial.json"
@@ -176,7 +177,7 @@ def open_folder(out: Path, recipe: CompareRecipe) -> None:
 
 
 def open_records(out: Path, recipe: CompareRecipe, trials: Sequence[Trial]) -> list[Record]:
-    """Open and write the records of all trials, and the recipe.
+    """Open and write the records of all trials, and the recipe; a changed ``benchmark`` is measured again.
 
     Raises:
         UserError: as `check_folder` and `Record.open`, or ``out`` holds trials of another comparison.
@@ -191,7 +192,12 @@ def open_records(out: Path, recipe: CompareRecipe, trials: Sequence[Trial]) -> l
             f"{out} has trials that are not in this comparison ({len(strange)}): {names}; give --out a new folder, or "
             f"delete them"
         )
-    write_text(out / _RECIPE, dump(recipe))
+    measured = migrate(read_yaml(out / _RECIPE)).get("benchmark")
+    if recipe.benchmark is not None and recipe.benchmark.model_dump(mode="json") != measured:
+        for record in records:
+            record.result.inference = None
+            record.result.status = "waiting" if record.status == "done" else record.status
     for record in records:
         record.write()
+    write_text(out / _RECIPE, dump(recipe))  # last: a killed call compares with the benchmark that was measured
     return records
