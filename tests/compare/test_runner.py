@@ -241,12 +241,13 @@ def test_the_time_of_a_process_is_kept_while_it_runs(tmp_path: Path, monkeypatch
     seconds = record.result.seconds
     assert seconds >= before
     runner._executor = LocalExecutor(1, start=(sys.executable, "-c", "import time; time.sleep(0.3)"))
+    started = time.monotonic()
     runner.step()
-    runner._write_time()
     while len(runner._jobs) == 1 and not record.stage("pretrain").finished:
+        runner._write_time()
         runner.step(idle=True)
         time.sleep(0.02)
-    assert record.result.seconds == pytest.approx(seconds + 0.35, abs=0.1)  # no part of it is counted twice
+    assert 0.3 <= record.result.seconds - seconds <= time.monotonic() - started  # no part of it is counted twice
 
 
 def test_slots_run_side_by_side_and_share_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
