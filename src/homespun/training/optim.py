@@ -25,7 +25,8 @@ def layer_scales(names: Sequence[str], layer_decay: float) -> dict[str, float]:
     """Compute learning-rate factors ``layer_decay ** depth`` (Howard and Ruder 2018; Clark et al. 2020).
 
     Depth is 0 for heads and the ``final_norm`` of a stack, 1 for its last layer, and n + 1 for embeddings and other
-    parameters before its n layers. The encoder and the decoder of a ``backbone`` are two stacks.
+    parameters before its n layers. Layers that share weights (``num_hidden_groups``) count as the first of them, and
+    those of the last group as the last layer. The encoder and the decoder of a ``backbone`` are two stacks.
     """
     in_stack = {name: match for name in names if (match := _STACK.fullmatch(name))}
     layers: Counter[str] = Counter()  # number of layers of each stack
