@@ -11,6 +11,7 @@ from training_parts import events, train_config
 
 from homespun.errors import UserError
 from homespun.io.atomic import write_text
+from homespun.training.config import Budget
 from homespun.training.run import Run
 
 
@@ -48,6 +49,20 @@ def test_resuming_wants_the_same_config_and_names_what_differs(run):
     Run.create(run.path, train_config(), resume=True)
     with pytest.raises(UserError, match=r"seed .*0 .*3; validate_every .*0\.1 .*0\.5"):
         Run.create(run.path, train_config(seed=3, validate_every=0.5), resume=True)
+
+
+def test_resuming_refuses_a_budget_below_what_is_used(run):
+    progress = {"steps": 3, "tokens": 90, "seconds": 40.5}
+    state = {"step": 3, "score": None, "metrics_bytes": run.sync_metrics(), "progress": progress}
+    run.save_checkpoint({"model": {"w": torch.zeros(3)}}, state, keep=2)
+    run.write_result({"kind": "pretrain"})
+    for budget, message in [({"time": 20.0}, "time=20.* 40.5"), ({"steps": 2}, "steps=2 .* 3"), ({"tokens": 89}, "90")]:
+        with pytest.raises(UserError, match=f"budget.*{message}"):
+            Run.create(run.path, train_config(budget=Budget(**budget)), resume=True)
+    assert (run.path / "result.json").is_file()
+    assert yaml.safe_load((run.path / "config.yaml").read_text()) == train_config().model_dump(mode="json")
+    for budget in (Budget(steps=4), Budget(time=41.0), Budget(epochs=0.1)):
+        Run.create(run.path, train_config(budget=budget), resume=True)
 
 
 def test_resume_without_a_run_starts_one(tmp_path):

@@ -86,6 +86,7 @@ def _git(*arguments: str) -> str:
 logger = logging.getLogger(__name__)
 
 _RESUMABLE = re.compile(r"\.budget\.|\.(processes|parallel|workers)$")  # settings that a resumed run may change
+_SPENT = {"time": "seconds", "tokens": "tokens", "steps": "steps"}  # limit of a budget, and its use in a checkpoint
 _CONFIG, _ENVIRONMENT, _METRICS, _RESULT = "config.yaml", "environment.json", "metrics.jsonl", "result.json"
 
 
@@ -104,7 +105,7 @@ class Run:
             path: a new or empty folder, which may contain files of a run that was killed while it was created; with
                 ``resume``, the folder of a run.
             config: complete settings of the run; the config of an existing run may differ only in ``train.budget``,
-                ``train.processes``, ``train.parallel`` and ``train.workers``.
+                ``train.processes``, ``train.parallel`` and ``train.workers``, with no limit below what is used.
             resume: continue an existing run.
             main: True in the process that writes.
 
@@ -138,9 +139,19 @@ class Run:
         if differences:
             more = f", and {len(differences) - 3} more" if len(differences) > 3 else ""
             raise UserError(f"{self.path} was run with another config: {'; '.join(differences[:3])}{more}")
+        self._check_budget(before, now)
         if before != now:  # a run with a larger budget is no longer finished
             (self.path / _RESULT).unlink(missing_ok=True)
             write_text(self.path / _CONFIG, dump(config))
+
+    def _check_budget(self, before: Tree, now: Tree) -> None:
+        """Check that no limit was lowered below what the run has used, which would be its result without training."""
+        used = (self.latest_state() or {}).get("progress", {})
+        for key, limit in now.items():
+            _, is_budget, name = f".{key}".rpartition(".budget.")
+            spent = used.get(_SPENT.get(name, ""), 0) if is_budget else 0
+            if limit is not None and limit != before.get(key) and limit < spent:
+                raise UserError(f"{key}={limit} is less than the {spent:,.6g} that {self.path} has used; raise it")
 
     def log(self, event: str, *, time: float, **values: object) -> None:
         """Append a line to ``metrics.jsonl``; ``time`` is the seconds of training so far. NaN becomes null."""
