@@ -33,6 +33,8 @@ class Budget(Config):
 
 class Train(Config):
     budget: Budget = Budget()
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    names: tuple[str, ...] | str = ""
     learning_rate: float = Field(default=1e-4, gt=0)
 
 
@@ -162,6 +164,8 @@ def test_wrong_keys_name_the_nearest_right_one(tree: dict, key: str, right: str)
         ({"part": {"kind": "window", "radius": 0}}, "^part.radius: .* 1 .*given 0"),
         ({"train": {"learning_rate": -1}}, "^train.learning_rate: .* 0 .*given -1"),
         ({"text": 5}, "^text: .*given 5"),
+        ({"train": {"workers": -1}}, "^train.workers: [^;]* 0 .*given -1.; train.workers: .*'auto'"),
+        ({"train": {"names": ["a", 5]}}, "^train.names.1: [^;]*given 5.; train.names: "),
         ({1: 2}, "^1: .*given 1"),
         ({"train": {"budget": {"time": "soon"}}}, "'soon' .*90s"),
     ],

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from types import UnionType
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -284,10 +285,14 @@ def _paths_to(
 
 
 def _keys_at(kind: type[BaseModel], location: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Allowed keys at ``location``, and the location without tags of unions."""
+    """Allowed keys at ``location``, and the location without tags and labels of unions."""
     models: list[type[BaseModel]] = [kind]
     path: list[str] = []
+    label_follows = False
     for part in location:
+        if label_follows:  # pydantic's label of a member of a union of plain types, such as constrained-int
+            label_follows = False
+            continue
         # in a union the tag comes first, and may equal the name of a field of another member
         tagged = [m for m in models if _tag(m) == part] if len(models) > 1 else []
         if tagged:
@@ -297,7 +302,14 @@ def _keys_at(kind: type[BaseModel], location: Sequence[str]) -> tuple[list[str],
         fields = [m.model_fields[part] for m in models if part in m.model_fields]
         if fields:
             models = [m for f in fields for m in _models_in(f.annotation)]
+            label_follows = not models and any(_is_union(f.annotation) for f in fields)
     return sorted({name for m in models for name in m.model_fields}), path
+
+
+def _is_union(annotation: object) -> bool:
+    """True for a union of several types, without None."""
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return is_union and len(set(get_args(annotation)) - {type(None)}) > 1
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:
