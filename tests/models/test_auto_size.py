@@ -38,7 +38,8 @@ def test_a_size_wins_over_the_one_in_the_name(preset: str, size: str | None, nam
     ("preset", "size", "message"),
     [
         ("spun-decoder", None, "size.*tiny, mini, small, medium, base"),
-        ("spun-decoder-mini", "huge", "size=huge.*tiny, mini"),
+        ("spun-decoder-mini", "huge", "size=huge.*tiny, mini, small, medium, base, auto for"),
+        ("gpt2", "huge", "size=huge.*large, xl for"),
         ("spun-decodr-mini", None, "did you mean 'spun-decoder-mini'"),
         ("nothing", "mini", "unknown preset 'nothing'"),
     ],

@@ -170,7 +170,8 @@ def preset_name(preset: object, size: object = None) -> str:
     if size is None:
         raise UserError(f"preset={name} is a family; set size to one of {', '.join(sizes)}")
     if size not in sizes:
-        raise UserError(f"size={size} must be one of {', '.join(sizes)} for preset={name}")
+        automatic = ["auto"] if family_of(name) in AUTO_SIZE_FAMILIES else []
+        raise UserError(f"size={size} must be one of {', '.join([*sizes, *automatic])} for preset={name}")
     return sizes[str(size)]
 
 
