@@ -635,6 +635,15 @@ def test_long_documents_are_left_out_and_counted(tmp_path: Path) -> None:
     assert found == ["short", "é", "z" * 60, "fits"]
 
 
+def test_an_input_of_long_documents_names_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"text\n{'x' * 60}\n{'y' * 60}\n")
+    with (
+        pytest.warns(UserWarning, match="2 documents of more than 50 characters"),
+        pytest.raises(UserError, match=r"more than 50 characters; raise the limit"),
+    ):
+        list(read_documents([str(tmp_path / "a.csv")], max_characters=50))
+
+
 @pytest.mark.parametrize("name", ["a.txt", "b.jsonl", "c.csv", "d.json"])
 def test_an_input_of_one_long_document_is_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {".txt": "x" * 300_000, ".csv": f"text\n{'x' * 300_000}\n", ".jsonl": json.dumps({"text": "x" * 300_000})}

@@ -143,6 +143,9 @@ def read_documents(
             f"{skipped[0]}; split them, or raise the limit",
             stacklevel=2,
         )
+    if is_empty and skipped:
+        limit = f"{max_characters:,} characters"
+        raise EmptyInput(f"{', '.join(inputs)}: all texts are empty or have more than {limit}; raise the limit")
     if is_empty:
         names = ", ".join(map(repr, fields))
         raise EmptyInput(f"{', '.join(inputs)}: no text; {names} is empty in all records; name another column")
