@@ -67,6 +67,15 @@ def test_what_the_work_knows_of_the_time_left_is_shown(clock: Clock) -> None:
     assert lines(out) == ["pretrain: 60 %, 20.0 s, 1 m 35 s left"]
 
 
+def test_a_task_that_is_complete_at_its_start_has_no_duration(clock: Clock) -> None:
+    out = io.StringIO()
+    with Display(stream=out) as display:
+        task = display.task("reading", total=1.0)
+        clock.now += 5e-5
+        task.update(1.0, note="93 kB")
+    assert lines(out) == ["reading: 100 %, 93 kB"]
+
+
 def test_an_unknown_total_shows_an_amount(clock: Clock) -> None:
     out = io.StringIO()
     with Display(stream=out) as display:

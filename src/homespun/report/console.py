@@ -179,7 +179,9 @@ class ProgressTask:
             complete = self._total is not None and done >= self._total
             if (now - self._printed >= _EVERY or complete) and not self._finished:
                 self._printed, self._finished = now, complete
-                parts = [share, rate, formats.duration(now - self._started), "" if complete else remaining, note]
+                # a task can start with its only report, which has no duration
+                elapsed = formats.duration(now - self._started) if now - self._started >= 0.01 else ""
+                parts = [share, rate, elapsed, "" if complete else remaining, note]
                 print(f"{self._description}: {', '.join(filter(None, parts))}", file=self._lines, flush=True)
 
     def _speed(self, done: float, now: float) -> float:
