@@ -22,6 +22,11 @@ class Window(Config):
     inner: "Part" = Learned()
 
 
+class Limited(Config):
+    kind: Literal["limited"] = "limited"
+    limit: int = 3
+
+
 Part = Annotated[Learned | Window, Field(discriminator="kind")]
 Window.model_rebuild()
 
@@ -172,6 +177,14 @@ def test_wrong_keys_name_the_nearest_right_one(tree: dict, key: str, right: str)
 )
 def test_errors_name_the_key_the_value_and_what_is_allowed(tree: dict, message: str) -> None:
     assert re.search(message, wrong(tree))
+
+
+def test_a_key_of_another_kind_is_not_its_own_suggestion() -> None:
+    class Single(Config):
+        part: Annotated[Learned | Limited, Field(discriminator="kind")]
+
+    with pytest.raises(UserError, match=r"unknown key 'part\.limit'; there are: kind, offset, window"):
+        validate(Single, {"part": {"kind": "learned", "limit": 3}}, source="x")
 
 
 def test_every_problem_is_named_at_once() -> None:

@@ -266,7 +266,7 @@ def _problem(error: ErrorDetails, kind: type[BaseModel]) -> str:
 
 def _nearest_key(kind: type[BaseModel], path: list[str], name: str, keys: list[str]) -> str:
     """End of an error: the only key of this name elsewhere, or the nearest one here, or all keys here."""
-    elsewhere = set(_paths_to(name, kind))
+    elsewhere = set(_paths_to(name, kind)) - {(*path, name)}  # not the key of another kind at this path
     if len(elsewhere) == 1:
         return f"; did you mean {'.'.join(elsewhere.pop())!r}?"
     return nearest(name, keys, prefix=".".join([*path, ""]))
