@@ -196,7 +196,8 @@ def open_records(out: Path, recipe: CompareRecipe, trials: Sequence[Trial]) -> l
     if recipe.benchmark is not None and recipe.benchmark.model_dump(mode="json") != measured:
         for record in records:
             record.result.inference = None
-            record.result.status = "waiting" if record.status == "done" else record.status
+            if record.status == "done":
+                record.result.status = "waiting"
     for record in records:
         record.write()
     write_text(out / _RECIPE, dump(recipe))  # last: a killed call compares with the benchmark that was measured
