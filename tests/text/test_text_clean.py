@@ -77,8 +77,8 @@ def test_near_duplicates_recall_and_precision(threshold: float) -> None:
         if abs(similarity - threshold) < 0.1 and similarity != 1.0:
             continue
         seen = NearDuplicates(threshold, capacity=100)
-        assert seen.are_new(seen.keys([" ".join(text)])) == [True]
-        found[similarity > threshold].append(not seen.are_new(seen.keys([" ".join(other)]))[0])
+        assert seen.are_new([" ".join(text)]) == [True]
+        found[similarity > threshold].append(not seen.are_new([" ".join(other)])[0])
     recall = sum(found[True]) / len(found[True])
     wrong = sum(found[False]) / len(found[False])
     assert recall > 0.95, recall
@@ -90,14 +90,14 @@ def test_near_duplicates_among_many_are_deterministic() -> None:
     texts = [" ".join(words(rng, 31)) for _ in range(503)]
     copies = [f"{text.upper()}!" for text in texts]  # case and punctuation aside, the same
     first, second = (NearDuplicates(capacity=2000) for _ in range(2))
-    answers = first.are_new(first.keys(texts + copies))
+    answers = first.are_new(texts + copies)
     assert answers == [True] * 503 + [False] * 503
-    assert answers == [second.are_new(second.keys([text]))[0] for text in texts + copies]  # alone or together
+    assert answers == [second.are_new([text])[0] for text in texts + copies]  # alone or together
 
 
 def test_near_duplicates_of_short_texts() -> None:
     seen = NearDuplicates(capacity=100)
-    assert seen.are_new(seen.keys(["", "one", "one two", "One, two!", "two one", ""])) == [
+    assert seen.are_new(["", "one", "one two", "One, two!", "two one", ""]) == [
         True,
         True,
         True,
@@ -132,10 +132,10 @@ def test_near_duplicates_bound_their_memory() -> None:
     seen = NearDuplicates(capacity=50)
     size = seen._tags.nbytes
     texts = [" ".join(words(rng, 13)) for _ in range(1009)]
-    new = sum(seen.are_new(seen.keys(texts)))
+    new = sum(seen.are_new(texts))
     assert seen._tags.nbytes == size
     assert new > 1000  # what is forgotten lets copies pass; it never refuses what is new
-    assert seen.are_new(seen.keys(texts[-1:])) == [False]
+    assert seen.are_new(texts[-1:]) == [False]
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.0, -1.0, 7.0])

@@ -5,16 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import KW_ONLY, asdict, dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from homespun.choices import Duplicates
 from homespun.data.corpus import Progress
 from homespun.errors import UserError
-from homespun.io.threads import in_threads
 from homespun.text.clean import normalise
 from homespun.text.duplicates import ExactDuplicates, NearDuplicates
 from homespun.text.formats import MAX_CHARACTERS
@@ -103,13 +98,8 @@ def clean_documents(documents: Iterable[Document], *, normal: bool, duplicates: 
 
 def _without_near_duplicates(documents: Iterable[Document]) -> Iterator[Document]:
     near = NearDuplicates()
-
-    def keys(batch: list[Document]) -> NDArray[np.uint64]:
-        return near.keys([document.text for document in batch])
-
-    with closing(in_threads(keys, _batches(documents), workers=1)) as hashed:  # mostly outside Python's lock
-        for batch, found in hashed:
-            yield from itertools.compress(batch, near.are_new(found))
+    for batch in _batches(documents):
+        yield from itertools.compress(batch, near.are_new([document.text for document in batch]))
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

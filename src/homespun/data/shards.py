@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +18,6 @@ import pyarrow as pa
 from homespun.data.corpus_files import ShardRecord
 from homespun.errors import UserError
 from homespun.io.atomic import atomic_path, file_digest
-from homespun.io.threads import in_threads
 from homespun.text.clean import sentence_spans
 from homespun.text.formats import without_surrogates
 from homespun.text.sources import Document
@@ -209,23 +210,20 @@ def encode_documents(
 ) -> Generator[Encoded]:
     """Encode documents in order, in threads, to uint16 ids, or uint32 for a vocabulary above 65,536.
 
-    The threads encode mostly outside Python's lock, while the caller's reads and cleans the next texts. Two batches for
-    each worker and one document are in memory.
+    Two batches for each worker and one document are in memory.
     """
 
     def encode(batch: list[_Piece]) -> list[np.ndarray]:
         return tokenizer.encode_batch([text for text, _ in batch])
 
     pieces: list[np.ndarray] = []
-    batches = _batches(documents, sentences=sentences)
-    with _one_core_a_call(), closing(in_threads(encode, batches, workers)) as done:
-        for batch, encoded in done:
-            for (_, document), ids in zip(batch, encoded, strict=True):
-                if len(ids):
-                    pieces.append(ids)
-                if document is not None:
-                    yield Encoded(pieces, *document)
-                    pieces = []
+    for batch, encoded in _in_threads(encode, _batches(documents, sentences=sentences), workers):
+        for (_, document), ids in zip(batch, encoded, strict=True):
+            if len(ids):
+                pieces.append(ids)
+            if document is not None:
+                yield Encoded(pieces, *document)
+                pieces = []
 
 
 def _batches(documents: Iterable[Document], *, sentences: bool) -> Iterator[list[_Piece]]:
@@ -269,6 +267,25 @@ def _cuts(text: str, *, sentences: bool) -> Iterator[int]:
             yield start
         yield end
         start = end
+
+
+def _in_threads(
+    encode: Callable[[list[_Piece]], list[np.ndarray]], batches: Iterator[list[_Piece]], workers: int
+) -> Iterator[tuple[list[_Piece], list[np.ndarray]]]:
+    """Encode batches in threads, mostly outside Python's lock, while this thread reads and cleans the next texts."""
+    waiting: deque[tuple[list[_Piece], Future[list[np.ndarray]]]] = deque()
+    with _one_core_a_call(), ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
+        try:
+            for batch in batches:
+                waiting.append((batch, pool.submit(encode, batch)))
+                if len(waiting) == 2 * workers:
+                    done, future = waiting.popleft()
+                    yield done, future.result()
+            while waiting:
+                done, future = waiting.popleft()
+                yield done, future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

@@ -94,8 +94,9 @@ class NearDuplicates:
         self._band_numbers = np.arange(self._bands)
         self._buffer = np.empty((count, _BLOCK), dtype=np.uint64)  # reused, without page faults
 
-    def are_new(self, keys: NDArray[np.uint64]) -> list[bool]:
-        """Return for each text whether it is new, by its `keys`, and store the new ones; texts may repeat others."""
+    def are_new(self, texts: Sequence[str]) -> list[bool]:
+        """Return for each text whether it is new, and store the new ones; a text may repeat an earlier one."""
+        keys = self.keys(texts)
         sets = (keys % self._sets).astype(np.int64)
         tags = (keys >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
         return [self._is_new(*pair) for pair in zip(sets, tags, strict=True)]
@@ -110,7 +111,7 @@ class NearDuplicates:
         return True
 
     def keys(self, texts: Sequence[str]) -> NDArray[np.uint64]:
-        """Compute (texts, bands) keys; texts that share a key are candidates. Stores nothing; one thread at a time."""
+        """Compute (texts, bands) uint64 keys; texts that share a key are candidates. Stores nothing."""
         parts = [self._keys(texts[start : start + _TEXTS]) for start in range(0, len(texts), _TEXTS)]
         return np.concatenate([np.empty((0, self._bands), dtype=np.uint64), *parts])
 
