@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def write_corpus(folder: Path, shards: int) -> int:
         else:
             original = records[number - number % LINKS]
             os.link(folder / original.name, folder / name)
-            records.append(original.model_copy(update={"name": name}))
+            records.append(replace(original, name=name))
     description = Description(
         documents=shards * DOCUMENTS,
         tokens=shards * TOKENS,

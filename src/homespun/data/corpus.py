@@ -75,17 +75,11 @@ class Corpus:
         """
         path = Path(path)
         try:
-            description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
+            corpus = cls(path, Description.model_validate_json((path / DESCRIPTION).read_bytes()))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UserError(_not_a_corpus(path)) from error
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path / DESCRIPTION} is not valid JSON; build the corpus again") from error
-        if not isinstance(description, dict) or description.get("version") != VERSION:
-            raise UserError(f"{path} is not a corpus of format {VERSION}; build it again with this version of homespun")
-        try:
-            corpus = cls(path, Description.model_validate(description))
         except ValidationError as error:
-            raise UserError(f"{path / DESCRIPTION} is incomplete or altered; build the corpus again") from error
+            raise UserError(_invalid(path, error)) from error
         if tokenizer is not None and tokenizer.fingerprint != corpus._tokenizer.fingerprint:
             raise UserError(
                 f"corpus {path} was built with {corpus._tokenizer}, not with {TokenizerFacts.of(tokenizer)}; "
@@ -405,3 +399,12 @@ def _not_a_corpus(path: Path) -> str:
     if (path / MANIFEST).exists():
         return f"corpus {path} is half-built; repeat the command that started it to resume the build"
     return f"{path} is not a corpus: it has no {DESCRIPTION}; build one with: homespun corpus build"
+
+
+def _invalid(path: Path, error: ValidationError) -> str:
+    problems = {(problem["type"], *problem["loc"]) for problem in error.errors()}
+    if any(kind == "json_invalid" for kind, *_ in problems):
+        return f"{path / DESCRIPTION} is not valid JSON; build the corpus again"
+    if any(place == ["version"] for _, *place in problems):
+        return f"{path} is not a corpus of format {VERSION}; build it again with this version of homespun"
+    return f"{path / DESCRIPTION} is incomplete or altered; build the corpus again"
