@@ -55,14 +55,16 @@ class Rows:
         return Rows([made for batch in self.batches for made in function(batch, **fn_kwargs)])
 
     def groupby(self, name: str) -> "Rows":
+        if not self.batches:
+            return self
         whole = {key: np.concatenate([batch[key] for batch in self.batches]) for key in self.batches[0]}
         order = np.random.default_rng(1).permutation(len(whole[name]))  # a shuffle keeps no order
         whole = {key: values[order] for key, values in whole.items()}
         buckets = [whole[name] == bucket for bucket in np.unique(whole[name])]
         return Rows([{key: values[mine] for key, values in whole.items()} for mine in buckets])
 
-    def map_groups(self, function, *, batch_format) -> "Rows":
-        return Rows([function(batch) for batch in self.batches])
+    def map_groups(self, function, *, batch_format, fn_kwargs=None) -> "Rows":
+        return Rows([function(batch, **(fn_kwargs or {})) for batch in self.batches])
 
     def iter_batches(self, *, batch_size, batch_format) -> Iterator[dict[str, np.ndarray]]:
         return iter(self.batches)

@@ -71,7 +71,6 @@ def test_the_corpus_is_that_of_one_machine(
     files: Path, tokenizer: Tokenizer, duplicates: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_corpus, "_BUCKET_BYTES", 10_000)
-    monkeypatch.setattr(cluster_corpus, "_MERGED_ROWS", 50)
     text = reading([str(files)], label_field="label", duplicates=duplicates)
     alone = make_corpus(text, tokenizer, tmp_path / "alone", sentences=True)
     calls = []
@@ -158,19 +157,28 @@ def test_temporary_files_of_killed_workers_are_removed(
     assert sorted(entry.name for entry in out.iterdir()) == ["corpus.json", "tokenizer", "tokens-00000-00000.arrow"]
 
 
+def resolve(documents: list[int], groups: list[int]) -> list[int]:
+    table = {"document": np.array(documents, np.int64), "group": np.array(groups, np.uint64)}
+    halves = [{name: column[part] for name, column in table.items()} for part in (slice(2), slice(2, None))]
+    return cluster_corpus.resolve(halves).tolist()
+
+
 def test_of_a_chain_of_near_duplicates_each_second_one_stays() -> None:
-    documents = np.array([7, 7, 5, 3, 5, 9, 9, 3, 11])
-    groups = np.array([1, 2, 2, 3, 3, 1, 4, 5, 5])  # 3 and 5, 5 and 7, 7 and 9, 3 and 11
-    assert cluster_corpus.resolve(documents, groups, np.ones(9, bool)).tolist() == [5, 9, 11]
+    # 3 and 5, 5 and 7, 7 and 9, 3 and 11
+    assert resolve([7, 7, 5, 3, 5, 9, 9, 3, 11], [1, 2, 2, 3, 3, 1, 4, 5, 5]) == [5, 9, 11]
+    assert resolve([4, 8, 9], [0, 0, 0]) == [4, 8, 9]
+    assert resolve([], []) == []
 
 
-def test_the_first_of_equal_texts_stays() -> None:
-    documents, groups = np.array([4, 2, 8, 9, 6]), np.array([1, 1, 1, 2, 2])
-    assert cluster_corpus.resolve(documents, groups, np.zeros(5, bool)).tolist() == [4, 8, 9]
-    # document 4 equals 2, so that it cannot make 6 a near-duplicate
-    near = np.array([False, False, True, True])
-    assert cluster_corpus.resolve(np.array([2, 4, 4, 6]), np.array([1, 1, 2, 2]), near).tolist() == [4]
-    assert cluster_corpus.resolve(*(np.empty(0, kind) for kind in (np.int64, np.int64, np.bool_))).tolist() == []
+def test_a_text_that_equals_an_earlier_one_has_no_near_duplicates() -> None:
+    documents, hashes = [6, 4, 2, 4, 4, 6, 6], [5, 5, 7, 7, 6, 6, 8]
+    near = [True, True, False, False, True, True, False]
+    rows = {"document": np.array(documents), "hash": np.array(hashes), "near": np.array(near)}
+    shared = cluster_corpus._shared(rows, buckets=1)
+    assert sorted(shared["document"].tolist()) == [4, 4, 4, 6, 6]  # two bands, and 4 equals 2
+    distinct = cluster_corpus._distinct(shared)
+    assert distinct["document"].tolist() == [4, 6]
+    assert cluster_corpus.resolve([distinct]).tolist() == [4]
 
 
 @pytest.mark.usefixtures("in_process")

@@ -49,7 +49,6 @@ from homespun.text.tokenizer import Tokenizer
 UNITS = "units.jsonl"
 """Record of a build: its settings, then a line for each unit that is written."""
 _BUCKET_BYTES = 16 * 2**20  # of files whose hashes a worker groups at a time: about 70 MB if documents are short
-_MERGED_ROWS = 1_000_000  # rows of shared hashes that the driver takes before it drops equal ones
 _ROWS = 20_000  # documents whose hashes are sent at a time
 _TASKS = 64  # tasks that hash; the driver holds some 10 kB for each pair of a task and a block of sorted hashes
 _POSITION_BITS = 40  # a document's number is its unit, then its position in the unit
@@ -97,7 +96,7 @@ def build_on_cluster(
 
     Documents, their order and their tokens are as on one machine; each unit has its own shards. After an interruption,
     the same call continues with the missing units. A worker holds a shard, or the hashes of some 16 MB of
-    files; the driver holds the file names, and 17 bytes for each document of each set that shares a hash.
+    files; the driver holds the file names, and 16 bytes for each document of each set that shares a hash.
 
     ``out`` and the inputs are folders and files that all machines see, or object stores. ``progress`` is called, and
     ``read_progress`` updated, after each unit.
@@ -190,15 +189,15 @@ def _duplicates(ray: Any, job: _Job) -> dict[int, NDArray[np.int64]]:
     context.shuffle_strategy = ray.data.context.ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
     num_units, buckets = len(job.text.units), max(1, sum(job.text.sizes) // _BUCKET_BYTES)
     tasks = min(num_units, max(_TASKS, 2 * int(ray.cluster_resources().get("CPU", 1))))
-    shared = (
+    distinct = (
         ray.data.from_items([{"unit": unit} for unit in range(num_units)], override_num_blocks=tasks)
         .map_batches(_hash_units, fn_kwargs={"job": job, "buckets": buckets}, batch_size=1, batch_format="numpy")
         .groupby("bucket")
-        .map_groups(_shared, batch_format="numpy")
+        .map_groups(_shared, fn_kwargs={"buckets": buckets}, batch_format="numpy")
+        .groupby("bucket")
+        .map_groups(_distinct, batch_format="numpy")
     )
-    merged = merge(shared.iter_batches(batch_size=None, batch_format="numpy"))
-    documents, groups = (merged[name].astype(np.int64, copy=False) for name in ("document", "group"))
-    numbers = resolve(documents, groups, merged["near"].astype(bool, copy=False))
+    numbers = resolve(list(distinct.iter_batches(batch_size=None, batch_format="numpy")))
     units, positions = numbers >> _POSITION_BITS, numbers & ((1 << _POSITION_BITS) - 1)
     return {int(unit): positions[units == unit] for unit in np.unique(units)}
 
@@ -228,46 +227,37 @@ def _hash_units(batch: Hashes, job: _Job, buckets: int) -> Iterator[Hashes]:
                 yield rows(keys.reshape(-1), np.repeat(numbers, keys.shape[1]), near=True)
 
 
-def _shared(rows: Hashes) -> Hashes:
-    """Select the rows of a bucket whose hash several documents have, with a number that identifies these documents."""
+def _shared(rows: Hashes, buckets: int) -> Hashes:
+    """Select the rows of a bucket whose hash several documents have, and name the group of these documents.
+
+    Of equal texts all but the first, whose group is 0. Bands that the same documents share have one group. The new
+    buckets are those of documents.
+    """
     order = np.lexsort((rows["document"], rows["hash"], rows["near"]))
-    documents, hashes, near = (rows[name][order] for name in ("document", "hash", "near"))
+    documents, hashes = rows["document"][order], rows["hash"][order]
+    near = rows["near"][order].astype(bool)
     same = np.ones(len(order) + 1, dtype=bool)  # whether a row begins a group
     same[1:-1] = (hashes[1:] != hashes[:-1]) | (near[1:] != near[:-1])
-    starts = np.flatnonzero(same[:-1])
-    sums = np.add.reduceat(_mix(documents), starts).view(np.int64)  # (groups,)
-    group = np.repeat(sums, np.diff(starts, append=len(order)))
-    several = ~(same[:-1] & same[1:])
-    return {"document": documents[several], "group": group[several], "near": near[several]}
+    first, last = same[:-1], same[1:]
+    starts = np.flatnonzero(first)
+    group = np.repeat(np.add.reduceat(_mix(documents), starts), np.diff(starts, append=len(order)))
+    group[~near] = 0
+    kept = np.where(near, ~(first & last), ~first)
+    documents = documents[kept]
+    return {"bucket": (documents % buckets).astype(np.int32), "document": documents, "group": group[kept]}
 
 
-def merge(batches: Iterable[Hashes]) -> Hashes:
-    """Rows of `_shared`, each once: bands that the same documents share are one group."""
-    tables: list[Hashes] = [
-        {"document": np.empty(0, np.int64), "group": np.empty(0, np.int64), "near": np.empty(0, bool)}
-    ]
-    rows = 0
-    for batch in batches:
-        tables.append(batch)
-        rows += len(batch["document"])
-        if rows > len(tables[0]["document"]) // 2 + _MERGED_ROWS:
-            tables, rows = [_unique(tables)], 0
-    return _unique(tables)
-
-
-def _unique(tables: list[Hashes]) -> Hashes:
-    """Rows of ``tables``, each once; empties the list to free its memory."""
-    columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-    tables.clear()
-    order = np.lexsort(tuple(columns.values()))
-    first = np.zeros(len(order), dtype=bool)
-    first[:1] = True
-    for column in columns.values():
-        ordered = column[order]
-        first[1:] |= ordered[1:] != ordered[:-1]
-    del ordered
-    order = order[first]
-    return {name: column[order] for name, column in columns.items()}
+def _distinct(rows: Hashes) -> Hashes:
+    """Each row of a bucket once, and of a document that equals an earlier one only that row."""
+    order = np.lexsort((rows["group"], rows["document"]))
+    documents, groups = rows["document"][order], rows["group"][order]
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = documents[1:] != documents[:-1]
+    starts = np.flatnonzero(first)
+    equal = np.repeat(groups[starts] == 0, np.diff(starts, append=len(order)))
+    kept = first.copy()
+    kept[1:] |= (groups[1:] != groups[:-1]) & ~equal[1:]
+    return {"document": documents[kept], "group": groups[kept]}
 
 
 def _mix(numbers: NDArray[np.generic]) -> NDArray[np.uint64]:
@@ -275,36 +265,35 @@ def _mix(numbers: NDArray[np.generic]) -> NDArray[np.uint64]:
     return splitmix64(numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
 
 
-def resolve(documents: NDArray[np.int64], groups: NDArray[np.int64], near: NDArray[np.bool_]) -> NDArray[np.int64]:
+def resolve(tables: list[Hashes]) -> NDArray[np.int64]:
     """Documents to leave out, ascending, as one machine decides in the order of the documents.
 
     Args:
-        documents: (rows,) number of a document that is in a group with others.
-        groups: (rows,) that group.
-        near: (rows,) True for a band of near-duplicates, False for equal texts.
+        tables: documents, each with a group that it shares with others, or with 0 if it equals an earlier one. The
+            list is emptied to free its memory.
 
     Returns:
-        All of equal texts but the first, and each near-duplicate of an earlier document that is not left out.
+        The documents of group 0, and each near-duplicate of an earlier document that is not left out.
     """
-    exact, exact_groups = documents[~near], groups[~near]
-    order = np.lexsort((exact, exact_groups))
-    later = np.zeros(len(order), dtype=bool)
-    later[1:] = exact_groups[order][1:] == exact_groups[order][:-1]
-    equal = exact[order][later]
-    candidates = near & ~np.isin(documents, equal)
-    documents, groups = documents[candidates], np.unique(groups[candidates], return_inverse=True)[1]
+    documents = np.concatenate([np.empty(0, np.int64), *(table["document"] for table in tables)])
+    groups = np.concatenate([np.empty(0, np.uint64), *(table["group"] for table in tables)])
+    tables.clear()
+    near = groups != 0
+    equal, documents, groups = documents[~near], documents[near], groups[near]
     order = np.argsort(documents, kind="stable")
     documents, groups = documents[order], groups[order]
+    del near, order
+    groups = np.unique(groups, return_inverse=True)[1]
     starts = np.flatnonzero(np.diff(documents, prepend=-1))
     taken = np.zeros(len(groups) and int(groups.max()) + 1, dtype=bool)
-    left_out = []
-    for start, stop in pairwise(np.append(starts, len(groups))):
+    left_out = np.zeros(len(starts), dtype=bool)
+    for number, (start, stop) in enumerate(pairwise(np.append(starts, len(groups)))):
         mine = groups[start:stop]
         if taken[mine].any():
-            left_out.append(documents[start])
+            left_out[number] = True
         else:
             taken[mine] = True
-    return np.sort(np.concatenate([equal, np.array(left_out, dtype=np.int64)]))
+    return np.sort(np.concatenate([equal, documents[starts[left_out]]]))
 
 
 def encode_unit(job: _Job, unit: int, dropped: NDArray[np.int64]) -> str:
