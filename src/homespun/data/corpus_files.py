@@ -22,7 +22,7 @@ class _Strict(BaseModel):
 class ShardRecord:
     """Name, size and checksum of a shard. Takes about 350 bytes: a large corpus has 10^5 shards."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]  # of a file in the folder
     documents: _Count
     tokens: _Count
     size: _Count  # bytes of the file
@@ -61,6 +61,8 @@ class Description(_Strict):
     def _check_sums(self) -> Self:
         if self.documents != sum(shard.documents for shard in self.shards):
             raise ValueError("the shards have another number of documents")
+        if self.tokens != sum(shard.tokens for shard in self.shards):
+            raise ValueError("the shards have another number of tokens")
         return self
 
 

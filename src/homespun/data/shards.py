@@ -131,7 +131,7 @@ class OpenShards:
     when it is read.
 
     Raises:
-        UserError: a file is missing, has another size than recorded, is outside of the folder, or is not a shard.
+        UserError: a file is missing, has another size than recorded, or is not a shard.
     """
 
     def __init__(self, folder: Path, records: Sequence[ShardRecord]) -> None:
@@ -161,8 +161,6 @@ class OpenShards:
 
 def _check_file(folder: Path, record: ShardRecord) -> None:
     path = folder / record.name
-    if path.parent != folder:
-        raise UserError(f"corpus {folder} has a shard outside its folder, {record.name!r}; build it again")
     try:
         size = path.stat().st_size
     except FileNotFoundError as error:
