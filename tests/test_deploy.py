@@ -92,4 +92,10 @@ def test_restarts_of_torchrun_get_a_new_store() -> None:
         assert "--max-restarts=3" in text
         assert re.search(r'TORCH_DISABLE_SHARE_RDZV_TCP_STORE(=1|, value: "1")', text)
         assert "--rdzv-backend=c10d" in text
-    subprocess.run(["bash", "-n", DEPLOY / "slurm.sh"], check=True)
+
+
+def test_a_job_of_slurm_survives_a_lost_node() -> None:
+    script = DEPLOY / "slurm.sh"
+    subprocess.run(["bash", "-n", script], check=True)
+    assert {"#SBATCH --no-kill", "#SBATCH --requeue"} <= {*script.read_text(encoding="utf-8").splitlines()}
+    assert "srun --no-kill --kill-on-bad-exit=0" in script.read_text(encoding="utf-8")
