@@ -4,7 +4,7 @@
 #
 # homespun is on the PATH of all nodes; SHARED is a folder that all of them see, with the corpus. After a worker has died,
 # or a node other than the first is lost, the others go on from the last checkpoint with the same global batch. After the
-# loss of the first node the requeued job does.
+# loss of the first node the requeued job does. SLURM calls a job that lost a node FAILED even if training is complete.
 #SBATCH --job-name=homespun
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
