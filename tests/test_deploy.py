@@ -86,6 +86,15 @@ def test_the_ray_cluster_has_the_schema_of_ray() -> None:
     jsonschema.validate(documents("ray-cluster.yaml")[0], schema)
 
 
+def test_the_ray_cluster_installs_the_folder_that_is_copied() -> None:
+    (cluster,) = documents("ray-cluster.yaml")
+    assert cluster["file_mounts"] == {"~/homespun-source": "."}
+    setup = cluster["setup_commands"]
+    assert isinstance(setup, list)
+    # without ./ it would be the name of a package
+    assert [word for word in shlex.split(setup[1]) if "source" in word] == ["./homespun-source[ray]"]
+
+
 def test_restarts_of_torchrun_get_a_new_store() -> None:
     for name in ("slurm.sh", "kubernetes-training.yaml"):
         text = (DEPLOY / name).read_text(encoding="utf-8")
