@@ -12,7 +12,7 @@ import pytest
 from made_up_texts import made_up
 
 from homespun.data import corpus as store
-from homespun.data import document_set, shards
+from homespun.data import document_set, encoding, shards
 from homespun.data.corpus import Corpus, build_corpus, random_keys
 from homespun.data.document_set import split_documents
 from homespun.errors import UserError
@@ -32,7 +32,7 @@ def killed_after(documents, count):
 @pytest.fixture
 def small_shards(monkeypatch):
     monkeypatch.setattr(store, "SHARD_TOKENS", 499)
-    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 700)
+    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 700)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -106,8 +106,8 @@ def test_the_store_is_small(tmp_path, tokenizer):
 def test_a_long_document_is_encoded_in_pieces_to_the_same_tokens(tmp_path, tokenizer, monkeypatch):
     text = "\n\n".join(d.text for d in made_up(113)) + "  and   spaces \t of all  kinds " * 20
     expected = tokenizer.encode_batch([text])[0]
-    monkeypatch.setattr(shards, "PIECE_CHARACTERS", 97)
-    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 1009)
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 97)
+    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 1009)
     seen = []
     encode = type(tokenizer).encode_batch
     monkeypatch.setattr(type(tokenizer), "encode_batch", lambda self, texts: seen.extend(texts) or encode(self, texts))

@@ -5,7 +5,7 @@ import pytest
 from made_up_texts import made_up
 
 from homespun.data import corpus as store
-from homespun.data import shards
+from homespun.data import encoding, shards
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.data.stream_rows import StreamRows, split_shards
 from homespun.errors import UserError
@@ -14,7 +14,7 @@ from homespun.errors import UserError
 @pytest.fixture
 def corpus(tmp_path, tokenizer, monkeypatch) -> Corpus:
     monkeypatch.setattr(store, "SHARD_TOKENS", 499)
-    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 700)
+    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 700)
     return build_corpus(made_up(61), tokenizer, tmp_path / "c")
 
 

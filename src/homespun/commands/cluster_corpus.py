@@ -36,8 +36,9 @@ from homespun.data.corpus import (
     write_description,
 )
 from homespun.data.corpus_files import Description, ShardRecord, TokenizerFacts
+from homespun.data.encoding import encode_documents
 from homespun.data.reading import Reading
-from homespun.data.shards import ShardBuffer, encode_documents
+from homespun.data.shards import ShardBuffer
 from homespun.errors import UserError
 from homespun.io.atomic import entries, write_text
 from homespun.io.cluster import connect, refusal

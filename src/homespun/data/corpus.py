@@ -24,7 +24,8 @@ from pydantic import ValidationError
 from homespun.config import Tree
 from homespun.data.corpus_files import VERSION, Description, Line, TokenizerFacts
 from homespun.data.document_set import DocumentSet, split_documents
-from homespun.data.shards import Encoded, OpenShards, Shard, ShardBuffer, encode_documents
+from homespun.data.encoding import Encoded, encode_documents
+from homespun.data.shards import OpenShards, Shard, ShardBuffer
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, entries, remove, write_text
 from homespun.io.cores import available_cores
