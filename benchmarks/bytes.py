@@ -26,7 +26,8 @@ from benchmarks.ngrams import KneserNey, bits_per_symbol
 from benchmarks.paths import SHARED
 from homespun.commands.pretrain import pretrain
 from homespun.commands.recipe import pretrain_recipe
-from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.hf.open import open_model
 from homespun.io.atomic import write_bytes
 from homespun.models.backbone import Encoder

@@ -21,7 +21,8 @@ import torch
 from benchmarks.time_to_loss import Stopwatch
 from homespun.commands.recipe import pretrain_recipe
 from homespun.commands.workload import with_backbone
-from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.data.loader import Loader
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig

@@ -96,7 +96,7 @@ def prepare(data: Path, given: tuple[Path, Path] | None) -> None:
     """Prepare text, tokenizer, corpus and labelled rows; existing files are kept."""
     if (data / "corpus").is_dir():
         return
-    from homespun.data.corpus import build_corpus
+    from homespun.data.corpus_build import build_corpus
     from homespun.fitting.quickstart import labelled_passages
     from homespun.text.pydocs import python_documentation
     from homespun.text.sources import Document, read_documents

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Engine
 
 from benchmarks.measure import measure_interleaved, peak_memory, seconds
 from benchmarks.paths import SHARED
-from homespun.data.corpus import build_corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.text.pydocs import python_documentation
 from homespun.text.sources import Document, read_documents
 from homespun.text.tokenizer import Tokenizer

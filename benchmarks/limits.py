@@ -108,7 +108,8 @@ def words(folder: Path, seeds: Path, scale: float) -> Words:
 
 def large_corpus(folder: Path, seeds: Path, scale: float) -> Words:
     """Build a corpus of 100 GB from links to one shard of 16 MB."""
-    from homespun.data.corpus import Corpus, build_corpus
+    from homespun.data.corpus import Corpus
+    from homespun.data.corpus_build import build_corpus
     from homespun.text.sources import Document
     from homespun.text.tokenizer import Tokenizer
 

@@ -27,7 +27,8 @@ from benchmarks.measure import measure_interleaved
 from benchmarks.sentence_scoring import sentence_scoring
 from homespun.batch import RowSeed
 from homespun.commands.workload import with_vocabulary
-from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.data.loader import Loader
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.measure import CLOCKS, measure_interleaved
 from benchmarks.paths import SHARED
-from homespun.data.corpus import build_corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.data.reading import reading
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer

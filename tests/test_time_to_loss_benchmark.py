@@ -9,7 +9,8 @@ import torch
 from benchmarks import time_to_loss
 
 from homespun.commands.recipe import pretrain_recipe
-from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_extension import with_sentinels

@@ -23,7 +23,7 @@ import psutil
 from accelerate.utils.other import get_free_port
 
 from homespun.commands.workload import made_up_texts, made_up_tokenizer
-from homespun.data.corpus import build_corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.text.sources import Document
 
 DEADLINE = 600.0  # seconds of a training

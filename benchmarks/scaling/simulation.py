@@ -21,8 +21,9 @@ import psutil
 
 from benchmarks.measure import peak_memory
 from homespun.commands.workload import made_up_tokenizer
-from homespun.data.corpus import DESCRIPTION, TOKENIZER, Corpus
-from homespun.data.corpus_files import Description, ShardRecord, TokenizerFacts
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_build import write_description
+from homespun.data.corpus_files import TOKENIZER, ShardRecord
 from homespun.data.loader import feistel_shuffle
 from homespun.data.shards import ShardBuffer
 from homespun.data.stream_rows import StreamRows, split_shards
@@ -64,16 +65,9 @@ def write_corpus(folder: Path, shards: int) -> int:
             original = records[number - number % LINKS]
             os.link(folder / original.name, folder / name)
             records.append(replace(original, name=name))
-    description = Description(
-        documents=shards * DOCUMENTS,
-        tokens=shards * TOKENS,
-        bytes=4 * shards * TOKENS,
-        sentences=False,
-        tokenizer=TokenizerFacts.of(tokenizer),
-        labels={},
-        shards=records,
+    write_description(
+        folder, records, tokenizer, num_bytes=4 * shards * TOKENS, num_words=shards * TOKENS, labels={}, sentences=False
     )
-    (folder / DESCRIPTION).write_text(description.model_dump_json(), encoding="utf-8")
     return sum((folder / record.name).stat().st_blocks * 512 for record in records[::LINKS])
 
 

@@ -18,7 +18,8 @@ from homespun.choices import TokenizerKind
 from homespun.commands import pretrain as job
 from homespun.commands.adaptation import open_start
 from homespun.commands.adaptation_metrics import _tokens_per_word
-from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig
 from homespun.objectives.electra import Electra
@@ -170,10 +171,10 @@ def test_tokens_per_word_are_those_of_the_text(tmp_path: Path, kind: TokenizerKi
     assert _tokens_per_word(corpus, same) == {"before": expected[1], "after": expected[1]}
 
 
-def test_no_tokens_per_word_without_word_count(world: World, masked: Path, tmp_path: Path) -> None:
+def test_no_tokens_per_word_without_words(world: World, masked: Path, tmp_path: Path) -> None:
     shutil.copytree(world.corpus, tmp_path / "corpus")
     description = json.loads((tmp_path / "corpus" / "corpus.json").read_text())
-    del description["words"]
+    description["words"] = 0
     (tmp_path / "corpus" / "corpus.json").write_text(json.dumps(description))
     result = go_on(world, masked, tmp_path / "run", f"data.corpus={tmp_path / 'corpus'}")
     assert result["adaptation"]["tokens_per_word"] is None

@@ -154,7 +154,8 @@ def test_temporary_files_of_killed_workers_are_removed(
 
     monkeypatch.setattr(cluster_corpus, "encode_unit", killed_once)
     build_on_cluster(reading([str(files)]), tokenizer, out)
-    assert sorted(entry.name for entry in out.iterdir()) == ["corpus.json", "tokenizer", "tokens-00000-00000.arrow"]
+    names = ["corpus.json", "shards.arrow", "tokenizer", "tokens-00000-00000.arrow"]
+    assert sorted(entry.name for entry in out.iterdir()) == names
 
 
 def resolve(documents: list[int], groups: list[int]) -> list[int]:

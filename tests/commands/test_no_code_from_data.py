@@ -5,6 +5,7 @@ part. Canaries notice payloads, imports from the folder, other programs, connect
 are read or written outside the folder.
 """
 
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -32,8 +33,10 @@ import torch
 from commands_world import TINY, World
 
 from homespun.cli import main
+from homespun.data.corpus import Corpus
 from homespun.data.labels import Labels
 from homespun.data.reading import reading
+from homespun.data.shards import write_list
 from homespun.io.atomic import file_digest
 from homespun.linear import PLAIN, fit_linear
 from homespun.ngrams import Texts
@@ -363,9 +366,10 @@ def objects_in_the_schema_of_a_shard(folder: Path, world: World) -> Words:
     changed = batch_with_objects(dict(zip(batch.schema.names, batch.columns, strict=True)))
     with pa.ipc.new_file(path, changed.schema) as writer:
         writer.write_batch(changed)
+    record = dataclasses.replace(Corpus.open(world.corpus).records[0], size=path.stat().st_size)
+    checksum = write_list(corpus, [record])
     tree = json.loads((corpus / "corpus.json").read_text())
-    tree["shards"][0] |= {"size": path.stat().st_size, "checksum": file_digest(path)}
-    (corpus / "corpus.json").write_text(json.dumps(tree))
+    (corpus / "corpus.json").write_text(json.dumps(tree | {"shards_checksum": checksum}))
     words = ["pretrain", "electra-tiny", f"data.corpus={corpus}", "data.max_length=32", *TINY]
     return [*words, "train.budget.steps=1", "train.batch_size=7", "--out", "out"]
 
@@ -458,9 +462,9 @@ def tokens_of_a_half_built_corpus_elsewhere(folder: Path, world: World) -> Words
     shutil.copy(world.corpus / "tokens-00000.arrow", folder.parent / "outside" / "shard.arrow")
     tree = json.loads((folder / "out" / "corpus.json").read_text())
     (folder / "out" / "corpus.json").unlink()
-    shard = tree["shards"][0] | {"name": "../../outside/shard.arrow"}
+    shard = dataclasses.asdict(Corpus.open(world.corpus).records[0]) | {"name": "../../outside/shard.arrow"}
     inputs = reading([str(world.train)], text_fields=["sentence"]).describe()
-    header = {"version": 1, "inputs": inputs, "tokenizer": tree["tokenizer"]["fingerprint"], "sentences": False}
+    header = {"version": 2, "inputs": inputs, "tokenizer": tree["tokenizer"]["fingerprint"], "sentences": False}
     line = {"shard": shard, "consumed": 5, "bytes": 100, "words": 20, "labels": {}}
     (folder / "out" / "building.jsonl").write_text(f"{json.dumps(header)}\n{json.dumps(line)}\n")
     return [*build(world, world.train), "--text-field", "sentence"]

@@ -8,7 +8,7 @@ import pytest
 from commands_world import run, write_lines
 
 from homespun.commands.preparation import file_lengths, make_corpus, train_tokenizer
-from homespun.data.corpus import build_corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.data.reading import reading
 from homespun.errors import UserError
 from homespun.fitting.fit import fit

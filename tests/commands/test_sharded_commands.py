@@ -8,7 +8,7 @@ from benchmarks.scaling import kills
 from commands_world import TINY, World, assert_refused, read_lines
 from pydantic import ValidationError
 
-from homespun.data import corpus as store
+from homespun.data import corpus_build as store
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.bundle import weights_of

@@ -10,7 +10,8 @@ from homespun.compare import checks
 from homespun.compare.checks import check
 from homespun.compare.recipe import compare_recipe
 from homespun.compare.trials import trials
-from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.errors import UserError
 from homespun.recipes import comparison_names
 from homespun.text.sources import Document

@@ -19,7 +19,7 @@ import yaml
 from comparing import records
 
 from homespun.cli import app
-from homespun.data.corpus import build_corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.errors import UserError
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer

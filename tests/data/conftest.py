@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from made_up_texts import made_up
 
-from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 

@@ -8,14 +8,17 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from made_up_texts import made_up
 
-from homespun.data import corpus as store
+from homespun.data import corpus_build as store
 from homespun.data import document_set, encoding, shards
-from homespun.data.corpus import Corpus, build_corpus, random_keys
+from homespun.data.corpus import Corpus, random_keys
+from homespun.data.corpus_build import build_corpus
 from homespun.data.document_set import split_documents
 from homespun.errors import UserError
+from homespun.io.atomic import file_digest
 from homespun.text.hashing import splitmix64
 from homespun.text.sources import Document
 
@@ -254,23 +257,6 @@ def test_a_damaged_shard_of_a_half_built_corpus_is_refused_before_the_build(tmp_
         build_corpus(iter(()), tokenizer, tmp_path / "c")
 
 
-def test_corpus_without_word_counts_has_num_words_none(tmp_path, tokenizer, small_shards):
-    documents = made_up(101)
-    with pytest.raises(Killed):
-        build_corpus(killed_after(documents, 90), tokenizer, tmp_path / "c", workers=1)
-    manifest = tmp_path / "c" / "building.jsonl"
-    job, *lines = map(json.loads, manifest.read_text().splitlines())
-    for line in lines:
-        assert line.pop("words") > 0
-    manifest.write_text("".join(json.dumps(line) + "\n" for line in [job, *lines]))
-    assert build_corpus(documents, tokenizer, tmp_path / "c").num_words is None
-    description = tmp_path / "c" / "corpus.json"
-    tree = json.loads(description.read_text())
-    del tree["words"]
-    description.write_text(json.dumps(tree))
-    assert Corpus.open(tmp_path / "c").num_words is None
-
-
 @pytest.mark.parametrize("change", ["inputs", "tokenizer", "sentences"])
 def test_another_job_does_not_go_on_with_it(tmp_path, tokenizer, other_tokenizer, change):
     documents = made_up(11)
@@ -385,41 +371,88 @@ def test_a_damaged_shard_does_not_open(corpus_of, damage):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        ("documents", 8),
-        ("documents", None),
-        ("shards", []),
-        ("size", "7"),
-        ("size", -1),
-        ("name", 3),
-        ("name", "tokens\0.arrow"),
-        ("tokens", 10**40),
-        ("vocab_size", 0),
-    ],
+    [("documents", 8), ("documents", None), ("shards", 2), ("words", -1), ("shards_checksum", "0"), ("vocab_size", 0)],
 )
 def test_a_description_with_wrong_values_does_not_open(corpus_of, key, value):
     path = corpus_of(made_up(7)).path / "corpus.json"
     tree = json.loads(path.read_text())
-    next(part for part in (tree, tree["shards"][0], tree["tokenizer"]) if key in part)[key] = value
+    next(part for part in (tree, tree["tokenizer"]) if key in part)[key] = value
     path.write_text(json.dumps(tree))
     with pytest.raises(UserError, match=r"corpus\.json is incomplete or altered"):
         Corpus.open(path.parent)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"version": 99}', '{"version": 1}'])
+@pytest.mark.parametrize(
+    ("key", "array"),
+    [
+        ("size", pa.array(["7"])),
+        ("size", pa.array([-1])),
+        ("size", pa.array([None], pa.int64())),
+        ("name", pa.array([3])),
+        ("name", pa.array(["tokens\0.arrow"])),
+        ("name", pa.array(["../outside.arrow"])),
+        ("tokens", pa.array([1.5])),
+    ],
+)
+def test_a_list_of_shards_with_wrong_values_does_not_open(tmp_path, corpus_of, key, array):
+    corpus = corpus_of(made_up(7))
+    shutil.copy(corpus.path / "tokens-00000.arrow", tmp_path / "outside.arrow")
+    write_columns(corpus.path, {**columns(corpus.path), key: array})
+    with pytest.raises(UserError, match=r"shards\.arrow cannot be read: it was altered"):
+        Corpus.open(corpus.path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "garbage", "changed"])
+def test_a_damaged_list_of_shards_does_not_open(corpus_of, damage):
+    corpus = corpus_of(made_up(7))
+    path = corpus.path / "shards.arrow"
+    data = path.read_bytes()
+    checksum = corpus.records[0].checksum.encode()
+    content = {"cut": data[:-1], "garbage": bytes(len(data)), "changed": data.replace(checksum, checksum[::-1])}
+    path.unlink()
+    if damage in content:
+        path.write_bytes(content[damage])
+    with pytest.raises(UserError, match=r"altered|missing"):
+        Corpus.open(corpus.path)
+
+
+def test_a_corpus_of_the_first_format_opens(corpus_of):
+    corpus = corpus_of(made_up(7))
+    path = corpus.path / "corpus.json"
+    tree = json.loads(path.read_text()) | {"version": 1, "shards": [dataclasses.asdict(corpus.records[0])]}
+    del tree["shards_checksum"], tree["words"]
+    path.write_text(json.dumps(tree))
+    (corpus.path / "shards.arrow").unlink()
+    old = Corpus.open(corpus.path)
+    np.testing.assert_array_equal(old.tokens(5), corpus.tokens(5))
+    assert (list(old.records), old.num_words) == (list(corpus.records), None)
+    for altered in ([], [tree["shards"][0] | {"tokens": 10**40}]):
+        path.write_text(json.dumps(tree | {"shards": altered}))
+        with pytest.raises(UserError, match=r"corpus\.json is incomplete or altered"):
+            Corpus.open(corpus.path)
+
+
+def columns(folder: Path) -> dict[str, pa.Array]:
+    """Columns of the list of shards."""
+    batch = pa.ipc.open_file((folder / "shards.arrow").read_bytes()).get_batch(0)
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+def write_columns(folder: Path, columns: dict[str, pa.Array]) -> None:
+    """Write the list of shards, and its checksum."""
+    batch = pa.record_batch(columns)
+    with pa.ipc.new_file(folder / "shards.arrow", batch.schema) as writer:
+        writer.write_batch(batch)
+    tree = json.loads((folder / "corpus.json").read_text())
+    tree["shards_checksum"] = file_digest(folder / "shards.arrow")
+    (folder / "corpus.json").write_text(json.dumps(tree))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"version": 1}', '{"version": 2}'])
 def test_a_damaged_description_does_not_open(corpus_of, content):
     corpus = corpus_of(made_up(7))
     (corpus.path / "corpus.json").write_text(content)
     with pytest.raises(UserError, match="build"):
-        Corpus.open(corpus.path)
-
-
-def test_a_shard_outside_the_folder_is_refused(tmp_path, corpus_of):
-    corpus = corpus_of(made_up(7))
-    shutil.copy(corpus.path / "tokens-00000.arrow", tmp_path / "outside.arrow")
-    file = corpus.path / "corpus.json"
-    file.write_text(file.read_text().replace("tokens-00000.arrow", "../outside.arrow"))
-    with pytest.raises(UserError, match="altered"):
         Corpus.open(corpus.path)
 
 

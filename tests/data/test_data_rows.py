@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_up_texts import Lists, made_up
 
 from homespun.data import packed_rows
-from homespun.data.corpus import build_corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.data.document_set import DocumentSet, split_documents
 from homespun.data.packed_rows import SHORTEST_PIECE, PackedRows
 from homespun.data.rows import NextSentenceRows

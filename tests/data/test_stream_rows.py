@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from made_up_texts import made_up
 
-from homespun.data import corpus as store
+from homespun.data import corpus_build as store
 from homespun.data import encoding, shards
-from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.data.stream_rows import StreamRows, split_shards
 from homespun.errors import UserError
 
@@ -20,7 +21,7 @@ def corpus(tmp_path, tokenizer, monkeypatch) -> Corpus:
 
 def stream(corpus: Corpus, shard: int) -> np.ndarray:
     """Tokens of a shard with special tokens, and the number of their document."""
-    first = sum(record.documents for record in corpus.records[:shard])
+    first = int(corpus.records.documents[:shard].sum())
     cls, sep = corpus.tokenizer.cls_id, corpus.tokenizer.sep_id
     documents = [[cls, *corpus.tokens(first + d), sep] for d in range(corpus.records[shard].documents)]
     numbers = np.repeat(np.arange(len(documents)), [len(document) for document in documents])

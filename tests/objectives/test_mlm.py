@@ -12,7 +12,7 @@ from tiny_language import row_seeds, some_pairs, some_rows, tiny_model
 from torch.nn import functional as F
 
 from homespun.batch import Batch
-from homespun.data.corpus import build_corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.data.document_set import DocumentSet
 from homespun.data.packed_rows import PackedRows
 from homespun.errors import UserError

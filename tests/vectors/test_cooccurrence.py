@@ -110,7 +110,7 @@ def test_a_corpus_without_words_is_one_line(tmp_path: Path, texts: list[str], un
 
 
 def test_a_corpus_of_nothing_known_has_no_words(tmp_path: Path) -> None:
-    from homespun.data.corpus import build_corpus
+    from homespun.data.corpus_build import build_corpus
     from homespun.text.sources import Document
 
     tokenizer = corpus_of(["a b a b"], tmp_path / "known").tokenizer

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.data.document_set import DocumentSet
 from homespun.errors import UserError
 from homespun.models.encoder import EncoderConfig

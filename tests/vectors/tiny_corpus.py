@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from homespun.choices import TokenizerKind
-from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ from homespun.errors import UserError, escape, escape_controls, nearest
 from homespun.migration import RENAMED_COMMANDS, RENAMED_FLAGS
 
 if TYPE_CHECKING:
-    from homespun.data.corpus import Progress
+    from homespun.data.corpus_build import Progress
     from homespun.report.console import Display
     from homespun.tasks.protocol import ReadOptions
     from homespun.text.sources import ReadProgress

@@ -78,7 +78,7 @@ def _pair(before: float | str, after: float | str) -> Tree:
 
 
 def _tokens_per_word(corpus: Corpus, words: AddedTokens) -> Tree | None:
-    """Tokens per word of the corpus, before and after tokens were added; None if its words were not counted."""
+    """Tokens per word of the corpus, before and after tokens were added; None without a count of words."""
     if not corpus.num_words:
         return None
     saved = 0

@@ -25,17 +25,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from homespun.choices import Duplicates
 from homespun.commands.cluster_text import SharedText, run_tasks
-from homespun.data.corpus import (
-    DESCRIPTION,
-    SHARD_TOKENS,
-    TOKENIZER,
-    Corpus,
-    Progress,
-    remove_leftovers,
-    start_over,
-    write_description,
-)
-from homespun.data.corpus_files import Description, ShardRecord, TokenizerFacts
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_build import SHARD_TOKENS, Progress, remove_leftovers, start_over, write_description
+from homespun.data.corpus_files import DESCRIPTION, TOKENIZER, ShardRecord
 from homespun.data.encoding import encode_documents
 from homespun.data.reading import Reading
 from homespun.data.shards import ShardBuffer
@@ -328,14 +320,12 @@ def encode_unit(job: _Job, unit: int, dropped: NDArray[np.int64]) -> str:
 def _describe(folder: Path, units: Sequence[Unit], tokenizer: Tokenizer, *, sentences: bool) -> None:
     shards = [shard for unit in units for shard in unit.shards]
     labels: Counter[str] = sum((Counter(unit.labels) for unit in units), Counter())
-    description = Description(
-        documents=sum(shard.documents for shard in shards),
-        tokens=sum(shard.tokens for shard in shards),
-        bytes=sum(unit.bytes for unit in units),
-        words=sum(unit.words for unit in units),
+    write_description(
+        folder,
+        shards,
+        tokenizer,
+        num_bytes=sum(unit.bytes for unit in units),
+        num_words=sum(unit.words for unit in units),
+        labels=labels,
         sentences=sentences,
-        tokenizer=TokenizerFacts.of(tokenizer),
-        labels=dict(sorted(labels.items())),
-        shards=shards,
     )
-    write_description(folder, description)

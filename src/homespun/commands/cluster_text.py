@@ -12,7 +12,7 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any, TypeVar
 
-from homespun.data.corpus import Progress
+from homespun.data.corpus_build import Progress
 from homespun.data.reading import Reading
 from homespun.io.cluster import check_version, connect, refusal
 from homespun.text.input_files import list_files

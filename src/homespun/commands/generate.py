@@ -18,7 +18,7 @@ from homespun.commands.predict import (
 )
 from homespun.commands.prediction_files import Prediction
 from homespun.commands.prediction_parts import Predict
-from homespun.data.corpus import Progress
+from homespun.data.corpus_build import Progress
 from homespun.data.labels import get_text
 from homespun.errors import UserError
 from homespun.extractive import is_extractive

@@ -26,7 +26,7 @@ from homespun.commands.prediction_parts import (
     part_folder,
     predict_parts,
 )
-from homespun.data.corpus import Progress
+from homespun.data.corpus_build import Progress
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics

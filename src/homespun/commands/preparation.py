@@ -12,7 +12,8 @@ import numpy as np
 from homespun.choices import TokenizerKind
 from homespun.commands.cluster_corpus import build_on_cluster
 from homespun.commands.cluster_text import sample_texts
-from homespun.data.corpus import Corpus, Progress, build_corpus
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_build import Progress, build_corpus
 from homespun.data.lengths import length_statistics
 from homespun.data.reading import Reading, reading
 from homespun.errors import UserError

@@ -19,7 +19,8 @@ from torch import nn
 from homespun.batch import Batch, RowSeed
 from homespun.commands.adaptation import Start, open_start
 from homespun.commands.recipe import PretrainRecipe
-from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_build import build_corpus
 from homespun.data.loader import Collate, Loader, Order
 from homespun.data.rows import Rows, SubsetRows, UnsegmentedRows
 from homespun.data.stream_rows import StreamRows, split_shards

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, Strict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, Strict
 from pydantic.dataclasses import dataclass
 
 from homespun.text.tokenizer import Tokenizer
 
-VERSION: Literal[1] = 1
+VERSION: Literal[2] = 2
+DESCRIPTION = "corpus.json"
+MANIFEST = "building.jsonl"
+TOKENIZER = "tokenizer"
 
-_Count = Annotated[NonNegativeInt, Strict()]
+_Count = Annotated[NonNegativeInt, Strict(), Field(lt=2**63)]  # int64 of Arrow
 
 
 class _Strict(BaseModel):
@@ -20,7 +23,7 @@ class _Strict(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """Name, size and checksum of a shard. Takes about 350 bytes: a large corpus has 10^5 shards."""
+    """Name, size and checksum of a shard."""
 
     name: Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]  # of a file in the folder
     documents: _Count
@@ -47,23 +50,16 @@ class TokenizerFacts(_Strict):
 class Description(_Strict):
     """Content of ``corpus.json``."""
 
-    version: Literal[1] = VERSION
+    version: Literal[1, 2] = VERSION
     documents: NonNegativeInt
     tokens: NonNegativeInt
     bytes: NonNegativeInt
-    words: NonNegativeInt | None = None
+    words: NonNegativeInt | None = None  # may be missing in version 1
     sentences: bool
     tokenizer: TokenizerFacts
     labels: dict[str, NonNegativeInt]
-    shards: list[ShardRecord] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _check_sums(self) -> Self:
-        if self.documents != sum(shard.documents for shard in self.shards):
-            raise ValueError("the shards have another number of documents")
-        if self.tokens != sum(shard.tokens for shard in self.shards):
-            raise ValueError("the shards have another number of tokens")
-        return self
+    shards: PositiveInt | Annotated[list[ShardRecord], Field(min_length=1)]  # number of shards; version 1: all records
+    shards_checksum: str = ""  # blake2b of the list of the shards
 
 
 class Line(_Strict):
@@ -72,5 +68,5 @@ class Line(_Strict):
     shard: ShardRecord
     consumed: NonNegativeInt  # documents of the stream, including those without tokens
     bytes: NonNegativeInt
-    words: NonNegativeInt | None = None  # missing in old manifests
+    words: NonNegativeInt
     labels: dict[str, NonNegativeInt]

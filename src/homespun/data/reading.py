@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 
 from homespun.choices import Duplicates
-from homespun.data.corpus import Progress
+from homespun.data.corpus_build import Progress
 from homespun.errors import UserError
 from homespun.text.clean import normalise
 from homespun.text.duplicates import ExactDuplicates, NearDuplicates

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from pydantic import ValidationError
 
 from homespun.data.corpus_files import ShardRecord
 from homespun.errors import UserError
@@ -51,10 +52,8 @@ class ShardBuffer:
         if sentences:
             flat = np.fromiter((end for ends in self.ends for end in ends), np.uint32)
             columns["sentence_ends"] = _lists(flat, [len(ends) for ends in self.ends])
-        batch = pa.record_batch(columns)
         path = folder / name
-        with atomic_path(path) as temporary, pa.ipc.new_file(str(temporary), batch.schema) as writer:
-            writer.write_batch(batch)
+        _write(path, pa.record_batch(columns))
         return ShardRecord(
             name=name,
             documents=len(self.lengths),
@@ -62,6 +61,24 @@ class ShardBuffer:
             size=path.stat().st_size,
             checksum=file_digest(path),
         )
+
+
+def _write(path: Path, batch: pa.RecordBatch) -> None:
+    with atomic_path(path) as temporary, pa.ipc.new_file(str(temporary), batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def _read(path: Path) -> pa.RecordBatch:
+    """Map a file. Raises `UserError` if it is missing or damaged."""
+    try:
+        with pa.memory_map(str(path)) as source:  # the mapping outlives the file descriptor
+            batch = pa.ipc.open_file(source).get_batch(0)
+        batch.validate(full=True)  # offsets and strings; reads no numbers
+    except FileNotFoundError as error:
+        raise UserError(_missing(path)) from error
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(_unreadable(path)) from error
+    return batch
 
 
 def _lists(values: np.ndarray, lengths: list[int]) -> pa.Array:
@@ -85,17 +102,13 @@ class Shard:
     """
 
     def __init__(self, path: Path) -> None:
+        batch = _read(path)
         try:
-            with pa.memory_map(str(path)) as source:  # the mapping outlives the file descriptor
-                batch = pa.ipc.open_file(source).get_batch(0)
-            batch.validate(full=True)  # offsets and labels; reads no tokens
             self.offsets, self.ids = _parts(batch.column("tokens"))  # (documents + 1,), (tokens,)
             self._labels = batch.column("label")
             ends = batch.column("sentence_ends") if "sentence_ends" in batch.schema.names else None
-        except FileNotFoundError as error:
-            raise UserError(_missing(path)) from error
-        except (OSError, pa.ArrowException, KeyError) as error:
-            raise UserError(f"{path} cannot be read: it was altered; build the corpus again") from error
+        except KeyError as error:
+            raise UserError(_unreadable(path)) from error
         self._sentences = None if ends is None else _parts(ends)
 
     def tokens(self, index: int) -> np.ndarray:
@@ -109,6 +122,55 @@ class Shard:
 
     def labels(self) -> list[str | None]:
         return self._labels.to_pylist()
+
+
+SHARDS = "shards.arrow"
+_COLUMNS = pa.schema(
+    {"name": pa.string(), "documents": pa.int64(), "tokens": pa.int64(), "size": pa.int64(), "checksum": pa.string()}
+)
+
+
+class ShardList:
+    """Records of the shards of a corpus in order, each read from the mapped file when it is asked for.
+
+    Raises:
+        UserError: the file is missing, or is not a list of shards.
+    """
+
+    def __init__(self, path: Path, batch: pa.RecordBatch | None = None) -> None:
+        self._path, self._batch = path, _read(path) if batch is None else batch
+        if self._batch.schema != _COLUMNS:
+            raise UserError(_unreadable(path))
+        self.documents = _view(self._batch.column("documents"))  # (shards,) int64
+        self.tokens = _view(self._batch.column("tokens"))  # (shards,) int64
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def __getitem__(self, number: int) -> ShardRecord:
+        return self._records(number, 1)[0]
+
+    def __iter__(self) -> Iterator[ShardRecord]:
+        return (record for first in range(0, len(self), MAX_OPEN) for record in self._records(first, MAX_OPEN))
+
+    def _records(self, first: int, count: int) -> list[ShardRecord]:
+        columns = [column.to_pylist() for column in self._batch.slice(first, count).columns]
+        try:
+            return [ShardRecord(*values) for values in zip(*columns, strict=True)]
+        except ValidationError as error:
+            raise UserError(_unreadable(self._path)) from error
+
+
+def write_list(folder: Path, shards: Sequence[ShardRecord]) -> str:
+    """Write the list of the shards atomically; returns its checksum."""
+    _write(folder / SHARDS, tabulate(shards))
+    return file_digest(folder / SHARDS)
+
+
+def tabulate(shards: Sequence[ShardRecord]) -> pa.RecordBatch:
+    """Build the table of a `ShardList`."""
+    columns = {name: pa.array([getattr(shard, name) for shard in shards]) for name in _COLUMNS.names}
+    return pa.record_batch(columns, schema=_COLUMNS)
 
 
 MAX_OPEN = 1024
@@ -125,7 +187,7 @@ class OpenShards:
         UserError: a file is missing, has another size than recorded, or is not a shard.
     """
 
-    def __init__(self, folder: Path, records: Sequence[ShardRecord]) -> None:
+    def __init__(self, folder: Path, records: Sequence[ShardRecord] | ShardList) -> None:
         self._folder, self._records = folder, records
         self._open = functools.lru_cache(MAX_OPEN)(self._read)
         for record in records:
@@ -158,6 +220,10 @@ def _check_file(folder: Path, record: ShardRecord) -> None:
         raise UserError(_missing(path)) from error
     if size != record.size:
         raise UserError(f"{path} has {size:,} bytes instead of {record.size:,}, it was altered; copy it again")
+
+
+def _unreadable(path: Path) -> str:
+    return f"{path} cannot be read: it was altered; build the corpus again"
 
 
 def _missing(path: Path) -> str:

@@ -26,7 +26,7 @@ class StreamRows:
 
     def __init__(self, corpus: Corpus, shards: np.ndarray, *, length: int) -> None:
         check_corpus_rows(length, shards)
-        sizes = np.array([corpus.records[shard].tokens + 2 * corpus.records[shard].documents for shard in shards])
+        sizes = corpus.records.tokens[shards] + 2 * corpus.records.documents[shards]
         self._shards, self._sizes = shards[sizes >= length], sizes[sizes >= length]
         if not len(self._shards):
             raise UserError(f"no shard of {corpus.path} fills a row of data.max_length={length}; give more text")

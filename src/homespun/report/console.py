@@ -20,7 +20,7 @@ from homespun.report import formats
 from homespun.report.document import Column, Getter, Row, Table, text, texts, value
 
 if TYPE_CHECKING:
-    from homespun.data.corpus import Progress as Callback
+    from homespun.data.corpus_build import Progress as Callback
     from homespun.report.records import Tree
     from homespun.text.sources import ReadProgress
 

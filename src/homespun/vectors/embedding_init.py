@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from homespun.data.corpus import DESCRIPTION, Corpus
+from homespun.data.corpus import Corpus
+from homespun.data.corpus_files import DESCRIPTION
 from homespun.data.document_set import DocumentSet
 from homespun.errors import UserError
 from homespun.models.embeddings import Embeddings
@@ -165,7 +166,7 @@ def cooccurrence_vectors(corpus: Corpus, documents: DocumentSet, size: int, *, s
     Returns:
         (vocab, size) float32 vectors, and (vocab,) bool, True for tokens that occur.
     """
-    state = (corpus.path / DESCRIPTION).read_bytes()  # has a checksum of each shard
+    state = (corpus.path / DESCRIPTION).read_bytes()  # has a checksum of all shards
     return _decomposed(corpus.path, state, documents, size, seed)
 
 
