@@ -76,6 +76,27 @@ def test_manifests_are_complete(name: str) -> None:
         assert {"apiVersion", "kind", "metadata", "spec"} <= document.keys()
 
 
+def containers(tree: object) -> Iterator[dict[str, object]]:
+    if isinstance(tree, dict):
+        if "image" in tree:
+            yield tree
+        tree = [*tree.values()]
+    if isinstance(tree, list):
+        for value in tree:
+            yield from containers(value)
+
+
+@pytest.mark.parametrize(("name", "count"), [("kubernetes.yaml", 1), ("kubernetes-training.yaml", 3)])
+def test_images_on_a_node_are_used(name: str, count: int) -> None:
+    # Kubernetes asks a registry for each image with the tag latest otherwise
+    policies = [container["imagePullPolicy"] for container in containers(documents(name))]
+    assert policies == ["IfNotPresent"] * count
+
+
+def test_login_shells_of_the_image_find_the_commands() -> None:
+    assert "RUN echo 'PATH=/opt/homespun/bin:$PATH' > /etc/profile.d/" in (DEPLOY / "Dockerfile").read_text("utf-8")
+
+
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
 def test_the_ray_cluster_has_the_schema_of_ray() -> None:
     jsonschema = pytest.importorskip("jsonschema")
