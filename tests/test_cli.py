@@ -28,6 +28,7 @@ FUNCTIONS = {
     "compare": "run_comparison",
     "corpus build": "make_corpus",
     "corpus lengths": "corpus_lengths",
+    "corpus verify": "verify_corpus",
     "distill finetune": "distill",
     "distill pretrain": "distill",
     "few-shot": "few_shot",
@@ -120,8 +121,8 @@ def test_version_is_printed() -> None:
     [
         (["pretain"], "has no command 'pretain'; did you mean 'pretrain'?"),
         (["corpus", "bild"], "corpus has no command 'bild'; did you mean 'build'?"),
-        (["corpus", "qqq"], "corpus has no command 'qqq'; there are: build, lengths"),
-        (["corpus", "arena"], "corpus has no command 'arena'; there are: build, lengths"),
+        (["corpus", "qqq"], "corpus has no command 'qqq'; there are: build, lengths, verify"),
+        (["corpus", "arena"], "corpus has no command 'arena'; there are: build, lengths, verify"),
         (["arena", "listops", "--models", "full"], "python -m benchmarks lra"),
         (["senses"], "senses was removed"),
     ],

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         file_lengths,
         make_corpus,
         train_tokenizer,
+        verify_corpus,
     )
     from homespun.commands.pretrain import pretrain
     from homespun.commands.recipe import finetune_recipe, load_recipe, pretrain_recipe
@@ -93,6 +94,7 @@ _LAZY_IMPORTS = {
     "summarize": "homespun.commands.generate.summarize",
     "train_tokenizer": "homespun.commands.preparation.train_tokenizer",
     "train_vectors": "homespun.commands.vectors.train_vectors",
+    "verify_corpus": "homespun.commands.preparation.verify_corpus",
     "vectors_config": "homespun.commands.vectors.vectors_config",
     "write_comparison": "homespun.report.comparison.write_comparison",
     "write_report": "homespun.report.page.write_report",
@@ -144,6 +146,7 @@ __all__ = [
     "train_tokenizer",
     "train_vectors",
     "vectors_config",
+    "verify_corpus",
     "write_comparison",
     "write_report",
 ]

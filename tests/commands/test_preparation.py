@@ -5,9 +5,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from commands_world import run, write_lines
+from commands_world import assert_refused, run, write_lines
 
 from homespun.commands.preparation import file_lengths, make_corpus, train_tokenizer
+from homespun.data import corpus_build
 from homespun.data.corpus_build import build_corpus
 from homespun.data.reading import reading
 from homespun.errors import UserError
@@ -62,3 +63,20 @@ def test_an_output_folder_inside_an_input_folder_is_refused(tmp_path: Path, writ
     with pytest.raises(UserError, match=r"--out .*inside"):
         write(inputs, out=tmp_path / "inside")
     assert not (tmp_path / "inside").exists()
+
+
+def test_a_corpus_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_build, "SHARD_TOKENS", 40)
+    file = write_lines(tmp_path / "a.jsonl", [{"text": f"sale {n} of the year"} for n in range(100)])
+    tokenizer = train_tokenizer(reading([str(file)]), tmp_path / "tokenizer", vocab_size=300)
+    corpus = make_corpus(reading([str(file)]), tokenizer, tmp_path / "corpus")
+    assert len(corpus.records) > 8
+    facts = run("corpus", "verify", corpus.path)
+    assert (facts["documents"], facts["tokens"]) == (100, corpus.num_tokens)
+    for number in range(1, 8):
+        path = corpus.path / corpus.records[number].name
+        content = bytearray(path.read_bytes())
+        content[content.index(corpus.shards[number].ids.tobytes())] ^= 1
+        path.write_bytes(content)
+    assert_refused(r"built: tokens-00001\.arrow, .*-00005\.arrow and 2 more; copy", "corpus", "verify", corpus.path)
+    assert_refused("no corpus", "corpus", "verify", tmp_path / "none")

@@ -28,7 +28,7 @@ from homespun.cli.options import (
 from homespun.errors import UserError
 
 tokenizer_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Train or extend a tokenizer.")
-corpus_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Build a corpus, and show text lengths.")
+corpus_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Build and verify a corpus, show text lengths.")
 
 
 @tokenizer_app.command("train")
@@ -186,6 +186,19 @@ def corpus_build(
     with writing_from(inputs, out, "building the corpus", as_json) as progress:
         corpus = make_corpus(text, tokenizer, out, workers=workers, sentences=sentences, ray=ray, **progress)
     print_result(describe_corpus(corpus, out), as_json)
+
+
+@corpus_app.command("verify", short_help="Compare the checksums of a corpus.")
+def corpus_verify(
+    corpus: Annotated[Path, typer.Argument(help="Corpus folder.")],
+    as_json: Json = False,
+) -> None:
+    """Read all files of a corpus and compare their checksums, such as after copying it."""
+    from homespun.commands.preparation import verify_corpus
+    from homespun.report.console import Display
+
+    with Display(json=as_json) as display:
+        print_result(verify_corpus(corpus, display=display), as_json)
 
 
 @corpus_app.command("lengths", short_help="Show text lengths in tokens by class and split.")

@@ -85,7 +85,7 @@ def build_on_cluster(
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
 ) -> Corpus:
-    """Build a corpus as `homespun.data.corpus.build_corpus` does, by the workers of the Ray cluster of ``RAY_ADDRESS``.
+    """Build a corpus as `build_corpus` does, by the workers of the Ray cluster of ``RAY_ADDRESS``.
 
     Documents, their order and their tokens are as on one machine; each unit has its own shards. After an interruption,
     the same call continues with the missing units. A worker holds a shard, or the hashes of some 16 MB of

@@ -18,7 +18,8 @@ from homespun.data.lengths import length_statistics
 from homespun.data.reading import Reading, reading
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.io.atomic import entries
+from homespun.io.atomic import entries, file_digest
+from homespun.report.console import SILENT, Display
 from homespun.tasks.protocol import Task, TaskRows
 from homespun.text.input_files import check_output
 from homespun.text.sources import ReadProgress
@@ -156,7 +157,7 @@ def make_corpus(
         workers: number of threads; default: one per core.
         sentences: store sentence ends, for next sentence prediction and encoder-decoders.
         ray: build on a Ray cluster, see `homespun.commands.cluster_corpus.build_on_cluster`.
-        progress: called with numbers of bytes and documents, see `homespun.data.corpus.Progress`.
+        progress: called with numbers of bytes and documents, see `homespun.data.corpus_build.Progress`.
         read_progress: updated with the bytes that are read.
 
     Returns:
@@ -183,6 +184,33 @@ def make_corpus(
         sentences=sentences,
         progress=progress,
     )
+
+
+def verify_corpus(path: str | Path, *, display: Display = SILENT) -> dict[str, object]:
+    """Read all files of a corpus and compare their checksums with the recorded ones, such as after copying it.
+
+    Args:
+        path: corpus folder.
+        display: shows the progress in bytes.
+
+    Returns:
+        The sizes of the corpus, see `describe_corpus`.
+
+    Raises:
+        UserError: there is no complete corpus in ``path``, or files have other content than recorded.
+    """
+    corpus = Corpus.open(path)
+    task = display.task("verifying the corpus", total=sum(record.size for record in corpus.records), unit="B")
+    altered, done = [], 0
+    for record in corpus.records:
+        if file_digest(corpus.path / record.name) != record.checksum:
+            altered.append(record.name)
+        done += record.size
+        task.update(done)
+    if altered:
+        names = ", ".join(altered[:5]) + (f" and {len(altered) - 5:,} more" if len(altered) > 5 else "")
+        raise UserError(f"files of {path} have other content than when they were built: {names}; copy them again")
+    return describe_corpus(corpus, path)
 
 
 def describe_corpus(corpus: Corpus, path: str | Path) -> dict[str, object]:
