@@ -191,7 +191,7 @@ def verify_corpus(path: str | Path, *, display: Display = SILENT) -> dict[str, o
 
     Args:
         path: corpus folder.
-        display: shows the progress in bytes.
+        display: shows the progress in tokens.
 
     Returns:
         The sizes of the corpus, see `describe_corpus`.
@@ -200,12 +200,12 @@ def verify_corpus(path: str | Path, *, display: Display = SILENT) -> dict[str, o
         UserError: there is no complete corpus in ``path``, or files have other content than recorded.
     """
     corpus = Corpus.open(path)
-    task = display.task("verifying the corpus", total=sum(record.size for record in corpus.records), unit="B")
+    task = display.task("verifying the corpus", total=corpus.num_tokens, unit="tokens")
     altered, done = [], 0
     for record in corpus.records:
         if file_digest(corpus.path / record.name) != record.checksum:
             altered.append(record.name)
-        done += record.size
+        done += record.tokens
         task.update(done)
     if altered:
         names = ", ".join(altered[:5]) + (f" and {len(altered) - 5:,} more" if len(altered) > 5 else "")
