@@ -329,7 +329,8 @@ def download(name: str) -> Path:
                 break
     except Exception as error:  # the classes of network errors depend on the version of the client
         raise UserError(
-            f"there is no folder {name}, and it could not be downloaded from the Hugging Face hub: {first_line(error)}"
+            f"there is no folder {name}, and it could not be downloaded from the Hugging Face hub "
+            f"({first_line(error)}); check the name and the network, or give a folder"
         ) from error
     if not (folder / _HUGGING_FACE).is_file():
         raise UserError(f"{name} on the Hugging Face hub has no {_HUGGING_FACE}: it is not a model of transformers")
