@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -92,12 +92,17 @@ def write_linear_tagger(folder: Path) -> Path:
     return folder
 
 
-@contextmanager
-def server(*words: str | Path, env: dict[str, str] | None = None) -> Iterator["Server"]:
+def server(*words: str | Path, env: dict[str, str] | None = None) -> AbstractContextManager["Server"]:
     """Run ``homespun serve`` on a free port until the block ends."""
+    return command("serve", *words, "--port", "0", env=env)
+
+
+@contextmanager
+def command(*words: str | Path, env: dict[str, str] | None = None) -> Iterator["Server"]:
+    """Run a command that starts a server until the block ends."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as log:  # a pipe that nobody reads would stop the server
         process = subprocess.Popen(
-            [sys.executable, "-m", "homespun", "serve", *map(str, words), "--port", "0"],
+            [sys.executable, "-m", "homespun", *map(str, words)],
             stdout=log,
             stderr=subprocess.PIPE,
             env=os.environ | (env or {}),
@@ -121,10 +126,11 @@ class Server:
 
     def wait_until_ready(self, seconds: float = 60) -> None:
         assert self.process.stderr is not None
-        line = self.process.stderr.readline()
-        found = re.search(r"http://\S+:\d+", line)
-        assert found, line + self.process.stderr.read()
-        self.url = found[0]
+        lines = list[str]()
+        while not (found := re.search(r"listening on (http://\S+:\d+)", "".join(lines[-1:]))):
+            lines.append(self.process.stderr.readline())
+            assert lines[-1], lines  # or it has ended
+        self.url = found[1]
         end = time.monotonic() + seconds
         while httpx.get(f"{self.url}/ready").status_code != 200:
             assert time.monotonic() < end

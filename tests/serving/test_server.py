@@ -19,7 +19,7 @@ import numpy as np
 import openai
 import pytest
 import uvicorn
-from served_models import TEXTS, server
+from served_models import TEXTS, command, server
 from typer.testing import CliRunner
 
 from homespun.cli import app as command_line
@@ -262,6 +262,30 @@ def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         with pytest.raises(UserError, match=words):
             name_models(arguments)
+
+
+@pytest.fixture
+def examples(tmp_path: Path) -> Path:
+    rows = [{"text": f"{TEXTS[number]} {n}", "label": "abc"[number]} for n in range(30) for number in range(3)]
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def test_fit_serves_its_model(examples: Path, tmp_path: Path) -> None:
+    with command("fit", examples, "--time", "1s", "--out", tmp_path / "fitted", "--serve", "0") as running:
+        found = httpx.post(f"{running.url}/predict", json={"texts": [TEXTS[1]]}).json()
+        assert (found["model"], found["predictions"][0]["label"]) == ("fitted", "b")
+        assert (tmp_path / "fitted" / "result.json").is_file()
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(timeout=20) == 0
+
+
+def test_fit_finds_a_used_port_before_it_trains(examples: Path, tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as used, pytest.raises(UserError, match="cannot listen"):
+        words = [str(examples), "--out", str(tmp_path / "fitted"), "--serve", str(used.getsockname()[1])]
+        command_line(["fit", *words], standalone_mode=False)
+    assert not (tmp_path / "fitted").exists()
 
 
 def test_a_signal_before_the_startup_ends_the_server() -> None:

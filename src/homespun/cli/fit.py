@@ -20,6 +20,7 @@ from homespun.cli.options import (
     split_list,
     writing,
 )
+from homespun.cli.serve import check_port, serve_local
 
 
 def fit(
@@ -61,6 +62,10 @@ def fit(
     seed: Annotated[int, typer.Option("--seed", help="Seed of splits and trainings.")] = 0,
     out: Out = Path("runs/fit"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped fit.")] = False,
+    port: Annotated[
+        int | None,
+        typer.Option("--serve", metavar="PORT", min=0, max=65535, help="Then serve the model at this port."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train several models on your files within a time limit, and select the best."""
@@ -68,6 +73,8 @@ def fit(
 
     seconds = parse_option(parse_duration, time, "--time") or 0.0
     bytes_ = parse_option(parse_bytes, memory, "--memory")
+    if port is not None:
+        check_port(port)
     from homespun.fitting.fit import fit as command
 
     with writing(out, as_json) as display:
@@ -90,6 +97,8 @@ def fit(
             display=display,
         )
     print_fit(result, out, as_json)
+    if port is not None:
+        serve_local(out, port)
 
 
 def print_fit(result: Mapping[str, object], out: Path, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -11,15 +12,15 @@ import typer
 from homespun.cli.options import Quantize
 from homespun.errors import UserError
 
+HOST = "127.0.0.1"
+
 
 def serve(
     models: Annotated[
         list[str],
         typer.Argument(metavar="[NAME=]MODEL", help="Run, model folder, Hugging Face folder or hub name."),
     ],
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0: all addresses of this machine.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all addresses of this machine.")] = HOST,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8000,
     api_key: Annotated[
         Path | None, typer.Option("--api-key", help="File with the API key that requests must send; default: none.")
@@ -32,14 +33,33 @@ def serve(
 ) -> None:
     """Serve predictions, embeddings and generated text over HTTP."""
     sources, key = name_models(models), read_api_key(api_key)
-    try:
-        from homespun.serving.server import serve as command
-    except ModuleNotFoundError as error:
-        raise UserError(f"homespun serve needs {error.name}; pip install 'homespun[serve]'") from error
+    command = import_server().serve
     from homespun.serving.settings import ServingSettings
 
     given = {} if workers is None else {"workers": workers}
     command(sources, ServingSettings(api_key=key, quantize=quantize, **given), host=host, port=port)
+
+
+def import_server() -> ModuleType:
+    """Import `homespun.serving.server`. Raises `UserError` if the extra ``serve`` is not installed."""
+    try:
+        from homespun.serving import server
+    except ModuleNotFoundError as error:
+        raise UserError(f"homespun serve needs {error.name}; pip install 'homespun[serve]'") from error
+    return server
+
+
+def serve_local(model: Path, port: int) -> None:
+    """Serve one model on this machine alone, with the default settings."""
+    server = import_server()
+    from homespun.serving.settings import ServingSettings
+
+    server.serve(name_models([str(model)]), ServingSettings(), host=HOST, port=port)
+
+
+def check_port(port: int) -> None:
+    """Raise `UserError` if a server could not listen on the port, or the extra ``serve`` is not installed."""
+    import_server().listen(HOST, port).close()
 
 
 def name_models(arguments: Sequence[str]) -> dict[str, str]:

@@ -84,7 +84,7 @@ def allowed_hosts(address: str, names: set[str]) -> set[str]:
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
-    return UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port")
+    return UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another address or port")
 
 
 def set_threads(models: Models, settings: ServingSettings) -> None:
