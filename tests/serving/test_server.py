@@ -225,7 +225,7 @@ def test_a_server_that_cannot_start_ends_the_command(folders: dict[str, Path], t
 
 @pytest.mark.parametrize("host", ["256.1.1.1", "no.such.host.invalid", "198.51.100.7"])
 def test_an_address_that_is_not_of_this_machine(host: str) -> None:
-    with pytest.raises(UserError, match="choose another --host"):
+    with pytest.raises(UserError, match="choose another address"):
         listen(host, 0)
 
 
