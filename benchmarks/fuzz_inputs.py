@@ -7,6 +7,7 @@ in four is also mutated as bytes.
 from __future__ import annotations
 
 import bz2
+import dataclasses
 import gzip
 import io
 import json
@@ -343,29 +344,36 @@ def run_folder(rng: random.Random, seeds: Path, folder: Path) -> Words:
 
 
 def corpus(rng: random.Random, seeds: Path, folder: Path) -> Words:
-    """A corpus: description, manifest, shards."""
+    """A corpus: description, manifest, shards and their list."""
+    from homespun.data.corpus import Corpus
+    from homespun.data.corpus_files import VERSION
     from homespun.data.reading import reading
+    from homespun.data.shards import SHARDS, write_list
+    from homespun.io.atomic import file_digest
 
     path = folder / "corpus"
     shutil.copytree(seeds / "corpus", path)
+    tree = json.loads((path / "corpus.json").read_text())
+    record = Corpus.open(path).records[0]
     if rng.random() < 0.7:
-        tree = json.loads((path / "corpus.json").read_text())
         (path / "corpus.json").write_bytes(_text(rng, tree))
         if rng.random() < 0.3:  # a half-built corpus, which is resumed
             (path / "corpus.json").unlink()
-            shard = {"shard": tree["shards"][0], "consumed": 5, "bytes": 100, "words": 20, "labels": {}}
-            inputs = reading([str(seeds / "texts.jsonl")]).describe()
-            header = {"version": 1, "inputs": inputs, "tokenizer": tree["tokenizer"]["fingerprint"], "sentences": False}
-            lines = [json.dumps(header).encode(), _text(rng, shard)]
+            line = {"shard": dataclasses.asdict(record), "consumed": 5, "bytes": 100, "words": 20, "labels": {}}
+            job = {"version": VERSION, "inputs": reading([str(seeds / "texts.jsonl")]).describe()}
+            job |= {"tokenizer": tree["tokenizer"]["fingerprint"], "sentences": False}
+            lines = [json.dumps(job).encode(), _text(rng, line)]
             (path / "building.jsonl").write_bytes(b"\n".join([*lines, b""]))
             return [*_build(seeds / "texts.jsonl", seeds)[:-1], str(path)]
     else:
-        arrow = next(path.glob("*.arrow"))
+        arrow = rng.choice(sorted(path.glob("*.arrow")))
         content = mutate_bytes(rng, arrow.read_bytes())
         arrow.write_bytes(content)
-        tree = json.loads((path / "corpus.json").read_text())
-        tree["shards"][0]["size"] = len(content)
-        (path / "corpus.json").write_text(json.dumps(tree))
+        if arrow.name == SHARDS:
+            checksum = file_digest(arrow)
+        else:
+            checksum = write_list(path, [dataclasses.replace(record, size=len(content))])
+        (path / "corpus.json").write_text(json.dumps(tree | {"shards_checksum": checksum}))
     return ["corpus", "lengths", str(path)]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import resource
@@ -109,25 +110,23 @@ def words(folder: Path, seeds: Path, scale: float) -> Words:
 def large_corpus(folder: Path, seeds: Path, scale: float) -> Words:
     """Build a corpus of 100 GB from links to one shard of 16 MB."""
     from homespun.data.corpus import Corpus
-    from homespun.data.corpus_build import build_corpus
+    from homespun.data.corpus_build import build_corpus, write_description
     from homespun.text.sources import Document
     from homespun.text.tokenizer import Tokenizer
 
     text = " ".join(json.loads(line)["text"] for line in (seeds / "texts.jsonl").read_text().splitlines())
     tokenizer = Tokenizer.load(seeds / "tokenizer")
     (ids,) = tokenizer.encode_batch([text])
-    build_corpus((Document(text) for _ in range(8_000_000 // len(ids))), tokenizer, folder / "corpus")
-    shard = folder / "corpus" / "tokens-00000.arrow"
-    count = int(100e9 * scale / shard.stat().st_size)
-    description = json.loads((folder / "corpus" / "corpus.json").read_text())
-    (record,) = description["shards"]
-    description["shards"] = [record | {"name": f"tokens-{number:05}.arrow"} for number in range(count)]
-    for number in range(1, count):
-        os.link(shard, shard.with_name(f"tokens-{number:05}.arrow"))
-    for key in ("documents", "tokens", "bytes", "words"):
-        description[key] *= count
-    (folder / "corpus" / "corpus.json").write_text(json.dumps(description))
-    assert Corpus.open(folder / "corpus").num_tokens == count * record["tokens"]
+    texts = (Document(text) for _ in range(8_000_000 // len(ids)))
+    corpus = build_corpus(texts, tokenizer, folder / "corpus")
+    (record,) = corpus.records
+    count = int(100e9 * scale / record.size)
+    records = [dataclasses.replace(record, name=f"tokens-{number:05}.arrow") for number in range(count)]
+    for other in records[1:]:
+        os.link(corpus.path / record.name, corpus.path / other.name)
+    totals = {"num_bytes": count * corpus.num_bytes, "num_words": count * (corpus.num_words or 0)}
+    write_description(corpus.path, records, tokenizer, **totals, labels={}, sentences=False)
+    assert Corpus.open(corpus.path).num_tokens == count * record.tokens
     sizes = ["hidden_size=16", "intermediate_size=24", "num_hidden_layers=1", "num_attention_heads=2"]
     changes = [
         *(f"model.{size}" for size in sizes),
