@@ -133,6 +133,10 @@ _COLUMNS = pa.schema(
 class ShardList:
     """Records of the shards of a corpus in order, each read from the mapped file when it is asked for.
 
+    Args:
+        path: Arrow file.
+        batch: result of `tabulate`, in place of the file's content.
+
     Raises:
         UserError: the file is missing, or is not a list of shards.
     """
