@@ -2,9 +2,9 @@
 
 Each claim of ``claims.yaml`` names the tests that decide it. A claim holds if all of its tests do:
 
-- ``lower`` and ``higher``: the difference is significant (after Holm's correction for all pairs of the comparison). The
-  claim does not hold if the order is the opposite one, or if no difference is significant and one of ``relevant`` would
-  have been found.
+- ``lower`` and ``higher``: the difference is significant, after Holm's correction for all pairs that claims name for a
+  comparison and measure (planned comparisons), including those that have not been run. The claim does not hold if the
+  order is the opposite one, or if no difference is significant and one of ``relevant`` would have been found.
 - ``within``: the difference and what the comparison could have detected are together not larger.
 - ``at_most``: the same of the part by which ``higher`` is above ``lower``, so that the opposite order holds too.
 - ``at_least``: the mean over seeds is above it, beyond its 95 % interval over seeds and test examples.
@@ -19,9 +19,8 @@ import argparse
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -97,8 +96,9 @@ def run(arguments: list[str]) -> dict[str, Any]:
     options = parser.parse_args(arguments)
     claims = read_claims()
     found = read_verdicts(options.store)
+    experiments = Experiments(options.out, claims.values())
     for name, claim in claims.items():
-        if (verdict := judge(claim, options.out)) is not None:
+        if (verdict := judge(claim, experiments)) is not None:
             found[name] = verdict
     stored = {name: found[name].model_dump() for name in claims if name in found}
     write_text(options.store, json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
@@ -118,9 +118,36 @@ def read_verdicts(store: Path) -> dict[str, Found]:
     return TypeAdapter(dict[str, Found]).validate_json(text)
 
 
-def judge(claim: Claim, out: Path) -> Found | None:
+class Experiments:
+    """The comparisons below ``out``, with the pairs of variations that ``claims`` name."""
+
+    def __init__(self, out: Path, claims: Iterable[Claim]) -> None:
+        self._out = out
+        self._planned: dict[str, dict[str, set[frozenset[str]]]] = {}  # by comparison, then by what is measured
+        for test in (test for claim in claims for test in claim.tests if not test.model):
+            measured = self._planned.setdefault(test.experiment, {}).setdefault(test.of, set())
+            measured.add(frozenset((test.lower, test.higher)))
+        self._tasks: dict[str, dict[str, TaskComparison]] = {}
+
+    def tasks(self, name: str) -> dict[str, TaskComparison]:
+        """Evaluate the tasks of a comparison, once for all of its claims."""
+        if name not in self._tasks:
+            found = evaluate(read_comparison(self._out / name), self._planned.get(name, {}))
+            self._tasks[name] = {task.name: task for task in found}
+        return self._tasks[name]
+
+    def pairs(self, test: ClaimTest) -> set[frozenset[str]]:
+        """Return the pairs for which the p-value of a test is corrected."""
+        return self._planned.get(test.experiment, {}).get(test.of, set())
+
+    def comparison(self, name: str) -> Comparison | None:
+        """Read a comparison; None if it has not been run."""
+        return read_comparison(self._out / name) if is_comparison(self._out / name) else None
+
+
+def judge(claim: Claim, experiments: Experiments) -> Found | None:
     """Judge a claim by its tests, else by a page; None if a test has not been run and no page decides it."""
-    judged = [one for test in claim.tests if (one := _judge(test, out)) is not None]
+    judged = [one for test in claim.tests if (one := _judge(test, experiments)) is not None]
     verdicts = {verdict for verdict, _ in judged}
     if judged and (len(judged) == len(claim.tests) or "does not hold" in verdicts):
         worst: Verdict = next(v for v in ("does not hold", "cannot be decided", "holds") if v in verdicts)
@@ -131,19 +158,21 @@ def judge(claim: Claim, out: Path) -> Found | None:
     return Found(verdict=claim.recorded.verdict, evidence=[evidence])
 
 
-def _judge(test: ClaimTest, out: Path) -> tuple[Verdict, str] | None:
+def _judge(test: ClaimTest, experiments: Experiments) -> tuple[Verdict, str] | None:
     """Return verdict and evidence of a test.
 
     None unless every trial of its variations is done, with two seeds or more.
     """
-    folder = out / test.experiment
-    if not is_comparison(folder):
+    comparison = experiments.comparison(test.experiment)
+    if comparison is None:
         return None
-    comparison = read_comparison(folder)
     named = [v for v in comparison.variants if v.name in (test.lower, test.higher, test.model)]
     if len(named) < (1 if test.model else 2) or any(len(v.done) < max(2, len(v.trials)) for v in named):
         return None
-    measured = _task(_tasks(folder)[test.of]) if test.of in comparison.tasks else _pretraining(comparison, test.of)
+    if test.of in comparison.tasks:
+        measured = _task(experiments.tasks(test.experiment)[test.of])
+    else:
+        measured = _pretraining(comparison, test.of, experiments.pairs(test))
     if not {v.name for v in named} <= {name for name, values in measured.values.items() if values}:
         return None
     return measured.threshold(test) if test.model else measured.difference(test)
@@ -151,7 +180,7 @@ def _judge(test: ClaimTest, out: Path) -> tuple[Verdict, str] | None:
 
 @dataclass(frozen=True)
 class _Measured:
-    """Number of each training by variation, and the tests of all pairs, the lower mean first."""
+    """Number of each training by variation, and the tests of planned pairs, the lower mean first."""
 
     values: Mapping[str, Sequence[float]]
     tests: Mapping[tuple[str, str], SignificanceTest]
@@ -200,12 +229,6 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
     return fmean(values), stdev(values)
 
 
-@cache
-def _tasks(folder: Path) -> dict[str, TaskComparison]:
-    """Evaluate the tasks of a comparison, which many claims are about."""
-    return {task.name: task for task in evaluate(read_comparison(folder))}
-
-
 def _task(task: TaskComparison) -> _Measured:
     tests = {(lower, higher): test.swapped() for (higher, lower), test in task.between.items()}
     models = {c.name: c.values for c in task.candidates if c.kind == "model"}
@@ -217,17 +240,19 @@ def _task(task: TaskComparison) -> _Measured:
     return _Measured(models, tests, 0.01, write, lambda gap: f"{100 * gap:.1f} points", rows)
 
 
-def _pretraining(comparison: Comparison, of: str) -> _Measured:
+def _pretraining(comparison: Comparison, of: str, pairs: set[frozenset[str]]) -> _Measured:
     """Return held-out losses, or a cost of a stage, whose tests are of logarithms, so that gaps are shares."""
     if of == "loss":
         losses = {v.name: v.validation_losses() for v in comparison.variants}
         write_loss = lambda mean, deviation: f"{formats.loss_spread((mean, deviation))} nats"  # noqa: E731
-        return _Measured(losses, compare_seeds(losses), 0.03, write_loss, lambda gap: f"{formats.loss(gap)} nats")
+        return _Measured(
+            losses, compare_seeds(losses, pairs), 0.03, write_loss, lambda gap: f"{formats.loss(gap)} nats"
+        )
     stage, _, cost = of.partition(".")
     costs = {v.name: _costs(v, stage, cost) for v in comparison.variants}
     logarithms = {name: [math.log(value) for value in values] for name, values in costs.items()}
     write = formats.memory if cost.endswith("_bytes") else lambda value: f"{formats.step_seconds(value)} s"
-    return _Measured(costs, compare_seeds(logarithms), 0.05, lambda mean, _: write(mean), formats.percent)
+    return _Measured(costs, compare_seeds(logarithms, pairs), 0.05, lambda mean, _: write(mean), formats.percent)
 
 
 def _costs(variant: Variant, stage: str, cost: str) -> list[float]:
@@ -270,7 +295,8 @@ sources EXPERIMENT`. Of {claims} claims {decided} are decided: {holds} hold, {re
 and cannot be decided; the others have not been run. A verdict is for the scale of its experiment (minutes of one core,
 small models), not for the one of the source.
 
-p: paired permutation test on the test rows and Student's t over seeds, the larger of the two, by Holm for all pairs of
-the comparison; of losses and costs over seeds alone. Detectable: the true difference that such a comparison finds with
+p: paired permutation test on the test rows and Student's t over seeds, the larger of the two, corrected by Holm for the
+pairs that the claims name (before 2026-11-30: for all pairs of the comparison, see [sources-runs.md](sources-runs.md));
+of losses and costs over seeds alone. Detectable: the true difference that such a comparison finds with
 a probability of 80 %. A claim of a difference does not hold if the order is the opposite one, or if no difference was
 found and one of 1 point of accuracy, 0.03 nats or 5 % of time or memory would have been."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import claims
-from benchmarks.claims import Claim, ClaimTest, judge, page, read_claims, read_verdicts
+from benchmarks.claims import Claim, ClaimTest, Experiments, Found, judge, page, read_claims, read_verdicts
 
 from homespun.compare.recipe import compare_recipe
 from homespun.compare.trials import variants
@@ -45,7 +45,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def verdict(out: Path, **test: object) -> str | None:
     claim = Claim(source="", where="", claim="", tests=[ClaimTest.model_validate({"experiment": "small", **test})])
-    found = judge(claim, out)
+    found = judge(claim, Experiments(out, [claim]))
     return None if found is None else found.verdict
 
 
@@ -89,9 +89,10 @@ def test_a_test_is_of_one_kind(test: dict[str, object]) -> None:
 
 
 def test_one_refuted_test_refutes_a_claim_and_a_missing_one_leaves_it_open(out: Path) -> None:
-    def found(*names: tuple[str, str]) -> claims.Found | None:
+    def found(*names: tuple[str, str]) -> Found | None:
         tests = [ClaimTest(experiment="small", of="phrasebank", lower=lower, higher=higher) for lower, higher in names]
-        return judge(Claim(source="", where="", claim="", tests=tests), out)
+        claim = Claim(source="", where="", claim="", tests=tests)
+        return judge(claim, Experiments(out, [claim]))
 
     both = found(("reformer", "bert"), ("reformer", "window-16"))
     assert both is not None
@@ -104,16 +105,36 @@ def test_one_refuted_test_refutes_a_claim_and_a_missing_one_leaves_it_open(out: 
 
 
 def test_a_page_decides_until_a_comparison_does(out: Path) -> None:
-    def found(experiment: str) -> claims.Found | None:
+    def found(experiment: str) -> Found | None:
         test = ClaimTest(experiment=experiment, of="phrasebank", lower="bert", higher="reformer")
         recorded = claims.Recorded(verdict="holds", page="page.md", evidence="figures")
-        return judge(Claim(source="", where="", claim="", tests=[test], recorded=recorded), out)
+        claim = Claim(source="", where="", claim="", tests=[test], recorded=recorded)
+        return judge(claim, Experiments(out, [claim]))
 
     by_page, by_test = found("missing"), found("small")
     assert by_page is not None
     assert by_test is not None
     assert (by_page.verdict, by_page.evidence) == ("holds", ["figures ([page.md](page.md))"])
     assert by_test.verdict == "does not hold"
+
+
+def test_p_values_are_corrected_for_the_pairs_that_claims_name(out: Path) -> None:
+    def evidence(*others: str, of: str) -> str:
+        tests = [ClaimTest(experiment="small", of=of, lower="reformer", higher=higher) for higher in ("bert", *others)]
+        every = [Claim(source="", where="", claim="", tests=[test]) for test in tests]
+        found = judge(every[0], Experiments(out, every))
+        assert found is not None
+        return found.evidence[0]
+
+    def detectable(text: str) -> float:
+        match = re.search(r"detectable ([0-9.]+)", text)
+        assert match is not None
+        return float(match[1])
+
+    for of in ("phrasebank", "loss", "pretrain.seconds_per_step"):
+        alone, three = evidence(of=of), evidence("window-16", "not-run", of=of)
+        assert detectable(alone) < detectable(three)
+        assert evidence("bert", of=of) == alone  # two claims of one pair are one test
 
 
 def test_unfinished_trials_decide_nothing(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def test_the_variance_is_pooled_but_an_unstable_model_keeps_its_own() -> None:
 def test_holm_and_combine_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.6]) == [1.0, 1.0]
+    assert holm([0.04, 0.01], pairs=3) == pytest.approx(holm([0.04, 0.01, 1.0])[:2])
     assert holm([]) == []
     assert (combine(0.2, 0.01), combine(None, 0.3), combine(None, None)) == (0.2, 0.3, None)
 

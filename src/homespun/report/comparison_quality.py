@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -113,12 +113,24 @@ class TaskComparison:
         return [candidate for candidate in self.candidates if self.test(candidate).not_worse]
 
 
-def evaluate(comparison: Comparison) -> list[TaskComparison]:
-    """Evaluate each task of a comparison."""
-    return [_task(comparison, name) for name in comparison.tasks]
+Pair = tuple[str, str]
+Error = tuple[float, int]  # standard error of a difference, and its degrees of freedom
 
 
-def _task(comparison: Comparison, name: str) -> TaskComparison:
+def evaluate(
+    comparison: Comparison, planned: Mapping[str, Collection[frozenset[str]]] | None = None
+) -> list[TaskComparison]:
+    """Evaluate each task of a comparison.
+
+    Args:
+        comparison: its trials and baselines.
+        planned: by task, the pairs that were chosen for a test before the comparison ran. Only these are tested, and
+            p-values are corrected for their number, also where some have no result. None: all pairs.
+    """
+    return [_task(comparison, name, None if planned is None else planned.get(name, ())) for name in comparison.tasks]
+
+
+def _task(comparison: Comparison, name: str, planned: Collection[frozenset[str]] | None) -> TaskComparison:
     warnings: list[str] = []
     records = [record for variant in comparison.variants for record in variant.records(name)]
     listed = [record.result.measures for record in records if record.result.measures]
@@ -132,7 +144,7 @@ def _task(comparison: Comparison, name: str) -> TaskComparison:
     for one in sets:
         candidates += _baselines(comparison, name, measure, one, warnings)
     ranked = sorted(candidates, key=lambda c: -math.inf if c.mean is None else c.mean, reverse=True)
-    between, own = _test_pairs([c for c in ranked if c.values], warnings)
+    between, own = _test_pairs([c for c in ranked if c.values], warnings, planned)
     seed_variance = any(len(c.values) > 1 for c in ranked)
     results = [*(one.result for one in sets), *(record.result for record in records)]
     part = "validation" if any(result.measured_on == "validation" for result in results) else "test"
@@ -292,12 +304,8 @@ def _differences(first: Candidate, second: Candidate, warnings: list[str]) -> tu
     return np.array([first.rows.scores[row] - second.rows.scores[row] for row in shared]), unit
 
 
-Pair = tuple[str, str]
-Error = tuple[float, int]  # standard error of a difference, and its degrees of freedom
-
-
 def _test_pairs(
-    ranked: Sequence[Candidate], warnings: list[str]
+    ranked: Sequence[Candidate], warnings: list[str], planned: Collection[frozenset[str]] | None
 ) -> tuple[dict[Pair, SignificanceTest], dict[str, dict[str, SignificanceTest]]]:
     """Test every pair, the lower against the higher; with different baselines also every model against its own.
 
@@ -308,6 +316,8 @@ def _test_pairs(
     tests: dict[Pair, tuple[SignificanceTest, list[Error]]] = {}
     own_pairs: list[tuple[Candidate, Candidate]] = []
     for first, second in itertools.combinations(ranked, 2):
+        if planned is not None and frozenset((first.name, second.name)) not in planned:
+            continue
         is_own = several and first.kind != second.kind and first.baseline_set == second.baseline_set
         own_pairs += [(first, second)] * is_own
         errors: list[Error] = []
@@ -326,7 +336,7 @@ def _test_pairs(
             errors.append((error, spread[1]))
         test = SignificanceTest(not_worse=True, gap=gap, interval=interval, texts=texts, trainings=seeds)
         tests[first.name, second.name] = test, errors
-    between = _corrected(tests)
+    between = _corrected(tests, planned)
     own: dict[str, dict[str, SignificanceTest]] = {}
     for first, second in own_pairs:
         found = between[first.name, second.name]
@@ -337,28 +347,34 @@ def _test_pairs(
     return between, own
 
 
-def _corrected(tests: Mapping[Pair, tuple[SignificanceTest, Sequence[Error]]]) -> dict[Pair, SignificanceTest]:
-    """Complete tests by p-values that are corrected for all pairs, verdicts and detectable differences.
+def _corrected(
+    tests: Mapping[Pair, tuple[SignificanceTest, Sequence[Error]]], planned: Collection[frozenset[str]] | None
+) -> dict[Pair, SignificanceTest]:
+    """Complete tests by p-values that are corrected for all (planned) pairs, verdicts and detectable differences.
 
     The best model is selected by the same numbers: with correction only for pairs of the best, ten equal models would
     differ significantly three times as often as claimed.
     """
     known = {pair: significance.combine(test.texts, test.trainings) for pair, (test, _) in tests.items()}
     tested = {pair: p for pair, p in known.items() if p is not None}
+    pairs = max(len(tested), 0 if planned is None else len(planned))
     corrected = {pair: test for pair, (test, _) in tests.items()}
-    for pair, p in zip(tested, significance.holm(list(tested.values())), strict=True):
+    for pair, p in zip(tested, significance.holm(list(tested.values()), pairs=pairs), strict=True):
         test, errors = tests[pair]
-        detectable = max((significance.detectable_difference(*e, pairs=len(tested)) for e in errors), default=None)
+        detectable = max((significance.detectable_difference(*e, pairs=pairs) for e in errors), default=None)
         update = {"not_worse": p > significance.LEVEL, "adjusted": p, "detectable": detectable}
         corrected[pair] = test.model_copy(update=update)
     return corrected
 
 
-def compare_seeds(values: Mapping[str, Sequence[float]]) -> dict[Pair, SignificanceTest]:
-    """Test every pair of variants over seeds, by a number of each training such as its held-out loss.
+def compare_seeds(
+    values: Mapping[str, Sequence[float]], planned: Collection[frozenset[str]] | None = None
+) -> dict[Pair, SignificanceTest]:
+    """Test pairs of variants over seeds, by a number of each training such as its held-out loss.
 
     Args:
         values: one number a training, by variant; variants without numbers are left out.
+        planned: the pairs to test, as for `evaluate`. None: all pairs.
 
     Returns:
         By pair, the lower mean first: ``gap`` is the second minus the first. Empty if no variant was trained twice.
@@ -367,7 +383,9 @@ def compare_seeds(values: Mapping[str, Sequence[float]]) -> dict[Pair, Significa
     variance, freedom = significance.pooled_variance([values[name] for name in order])
     tests = {}
     for a, b in itertools.combinations(order, 2) if freedom else ():
+        if planned is not None and frozenset((a, b)) not in planned:
+            continue
         p = significance.seed_test(values[a], values[b], (variance, freedom))
         test = SignificanceTest(not_worse=True, gap=fmean(values[b]) - fmean(values[a]), trainings=p)
         tests[a, b] = test, [(significance.seed_error(values[a], values[b], variance), freedom)]
-    return _corrected(tests)
+    return _corrected(tests, planned)

@@ -163,11 +163,17 @@ def combine(*probabilities: float | None) -> float | None:
     return max((p for p in probabilities if p is not None), default=None)
 
 
-def holm(probabilities: Sequence[float]) -> list[float]:
-    """Adjust p-values to bound the family-wise error rate (Holm 1979)."""
+def holm(probabilities: Sequence[float], *, pairs: int | None = None) -> list[float]:
+    """Adjust p-values to bound the family-wise error rate (Holm 1979).
+
+    Args:
+        probabilities: p-values, in any order.
+        pairs: number of tests, if some have no p-value yet, which counts as 1.
+    """
+    number = len(probabilities) if pairs is None else pairs
     adjusted, worst = [0.0] * len(probabilities), 0.0
     for rank, index in enumerate(sorted(range(len(probabilities)), key=lambda i: probabilities[i])):
-        worst = max(worst, min(1.0, (len(probabilities) - rank) * probabilities[index]))
+        worst = max(worst, min(1.0, (number - rank) * probabilities[index]))
         adjusted[index] = worst
     return adjusted
 
