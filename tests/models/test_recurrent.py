@@ -68,6 +68,18 @@ def test_texts_in_rows_of_their_own_are_packed_texts(
         torch.testing.assert_close(other, found[0])
 
 
+@pytest.mark.parametrize("cell_size", [0, 32])
+def test_no_lstm_packs_texts_on_a_cpu(cell_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass of packed texts is quadratic in their length, mostly so with projections."""
+    monkeypatch.delattr(recurrent.Packing, "run")
+    layer = recurrent.RecurrentLayer(8, 16, cell="lstm", bidirectional=True, dropout=0.0, cell_size=cell_size)
+    documents = torch.tensor([[0] * 30 + [1] * 2 + [2]])
+    hidden = torch.randn(1, 33, 8)
+    together = layer(hidden, Mask(documents=documents))
+    alone = layer(hidden[:, :30], Mask())
+    torch.testing.assert_close(together[:, :30], alone)
+
+
 def test_the_longest_input_is_only_a_setting() -> None:
     encoder = build(STACKS["lstm-2"])
     longer = build(STACKS["lstm-2"], max_position_embeddings=97)

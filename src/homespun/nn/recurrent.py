@@ -112,7 +112,7 @@ class RecurrentLayer(nn.Module):
         keep = None if mask.keep is None else mask.keep[:, -seq:]  # with a cache, the mask includes previous tokens
         group: Callable[[list[int]], Groups] | None = None
         if hidden.device.type == "cpu" and before is None and mask.cache is None:
-            group = _similar_lengths if self.network.mode == "LSTM" and not self.network.proj_size else _one_group
+            group = _similar_lengths if self.network.mode == "LSTM" else _one_group
         plan = mask.once(("texts", seq, group), lambda: _plan(keep, mask, read_back=self.bidirectional, group=group))
         after: State = ()
         with self._ignore_projection_warning():
