@@ -115,12 +115,12 @@ def at_equal_time(recipe: CompareRecipe, minutes: float) -> list[str]:
 
 def financial(data: Path, out: Path) -> None:
     """Prepare risk factors of annual reports and earnings calls: text, tokenizer, corpus without near-duplicates."""
-    _corpus(out / "financial", lambda: (*_reports(data), *_calls(data)))
+    build_corpus(out / "financial", lambda: (*_reports(data), *_calls(data)))
 
 
 def financial_sentinels(data: Path, out: Path) -> None:
     """Prepare the same texts with a tokenizer that has T5's sentinels."""
-    _corpus(out / "financial-sentinels", lambda: (*_reports(data), *_calls(data)), sentinels=100)
+    build_corpus(out / "financial-sentinels", lambda: (*_reports(data), *_calls(data)), sentinels=100)
 
 
 def _reports(data: Path) -> Iterator[dict[str, str]]:
@@ -137,7 +137,7 @@ def _calls(data: Path) -> Iterator[dict[str, str]]:
 
 def reviews(data: Path, out: Path) -> None:
     """Prepare the training reviews of IMDb: text, tokenizer, corpus without near-duplicates."""
-    _corpus(out / "reviews", lambda: _json_lines(data / "imdb" / "train.jsonl.gz"))
+    build_corpus(out / "reviews", lambda: _json_lines(data / "imdb" / "train.jsonl.gz"))
 
 
 def phrasebank(data: Path, out: Path) -> None:
@@ -153,12 +153,18 @@ def topics(data: Path, out: Path) -> None:
             _table(out / f"topics-{split}.csv", csv.DictReader(file))
 
 
+def topics_corpus(data: Path, out: Path) -> None:
+    """Prepare a corpus of the training tweets on financial topics."""
+    topics(data, out)
+    build_corpus(out / "topics-corpus", lambda: _csv_rows(out / "topics-train.csv"))
+
+
 def newsgroups(data: Path, out: Path) -> None:
     """Prepare posts to twenty newsgroups, and a corpus of the training part."""
     for split in ("train", "test"):
         rows = _json_lines(data / "newsgroups20" / f"{split}.jsonl.gz")
         _table(out / f"newsgroups-{split}.csv", ({"text": row["text"], "label": row["label"]} for row in rows))
-    _corpus(out / "newsgroups", lambda: _json_lines(data / "newsgroups20" / "train.jsonl.gz"))
+    build_corpus(out / "newsgroups", lambda: _json_lines(data / "newsgroups20" / "train.jsonl.gz"))
 
 
 def items(data: Path, out: Path) -> None:
@@ -225,13 +231,11 @@ def tweets(data: Path, out: Path) -> None:
 
 def lineage(data: Path, out: Path) -> None:
     """Prepare training texts of AG News and of the tweets: a corpus of word pieces, one of words, and word vectors."""
-    texts: list[dict[str, str]] = []
-    for name, make in (("agnews", agnews), ("tweets", tweets)):
-        make(data, out)
-        with (out / f"{name}-train.csv").open(encoding="utf-8", newline="") as file:
-            texts += csv.DictReader(file)
-    _corpus(out / "lineage", lambda: texts)
-    _corpus(out / "lineage-words", lambda: texts, kind="words", vocab_size=20_000)
+    agnews(data, out)
+    tweets(data, out)
+    texts = [*_csv_rows(out / "agnews-train.csv"), *_csv_rows(out / "tweets-train.csv")]
+    build_corpus(out / "lineage", lambda: texts)
+    build_corpus(out / "lineage-words", lambda: texts, kind="words", vocab_size=20_000)
     for method in ("glove", "word2vec"):
         vectors = out / f"lineage-{method}"
         if not vectors.is_dir():
@@ -256,6 +260,7 @@ MADE: Mapping[str, Callable[[Path, Path], None]] = {
     "financial-sentinels": financial_sentinels,
     "phrasebank": phrasebank,
     "topics": topics,
+    "topics-corpus": topics_corpus,
     "newsgroups": newsgroups,
     "items": items,
     "patents": patents,
@@ -267,7 +272,7 @@ MADE: Mapping[str, Callable[[Path, Path], None]] = {
 }
 
 
-def _corpus(
+def build_corpus(
     folder: Path,
     documents: Callable[[], Iterable[Mapping[str, Any]]],
     *,
@@ -292,6 +297,11 @@ def _corpus(
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         yield from map(json.loads, file)
+
+
+def _csv_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def _table(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
